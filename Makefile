@@ -1,0 +1,22 @@
+# `make demo`: install and run the whole way from clips to generated videos. `make test`: install, lint, test.
+.PHONY: demo test slow clean
+
+PY := .venv/bin/python
+
+demo: .venv/.installed
+	$(PY) -m longtake demo
+
+test: .venv/.installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2
+
+slow: .venv/.installed
+	$(PY) -m pytest -q -m slow
+
+.venv/.installed: pyproject.toml tools/install.sh
+	bash tools/install.sh
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info

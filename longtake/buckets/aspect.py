@@ -1,0 +1,156 @@
+"""Resolution names and their tables of aspect ratios.
+
+A resolution name is a budget of pixels: `Npx` stands for N² pixels, `Np` for N² · 16/9 (the area of a 16:9 picture of
+height N). A suffix narrows its table: `_arW:H` keeps one ratio, `_max` the one of the largest area.
+
+Ratios are named width to height, as in `16:9`; shapes are (H, W) in pixels, both multiples of a divisor D, the spatial
+compression of the video autoencoder times the patch size of the denoiser. The tables are those of Open-Sora 2.0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from longtake.contracts import UserError
+
+_BASE_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
+_NAME = re.compile(r"(?P<side>[1-9]\d*)(?P<unit>px|p)(?:_ar(?P<ratio>[^_]+)|_(?P<max>max))?")
+
+Shape = tuple[int, int]  # (H, W) in pixels
+
+
+def num_pixels(name: str) -> int:
+    """The pixel budget of a resolution name: 65,536 for `256px`, 230,400 for `360p`. Raises UserError."""
+    match = _match(name)
+    side = int(match["side"])
+    return side * side if match["unit"] == "px" else side * side * 16 // 9
+
+
+def aspect_table(name: str, divisor: int, training: bool = True) -> dict[str, Shape]:
+    """The shapes of a resolution: ratio name -> (H, W), both multiples of `divisor`. The order decides ties.
+
+    From the ratio r = W/H and the budget P: W = ⌊√(P·r) / D⌋·D, then H = ⌊(P/W) / D⌋·D. For training, the
+    shape is moved one D along one side where that brings its area strictly nearer to P, and a ratio whose shape has
+    occurred is left out; sampling (`training=False`) does neither. Each ratio has a transposed twin.
+
+    Raises UserError where the name is not one, or D is too coarse for it.
+    """
+    match = _match(name)
+    if divisor < 1:
+        raise ValueError(f"divisor = {divisor}: the size divisor must be 1 or more")
+    pixels = num_pixels(name)
+    if match["ratio"]:
+        return {match["ratio"]: _one_shape(name, pixels, match["ratio"], divisor, training)}
+    shapes = _all_shapes(name, pixels, divisor, training, unique=training)
+    if match["max"]:
+        largest = max(shapes, key=lambda ratio: shapes[ratio][0] * shapes[ratio][1])
+        return {largest: shapes[largest]}
+    return shapes
+
+
+def frame_size(name: str, ratio: str, divisor: int) -> Shape:
+    """(H, W) of a picture to be sampled: a resolution name without suffix, and any ratio such as `16:9`."""
+    return _one_shape(name, num_pixels(name), ratio, divisor, training=False)
+
+
+def closest_ratio(
+    height: ArrayLike, width: ArrayLike, table: Mapping[str, Shape], compat: str | None = None
+) -> np.ndarray:
+    """The ratio of `table` nearest to each picture, as its position in the table: int64 [N].
+
+    `height`, `width`: pixels, [N], above 0. The default takes the shape that loses the least of the picture when it
+    covers the shape and is cropped: the smallest |log(H/W) - log(h/w)| over the shapes (h, w) themselves. Under
+    `compat="opensora_v2"`: the smallest |H/W - h/w| over the *names*, which favours flat ratios of wide pictures.
+    Among equals the first of the table wins.
+    """
+    ratio = np.asarray(height, np.float64) / np.asarray(width, np.float64)
+    if compat == "opensora_v2":
+        values = np.array([1.0 / _ratio_value(key, key) for key in table])
+        return _nearest(ratio, values)
+    return _nearest(np.log(ratio), np.log([h / w for h, w in table.values()]))
+
+
+def _nearest(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Position in `values` of the entry nearest to each x, the first one among equals: int64 of the shape of x."""
+    # np.unique sorts and keeps the first position of each value; the nearest is one of the two neighbours of x.
+    points, first = np.unique(values, return_index=True)
+    right = np.clip(np.searchsorted(points, x), 0, len(points) - 1)
+    left = np.maximum(right - 1, 0)
+    to_left, to_right = np.abs(x - points[left]), np.abs(x - points[right])
+    take_left = (to_left < to_right) | ((to_left == to_right) & (first[left] < first[right]))
+    return np.where(take_left, first[left], first[right])
+
+
+def _match(name: str) -> re.Match[str]:
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise UserError(
+            f"resolution {name!r}: a name such as 256px, 720p, 256px_ar16:9 or 768px_max is expected"
+            " (Npx: N² pixels; Np: the area of a 16:9 picture of height N)"
+        )
+    if match["ratio"]:
+        _ratio_value(match["ratio"], name)
+    return match
+
+
+def _ratio_value(ratio: str, place: str) -> float:
+    """Width over height of a ratio name."""
+    width, _, height = ratio.partition(":")
+    try:
+        value = float(width) / float(height)
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(
+            f"aspect ratio {ratio!r} of {place!r}: two positive numbers, width:height, are expected, as in 16:9"
+        )
+    return value
+
+
+def _twin(ratio: str) -> str:
+    width, _, height = ratio.partition(":")
+    return f"{height}:{width}"
+
+
+def _all_shapes(name: str, pixels: int, divisor: int, training: bool, unique: bool) -> dict[str, Shape]:
+    """The base ratios, then their twins; with `unique`, base ratios that repeat a shape are left out, twin included."""
+    shapes: dict[str, Shape] = {}
+    for ratio in _BASE_RATIOS:
+        shape = _shape(name, pixels, ratio, divisor, training)
+        if not (unique and shape in shapes.values()):
+            shapes[ratio] = shape
+    return shapes | {_twin(ratio): (w, h) for ratio, (h, w) in shapes.items()}
+
+
+def _one_shape(name: str, pixels: int, ratio: str, divisor: int, training: bool) -> Shape:
+    """The shape of one ratio, also of one that is not in the base list; a portrait one is the twin of a landscape."""
+    known = {*_BASE_RATIOS, *map(_twin, _BASE_RATIOS)}
+    if ratio in known:
+        try:
+            return _all_shapes(name, pixels, divisor, training, unique=False)[ratio]
+        except UserError:
+            pass  # another ratio of the table is too thin for this divisor; this one may fit by itself
+    if _ratio_value(ratio, name) < 1:
+        height, width = _shape(name, pixels, _twin(ratio), divisor, training)
+        return width, height
+    return _shape(name, pixels, ratio, divisor, training)
+
+
+def _shape(name: str, pixels: int, ratio: str, divisor: int, training: bool) -> Shape:
+    width = int(math.sqrt(pixels * _ratio_value(ratio, name)) / divisor) * divisor
+    height = int(pixels / width / divisor) * divisor if width else 0
+    if not (width and height):
+        raise UserError(
+            f"resolution {name!r}: its {ratio} shape is thinner than the size divisor {divisor}; choose a larger"
+            f" resolution or one ratio, as in {name.split('_')[0]}_ar1:1"
+        )
+    if not training:
+        return height, width
+    moved = [(height + divisor, width), (height - divisor, width), (height, width + divisor), (height, width - divisor)]
+    moved = [shape for shape in moved if min(shape) > 0]
+    return min([(height, width), *moved], key=lambda shape: abs(shape[0] * shape[1] - pixels))

@@ -1,0 +1,362 @@
+"""The order of a pass: which samples each step trains on, and the state from which it goes on.
+
+Everything here is a pure function of the inputs, the pass number and the state; nothing remembers how far it has
+been read. A bucket runs its samples by ascending key in micro-batches of its batch size; the last one is filled up
+with weight-0 copies. Slots take micro-batches from buckets as `mix` decides; a step takes G slots.
+
+The state is a plain dict: the last key taken in each bucket, now and at the start of the present window. Where an
+input changes in the middle of a pass an *era* ends: its rule and last keys are kept, and what it has not reached is
+dealt anew. A sample has been passed if its key is at most the last key of the bucket it had in any era.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from longtake.buckets.assign import BucketRule, Unused, assign, keyed_draw
+from longtake.buckets.mix import fill_windows
+from longtake.buckets.report import BucketReport, make_report
+from longtake.contracts import Slot, UserError
+from longtake.random import Purpose, hash64, sample_ids, sample_keys, uniforms
+
+STATE_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class OrderInputs:
+    """All that the order of a pass depends on, besides the pass number and the state."""
+
+    seed: int
+    stage: int
+    slots_per_step: int  # G
+    rule: BucketRule
+    num_frames: np.ndarray  # [N] columns of the clip table, any number type; NaN where unknown
+    height: np.ndarray
+    width: np.ndarray
+    fps: np.ndarray
+    clip_ids: np.ndarray  # uint64 [N], all different
+    table: str  # fingerprint of the table's rows: equal exactly where the columns above are equal
+    weights: float | np.ndarray = 1.0  # of each clip in the mix: expected number of copies per pass
+    quarantined: Mapping[int, int] = field(default_factory=dict)  # sample id -> pass in which it failed to load
+    views: int = 0  # K: bucket draws use pass mod K; 0 for a new draw in every pass
+    window_steps: int = 64  # the mix of buckets is proportional within windows of this many steps
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "height", "width", "fps"):
+            if len(getattr(self, name)) != len(self.clip_ids):
+                raise ValueError(f"{name} has {len(getattr(self, name))} rows, clip_ids has {len(self.clip_ids)}")
+        if self.slots_per_step < 1 or self.window_steps < 1 or self.views < 0:
+            raise ValueError("slots_per_step and window_steps must be at least 1, views at least 0")
+        weights = np.asarray(self.weights, np.float64)
+        if weights.ndim and weights.shape != (self.num_clips,):
+            raise ValueError(f"weights has shape {weights.shape}: one number or one for each of {self.num_clips} clips")
+        if not (np.isfinite(weights).all() and (weights >= 0).all()):
+            raise UserError("dataset: mix weights must be finite numbers of at least 0")
+        if weights.size and not weights.any():
+            raise UserError("dataset: every mix weight is 0; give at least one clip a weight above 0")
+
+    @property
+    def num_clips(self) -> int:
+        return len(self.clip_ids)
+
+    def view(self, pass_index: int, views: int | None = None) -> int:
+        """The pass number that bucket draws use."""
+        views = self.views if views is None else views
+        return pass_index % views if views else pass_index
+
+    def fingerprint(self, pass_index: int) -> str:
+        """A hash of everything that, changed in the middle of a pass, begins an era."""
+        parts = (json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table)
+        weights = np.asarray(self.weights, np.float64).tobytes()
+        absent = np.sort(self._quarantined_before(pass_index)).tobytes()
+        return f"{hash64(*parts, self.num_clips, weights, absent):016x}"
+
+    def _quarantined_before(self, pass_index: int) -> np.ndarray:
+        """uint64: the samples that failed in an earlier pass."""
+        return np.array([sample for sample, failed in self.quarantined.items() if failed < pass_index], np.uint64)
+
+    def samples(self, pass_index: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """The samples of a pass: `(rows, ids)`, int64 and uint64 [S], in table order.
+
+        A clip of weight w has floor(w) copies, and one more where a uniform number of this pass falls below the
+        rest. Where every clip has exactly one copy, `rows` is None: sample i is row i.
+        """
+        weights = np.asarray(self.weights, np.float64)
+        if (weights == 1).all():
+            return None, np.asarray(self.clip_ids, np.uint64)
+        copies = np.broadcast_to(np.floor(weights), (self.num_clips,)).astype(np.int64)
+        rest = weights - np.floor(weights)
+        if rest.any():
+            draws = uniforms(self.seed, self.stage, Purpose.COPY, pass_index, self.clip_ids, 1)[:, 0]
+            copies = copies + (draws < rest)
+        rows = np.repeat(np.arange(self.num_clips), copies)
+        first = np.repeat(np.cumsum(copies) - copies, copies)
+        return rows, sample_ids(np.asarray(self.clip_ids, np.uint64)[rows], np.arange(len(rows)) - first)
+
+    def quarantine_mask(self, pass_index: int, ids: np.ndarray) -> np.ndarray:
+        """bool [S]: which samples are left out of a pass because they failed in an earlier one."""
+        absent = np.sort(self._quarantined_before(pass_index))
+        if not len(absent):
+            return np.zeros(len(ids), bool)
+        place = np.minimum(np.searchsorted(absent, ids), len(absent) - 1)
+        return absent[place] == ids
+
+
+@dataclass(frozen=True, eq=False)
+class PassOrder:
+    """The rest of a pass, from a state on. Steps are counted from that state; any of them can be asked for."""
+
+    inputs: OrderInputs
+    pass_index: int
+    report: BucketReport  # of the whole era, wherever in it the state is
+    eras: tuple[dict[str, Any], ...]  # finished ones
+    window: int  # the window in which the order begins
+    window_start: dict[str, int]  # bucket name -> last key before that window
+    position: int  # slots of that window taken already
+    slot_bucket: np.ndarray  # int32 [M], the bucket of each slot from the window's start
+    bounds: np.ndarray  # int64 [B + 1], where each bucket's samples begin in the arrays below
+    keys: np.ndarray  # uint64, by bucket, ascending within it
+    order: np.ndarray  # their numbers among the samples
+    ids: np.ndarray  # uint64 [S], sample ids
+    rows: np.ndarray | None  # int64 [S], rows of the samples; None: sample i is row i
+
+    @property
+    def num_slots(self) -> int:
+        """Slots left in the pass."""
+        return len(self.slot_bucket) - self.position
+
+    @property
+    def num_steps(self) -> int:
+        """Steps left in the pass; only the last one may have fewer than G slots."""
+        return -(-self.num_slots // self.inputs.slots_per_step)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples left in the pass."""
+        taken = np.minimum(self._micro_batches_before(self.position) * self._batch_sizes, np.diff(self.bounds))
+        return len(self.keys) - int(taken.sum())
+
+    def step(self, index: int) -> list[Slot]:
+        """The slots of a step, 1..G of them, all real; `index` in 0..num_steps - 1."""
+        if not 0 <= index < self.num_steps:
+            raise IndexError(f"step {index}: {self.num_steps} are left in pass {self.pass_index}")
+        first = self.position + index * self.inputs.slots_per_step
+        return [
+            self._slot(slot) for slot in range(first, min(first + self.inputs.slots_per_step, len(self.slot_bucket)))
+        ]
+
+    def state(self, index: int) -> dict[str, Any]:
+        """The state after `index` further steps, 0..num_steps: plain data for `plan_pass`, fit for JSON."""
+        slot = self._slot_after(index)
+        window_slots = self.inputs.window_steps * self.inputs.slots_per_step
+        windows = slot // window_slots
+        state = _empty_state(self.inputs, self.pass_index)
+        state["era"] = len(self.eras)
+        state["window"] = self.window + windows
+        state["slots"] = slot - windows * window_slots
+        state["window_start"] = self._last_keys(windows * window_slots)
+        state["last"] = self._last_keys(slot)
+        state["eras"] = list(self.eras)
+        return state
+
+    def seek(self, index: int) -> PassOrder:
+        """The order from `index` steps further on, as if they had been taken."""
+        return replace(self, position=self._slot_after(index))
+
+    @cached_property
+    def _batch_sizes(self) -> np.ndarray:
+        return np.array([bucket.batch_size for bucket in self.inputs.rule.buckets])
+
+    @cached_property
+    def _micro_batch(self) -> np.ndarray:
+        """int32 [M]: the number of each slot's micro-batch within its bucket."""
+        by_bucket = np.argsort(self.slot_bucket, kind="stable")
+        counts = np.bincount(self.slot_bucket, minlength=len(self._batch_sizes))
+        out = np.empty(len(by_bucket), np.int32)
+        out[by_bucket] = np.arange(len(by_bucket)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return out
+
+    def _slot_after(self, index: int) -> int:
+        if not 0 <= index <= self.num_steps:
+            raise IndexError(f"step {index}: {self.num_steps} are left in pass {self.pass_index}")
+        return min(self.position + index * self.inputs.slots_per_step, len(self.slot_bucket))
+
+    def _micro_batches_before(self, slot: int) -> np.ndarray:
+        """int64 [B]: micro-batches of each bucket in the slots before `slot`."""
+        return np.bincount(self.slot_bucket[:slot], minlength=len(self._batch_sizes))
+
+    def _last_keys(self, slot: int) -> dict[str, int]:
+        """Bucket name -> last key taken in this era before a slot; untouched buckets are absent."""
+        taken = self._micro_batches_before(slot)
+        buckets = np.flatnonzero(taken)
+        ends = np.minimum(self.bounds[buckets] + taken[buckets] * self._batch_sizes[buckets], self.bounds[buckets + 1])
+        names = [self.inputs.rule.buckets[index].name for index in buckets]
+        return self.window_start | dict(zip(names, self.keys[ends - 1].tolist(), strict=True))
+
+    def _slot(self, slot: int) -> Slot:
+        number = int(self.slot_bucket[slot])
+        bucket = self.inputs.rule.buckets[number]
+        first = int(self.bounds[number]) + int(self._micro_batch[slot]) * bucket.batch_size
+        num_real = min(bucket.batch_size, int(self.bounds[number + 1]) - first)
+        places = np.arange(bucket.batch_size)
+        index = first + places % num_real
+        samples = self.order[index].astype(np.int64)
+        rows = samples if self.rows is None else self.rows[samples]
+        weights = (places < num_real).astype(np.float32)
+        return Slot(bucket, self.pass_index, rows, self.ids[samples], self.keys[index], weights)
+
+
+def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None = None) -> PassOrder:
+    """The order of a pass, from its start or from a state that `PassOrder.state` gave.
+
+    With unchanged inputs the order goes on exactly where the state was, in the middle of a window too. With changed
+    ones (rule, batch sizes, G, rows, weights, quarantine, window, views) what is unseen is dealt anew. Raises
+    UserError if no clip fits a bucket, clip ids repeat, or the state is of another run.
+    """
+    state = _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
+    rows, ids = inputs.samples(pass_index)
+    keys = sample_keys(inputs.seed, inputs.stage, pass_index, ids)
+    codes = _assign_samples(inputs, inputs.rule, inputs.view(pass_index), rows, ids)
+    for era in state["eras"]:
+        rule = BucketRule.from_json(era["rule"])
+        then = codes
+        if (rule, era["views"]) != (inputs.rule, inputs.views):
+            then = _assign_samples(inputs, rule, inputs.view(pass_index, era["views"]), rows, ids)
+        codes = np.where(_passed(rule, era["last"], then, keys), np.int32(Unused.SEEN), codes)
+    codes[inputs.quarantine_mask(pass_index, ids)] = Unused.QUARANTINED
+    report = make_report(pass_index, inputs.rule.buckets, codes, rows, inputs.num_clips, inputs.slots_per_step)
+    report.require_clips()
+
+    left = codes >= 0
+    if state["window_start"]:
+        left &= ~_passed(inputs.rule, state["window_start"], codes, keys)
+    order, bounds = _sort_samples(codes, keys, ids, np.flatnonzero(left), len(inputs.rule.buckets))
+    batch_sizes = np.array([bucket.batch_size for bucket in inputs.rule.buckets])
+    slot_bucket = fill_windows(
+        -(-np.diff(bounds) // batch_sizes),
+        inputs.window_steps * inputs.slots_per_step,
+        seed=inputs.seed,
+        stage=inputs.stage,
+        pass_index=pass_index,
+        era=len(state["eras"]),
+        first_window=state["window"],
+    )
+    return PassOrder(
+        inputs,
+        pass_index,
+        report,
+        tuple(state["eras"]),
+        state["window"],
+        dict(state["window_start"]),
+        state["slots"],
+        slot_bucket,
+        bounds,
+        keys[order],
+        order,
+        ids,
+        rows,
+    )
+
+
+def next_pass(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state at the start of the pass after the one that `state` belongs to."""
+    fresh = {"pass": state["pass"] + 1, "era": 0, "window": 0, "slots": 0, "window_start": {}, "last": {}, "eras": []}
+    return {**state, **fresh}
+
+
+def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
+    return {
+        "format": STATE_FORMAT,
+        "seed": inputs.seed,
+        "stage": inputs.stage,
+        "pass": pass_index,
+        "era": 0,
+        "window": 0,
+        "slots": 0,
+        "window_start": {},
+        "last": {},
+        "eras": [],
+        "rule": inputs.rule.to_json(),
+        "views": inputs.views,
+        "inputs": inputs.fingerprint(pass_index),
+    }
+
+
+def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state itself where the inputs are its own; else the state at the start of a new era."""
+    if state.get("format") != STATE_FORMAT:
+        raise UserError(f"order state: format {state.get('format')} was found, format {STATE_FORMAT} is read here")
+    for name, present in (("seed", inputs.seed), ("stage", inputs.stage), ("pass", pass_index)):
+        if state[name] != present:
+            raise UserError(
+                f"order state: {name} is {present}, but the state was written with {state[name]}; keep it within a"
+                " pass, or begin a new pass"
+            )
+    fresh = _empty_state(inputs, pass_index)
+    if state["inputs"] == fresh["inputs"]:
+        return dict(state)
+    finished = {"rule": state["rule"], "views": state["views"], "last": dict(state["last"])}
+    fresh["eras"] = [*state["eras"], finished] if finished["last"] else list(state["eras"])
+    fresh["era"] = len(fresh["eras"])
+    return fresh
+
+
+def _assign_samples(
+    inputs: OrderInputs, rule: BucketRule, view: int, rows: np.ndarray | None, ids: np.ndarray
+) -> np.ndarray:
+    """Bucket or reason of each sample: int32 [S]."""
+    columns = (inputs.num_frames, inputs.height, inputs.width, inputs.fps)
+    if rows is not None:
+        columns = tuple(np.asarray(column)[rows] for column in columns)
+    return assign(rule, *columns, keyed_draw(inputs.seed, inputs.stage, view, ids))
+
+
+def _passed(rule: BucketRule, last: Mapping[str, int], codes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """bool [S]: samples whose key is at most the last one taken in their bucket. `codes` are those of `rule`."""
+    # One more entry, for the negative codes of samples without a bucket, which index from the end.
+    touched = np.zeros(len(rule.buckets) + 1, bool)
+    last_key = np.zeros(len(rule.buckets) + 1, np.uint64)
+    for index, bucket in enumerate(rule.buckets):
+        if bucket.name in last:
+            touched[index], last_key[index] = True, last[bucket.name]
+    place = np.maximum(codes, -1)
+    return touched[place] & (keys <= last_key[place])
+
+
+def _sort_samples(
+    codes: np.ndarray, keys: np.ndarray, ids: np.ndarray, left: np.ndarray, num_buckets: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The samples `left` by bucket, then key, then id: `(order, bounds)`, uint32 or int64 [n] and int64 [B + 1].
+
+    Two keys of a pass of n samples are equal with probability n² / 2^65 (3e-6 at ten million).
+    """
+    code = codes[left].astype(np.uint16 if num_buckets <= 1 << 16 else np.uint32)  # 16 bits: a radix sort
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=num_buckets))])
+    order = left[np.argsort(code, kind="stable")].astype(np.uint32 if len(codes) < 1 << 32 else np.int64)
+    for start, stop in pairwise(bounds.tolist()):
+        if start == stop:
+            continue
+        mine = order[start:stop]
+        mine = mine[np.argsort(keys[mine])]
+        sorted_keys = keys[mine]
+        if (sorted_keys[1:] == sorted_keys[:-1]).any():
+            mine = mine[np.lexsort((ids[mine], sorted_keys))]
+            _require_distinct(ids[mine])
+        order[start:stop] = mine
+    return order, bounds
+
+
+def _require_distinct(ids: np.ndarray) -> None:
+    twins = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(twins):
+        raise UserError(
+            f"clip table: clip_id {int(ids[twins[0]])} occurs more than once; every clip needs its own,"
+            " probe the table again"
+        )

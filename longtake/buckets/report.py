@@ -1,0 +1,179 @@
+"""What a pass trains on and what it leaves out, with reasons: printed before step 1 and saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from longtake.buckets.assign import Unused
+from longtake.contracts import Bucket, UserError
+
+_NUM_EXAMPLES = 5
+_TRANSIENT = {Unused.SKIPPED, Unused.NOT_KEPT, Unused.NO_COPY, Unused.SEEN}  # another pass may train on these
+_REMEDIES = {
+    Unused.TOO_SMALL: "add a lower resolution",
+    Unused.TOO_SHORT: "add a shorter length or raise fps_max",
+    Unused.NO_STILLS: "add length 1",
+    Unused.DISABLED: "raise the keep probability or lower the skip probability",
+    Unused.INVALID: "probe the table again",
+    Unused.QUARANTINED: "mend the files and remove their lines from the quarantine list",
+}
+
+
+@dataclass(frozen=True)
+class BucketCount:
+    """One bucket of a report."""
+
+    bucket: Bucket
+    clips: int  # distinct rows; a clip whose copies fall into several buckets counts in each
+    samples: int
+    micro_batches: int
+    fillers: int  # places of weight 0 in its last micro-batch
+
+
+@dataclass(frozen=True)
+class UnusedCount:
+    """The clips that are left out for one reason."""
+
+    reason: Unused
+    clips: int
+    rows: tuple[int, ...]  # the first few of them, as row numbers of the table
+
+
+@dataclass(frozen=True)
+class BucketReport:
+    """One pass under its present settings. Every clip of the table is used or unused: the counts add up.
+
+    After a change of settings in the middle of a pass it covers what the change left over; clips done before are
+    listed under `Unused.SEEN`.
+    """
+
+    pass_index: int
+    num_clips: int  # rows of the table
+    num_used: int  # rows with at least one sample in a bucket
+    num_steps: int
+    buckets: tuple[BucketCount, ...]  # those that hold samples
+    unused: tuple[UnusedCount, ...]
+
+    @property
+    def num_unused(self) -> int:
+        return sum(line.clips for line in self.unused)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(line.samples for line in self.buckets)
+
+    @property
+    def num_micro_batches(self) -> int:
+        return sum(line.micro_batches for line in self.buckets)
+
+    @property
+    def num_fillers(self) -> int:
+        return sum(line.fillers for line in self.buckets)
+
+    def as_rows(self) -> list[tuple[str, int, int, int, int, int]]:
+        """(bucket name, batch size, clips, samples, micro-batches, fillers) of each bucket, as a table."""
+        return [
+            (line.bucket.name, line.bucket.batch_size, line.clips, line.samples, line.micro_batches, line.fillers)
+            for line in self.buckets
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        columns = ("batch_size", "clips", "samples", "micro_batches", "fillers")
+        return {
+            "pass": self.pass_index,
+            "clips": self.num_clips,
+            "used": self.num_used,
+            "samples": self.num_samples,
+            "micro_batches": self.num_micro_batches,
+            "fillers": self.num_fillers,
+            "steps": self.num_steps,
+            "buckets": {
+                row[0]: {"shape": list(line.bucket.shape), **dict(zip(columns, row[1:], strict=True))}
+                for row, line in zip(self.as_rows(), self.buckets, strict=True)
+            },
+            "unused": {
+                line.reason.name.lower(): {
+                    "clips": line.clips,
+                    "reason": line.reason.sentence,
+                    "example_rows": list(line.rows),
+                }
+                for line in self.unused
+            },
+        }
+
+    def text(self) -> str:
+        """The report as a plain table with a line for each reason below it."""
+        heading = ("bucket", "batch", "clips", "samples", "micro-batches", "fillers")
+        total = ("total", "", self.num_used, self.num_samples, self.num_micro_batches, self.num_fillers)
+        table = [[str(cell) for cell in row] for row in (heading, *self.as_rows(), total)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+            for row in table
+        ]
+        lines.append(f"pass {self.pass_index}: {self.num_steps} steps, {self.num_used} of {self.num_clips} clips used")
+        for line in self.unused:
+            rows = ", ".join(map(str, line.rows)) + (", ..." if line.clips > len(line.rows) else "")
+            lines.append(f"  {line.clips} unused: {line.reason.sentence} (rows {rows})")
+        return "\n".join(lines)
+
+    def require_clips(self) -> None:
+        """Raise UserError if no clip fits any bucket, unless only the draws of this pass left them all out."""
+        if self.num_used or any(line.reason in _TRANSIENT for line in self.unused):
+            return
+        if not self.num_clips:
+            raise UserError("dataset: the clip table has no rows; give at least one clip")
+        why = ", ".join(f"{line.clips} {line.reason.sentence}" for line in self.unused)
+        fixes = "; or ".join(_REMEDIES[line.reason] for line in self.unused)
+        raise UserError(f"bucket_config: none of the {self.num_clips} clips fits a bucket ({why}); {fixes}")
+
+
+def make_report(
+    pass_index: int,
+    buckets: tuple[Bucket, ...],
+    codes: np.ndarray,
+    rows: np.ndarray | None,
+    num_clips: int,
+    slots_per_step: int,
+) -> BucketReport:
+    """Count what `assign` and the order found.
+
+    `codes`: int32 [S], bucket or `Unused` reason of each sample; `rows`: int64 [S], their rows in ascending order, or
+    None where sample i is row i; a row without sample has no copy in this pass.
+    """
+    used = codes >= 0
+    samples = np.bincount(codes[used], minlength=len(buckets))
+    if rows is None:
+        clips, reasons = samples, codes
+    else:
+        # np.unique on (row, bucket) pairs: a clip counts once in each bucket that has a copy of it
+        pairs = np.unique(rows[used] * len(buckets) + codes[used])
+        clips = np.bincount(pairs % len(buckets), minlength=len(buckets))
+        reasons = _reason_of_rows(codes, rows, num_clips)
+    lines = []
+    for index in np.flatnonzero(samples).tolist():
+        bucket, count = buckets[index], int(samples[index])
+        micro_batches = -(-count // bucket.batch_size)
+        fillers = micro_batches * bucket.batch_size - count
+        lines.append(BucketCount(bucket, int(clips[index]), count, micro_batches, fillers))
+    unused = []
+    for reason in Unused:
+        found = np.flatnonzero(reasons == reason)
+        if len(found):
+            unused.append(UnusedCount(reason, len(found), tuple(found[:_NUM_EXAMPLES].tolist())))
+    num_steps = -(-sum(line.micro_batches for line in lines) // slots_per_step)
+    return BucketReport(pass_index, num_clips, int((reasons >= 0).sum()), num_steps, tuple(lines), tuple(unused))
+
+
+def _reason_of_rows(codes: np.ndarray, rows: np.ndarray, num_clips: int) -> np.ndarray:
+    """int32 [num_clips]: 0 or above where any copy is used, else the reason nearest to success over the copies."""
+    out = np.full(num_clips, Unused.NO_COPY, np.int32)
+    if len(rows):
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        best = np.maximum.reduceat(codes, starts)
+        out[rows[starts]] = np.where(best >= 0, best, np.minimum.reduceat(codes, starts))
+    return out

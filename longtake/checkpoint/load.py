@@ -1,0 +1,119 @@
+"""Fill tensors from a checkpoint, at any number of ranks and on any mesh.
+
+PyTorch's distributed checkpoint finds out which saved shards overlap which local ones; safetensors maps the files.
+No pickle is read: a `.metadata` file, or anything else that COMPLETE does not list, is never opened.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from longtake.checkpoint.agree import gather, on_every_rank, rank_and_world
+from longtake.checkpoint.folder import check_files, damage_sentence, read_marker, unlisted_shards
+from longtake.checkpoint.save import first_cause
+from longtake.contracts import UserError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load_tensors` did, by name."""
+
+    filled: tuple[str, ...]
+    missing: tuple[str, ...]  # asked for, not in the checkpoint: left as they were
+    surplus: tuple[str, ...]  # in a part of the checkpoint that was asked for, but not asked for
+
+
+def load_tensors(folder: str | Path, into: Mapping[str, Tensor], strict: bool = True) -> Loaded:
+    """Fill the tensors of `into` in place from the checkpoint in `folder`. Collective: every rank calls it.
+
+    `into`: name -> allocated tensor (plain: the whole tensor, on every rank; DTensor: this rank's shard), the same
+    names on all ranks. Only the parts that occur in it are read and compared: `{"ema.…": …}` alone loads the EMA.
+    `strict=False` leaves missing names as they are, passes over surplus ones and converts dtypes; the answer names
+    them. Shapes must always agree.
+
+    Before the first byte is used, the ranks share out the files and compare them with their checksums. Raises
+    UserError on every rank where the folder is not a complete checkpoint of this format, is damaged, or does not fit.
+    """
+    folder = Path(folder)
+    assert into, "nothing to load"
+    assert not any(tensor.is_meta for tensor in into.values()), "tensors to fill must be allocated"
+    faults = [fault for share in gather(on_every_rank(lambda: _check_share(folder))) for fault in share]
+    if faults:
+        raise UserError(damage_sentence(folder, faults))
+    reader = _ListedReader(folder)
+    answer = on_every_rank(lambda: _compare(folder, into, reader.read_metadata(), strict))
+    if answer.filled:
+        _read(reader, {name: into[name] for name in answer.filled})
+    return answer
+
+
+class _ListedReader(dcp.HuggingFaceStorageReader):
+    """Reads the file headers once; DCP asks for them again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self._metadata: Metadata | None = None
+
+    def read_metadata(self) -> Metadata:
+        """Shape, dtype and shards of every saved tensor, from the safetensors headers."""
+        if self._metadata is None:
+            self._metadata = super().read_metadata()
+        return self._metadata
+
+
+def _check_share(folder: Path) -> list[str]:
+    """The faults among this rank's share of the files; rank 0 also looks for files that should not be there."""
+    rank, world = rank_and_world()
+    marker = read_marker(folder)
+    faults = check_files(folder, marker, sorted(marker.files)[rank::world])
+    return faults + (unlisted_shards(folder, marker) if rank == 0 else [])
+
+
+def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, strict: bool) -> Loaded:
+    """Names, shapes and dtypes of `into` against what was saved. Raises UserError with all the misfits of a kind."""
+    saved = metadata.state_dict_metadata
+    parts = {name.split(".")[0] for name in into}
+    missing = sorted(into.keys() - saved.keys())
+    surplus = sorted(name for name in saved.keys() - into.keys() if name.split(".")[0] in parts)
+    filled = sorted(into.keys() & saved.keys())
+    if strict and (missing or surplus):
+        said = [f"has no {_some(missing)}"] * bool(missing) + [f"holds {_some(surplus)} unasked"] * bool(surplus)
+        raise UserError(f"{folder}: {' and '.join(said)}; give the run the model and optimizer it was saved from")
+    misfits = []
+    for name in filled:
+        was, wanted = saved[name], into[name]
+        assert isinstance(was, TensorStorageMetadata)
+        if was.size != wanted.size():
+            misfits.append(f"{name} is {tuple(was.size)}, the run has {tuple(wanted.size())}")
+        elif strict and was.properties.dtype != wanted.dtype:
+            misfits.append(f"{name} is {was.properties.dtype}, the run has {wanted.dtype}")
+    if misfits:
+        raise UserError(f"{folder}: {_some(misfits)}; give the run the sizes it was saved with")
+    return Loaded(tuple(filled), tuple(missing), tuple(surplus))
+
+
+def _read(reader: _ListedReader, into: dict[str, Tensor]) -> None:
+    _, world = rank_and_world()
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(into, storage_reader=reader, planner=planner, no_dist=world == 1)
+    except CheckpointException as error:
+        raise first_cause(error) from error
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

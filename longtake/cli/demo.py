@@ -1,0 +1,28 @@
+"""`longtake demo`: everything once, on made-up clips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from longtake.cli.options import OPEN_ENDED
+from longtake.demo import run_demo
+from longtake.track import make_console
+from longtake.train import EXIT_INTERRUPTED
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb to the command."""
+
+    @app.command(context_settings=OPEN_ENDED)
+    def demo(
+        context: typer.Context,
+        folder: Path = typer.Option(Path("outputs/demo"), help="Where everything goes; a finished demo is never overwritten."),
+    ) -> int:
+        """Make clips, train a small model on them, generate, judge and report: minutes on a laptop's CPU.
+
+        An interrupted demo goes on where it stopped. --key value changes the training run (configs/demo/shapes.py).
+        """
+        outcome = run_demo(folder, make_console(), list(context.args))
+        return EXIT_INTERRUPTED if outcome.run.stopped else 0

@@ -1,0 +1,27 @@
+"""How a run is written down: files read as data, inheritance with late binding, flags, checked schemas, clear faults.
+
+`Section` is the base of every schema. `load_config` turns a file, its bases and the command line's flags into a checked
+value; `resolve` does so without a file; `dump_config` writes a file that reads back equal; `describe` lists every value
+with where it comes from. A mistake of the user is a `ConfigError` that carries all its `Fault`s.
+"""
+
+from __future__ import annotations
+
+from longtake.config.dump import dump_config
+from longtake.config.faults import ConfigError, Fault
+from longtake.config.load import Resolved, Row, describe, load_config, resolve
+from longtake.config.section import Section
+from longtake.config.tree import Origin
+
+__all__ = [
+    "ConfigError",
+    "Fault",
+    "Origin",
+    "Resolved",
+    "Row",
+    "Section",
+    "describe",
+    "dump_config",
+    "load_config",
+    "resolve",
+]

@@ -1,0 +1,135 @@
+"""From a file and flags to a checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from longtake.config.dump import plain_data
+from longtake.config.faults import ConfigError, Fault, shown
+from longtake.config.layers import Binding, Layer, open_layers
+from longtake.config.overrides import flag_tree, split_flags
+from longtake.config.reader import Source, Statement, Unreadable, shown_path
+from longtake.config.translate import fitted, translate, truth_faults
+from longtake.config.tree import Branch, Leaf, Origin, dotted, grow, leaves, plain
+
+T = TypeVar("T")
+GIVEN = "given"  # the place of values that come from no file
+DEFAULT = "default"
+TOO_DEEP = "is nested too deeply: too many brackets, or names that depend on each other"
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[T]):
+    """A configuration with everything decided."""
+
+    value: T  # the checked schema, defaults filled in
+    tree: dict[str, Any]  # what files and flags say, merged, as plain data; no defaults
+    origins: dict[str, Origin]  # dotted key of every leaf of `tree` -> where it comes from
+    path: Path | None  # the file that was named, None where there was none
+
+
+class Row(NamedTuple):
+    """One line of `config show`."""
+
+    key: str  # dotted
+    value: Any  # plain data
+    origin: str  # `configs/x.py:3`, `--lr`, `configs/x.py:4, from lr (--lr)` or `default`
+
+
+def load_config(path: str | Path, overrides: Sequence[str], schema: type[T]) -> Resolved[T]:
+    """Read the configuration file at `path` (.py syntax or .toml), lay the flags over it and check it by `schema`.
+
+    `overrides` are command-line words, `["--optim.lr", "1e-4", "--wandb"]`. The file is read as data, never executed.
+    Raises ConfigError with every fault that was found.
+    """
+    faults: list[Fault] = []
+    path = Path(path)
+    layer = guarded(lambda: open_layers(path, faults.append), shown_path(path), faults)
+    if layer is None:
+        split_flags(overrides, faults.append)
+        raise ConfigError(faults)
+    return finish(layer, overrides, schema, shown_path(path), path, faults)
+
+
+def resolve(tree: Mapping[str, Any], overrides: Sequence[str], schema: type[T], place: str = GIVEN) -> Resolved[T]:
+    """Like `load_config`, with plain data in place of a file; `place` is what messages call it."""
+    faults: list[Fault] = []
+    source = Source(place)
+    for name, value in tree.items():
+        try:
+            source.statements.append(Statement(name, Origin(place), node=grow(value, Origin(place))))
+        except ValueError as error:
+            faults.append(Fault(place, "", str(error), key=str(name)))
+            source.broken.add(name)
+        if not isinstance(name, str) or name.startswith("_"):
+            faults.append(Fault(place, shown(name), "is no name of a key", "a key is text and does not start with _"))
+    if faults:
+        raise ConfigError(faults)
+    return finish(Layer(source), overrides, schema, place, None, faults)
+
+
+def finish(
+    layer: Layer, overrides: Sequence[str], schema: type[T], place: str, path: Path | None, faults: list[Fault]
+) -> Resolved[T]:
+    """Lay the flags over the layers, bind, merge and check. Raises ConfigError with these and all earlier faults."""
+    before = len(faults)
+    flags = flag_tree(split_flags(overrides, faults.append), schema, faults.append)
+    flags_are_whole = len(faults) == before
+    statements = [Statement(str(name), node.origin, node=node) for name, node in flags.items.items()]
+    binding = Binding(Layer(Source(place, statements=statements), bases=[layer]), faults.append)
+    tree = guarded(binding.resolve, place, faults)
+    if tree is None:
+        raise ConfigError(faults)
+    tree = fitted(tree, schema)
+    value, found = check(tree, schema, place)
+    # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.
+    found = [fault for fault in found if not is_consequence(fault, binding.broken, flags_are_whole)]
+    faults.extend(found)
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
+    origins = {dotted(keys): node.origin for keys, node in leaves(tree)}
+    return Resolved(value, plain(tree), origins, path)
+
+
+def guarded(work: Any, place: str, faults: list[Fault]) -> Any:
+    """The result of `work()`; None, with the fault reported, where a file is unreadable or nested beyond the stack."""
+    try:
+        return work()
+    except Unreadable:
+        return None
+    except (RecursionError, MemoryError):
+        faults.append(Fault(place, "", TOO_DEEP, "write it flatter"))
+        return None
+
+
+def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:
+    """The schema's value for a tree, and what the schema refuses of it."""
+    faults = truth_faults(tree, schema)
+    known = {fault.key for fault in faults}
+    try:
+        return TypeAdapter(schema).validate_python(plain(tree)), faults
+    except ValidationError as error:
+        faults.extend(fault for fault in translate(error, tree, schema, place) if fault.key not in known)
+        return None, faults
+
+
+def is_consequence(fault: Fault, broken: set[str], flags_are_whole: bool) -> bool:
+    """Whether a fault may only follow from names that have no value, because they were faulty themselves."""
+    if not fault.key:
+        return bool(broken) or not flags_are_whole
+    return fault.key.split(".")[0] in broken or (fault.rule == "is required" and not flags_are_whole)
+
+
+def describe(resolved: Resolved[Any]) -> list[Row]:
+    """Every value of a configuration, defaults included, with where it comes from; in the order of the schema."""
+    node = grow(plain_data(resolved.value), Origin(DEFAULT))
+    rows: list[Row] = []
+    for path, leaf in leaves(node):
+        origin = resolved.origins.get(dotted(path), leaf.origin)
+        rows.append(Row(dotted(path), leaf.value if isinstance(leaf, Leaf) else {}, str(origin)))
+    return rows

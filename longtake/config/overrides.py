@@ -1,0 +1,168 @@
+"""Command-line flags as a layer of the configuration: `--a.b-c 3`, `--a.b=3`, `--flag`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longtake.config.evaluator import MAX_LEVELS, Budget, Evaluator, Stop
+from longtake.config.faults import Fault, shown
+from longtake.config.reader import depth, parse_python
+from longtake.config.schema import forms_at, kinds
+from longtake.config.tree import Branch, Key, KeyPath, Node, Origin, dotted, grow, merge, number_key, plain
+
+INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
+REAL = re.compile(r"[+-]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+SEGMENT = re.compile(r"""(?P<plain>[^\s.="']+)|(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
+WORDS = {"none": None, "null": None, "true": True, "false": False}
+CONTAINERS = frozenset({"list", "tuple", "dict"})
+NAME_FIX = "write --name value, with dots between the parts of a name"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag as it was written."""
+
+    path: KeyPath
+    text: str | None  # None: the flag stands alone and means True
+
+    @property
+    def place(self) -> str:
+        """The flag as messages show it."""
+        return "--" + dotted(self.path)
+
+
+def split_flags(arguments: Sequence[str], report: Callable[[Fault], None]) -> list[Flag]:
+    """Command-line words as flags. What is no flag is reported and left out."""
+    flags: list[Flag] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            fix = f"write -{word} value" if re.match(r"-[A-Za-z]", word) else NAME_FIX
+            report(Fault("command line", shown(word), "is not a flag and follows none", fix))
+            continue
+        path, end = split_name(word)
+        if path is None:
+            report(Fault("command line", shown(word), "is not the name of a key", NAME_FIX))
+            if "=" not in word and words and not words[0].startswith("--"):
+                words.pop(0)
+            continue
+        if end < len(word):
+            flags.append(Flag(path, word[end + 1 :]))
+        elif words and not words[0].startswith("--"):
+            flags.append(Flag(path, words.pop(0)))
+        else:
+            flags.append(Flag(path, None))
+    return flags
+
+
+def split_name(word: str) -> tuple[KeyPath | None, int]:
+    """The path a flag names, and where its name ends: at the `=` or the end of the word. None where it names none."""
+    path: list[Key] = []
+    at = 2
+    while match := SEGMENT.match(word, at):
+        at = match.end()
+        if match["quoted"] is not None:
+            try:
+                path.append(ast.literal_eval(parse_python(match["quoted"], "eval").body))
+            except (SyntaxError, ValueError):
+                return None, at
+        else:
+            key = number_key(match["plain"])
+            path.append(key.replace("-", "_") if isinstance(key, str) else key)
+        if at == len(word) or word[at] == "=":
+            break
+        if word[at] != ".":
+            return None, at
+        at += 1
+    else:
+        return None, at
+    named = isinstance(path[0], str) and not path[0].startswith("_") and len(path) <= MAX_LEVELS // 2
+    return (tuple(path) if named else None), at
+
+
+def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None]) -> Branch:
+    """The flags as one tree. Of two flags of one name the later counts; a longer name is laid over a shorter one.
+
+    The schema's types at a flag's place settle what its text means (`convert`).
+    """
+    last: dict[str, Flag] = {}
+    for flag in flags:
+        last.pop(flag.place, None)
+        last[flag.place] = flag
+    tree: Node = Branch({}, Origin("command line"))
+    for flag in last.values():
+        fitting = kinds(forms_at(schema, flag.path))
+        if flag.text is None and fitting and "bool" not in fitting:
+            report(Fault(flag.place, "", "needs a value", f"write {flag.place} value"))
+            continue
+        try:
+            value = True if flag.text is None else convert(flag.text, fitting)
+            for key in reversed(flag.path):
+                value = {key: value}
+            node = grow(value, Origin(flag.place))
+        except ValueError as error:
+            report(Fault(flag.place, shown(flag.text), str(error)))
+            continue
+        tree = merge(tree, node, report)
+    assert isinstance(tree, Branch)
+    return tree
+
+
+def convert(text: str, fitting: frozenset[str]) -> Any:
+    """The value that a flag's text means, where values of the kinds `fitting` are wanted (empty: any).
+
+    In this order: none; a list, tuple, dict or quoted text in Python notation; true and false; a number; text. What
+    does not fit while text does stays text: `--name 123` gives "123" to a key that takes text only.
+    """
+    takes_text = "text" in fitting
+
+    def takes(*wanted: str) -> bool:
+        return not takes_text or not fitting.isdisjoint(wanted)
+
+    word = WORDS.get(text.strip().lower(), text)
+    if word is None and takes("none"):
+        return None
+    found, value = python_value(text)
+    if found and (isinstance(value, str) or takes(*CONTAINERS)):
+        return value
+    if isinstance(word, bool) and takes("bool"):
+        return word
+    number = parse_number(text.strip())
+    if number is not None and takes("int", "float"):
+        if isinstance(number, float) and number.is_integer() and "int" in fitting and "float" not in fitting:
+            return int(number)
+        return number
+    return text
+
+
+def parse_number(text: str) -> int | float | None:
+    """The number a text spells in ASCII digits; None where it spells none, or one beyond a double's range."""
+    if len(text) > 300:
+        return None
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if REAL.fullmatch(text):
+        number = float(text)
+        return number if number - number == 0 else None
+    return None
+
+
+def python_value(text: str) -> tuple[bool, Any]:
+    """Whether a text is a list, a tuple, a dict or a quoted text in Python notation; and its value."""
+    if not text.strip().startswith(("[", "(", "{", '"', "'")):
+        return False, None
+    try:
+        expr = parse_python(text.strip(), "eval").body
+        if depth(expr) > MAX_LEVELS // 2 or not isinstance(expr, (ast.List, ast.Tuple, ast.Dict, ast.Constant)):
+            return False, None
+        words = {name: value for word, value in WORDS.items() for name in (word, word.capitalize())}
+        evaluator = Evaluator("flag", [], lambda name: None, list, Budget(), lambda fault: None)
+        value = evaluator.value(expr, words)
+        return True, plain(value, marks=True) if isinstance(value, Branch) else value
+    except (SyntaxError, ValueError, RecursionError, MemoryError, Stop):
+        return False, None

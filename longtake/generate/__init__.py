@@ -1,0 +1,23 @@
+"""Prompts to videos: reading prompts, sampling, writing files and contact sheets."""
+
+from longtake.generate.config import GenerateConfig
+from longtake.generate.prompts import Prompt, read_prompts
+from longtake.generate.run import Video, generate, open_system, read_video
+from longtake.generate.sample import Request, sample_videos
+from longtake.generate.sheet import contact_sheet
+from longtake.generate.source import load_weights, resolve_source
+
+__all__ = [
+    "GenerateConfig",
+    "Prompt",
+    "Request",
+    "Video",
+    "contact_sheet",
+    "generate",
+    "load_weights",
+    "open_system",
+    "read_prompts",
+    "read_video",
+    "resolve_source",
+    "sample_videos",
+]

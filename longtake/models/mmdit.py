@@ -1,0 +1,351 @@
+"""The MMDiT of FLUX and Open-Sora 2.0: text and video tokens in one attention, as rectified-flow denoiser.
+
+Double-stream blocks give text and video their own weights and one joint attention; single-stream blocks then run the
+joined sequence (text first) through shared weights, attention and MLP side by side. Timestep, pooled text and, if
+embedded, guidance shift, scale and gate every block (adaLN). Parameter names are those of Open-Sora 2.0's files.
+
+Shapes: B batch, C latent channels, F latent frames, h w latent grid, L text tokens, M video tokens, S = L + M,
+D width, N heads, K = D / N head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtake.contracts import Conditions, UserError
+from longtake.models.attention import Attention
+from longtake.models.config import MMDiTConfig
+from longtake.models.initial import linear_uniform
+from longtake.models.layers import (
+    MLPEmbedder,
+    RMSNorm,
+    RotaryPositions,
+    modulate,
+    patchify,
+    rotate_half,
+    rotate_interleaved,
+    timestep_features,
+    token_grid,
+    unpatchify,
+)
+from longtake.models.plans import SequencePlan, TensorSplit
+
+TIME_FEATURES = 256
+_COLUMN, _ROW = TensorSplit("column"), TensorSplit("row")
+_QKV = ("hidden_size", "hidden_size", "hidden_size")
+
+
+class MMDiT(nn.Module):
+    """Predicts from noised latents what the objective asks for; t = 1 is noise, t = 0 data, in fp32 throughout.
+
+    Computes in the dtype of its weights and casts its inputs itself; the timestep is cast only after its sinusoids.
+    """
+
+    blocks: ClassVar[tuple[str, ...]] = ("double_blocks", "single_blocks")
+    tensor_plan: ClassVar[Mapping[str, TensorSplit]] = MappingProxyType(
+        {
+            **{
+                f"double_blocks.*.{stream}{layer}": split
+                for stream in ("img_", "txt_")
+                for layer, split in {
+                    "attn.q_proj": _COLUMN,
+                    "attn.k_proj": _COLUMN,
+                    "attn.v_proj": _COLUMN,
+                    "attn.qkv": TensorSplit("column", _QKV),
+                    "attn.proj": _ROW,
+                    "mlp.0": _COLUMN,
+                    "mlp.2": _ROW,
+                }.items()
+            },
+            "single_blocks.*.q_proj": _COLUMN,
+            "single_blocks.*.k_proj": _COLUMN,
+            "single_blocks.*.v_mlp": TensorSplit("column", ("hidden_size", "mlp_size")),
+            "single_blocks.*.linear1": TensorSplit("column", (*_QKV, "mlp_size")),
+            "single_blocks.*.linear2": TensorSplit("row", ("hidden_size", "mlp_size")),
+        }
+    )
+    sequence_plan: ClassVar[SequencePlan] = SequencePlan(
+        split=MappingProxyType({"img_in": 1, "cond_in": 1, "txt_in": 1, "positions": 1}),
+        gather=MappingProxyType({"final_layer": 1}),
+        attention=("double_blocks.*.attention", "single_blocks.*.attention"),
+    )
+    zero_gates: ClassVar[tuple[str, ...]] = ("_mod.lin", ".modulation.lin", "adaLN_modulation.1", "final_layer.linear")
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.img_in = nn.Linear(config.in_channels, width)
+        self.time_in = MLPEmbedder(TIME_FEATURES, width)
+        self.vector_in = MLPEmbedder(config.vec_in_dim, width)
+        self.guidance_in = MLPEmbedder(TIME_FEATURES, width) if config.guidance_embed else None
+        self.cond_in = nn.Linear(config.visual_channels, width) if config.cond_embed else None
+        self.txt_in = nn.Linear(config.context_in_dim, width)
+        self.positions = RotaryPositions(config.axes_dim, config.theta)
+        self.double_blocks = nn.ModuleList(DoubleBlock(config) for _ in range(config.depth))
+        self.single_blocks = nn.ModuleList(SingleBlock(config) for _ in range(config.depth_single_blocks))
+        self.final_layer = FinalLayer(width, config.in_channels)
+        self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
+
+    def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
+        """x [B, C, F, h, w], t float32 [B] in [0, 1] -> prediction [B, C, F, h, w] in the weights' dtype.
+
+        Any F, h, w: a grid that the patch does not divide is filled up with zeros inside and cut afterwards.
+        Conditions: `text` [B, L, context_in_dim] (every token is attended), `vector` [B, vec_in_dim], `guidance` [B]
+        where guidance_embed, and `visual` [B, 1 + C, F, h, w], mask then latents, where cond_embed; a text-to-video
+        caller of such a model passes zeros. Raises `UserError` for a missing or misshapen condition.
+        """
+        config = self.config
+        self._check_inputs(x, t, conditions)
+        dtype, patch = self.img_in.weight.dtype, config.patch_size
+
+        vec = self.time_in(timestep_features(t, TIME_FEATURES)) + self.vector_in(conditions.vector)
+        if self.guidance_in is not None:
+            vec = vec + self.guidance_in(timestep_features(conditions.guidance.float(), TIME_FEATURES))
+        img = self.img_in(patchify(x.to(dtype), patch))
+        if self.cond_in is not None:
+            img = img + self.cond_in(patchify(conditions.visual.to(dtype), patch))
+        txt = self.txt_in(conditions.text.to(dtype))
+        rope = join_positions(txt.shape[1], self.positions(token_grid(x.shape[2:], patch), x.device))
+
+        for block in self.double_blocks:
+            img, txt = block(img, txt, vec, rope)
+        tokens = torch.cat([txt, img], dim=1)
+        for block in self.single_blocks:
+            tokens = block(tokens, vec, rope)
+        out = self.final_layer(tokens[:, txt.shape[1] :], vec)
+        return unpatchify(out, x.shape[2:], patch)
+
+    def _check_inputs(self, x: Tensor, t: Tensor, conditions: Conditions) -> None:
+        config = self.config
+        assert t.dtype == torch.float32, f"timesteps must be float32, found {t.dtype}: bf16 cannot tell them apart"
+        batch, channels, *size = x.shape
+        if channels != config.latent_channels:
+            raise UserError(
+                f"model.in_channels = {config.in_channels}: the latents have {channels} channels; at patch_size "
+                f"{config.patch_size} the model needs in_channels = {channels * config.patch_size**2}"
+            )
+        wanted = {"text": (batch, None, config.context_in_dim), "vector": (batch, config.vec_in_dim)}
+        if config.guidance_embed:
+            wanted["guidance"] = (batch,)
+        if config.cond_embed:
+            wanted["visual"] = (batch, 1 + channels, *size)
+        for name, shape in wanted.items():
+            found = getattr(conditions, name)
+            if found is None:
+                raise UserError(f"the MMDiT model needs the condition `{name}`, which was not given; {_REMEDIES[name]}")
+            if len(found.shape) != len(shape) or any(
+                w not in (None, f) for w, f in zip(shape, found.shape, strict=True)
+            ):
+                expected = ", ".join("any" if n is None else str(n) for n in shape)
+                raise UserError(f"condition `{name}` has shape {list(found.shape)}; the MMDiT model needs [{expected}]")
+
+    def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
+        """The initial value of the parameter `name`, whole, in fp32 on the CPU, a pure function of (seed, name).
+
+        Linear layers: uniform within +-1/sqrt(fan in); norm scales: one; `cond_in`: zero, so that a model that learns
+        conditions starts as one without. `init="zero_gate"`: modulation and last layer zero as well (DiT's adaLN-zero,
+        Peebles & Xie 2023).
+        """
+        layer, _, kind = name.rpartition(".")
+        if kind == "scale":
+            return torch.ones(*shape)
+        if layer == "cond_in" or (self.config.init == "zero_gate" and layer.endswith(self.zero_gates)):
+            return torch.zeros(*shape)
+        return linear_uniform(name, shape, self._fan_in[layer], seed)
+
+    @staticmethod
+    def forward_flops(config: MMDiTConfig, latent_shape: tuple[int, int, int, int], text_tokens: int) -> int:
+        """Floating-point operations of one forward pass of one sample with latents (C, F, h, w).
+
+        A product [m, k] x [k, n] counts 2mkn. Linear layers: 2 * inputs * outputs for every token, modulations and
+        embedders once a sample. Attention over S tokens: 4 S^2 D a block, full (nothing is masked). Norms, activations
+        and softmax are left out. Training costs three times this, recomputation not counted.
+        """
+        D, mlp = config.hidden_size, config.mlp_size
+        frames, rows, columns = token_grid(latent_shape[1:], config.patch_size)
+        video = frames * rows * columns
+        total = video + text_tokens
+        token = 2 * D * (4 * D + 2 * mlp)  # q, k, v, output and MLP, in either kind of block
+        attention = 4 * total**2 * D
+        double = total * token + attention + 2 * (2 * D * 6 * D)
+        single = total * token + attention + 2 * D * 3 * D
+        num_embedded = 2 if config.guidance_embed else 1
+        vectors = 2 * D * (num_embedded * (TIME_FEATURES + D) + config.vec_in_dim + D)
+        entry = 2 * D * (config.in_channels + (config.visual_channels if config.cond_embed else 0))
+        final = 2 * D * config.in_channels
+        return (
+            config.depth * double
+            + config.depth_single_blocks * single
+            + vectors
+            + video * (entry + final)
+            + text_tokens * 2 * D * config.context_in_dim
+            + 2 * D * 2 * D  # modulation of the last layer
+        )
+
+
+_REMEDIES = {
+    "text": "pass the token embeddings of the prompt",
+    "vector": "pass the pooled embedding of the prompt",
+    "guidance": "pass a guidance scale for each sample or set model.guidance_embed to False",
+    "visual": "pass mask and latents of the known frames (zeros where there are none) or set model.cond_embed to False",
+}
+
+
+def join_positions(text_tokens: int, video: Tensor) -> Tensor:
+    """Rotary tables of the joined sequence: fp32 [2, S, 1, K/2]. All text tokens sit at the origin: cos 1, sin 0."""
+    origin = video.new_zeros(2, text_tokens, video.shape[-1])
+    origin[0] = 1
+    return torch.cat([origin, video], dim=1).unsqueeze(2)
+
+
+class Modulation(nn.Module):
+    """Linear(SiLU(vec)), cut into `num` tensors [B, 1, D]: shift, scale, gate, in threes."""
+
+    def __init__(self, width: int, num: int) -> None:
+        super().__init__()
+        self.num = num
+        self.lin = nn.Linear(width, num * width)
+
+    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
+        return self.lin(F.silu(vec)).unsqueeze(1).chunk(self.num, dim=-1)
+
+
+class QKNorm(nn.Module):
+    """RMS norm of queries and keys over the head width, each with its own scale."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.query_norm = RMSNorm(head_dim)
+        self.key_norm = RMSNorm(head_dim)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query_norm(q), self.key_norm(k)
+
+
+class StreamProjections(nn.Module):
+    """One stream's way into the joint attention (`forward`) and out of it (`proj`)."""
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.head_dim = config.head_dim
+        if config.fused_qkv:
+            self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
+        else:
+            self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
+            self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
+            self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
+        self.fused = config.fused_qkv
+        self.norm = QKNorm(config.head_dim)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, L, D] -> normed q and k, and v: [B, L, N, K], N as many heads as the weights at hand hold."""
+        if self.fused:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        return *self.norm(q, k), v
+
+
+class DoubleBlock(nn.Module):
+    """Text and video keep their own weights and meet in one attention, text first; then an MLP for each."""
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        super().__init__()
+        self.img_mod = Modulation(config.hidden_size, 6)
+        self.img_attn = StreamProjections(config)
+        self.img_mlp = mlp(config)
+        self.txt_mod = Modulation(config.hidden_size, 6)
+        self.txt_attn = StreamProjections(config)
+        self.txt_mlp = mlp(config)
+        self.attention = Attention(config.attention)
+        self.rotate = rotate_half if config.use_liger_rope else rotate_interleaved
+
+    def forward(self, img: Tensor, txt: Tensor, vec: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """img [B, M, D], txt [B, L, D], vec [B, D], rope [2, S, 1, K/2] -> new img and txt."""
+        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
+
+        img_qkv = self.img_attn(modulate(img, img_shift1, img_scale1))
+        txt_qkv = self.txt_attn(modulate(txt, txt_shift1, txt_scale1))
+        q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
+        out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
+        txt_out, img_out = out.split([txt.shape[1], img.shape[1]], dim=1)
+
+        img = torch.addcmul(img, img_gate1, self.img_attn.proj(img_out))
+        img = torch.addcmul(img, img_gate2, self.img_mlp(modulate(img, img_shift2, img_scale2)))
+        txt = torch.addcmul(txt, txt_gate1, self.txt_attn.proj(txt_out))
+        txt = torch.addcmul(txt, txt_gate2, self.txt_mlp(modulate(txt, txt_shift2, txt_scale2)))
+        return img, txt
+
+
+class SingleBlock(nn.Module):
+    """One set of weights for the joined sequence; attention and MLP read the same input and share the way out."""
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        super().__init__()
+        width, hidden = config.hidden_size, config.mlp_size
+        self.head_dim = config.head_dim
+        self.part_sizes = (width, width, width, hidden)
+        if config.fused_qkv:
+            self.linear1 = nn.Linear(width, sum(self.part_sizes), bias=config.qkv_bias)
+        else:
+            self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
+            self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
+            self.v_mlp = nn.Linear(width, width + hidden, bias=config.qkv_bias)
+        self.fused = config.fused_qkv
+        self.linear2 = nn.Linear(width + hidden, width)
+        self.norm = QKNorm(config.head_dim)
+        self.modulation = Modulation(width, 3)
+        self.attention = Attention(config.attention)
+        self.rotate = rotate_half if config.use_liger_rope else rotate_interleaved
+
+    def forward(self, tokens: Tensor, vec: Tensor, rope: Tensor) -> Tensor:
+        """tokens [B, S, D], vec [B, D], rope [2, S, 1, K/2] -> new tokens."""
+        shift, scale, gate = self.modulation(vec)
+        q, k, v, hidden = self._project(modulate(tokens, shift, scale))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        q, k = self.norm(q, k)
+        out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
+        out = self.linear2(torch.cat([out, F.gelu(hidden, approximate="tanh")], dim=-1))
+        return torch.addcmul(tokens, gate, out)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [B, S, D] -> q, k, v [B, S, D] and the MLP's input; narrower where the weights at hand are a share."""
+        if self.fused:
+            joined = self.linear1(x)
+            whole = sum(self.part_sizes)
+            return joined.split([size * joined.shape[-1] // whole for size in self.part_sizes], dim=-1)
+        q, k, joined = self.q_proj(x), self.k_proj(x), self.v_mlp(x)
+        return q, k, *joined.split([q.shape[-1], joined.shape[-1] - q.shape[-1]], dim=-1)
+
+
+class FinalLayer(nn.Module):
+    """adaLN, then a linear layer from tokens [B, M, D] to patches [B, M, in_channels]."""
+
+    def __init__(self, width: int, out_features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out_features)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(vec).unsqueeze(1).chunk(2, dim=-1)
+        return self.linear(modulate(x, shift, scale))
+
+
+def mlp(config: MMDiTConfig) -> nn.Sequential:
+    """Linear, GELU (tanh form), Linear."""
+    return nn.Sequential(
+        nn.Linear(config.hidden_size, config.mlp_size),
+        nn.GELU(approximate="tanh"),
+        nn.Linear(config.mlp_size, config.hidden_size),
+    )

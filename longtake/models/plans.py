@@ -1,0 +1,33 @@
+"""How a denoiser may be cut over devices, as data that the model classes declare and the parallel plans read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """How tensor parallelism cuts one linear layer.
+
+    `column` cuts the output features (rows of the stored weight, and the bias), `row` the input features; the sum over
+    devices of a `row` layer's outputs, plus its bias once, is the result. `parts` names the config sizes that make up
+    the cut dimension where it holds several things side by side: each part is cut on its own.
+    """
+
+    kind: Literal["column", "row"]
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """Where sequence parallelism cuts tokens, puts them together again, and exchanges them for heads.
+
+    `split`, `gather`: module name -> dim of that module's output which is cut, or collected. `attention`: patterns
+    (`*` is a block number) of the submodules called as `attention(q, k, v)`, each on its own share of the tokens.
+    """
+
+    split: Mapping[str, int]
+    gather: Mapping[str, int]
+    attention: tuple[str, ...]

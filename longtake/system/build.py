@@ -1,0 +1,112 @@
+"""Putting a system together from its config: the one place where training and generation begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from longtake.contracts import Batch, Conditions
+from longtake.data import to_unit
+from longtake.diffusion import RectifiedFlow
+from longtake.encoders import PixelAutoencoder, WordEncoder, build_autoencoder, build_text_encoder
+from longtake.models import build_denoiser
+from longtake.parallel import Mesh, World, initialise_sharded, local_tensor, own_part, shard_model
+from longtake.system.config import SystemConfig
+from longtake.weights import load_mmdit
+
+
+@dataclass(frozen=True)
+class System:
+    """The parts of one model, placed on this rank's device."""
+
+    config: SystemConfig
+    device: torch.device
+    dtype: torch.dtype  # of the denoiser's compute
+    denoiser: nn.Module  # sharded over the mesh, float32 masters
+    autoencoder: PixelAutoencoder
+    text: WordEncoder  # token sequence
+    pooled: WordEncoder  # pooled vector
+    objective: RectifiedFlow
+
+    def embed(self, texts: list[str] | tuple[str, ...]) -> Conditions:
+        """Captions -> text conditions on the device; `guidance` is filled where the model wants one."""
+        tokens, _ = self.text.encode(texts)
+        _, vector = self.pooled.encode(texts)
+        guidance = torch.full((len(texts),), 4.0) if self.config.model.guidance_embed else None
+        return Conditions(
+            text=tokens.to(self.device, non_blocking=True),
+            vector=vector.to(self.device, non_blocking=True),
+            guidance=None if guidance is None else guidance.to(self.device),
+        )
+
+    def encode(self, batch: Batch) -> Tensor:
+        """The latents of a batch: float32 `[B, C, F, h, w]` on the device."""
+        video = to_unit(batch.video.to(self.device, non_blocking=True))
+        return self.autoencoder.encode(video)
+
+    def blank_visual(self, conditions: Conditions, latents: Tensor) -> Conditions:
+        """Adds the all-zero visual condition (nothing is known) where the model wants one."""
+        if not self.config.model.cond_embed:
+            return conditions
+        b, c, f, h, w = latents.shape
+        visual = torch.zeros(b, c + 1, f, h, w, device=latents.device)
+        return replace(conditions, visual=visual)
+
+    def flops(self, pixels: tuple[int, int, int]) -> int:
+        """Forward FLOPs of the denoiser for one sample of `(T, H, W)` pixels (its documented formula)."""
+        shape = self.autoencoder.latent(*pixels)
+        return type(self.denoiser).forward_flops(self.config.model, shape, self.text.max_length)
+
+    def tokens(self, pixels: tuple[int, int, int]) -> int:
+        """Video tokens of one sample of `(T, H, W)` pixels."""
+        _, f, h, w = self.autoencoder.latent(*pixels)
+        p = self.config.model.patch_size
+        return f * -(-h // p) * -(-w // p)
+
+
+def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
+    """bf16 where it is asked for and the device computes in it, else float32.
+
+    On a CPU without bf16 instructions bf16 is emulated and several times slower than float32.
+    """
+    if config.dtype == "fp32":
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
+    """Builds the model on the meta device, shards it, fills it (initial values, then `model.from_pretrained`)."""
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    dtype = compute_dtype(config, world.device)
+    with torch.device("meta"):
+        denoiser = build_denoiser(config.model)
+    shard_model(denoiser, mesh, dtype)
+    initialise_sharded(denoiser, world.device, config.seed)
+    if config.model.from_pretrained:
+        load_pretrained(denoiser, config)
+    autoencoder = build_autoencoder(config.ae)
+    return System(
+        config=config,
+        device=world.device,
+        dtype=dtype,
+        denoiser=denoiser,
+        autoencoder=autoencoder,
+        text=build_text_encoder(config.t5),
+        pooled=build_text_encoder(config.clip),
+        objective=RectifiedFlow(config.objective.model_copy(update={"compat": config.compat}), config.model.patch_size),
+    )
+
+
+@torch.no_grad()
+def load_pretrained(denoiser: nn.Module, config: SystemConfig) -> None:
+    """Fills the denoiser from `model.from_pretrained` (a safetensors file or a folder of them)."""
+    state = load_mmdit(config.model.from_pretrained, config.model)
+    for name, parameter in denoiser.named_parameters():
+        if name in state:
+            local_tensor(parameter).copy_(own_part(state[name], parameter))

@@ -1,0 +1,21 @@
+"""Training: the loop, the run's state and folder, optimizer, schedule and averages."""
+
+from longtake.train.clock import Clock
+from longtake.train.config import OptimizerConfig, RunConfig
+from longtake.train.folder import read_run
+from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
+from longtake.train.run import Outcome, train, train_run
+from longtake.train.schedule import learning_rate
+
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_NO_FIRST_STEP",
+    "Clock",
+    "OptimizerConfig",
+    "Outcome",
+    "RunConfig",
+    "learning_rate",
+    "read_run",
+    "train",
+    "train_run",
+]

@@ -1,0 +1,98 @@
+"""The config of a training run. Open-Sora 2.0's keys are the native names; each section belongs to its package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from longtake.buckets import bucket_config_faults
+from longtake.config import Section
+from longtake.data import DatasetConfig
+from longtake.diffusion import DropoutConfig
+from longtake.system import SystemConfig
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov & Hutter, ICLR 2019)."""
+
+    lr: float | None = Field(None, gt=0, description="default: the run's `lr`")
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float | None = Field(None, gt=0, description="default: the run's `eps`")
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class RunConfig(SystemConfig):
+    """Everything a training run is, in one typed tree."""
+
+    dataset: DatasetConfig
+    bucket_config: dict[str, dict[int, Any]]
+    dropout_ratio: DropoutConfig = Field(DropoutConfig(), description="text dropout, for classifier-free guidance")
+
+    optim: OptimizerConfig = OptimizerConfig()
+    lr: float = Field(1e-5, gt=0)
+    eps: float = Field(1e-15, gt=0)
+    warmup_steps: int | None = Field(None, ge=0, description="steps of linear warm-up; None or 0: none")
+    initial_lr: float = Field(1e-6, ge=0, description="where the warm-up begins")
+    use_cosine_scheduler: bool = Field(False, description="cosine from the end of the warm-up to 0 at the last step")
+    decay_fraction: float = Field(0.0, ge=0, le=1, description="share of the run over which lr falls linearly at the end")
+    final_lr_ratio: float = Field(0.0, ge=0, le=1, description="what is left of lr at the end of that fall")
+    grad_clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
+    accumulation_steps: int = Field(1, ge=1)
+    slots_per_step: int | None = Field(
+        None, ge=1, description="micro-batches in one step (G); default: data ranks x accumulation_steps at first launch"
+    )
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+
+    epochs: int = Field(1000, ge=1, description="passes through the data")
+    max_steps: int | None = Field(None, ge=1, description="stop at this many optimizer steps")
+    num_workers: int = Field(4, ge=0, description="loader processes of each rank; 0: in process")
+    prefetch_factor: int = Field(2, ge=1)
+
+    outputs: str = "outputs"
+    exp_name: str | None = Field(None, description="the run's folder name; default: date, time and config name")
+    log_every: int = Field(10, ge=1)
+    ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
+    keep_n_latest: int = Field(-1, ge=-1, description="complete checkpoints kept; -1: all")
+    tensorboard: bool = True
+    wandb: bool = False
+    wandb_project: str = "longtake"
+    first_step_timeout: float = Field(1800.0, gt=0, description="seconds until a run that makes no first step gives up")
+
+    load: str | None = Field(None, description="checkpoint to start from: a folder, a glob, a run folder, or `latest`")
+    resume: str | None = Field(None, description="`auto`: continue the newest checkpoint of the run of the same name")
+    start_epoch: int | None = Field(None, ge=0, description="start the data anew at this pass")
+    start_step: int | None = Field(None, ge=0, description="start the data anew at this step of the pass")
+
+    @field_validator("bucket_config")
+    @classmethod
+    def _buckets_are_well_formed(cls, value: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
+        if faults := bucket_config_faults(value):
+            raise ValueError("; ".join(faults))
+        return value
+
+    @field_validator("exp_name")
+    @classmethod
+    def _name_is_plain(cls, value: str | None) -> str | None:
+        if value is not None and (not value or "/" in value or value.startswith(".")):
+            raise ValueError(f"exp_name = {value!r}: must be a plain folder name; the place goes into outputs")
+        return value
+
+    @field_validator("resume")
+    @classmethod
+    def _resume_is_auto(cls, value: str | None) -> str | None:
+        if value not in (None, "auto"):
+            raise ValueError('must be "auto" or None; to start from one checkpoint write --load FOLDER')
+        return value
+
+    @model_validator(mode="after")
+    def _one_decay(self) -> RunConfig:
+        if self.use_cosine_scheduler and self.decay_fraction:
+            raise ValueError(
+                f"decay_fraction = {self.decay_fraction}: use_cosine_scheduler already lowers lr; keep one of the two"
+            )
+        if (self.use_cosine_scheduler or self.decay_fraction) and self.max_steps is None:
+            raise ValueError("max_steps = None: a schedule that decays must know its last step; write max_steps = N")
+        if self.load and self.resume:
+            raise ValueError(f"load = {self.load!r}: resume already names the checkpoint; keep one of the two")
+        return self

@@ -1,0 +1,67 @@
+"""Stopping well: Ctrl-C and SIGTERM end a run after the step under way, and a run that never starts gives up."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+
+EXIT_INTERRUPTED = 130  # stopped by Ctrl-C or SIGTERM, with a checkpoint written
+EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a wish that the loop reads; a second one acts as usual.
+
+    The wish travels in the step's reduction, so all ranks stop after the same step.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        print("\nstopping after this step with a checkpoint; press Ctrl-C again to stop at once", file=sys.stderr)
+        signal.signal(number, self._before.get(number) or signal.SIG_DFL)
+
+
+class FirstStepTimer:
+    """Ends the process with one sentence and every thread's stack if `done` is not called in time.
+
+    Seen from outside, a run that waits for a missing rank, a stuck file system or a first compilation looks like one
+    that works; hours are lost before somebody asks.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._timer = threading.Timer(seconds, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def done(self) -> None:
+        """The first step is made: the timer is off."""
+        self._timer.cancel()
+
+    def _give_up(self) -> None:
+        faulthandler.dump_traceback(file=sys.stderr)
+        print(
+            f"first_step_timeout = {self.seconds:g}: no training step was finished in this many seconds; above is where "
+            "each thread waits, look there for a missing process or a slow disk, or raise first_step_timeout",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(EXIT_NO_FIRST_STEP)

@@ -1,0 +1,112 @@
+"""The training loop: a step is a few micro-batches forward and backward, one reduction, one update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longtake.contracts import Batch, Conditions
+from longtake.diffusion import drop_text, micro_batch_loss
+from longtake.parallel import Mesh
+from longtake.system import System
+from longtake.train.clock import Clock
+from longtake.train.config import RunConfig
+from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
+from longtake.train.record import Recorder, StepRecord
+from longtake.train.saving import Saver
+from longtake.train.schedule import learning_rate
+from longtake.train.stream import StepInput, StepStream
+from longtake.train.interrupt import StopRequest
+
+
+@dataclass
+class Trainer:
+    """A run in motion: the parts, and where it is."""
+
+    config: RunConfig
+    mesh: Mesh
+    system: System
+    optimizer: ShardedAdamW
+    ema: Ema | None
+    stream: StepStream
+    recorder: Recorder
+    saver: Saver
+    stop: StopRequest
+    clock: Clock
+    position: dict | None  # of the data; None is the start of a pass
+    stopped: bool = False  # by Ctrl-C or SIGTERM
+
+    def run(self, skip: int = 0) -> None:
+        """Trains to the end of the run, or until a stop is asked for; saves where it ends.
+
+        The loop never waits for the device: results of a step are read while the next one is under way.
+        """
+        config = self.config
+        empty = self.system.embed([""])
+        steps = self.stream.steps(self.clock.pass_index, self.position, skip, config.epochs)
+        while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
+            lr = learning_rate(config, self.clock.global_step)
+            sums = self.forward_backward(step, empty)
+            norm = sums[-2].sqrt()
+            self.optimizer.step(lr, clip_scale(norm, config.grad_clip) if config.grad_clip else None)
+            if self.ema is not None:
+                self.ema.update(self.clock.global_step + 1)
+            samples = [int(slot.weights.sum()) for slot in step.slots]
+            tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
+            self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
+            self.position = step.state
+            self.stopped = self.recorder.push(StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, tokens))
+            if self.stopped or (config.ckpt_every and self.clock.global_step % config.ckpt_every == 0):
+                self.save()
+            if self.stopped:
+                break
+        self.recorder.flush()
+        self.save()
+
+    def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
+        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [G + 2].
+
+        Entries: the loss of each slot (0 where there is none), the square of the gradient's norm, and how many ranks
+        were asked to stop. The step's loss is the mean over its real slots.
+        """
+        ranks, count = self.mesh.data_ranks, len(step.slots)
+        sums = torch.zeros(self.stream.inputs.slots_per_step + 2, device=self.system.device)
+        for i, batch in enumerate(step.batches):
+            loss = self.micro_batch(batch, empty)
+            (loss * (ranks / count)).backward()  # FSDP takes the mean over ranks
+            if (slot := i * ranks + self.mesh.data_rank) < count:
+                sums[slot] = loss.detach()
+        sums[-2] = self.optimizer.grad_square_sum() / self.mesh.replicate
+        sums[-1] = float(self.stop.asked)
+        if ranks > 1:
+            dist.all_reduce(sums)
+        return sums
+
+    def micro_batch(self, batch: Batch, empty: Conditions) -> Tensor:
+        """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
+        system = self.system
+        weights = batch.weights.to(system.device, non_blocking=True)
+        draws = {name: draw.to(system.device, non_blocking=True) for name, draw in batch.draws.items()}
+        with torch.no_grad():
+            latents = system.encode(batch)
+            conditions = system.embed(batch.text)
+            conditions = drop_text(conditions, empty, draws["dropout"], self.config.dropout_ratio.ratios)
+            conditions = system.blank_visual(conditions, latents)
+            noised = system.objective.noise(latents, draws, weights)
+        prediction = system.denoiser(noised.x, noised.t, conditions)
+        return micro_batch_loss(prediction, noised, weights, batch.bucket.batch_size)
+
+    def save(self) -> None:
+        """Writes a checkpoint of this moment, unless it is already written or a result of it is not finite."""
+        self.recorder.flush()
+        self.saver.save(self.clock, self.position, self.tensors())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that a checkpoint holds, by name, sharded, sharing memory."""
+        tensors = {f"model.{name}": p for name, p in self.optimizer.parameters.items()}
+        if self.ema is not None:
+            tensors |= self.ema.state()
+        return tensors | self.optimizer.state()

@@ -1,0 +1,140 @@
+"""What a run says about itself: one exact line for each step, readable figures every few steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from longtake.buckets import step_digest
+from longtake.contracts import Slot, UserError
+from longtake.data import ClipTable
+from longtake.parallel import World
+from longtake.system import System
+from longtake.track import StepMeter, Trackers, TrainingProgress, memory
+from longtake.train.clock import Clock
+from longtake.train.interrupt import FirstStepTimer
+
+
+_SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step as the loop leaves it: `sums` may still be under way on the device."""
+
+    clock: Clock  # after the step
+    slots: Sequence[Slot]
+    sums: Tensor  # float32 [G + 2], see Trainer.forward_backward
+    lr: float
+    wait_seconds: float
+    new_tokens: int
+
+
+class Recorder:
+    """Reads results one step late, so that the device always has work queued, and passes them on.
+
+    Every rank reads the same numbers and so comes to the same decisions; rank 0 writes.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        table: ClipTable,
+        world: World,
+        trackers: Trackers,
+        progress: TrainingProgress,
+        meter: StepMeter,
+        log_every: int,
+        timer: FirstStepTimer,
+    ) -> None:
+        self.system, self.table, self.world = system, table, world
+        self.trackers, self.progress, self.meter = trackers, progress, meter
+        self.log_every, self.timer = log_every, timer
+        self._pending: StepRecord | None = None
+        self._losses: list[float] = []
+        self._by_bucket: dict[str, list[float]] = defaultdict(list)
+        self._last_time = time.perf_counter()
+
+    def push(self, record: StepRecord) -> bool:
+        """Takes in a step and reads the one before it; returns whether any rank was asked to stop by then.
+
+        Raises `UserError` if the loss or the gradient of that step is not finite.
+        """
+        before, self._pending = self._pending, record
+        return self._read(before) if before is not None else False
+
+    def flush(self) -> bool:
+        """Reads the last step too (waits for the device)."""
+        record, self._pending = self._pending, None
+        return self._read(record) if record is not None else False
+
+    def _read(self, record: StepRecord) -> bool:
+        values = record.sums.tolist()
+        self.timer.done()
+        count, step = len(record.slots), record.clock.global_step
+        losses, grad_norm = values[:count], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
+        self._check_finite(record, losses, grad_norm)
+        loss = sum(losses) / count
+        now = time.perf_counter()
+        seconds, self._last_time = now - self._last_time, now
+        self._losses.append(loss)
+        by_bucket: dict[str, list[float]] = defaultdict(list)
+        for slot, value in zip(record.slots, losses, strict=True):
+            by_bucket[slot.bucket.name].append(value)
+            self._by_bucket[slot.bucket.name].append(value)
+        if self.world.is_main:
+            samples = sum(int(slot.weights.sum()) for slot in record.slots)
+            flops = 3 * sum(self.system.flops(slot.bucket.shape) * int(slot.weights.sum()) for slot in record.slots)
+            self.meter.step(clips=samples, tokens=record.new_tokens, flops=flops, wait_seconds=record.wait_seconds)
+            self.trackers.log_line(
+                {
+                    "step": step,
+                    "pass": record.clock.pass_index,
+                    "loss": loss,
+                    "loss_bits": loss.hex(),
+                    "digest": f"{step_digest(record.slots):016x}",
+                    "grad_norm": grad_norm,
+                    "lr": record.lr,
+                    "samples": samples,
+                    "seconds": round(seconds, 4),
+                    "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
+                }
+            )
+            due = step % self.log_every == 0
+            shown = self._log(step, grad_norm, record) if due else {"loss": loss}
+            self.progress.update(step, shown)
+        return values[-1] > 0
+
+    def _log(self, step: int, grad_norm: float, record: StepRecord) -> dict[str, float]:
+        """Passes on the figures since the last time; returns those that the terminal shows."""
+        figures = {
+            "loss": sum(self._losses) / len(self._losses),
+            "grad_norm": grad_norm,
+            "lr": record.lr,
+            "pass": record.clock.pass_index,
+            "samples": record.clock.samples,
+        }
+        figures |= {f"loss/{name}": sum(v) / len(v) for name, v in sorted(self._by_bucket.items())}
+        figures |= self.meter.read() | memory()
+        self.trackers.log(step, figures)
+        self._losses.clear()
+        self._by_bucket.clear()
+        return {name: v for name, v in figures.items() if name in _SHOWN}
+
+    def _check_finite(self, record: StepRecord, losses: list[float], grad_norm: float) -> None:
+        bad = [slot for slot, loss in zip(record.slots, losses, strict=True) if not math.isfinite(loss)]
+        if not bad and math.isfinite(grad_norm):
+            return
+        step = record.clock.global_step
+        what = f"loss of bucket {bad[0].bucket.name}" if bad else "gradient norm"
+        rows = (bad[0] if bad else record.slots[0]).rows[:3]
+        clips = ", ".join(str(self.table.path(int(row))) for row in rows)
+        raise UserError(
+            f"step {step}: the {what} is not finite (clips of that micro-batch begin with {clips}); nothing was saved after "
+            "it, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
+        )

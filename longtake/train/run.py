@@ -1,0 +1,224 @@
+"""A training run from its command line to its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from longtake.buckets import BucketRule, OrderInputs, PassOrder
+from longtake.checkpoint import load_tensors, read_state
+from longtake.config import dump_config
+from longtake.data import ClipTable, SlotDataset, SlotLoader, read_quarantine
+from longtake.parallel import Mesh, World, start_world
+from longtake.system import System, build_system
+from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
+from longtake.train.clock import Clock
+from longtake.train.config import RunConfig
+from longtake.train.folder import RunFolder, open_folder, read_run
+from longtake.train.interrupt import FirstStepTimer, StopRequest
+from longtake.train.loop import Trainer
+from longtake.train.optimizer import Ema, ShardedAdamW
+from longtake.train.record import Recorder
+from longtake.train.saving import Saver
+from longtake.train.stream import StepStream
+
+STAGE = 0  # stages of a curriculum will count up from here; part of every random key
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    checkpoint: Path | None  # the last one written
+    clock: Clock
+    stopped: bool  # by Ctrl-C or SIGTERM
+
+
+def train_run(run: str, overrides: Sequence[str] = (), console: Console | None = None) -> Outcome:
+    """`longtake train`: reads RUN (a config file or the folder of an earlier run), joins the processes, trains."""
+    resolved = read_run(run, overrides)
+    config = resolved.value
+    with start_world(config.device) as world:
+        return train(config, world, source=run, console=console)
+
+
+def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
+    """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
+    timer = FirstStepTimer(config.first_step_timeout)
+    try:
+        mesh = Mesh.create(config.parallel, world)
+        table = ClipTable.open(config.dataset.data_path, config.dataset.root)
+        place = open_folder(config, world, source)
+        system = build_system(config, mesh, world)
+        optimizer = ShardedAdamW(system.denoiser, config)
+        ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
+        start = _restore(config, place, system, optimizer, ema)
+        inputs = _order_inputs(config, system, table, start.slots_per_step or mesh.data_ranks * config.accumulation_steps)
+        stream = _stream(config, inputs, table, system, mesh, world, place.path)
+        order = stream.plan(start.clock.pass_index, start.position)
+        console = console or make_console()
+        if world.is_main:
+            console.print(_announcement(config, place, system, start, order, world), markup=False)
+        facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
+        saver = Saver(place.path, world, facts, config.keep_n_latest)
+        if place.checkpoint is not None and place.continues:
+            saver.started_from(place.checkpoint, start.clock)
+        with (
+            StopRequest() as stop,
+            _trackers(config, place.path, world, start.clock.global_step) as trackers,
+            TrainingProgress(
+                _total_steps(config, start, order),
+                start.clock.global_step,
+                console=console,
+                every=config.log_every,
+                enabled=world.is_main,
+            ) as progress,
+        ):
+            meter = StepMeter(_peak(world), world.size)
+            recorder = Recorder(system, table, world, trackers, progress, meter, config.log_every, timer)
+            trainer = Trainer(
+                config, mesh, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
+            )
+            trainer.run(skip=start.skip)
+    finally:
+        timer.done()
+    if world.is_main:
+        ended = "stopped" if trainer.stopped else "done"
+        console.print(f"{ended} at step {trainer.clock.global_step}; checkpoint: {saver.last}", markup=False)
+        if trainer.stopped:
+            console.print(f"to go on: longtake train {place.path}", markup=False)
+    return Outcome(place.path, saver.last, trainer.clock, trainer.stopped)
+
+
+def _total_steps(config: RunConfig, start: Start, order: PassOrder) -> int:
+    """The step the run ends at, for the progress bar; later passes are taken to be as long as this one."""
+    if config.max_steps is not None:
+        return config.max_steps
+    later = max(0, config.epochs - start.clock.pass_index - 1)
+    return start.clock.global_step + order.num_steps - start.skip + later * order.report.num_steps
+
+
+def _peak(world: World) -> float | None:
+    return peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: zero, or the moment of a checkpoint."""
+
+    clock: Clock
+    position: dict | None
+    skip: int  # steps of the pass to leave out
+    slots_per_step: int | None
+
+
+def _restore(
+    config: RunConfig, place: RunFolder, system: System, optimizer: ShardedAdamW, ema: Ema | None
+) -> Start:
+    """Fills weights, averages and optimizer from the checkpoint the run starts from, and reads its clock and position.
+
+    `start_epoch` and `start_step` move the data position only, to a pass dealt anew; the optimizer and the step
+    counter go on.
+    """
+    if place.checkpoint is None:
+        return _moved(config, Start(Clock(), None, 0, config.slots_per_step))
+    state = read_state(place.checkpoint)
+    clock = Clock.from_json(state.get("clock", {}))
+    into = {f"model.{name}": p.data for name, p in system.denoiser.named_parameters()} | optimizer.state()
+    load_tensors(place.checkpoint, into)
+    optimizer.set_updates(clock.global_step)
+    if ema is not None and not load_tensors(place.checkpoint, ema.state(), strict=False).filled:
+        ema.restart()  # the checkpoint kept no average: it begins at the loaded weights
+    slots = config.slots_per_step or state.get("slots_per_step")
+    return _moved(config, Start(clock, state.get("data"), 0, slots))
+
+
+def _moved(config: RunConfig, start: Start) -> Start:
+    if config.start_epoch is None and config.start_step is None:
+        return start
+    clock = Clock(start.clock.global_step, config.start_epoch or 0, start.clock.samples, start.clock.tokens)
+    return Start(clock, None, config.start_step or 0, start.slots_per_step)
+
+
+def _order_inputs(config: RunConfig, system: System, table: ClipTable, slots_per_step: int) -> OrderInputs:
+    rule = BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
+    for bucket in rule.buckets:
+        system.autoencoder.check(*bucket.shape)
+    return OrderInputs(
+        seed=config.seed,
+        stage=STAGE,
+        slots_per_step=slots_per_step,
+        rule=rule,
+        num_frames=table.num_frames,
+        height=table.height,
+        width=table.width,
+        fps=table.fps,
+        clip_ids=table.clip_ids,
+        views=config.dataset.views,
+        table=table.fingerprint,
+    )
+
+
+def _stream(
+    config: RunConfig,
+    inputs: OrderInputs,
+    table: ClipTable,
+    system: System,
+    mesh: Mesh,
+    world: World,
+    folder: Path,
+) -> StepStream:
+    quarantine = folder / "quarantine.jsonl"
+    dataset = SlotDataset(
+        table,
+        config.dataset,
+        seed=config.seed,
+        stage=STAGE,
+        latent=system.autoencoder.latent,
+        compat=config.compat,
+        quarantined=read_quarantine(quarantine),
+    )
+    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, pin_memory=world.device.type == "cuda")
+    return StepStream(inputs, loader, mesh, world, quarantine)
+
+
+def _trackers(config: RunConfig, folder: Path, world: World, step: int) -> Trackers:
+    return Trackers.open(
+        folder,
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
+        wandb_project=config.wandb_project,
+        run_name=folder.name,
+        config=config.model_dump(mode="json"),
+        enabled=world.is_main,
+        resume_step=step,
+    )
+
+
+def _announcement(
+    config: RunConfig, place: RunFolder, system: System, start: Start, order: PassOrder, world: World
+) -> str:
+    """What is known before the first step: the model, where it starts, which clips are used, which are not and why.
+
+    The bucket report is saved in the run's folder too.
+    """
+    report = order.report
+    (place.path / "bucket_report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    (place.path / "bucket_report.txt").write_text(report.text() + "\n", encoding="utf-8")
+    count = sum(p.numel() for p in system.denoiser.parameters())
+    dtype = str(system.dtype).removeprefix("torch.")
+    processes = f"{world.size} process" + ("es" if world.size > 1 else "")
+    lines = [
+        f"run folder: {place.path}",
+        f"model: {count / 1e6:.2f} M parameters, compute in {dtype} on {world.device.type}, {processes}",
+        report.text(),
+    ]
+    if place.checkpoint is not None:
+        lines.insert(1, f"starts from {place.checkpoint}, step {start.clock.global_step}")
+    return "\n".join(lines)

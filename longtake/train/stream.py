@@ -1,0 +1,72 @@
+"""The stream of steps: the order of each pass, dealt to the ranks and fetched, with nothing hidden in iterators."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from longtake.buckets import OrderInputs, PassOrder, deal, plan_pass
+from longtake.contracts import Batch, Fault, Slot
+from longtake.data import SlotLoader, append_quarantine, read_quarantine
+from longtake.parallel import Mesh, World
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """What one optimizer step is made of on this rank."""
+
+    pass_index: int
+    slots: Sequence[Slot]  # the step's real slots, of all ranks
+    batches: Sequence[Batch]  # this rank's micro-batches; number i is slot i * ranks + rank
+    state: dict  # data position after the step
+    wait_seconds: float  # time this rank waited for its data
+
+
+class StepStream:
+    """Steps from a data position on, pass after pass. The position is a plain dict, valid between any two steps."""
+
+    def __init__(
+        self, inputs: OrderInputs, loader: SlotLoader, mesh: Mesh, world: World, quarantine: Path
+    ) -> None:
+        self.inputs, self.loader, self.mesh, self.world, self.quarantine = inputs, loader, mesh, world, quarantine
+
+    def plan(self, pass_index: int, state: dict | None) -> PassOrder:
+        """The order of a pass from a position on; clips that failed in earlier passes are left out.
+
+        Rank 0's view of the quarantine is everybody's, so no two ranks plan different passes.
+        """
+        known = self.world.broadcast(read_quarantine(self.quarantine) if self.world.is_main else None)
+        return plan_pass(replace(self.inputs, quarantined=known), pass_index, state)
+
+    def steps(self, pass_index: int, state: dict | None, skip: int = 0, epochs: int | None = None) -> Iterator[StepInput]:
+        """All steps from pass `pass_index` on (`skip` of its steps left out), until `epochs` passes are done."""
+        while epochs is None or pass_index < epochs:
+            order = self.plan(pass_index, state)
+            yield from self._one_pass(order, pass_index, skip)
+            self.world.barrier()  # every rank's failures are on disk before the next pass is planned
+            pass_index, state, skip = pass_index + 1, None, 0
+
+    def _one_pass(self, order: PassOrder, pass_index: int, skip: int) -> Iterator[StepInput]:
+        ahead: deque[tuple[list[Slot], int, dict]] = deque()
+
+        def feed() -> Iterator[Slot]:
+            for i in range(skip, order.num_steps):
+                slots = order.step(i)
+                mine = deal(slots, self.mesh.data_ranks, self.inputs.slots_per_step, self.mesh.data_rank)
+                ahead.append((slots, len(mine), order.state(i + 1)))
+                yield from mine
+
+        fetched = self.loader.fetch(feed())
+        for _ in range(skip, order.num_steps):
+            start = time.perf_counter()
+            batches = [next(fetched)]
+            slots, num_micro, state = ahead.popleft()
+            batches += [next(fetched) for _ in range(num_micro - 1)]
+            waited = time.perf_counter() - start
+            faults: list[Fault] = [fault for batch in batches for fault in batch.faults]
+            if faults:
+                append_quarantine(self.quarantine, faults)
+            yield StepInput(pass_index, slots, batches, state, waited)

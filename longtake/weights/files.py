@@ -1,0 +1,193 @@
+"""Safetensors files and folders as one mapping of names to tensors, read when asked for; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from longtake.contracts import UserError
+
+INDEX_SUFFIX = ".safetensors.index.json"
+_PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
+
+
+class WeightFiles(Mapping[str, Tensor]):
+    """The tensors of one safetensors file, or of a folder of them with or without a Hugging Face index.
+
+    Opening reads headers only; `files[name]` reads one tensor onto the CPU. `shape(name)` and `metadata` need no data.
+    Raises `UserError` for a missing path, a pickle, a damaged file, an index that names files or tensors that are not
+    there, and a tensor name found in two files.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).expanduser()
+        self.metadata: dict[str, str] = {}
+        self._files: dict[str, safe_open] = {}  # tensor name -> open file
+        for file in _find_files(self.path):
+            handle = _open(file)
+            self.metadata.update(handle.metadata() or {})
+            for name in handle.keys():  # noqa: SIM118 (safe_open is no mapping)
+                if name in self._files:
+                    raise UserError(
+                        f"{file}: the tensor {name} is in another file of this folder too; keep one of them"
+                    )
+                self._files[name] = handle
+        self._check_index()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the header."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def _check_index(self) -> None:
+        index = _index_of(self.path)
+        if index is None:
+            return
+        lost = sorted(set(_read_index(index)) - set(self._files))
+        if lost:
+            raise UserError(
+                f"{index}: names {len(lost)} tensors that its files do not hold ({lost[0]} ...); copy the folder again"
+            )
+
+
+def save_weights(
+    state: Mapping[str, Tensor],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: int = 5 * 2**30,
+) -> list[Path]:
+    """Write tensors as safetensors and return the files written.
+
+    A path ending in `.safetensors` becomes one file; any other is a folder in Hugging Face's layout:
+    `model.safetensors`, or, above `max_shard_bytes`, `model-00001-of-0000N.safetensors` and an index, each shard within
+    the bound unless a single tensor exceeds it. Tensors are written contiguous, in their own dtype. Each file appears
+    under its name only when complete; the index comes last. Raises `UserError` where weights lie at `path` already.
+    """
+    path = Path(path).expanduser()
+    header = {"format": "pt", **(metadata or {})}
+    if path.suffix == ".safetensors":
+        if path.exists():
+            raise UserError(f"{path}: exists already and is not overwritten; choose another name")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_file(state, path, header)
+        return [path]
+    path.mkdir(parents=True, exist_ok=True)
+    stale = [*path.glob("model*.safetensors"), *path.glob("model" + INDEX_SUFFIX)]
+    if stale:
+        raise UserError(f"{path}: holds {stale[0].name} already, which is not overwritten; choose an empty folder")
+    shards = _cut_into_shards(state, max_shard_bytes)
+    if len(shards) == 1:
+        _write_file(state, path / "model.safetensors", header)
+        return [path / "model.safetensors"]
+    files = [path / f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    for file, names in zip(files, shards, strict=True):
+        _write_file({name: state[name] for name in names}, file, header)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
+        "weight_map": {name: file.name for file, names in zip(files, shards, strict=True) for name in names},
+    }
+    target = path / ("model" + INDEX_SUFFIX)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    partial.replace(target)
+    return files
+
+
+def _write_file(state: Mapping[str, Tensor], file: Path, header: dict[str, str]) -> None:
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()}
+    partial = file.with_name(file.name + ".partial")
+    save_file(_unshare(tensors), partial, metadata=header)
+    partial.replace(file)
+
+
+def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that lie in one memory, which safetensors does not write."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        shared = address in seen or tensor.untyped_storage().nbytes() != tensor.nbytes
+        out[name] = torch.clone(tensor) if shared else tensor
+        seen.add(address)
+    return out
+
+
+def _cut_into_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in state.items():
+        if shards[-1] and size + tensor.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.nbytes
+    return shards
+
+
+def _find_files(path: Path) -> list[Path]:
+    if path.name.endswith(INDEX_SUFFIX) and path.is_file():
+        return _files_of_index(path)
+    if path.suffix in _PICKLES:
+        raise UserError(f"{path}: is a pickle, which can run code when read; convert it to .safetensors")
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder; give a .safetensors file or a folder that holds some")
+    index = _index_of(path)
+    if index is not None:
+        return _files_of_index(index)
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{path}: holds no .safetensors file; give a .safetensors file or a folder that holds some")
+    return files
+
+
+def _index_of(path: Path) -> Path | None:
+    if path.name.endswith(INDEX_SUFFIX):
+        return path
+    found = sorted(path.glob("*" + INDEX_SUFFIX)) if path.is_dir() else []
+    if len(found) > 1:
+        raise UserError(f"{path}: holds {len(found)} indices ({found[0].name}, {found[1].name}); name the one to read")
+    return found[0] if found else None
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{index}: is no index of weights; it must be JSON with a table `weight_map`") from None
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    files = []
+    for name in sorted(set(_read_index(index).values())):
+        file = index.parent / name
+        if Path(name).name != name:
+            raise UserError(f"{index}: names the file {name!r} outside its own folder; it must name files beside it")
+        if not file.is_file():
+            raise UserError(f"{index}: names {name}, which is not there; copy the missing file into {index.parent}")
+        files.append(file)
+    return files
+
+
+def _open(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError, ValueError) as fault:
+        raise UserError(f"{file}: cannot be read as safetensors ({fault}); copy or convert it again") from None

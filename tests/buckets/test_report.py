@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from longtake.buckets import Unused, plan_pass
+from longtake.contracts import UserError
+from tests.buckets.tables import inputs, rule
+
+
+def test_used_and_unused_clips_are_all_clips_and_each_unused_one_has_a_reason() -> None:
+    report = plan_pass(inputs(500), 0).report
+    assert report.num_used + sum(line.clips for line in report.unused) == report.num_clips == 500
+    assert sum(line.clips for line in report.buckets) == report.num_used
+    reasons = {line.reason for line in report.unused}
+    assert {Unused.TOO_SMALL, Unused.TOO_SHORT, Unused.INVALID, Unused.NOT_KEPT} <= reasons
+
+
+def test_example_rows_have_the_reason_they_stand_for() -> None:
+    made = inputs(500)
+    lines = {line.reason: line for line in plan_pass(made, 0).report.unused}
+    assert np.isnan(made.num_frames[list(lines[Unused.INVALID].rows)]).all()
+    small = list(lines[Unused.TOO_SMALL].rows)
+    assert len(small) == 5
+    assert ((made.height * made.width)[small] < 0.8 * 32 * 32).all()
+
+
+def test_fillers_make_up_whole_micro_batches() -> None:
+    report = plan_pass(inputs(), 0).report
+    for line in report.buckets:
+        assert line.samples + line.fillers == line.micro_batches * line.bucket.batch_size
+        assert 0 <= line.fillers < line.bucket.batch_size
+
+
+def test_copies_count_as_samples_and_once_as_clips() -> None:
+    everything = rule({"16px": {1: (1.0, 2), 2: (1.0, 2)}})
+    single = plan_pass(inputs(rule=everything), 0).report
+    double = plan_pass(inputs(rule=everything, weights=2.0), 0).report
+    assert double.num_samples == 2 * single.num_samples
+    assert double.num_used == single.num_used
+    assert [line.clips for line in double.buckets] == [line.clips for line in single.buckets]
+
+
+def test_a_clip_without_a_copy_is_reported() -> None:
+    weights = np.ones(200)
+    weights[[3, 8]] = 0
+    report = plan_pass(inputs(weights=weights), 0).report
+    (line,) = [line for line in report.unused if line.reason is Unused.NO_COPY]
+    assert line.rows == (3, 8)
+    assert report.num_used + report.num_unused == 200
+
+
+def test_the_report_is_plain_data_and_a_readable_table() -> None:
+    report = plan_pass(inputs(), 0).report
+    data = json.loads(json.dumps(report.to_json()))
+    assert data["used"] == report.num_used
+    assert sum(bucket["samples"] for bucket in data["buckets"].values()) == data["samples"]
+    lines = report.text().splitlines()
+    assert lines[0].split() == ["bucket", "batch", "clips", "samples", "micro-batches", "fillers"]
+    assert len({len(line) for line in lines[: len(report.buckets) + 2]}) == 1
+    for line in report.unused:
+        assert f"{line.clips} unused: {line.reason.sentence}" in report.text()
+
+
+def test_a_run_without_a_single_fitting_clip_is_told_why_and_what_to_change() -> None:
+    with pytest.raises(UserError) as caught:
+        plan_pass(inputs(40, rule=rule({"720p": {129: (1.0, 1)}})), 0)
+    assert "none of the 40 clips fits a bucket" in str(caught.value)
+    assert "smaller than 80 %" in str(caught.value)
+    assert "add a lower resolution" in str(caught.value)
+    with pytest.raises(UserError, match="no rows"):
+        plan_pass(inputs(0), 0)
+    with pytest.raises(UserError, match="raise the keep probability"):
+        plan_pass(inputs(2, num_frames=np.ones(2), height=np.full(2, 40), width=np.full(2, 40),
+                         rule=rule({"32px": {1: (0.0, 1), 9: (1.0, 1)}})), 0)  # fmt: skip
+
+
+def test_a_pass_emptied_by_its_draws_alone_has_no_steps_and_is_no_mistake() -> None:
+    one = inputs(
+        1, num_frames=np.ones(1), height=np.full(1, 40), width=np.full(1, 40), rule=rule({"32px": {1: (0.5, 1)}})
+    )
+    lengths = {plan_pass(one, pass_index).num_steps for pass_index in range(20)}
+    assert lengths == {0, 1}

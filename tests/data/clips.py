@@ -1,0 +1,90 @@
+"""Small clip files for the tests, written and read with plain PyAV, independently of the code under test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from longtake.contracts import Bucket, LatentShape, Slot
+from longtake.data import ClipTable, DatasetConfig, SlotDataset
+
+LATENT = LatentShape(channels=4, temporal=4, spatial=8, causal=True)
+
+
+def noise_frames(count: int, height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
+    """Frames that no encoder makes equal: coarse random blocks over a slope, uint8 [T, H, W, 3]."""
+    blocks = np.random.default_rng(seed).integers(0, 255, (count, -(-height // 8), -(-width // 8), 3), dtype=np.uint8)
+    return np.ascontiguousarray(blocks.repeat(8, axis=1).repeat(8, axis=2)[:, :height, :width])
+
+
+def encode(
+    path: Path,
+    codec: str = "libx264",
+    count: int = 40,
+    size: tuple[int, int] = (48, 64),
+    fps: Fraction | int = 24,
+    pix_fmt: str = "yuv420p",
+    options: dict[str, str] | None = None,
+    times: Sequence[int] | None = None,
+    rotation: int | None = None,
+) -> Path:
+    """Writes a video; `times` are timestamps in 1/600 s for unevenly spaced frames."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=fps, options=options or {})
+        stream.height, stream.width = size
+        stream.pix_fmt = pix_fmt
+        if times is not None:
+            stream.codec_context.time_base = Fraction(1, 600)
+        if rotation is not None:
+            stream.set_display_rotation(rotation)
+        for number, pixels in enumerate(noise_frames(count, *size)):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            if times is not None:
+                frame.pts, frame.time_base = times[number], Fraction(1, 600)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def cut_without_decoding(source: Path, target: Path, key: int) -> Path:
+    """Copies the packets from the `key`-th key frame on, as a lossless cutter does."""
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        keys = 0
+        for packet in old.demux(old.streams.video[0]):
+            keys += packet.is_keyframe and packet.size > 0
+            if keys > key and packet.size:
+                packet.stream = stream
+                new.mux(packet)
+    return target
+
+
+def decode_all(path: Path) -> np.ndarray:
+    """Every frame by the plainest loop there is: uint8 [T, H, W, 3]."""
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def make_slot(
+    table: ClipTable,
+    rows: Sequence[int],
+    shape: tuple[int, int, int] = (5, 16, 16),
+    weights: Sequence[float] | None = None,
+    pass_index: int = 0,
+) -> Slot:
+    bucket = Bucket("16px", shape[0], "1:1", shape, len(rows))
+    at = np.asarray(rows, dtype=np.int64)
+    kept = np.ones(len(rows), np.float32) if weights is None else np.asarray(weights, dtype=np.float32)
+    ids = table.clip_ids[at]
+    return Slot(bucket, pass_index, at, ids, ids ^ np.uint64(1), kept)
+
+
+def make_dataset(table: ClipTable, **settings: object) -> SlotDataset:
+    """`settings` are keys of the dataset section or arguments of `SlotDataset`."""
+    ours = {name: settings.pop(name) for name in ("posterior", "quarantined", "compat", "stage") if name in settings}
+    config = DatasetConfig.model_validate({"data_path": str(table.source)} | settings)
+    return SlotDataset(table, config, **{"seed": 7, "stage": 0, "latent": LATENT} | ours)

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from longtake.contracts import UserError
+from longtake.data import ClipError, ClipTable, probe_file, probe_table
+from longtake.data.pool import call_each
+from longtake.data.video import read_frames, write_image, write_video
+from longtake.random import hash64
+from tests.data.clips import cut_without_decoding, decode_all, encode, noise_frames
+from tests.data.test_video import FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_numbers_are_those_of_a_full_decode(name: str, tmp_path: Path) -> None:
+    path = encode(tmp_path / name, **FILES[name][0])
+    info, every = probe_file(path), decode_all(path)
+    assert (info.num_frames, info.height, info.width) == every.shape[:3]
+
+
+def test_a_losslessly_cut_file_is_counted_as_it_is_shown(tmp_path: Path) -> None:
+    whole = encode(tmp_path / "whole.mp4", options={"g": "10", "bf": "3"})
+    path = cut_without_decoding(whole, tmp_path / "cut.mp4", key=1)
+    assert probe_file(path).num_frames == len(decode_all(path))
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv", ".avi"])
+@pytest.mark.parametrize(("fps", "expected"), [(24, 24.0), (29.97, 29.97), (12.5, 12.5)])
+def test_rate_duration_and_codec_are_read(suffix: str, fps: float, expected: float, tmp_path: Path) -> None:
+    write_video(tmp_path / f"a{suffix}", noise_frames(30), fps)
+    info = probe_file(tmp_path / f"a{suffix}")
+    assert info.fps == expected
+    assert info.duration == pytest.approx(30 / fps, abs=0.05)
+    assert info.codec == "h264"
+
+
+def test_a_gifs_rate_follows_its_delays(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.gif", "gif", count=60, pix_fmt="rgb8")
+    assert probe_file(path).fps == pytest.approx(24, abs=0.1)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("degrees", [90, -90, 180])
+def test_sizes_are_those_of_the_upright_picture(suffix: str, degrees: int, tmp_path: Path) -> None:
+    path = encode(tmp_path / f"a{suffix}", count=3, size=(32, 48), rotation=degrees)
+    info = probe_file(path)
+    assert (info.height, info.width) == read_frames(path, [0]).shape[1:3]
+
+
+def test_stills_have_one_frame_and_no_rate(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png", noise_frames(1, 20, 30)[0])
+    info = probe_file(tmp_path / "a.png")
+    assert (info.num_frames, info.height, info.width, info.codec) == (1, 20, 30, "png")
+    assert math.isnan(info.fps)
+    image = Image.fromarray(noise_frames(1, 20, 30)[0])
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    info = probe_file(tmp_path / "turned.jpg")
+    assert (info.height, info.width, info.codec) == (30, 20, "jpeg")
+
+
+def _broken_files(folder: Path) -> dict[str, str]:
+    """Makes one file of each kind of damage; file name -> part of the reason."""
+
+    def write(path: Path) -> Path:
+        write_video(path, noise_frames(20), 24)  # the index comes first
+        return path
+
+    make: dict[str, tuple[Callable[[Path], object], str]] = {
+        "missing.mp4": (lambda path: None, "no such file"),
+        "empty.mp4": (lambda path: path.touch(), "the file is empty"),
+        "text.mp4": (lambda path: path.write_text("hello"), "cannot be decoded"),
+        "text.jpg": (lambda path: path.write_text("hello"), "not a picture of a known format"),
+        "no_index.mp4": (
+            lambda path: path.write_bytes(encode(path, count=5).read_bytes()[:-200]),
+            "cannot be decoded",
+        ),
+        "cut.mp4": (
+            lambda path: path.write_bytes(write(path).read_bytes()[:-200]),
+            "cut short: its index reaches beyond the end of the file",
+        ),
+        "": (lambda path: None, "path is empty"),
+    }
+    for name, (action, _) in make.items():
+        action(folder / name)
+    return {name: reason for name, (_, reason) in make.items()}
+
+
+def test_broken_files_give_their_reason(tmp_path: Path) -> None:
+    for name, reason in _broken_files(tmp_path).items():
+        if name:
+            with pytest.raises(ClipError, match=reason):
+                probe_file(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with good and bad clips and `clips.csv` over them."""
+    folder = tmp_path_factory.mktemp("library")
+    write_video(folder / "a b ✓.mp4", noise_frames(12, 32, 48), 24)
+    write_image(folder / "c.png", noise_frames(1, 20, 30)[0])
+    broken = list(_broken_files(folder))
+    lines = ["path,text,score_vmafmotion,note", "a b ✓.mp4,a cat,3.5,0012"]
+    lines += [f"{name},broken,1,x" for name in broken]
+    lines += ['c.png,"two, lines\nhere",,', "a b ✓.mp4,again,4,y"]
+    (folder / "clips.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
+def test_a_bad_file_costs_its_row_and_is_listed(suffix: str, library: Path, tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    target = tmp_path / f"out{suffix}"
+    result = probe_table(library / "clips.csv", target, root=library, progress=lambda *call: calls.append(call))
+    assert (result.kept, result.bad) == (3, 7)
+    assert calls[-1] == (10, 10)
+    listed = pyarrow.csv.read_csv(tmp_path / "out.bad.csv").to_pylist()
+    assert [row["row"] for row in listed] == [1, 2, 3, 4, 5, 6, 7] == [row for row, _, _ in result.bad_rows]
+    for row, (name, reason) in zip(listed, _broken_files(library).items(), strict=True):
+        assert row["path"] == name
+        assert reason in row["reason"]
+    table = ClipTable.open(target, root=library)
+    assert [table.written_path(row) for row in range(3)] == ["a b ✓.mp4", "c.png", "a b ✓.mp4"]
+    assert [table.caption(row) for row in range(3)] == ["a cat", "two, lines\nhere", "again"]
+    assert table.num_frames.tolist() == [12, 1, 12]
+    np.testing.assert_array_equal(table.fps, [24, np.nan, 24])
+    np.testing.assert_array_equal(table.motion_score, [3.5, np.nan, 4])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([target.name, "out.bad.csv"])
+
+
+def test_extra_columns_are_kept_and_become_numbers_only_where_all_are(library: Path, tmp_path: Path) -> None:
+    probe_table(library / "clips.csv", tmp_path / "out.parquet", root=library)
+    columns = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert columns.column_names == [
+        *("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "clip_id"),
+        *("score_vmafmotion", "note"),
+    ]
+    assert columns["note"].to_pylist() == ["0012", "", "y"]
+    assert columns["score_vmafmotion"].to_pylist() == [3.5, None, 4.0]
+    assert columns["aspect_ratio"].to_pylist() == [32 / 48, 20 / 30, 32 / 48]
+    assert columns["resolution"].to_pylist() == [32 * 48, 600, 32 * 48]
+
+
+def test_ids_do_not_change_when_a_file_goes_bad(library: Path, tmp_path: Path) -> None:
+    probe_table(library / "clips.csv", tmp_path / "out.parquet", root=library)
+    probed = ClipTable.open(tmp_path / "out.parquet").clip_ids
+    assert probed.tolist() == [hash64("a b ✓.mp4", 0), hash64("c.png", 0), hash64("a b ✓.mp4", 1)]
+    (tmp_path / "list.csv").write_text("path\nempty.mp4\nempty.mp4\nc.png\n")
+    probe_table(tmp_path / "list.csv", tmp_path / "few.parquet", root=library)
+    assert ClipTable.open(tmp_path / "few.parquet").clip_ids.tolist() == [hash64("c.png", 0)]
+
+
+def test_probing_again_and_in_other_formats_gives_the_same_table(library: Path, tmp_path: Path) -> None:
+    probe_table(library / "clips.csv", tmp_path / "one.parquet", root=library)
+    probe_table(tmp_path / "one.parquet", tmp_path / "two.csv", root=library)
+    result = probe_table(tmp_path / "two.csv", tmp_path / "three.parquet", root=library)
+    assert (result.bad, result.bad_path) == (0, None)
+    one, three = (pyarrow.parquet.read_table(tmp_path / f"{name}.parquet") for name in ("one", "three"))
+    assert one.to_pylist() == three.to_pylist()
+
+
+def test_paths_alone_are_enough(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path\nc.png\n")
+    probe_table(tmp_path / "list.csv", tmp_path / "out.csv", root=library)
+    assert ClipTable.open(tmp_path / "out.csv").caption(0) == ""
+
+
+def test_strict_fails_with_the_list_and_without_a_table(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"7 of 10 clips cannot be used, listed in .*out\.bad\.csv \(the first: "):
+        probe_table(library / "clips.csv", tmp_path / "out.parquet", root=library, strict=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.bad.csv"]
+
+
+def test_a_clean_probe_removes_the_old_list_of_bad_files(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.bad.csv").touch()
+    (tmp_path / "list.csv").write_text("path\nc.png\n")
+    probe_table(tmp_path / "list.csv", tmp_path / "out.csv", root=library)
+    assert not (tmp_path / "out.bad.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sentence"),
+    [
+        ("clips.csv", "out.xlsx", "tables end in .csv, .parquet or .arrow, not '.xlsx'"),
+        ("clips.csv", "clips.csv", "would overwrite the table it is made from; give the output another name"),
+        ("names.csv", "out.csv", "column path is missing (found name); it names the file of each clip"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_sentence(source: str, target: str, sentence: str, library: Path) -> None:
+    (library / "names.csv").write_text("name\nc.png\n")
+    with pytest.raises(UserError) as raised:
+        probe_table(library / source, library / target)
+    assert sentence in str(raised.value)
+
+
+def test_processes_find_what_one_process_finds(library: Path, tmp_path: Path) -> None:
+    alone = probe_table(library / "clips.csv", tmp_path / "alone.parquet", root=library)
+    spread = probe_table(library / "clips.csv", tmp_path / "spread.parquet", root=library, workers=2)
+    assert spread.bad_rows == alone.bad_rows
+    assert (tmp_path / "alone.parquet").read_bytes() == (tmp_path / "spread.parquet").read_bytes()
+
+
+def _crash_on_three(argument: str) -> str:
+    if argument == "3":
+        os.abort()
+    return argument * 2
+
+
+def test_a_crash_costs_its_file_and_no_other() -> None:
+    arguments = [str(number) for number in range(40)]
+    results = call_each(_crash_on_three, arguments, workers=1)
+    assert results[3] == "reading it crashed the decoder (SIGABRT)"
+    assert [result for place, result in enumerate(results) if place != 3] == [
+        argument * 2 for argument in arguments if argument != "3"
+    ]
+
+
+def _fail(argument: str) -> str:
+    raise KeyError(argument)
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_bad_file() -> None:
+    for workers in (0, 1):
+        with pytest.raises(KeyError):
+            call_each(_fail, ["1"], workers=workers)

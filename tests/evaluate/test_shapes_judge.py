@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtake.data.shapes import COLOURS, DIRECTIONS, SHAPES, caption, draw_clip, make_shapes
+from longtake.data.video import read_frames, read_image
+from longtake.evaluate import Accuracy, judge, score
+
+GREY = np.full((8, 32, 32, 3), 120, np.uint8)
+MIDDLE = [0.9, 0.9, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+def blur(frames: np.ndarray) -> np.ndarray:
+    """Each frame as the mean of the 5 x 5 pixels around: blobs lose edges and form."""
+    out = np.mean([np.roll(frames, (y, x), (1, 2)) for y in range(-2, 3) for x in range(-2, 3)], 0)
+    return out.astype(np.uint8)
+
+
+def test_real_clips_score_one_hundred_percent_in_every_window_of_eight_frames(tmp_path: Path) -> None:
+    made = make_shapes(tmp_path, seed=11, num_clips=120, num_stills=18)
+    clips = []
+    with made.table.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["path"].endswith(".png"):
+                clips.append((row["text"], read_image(tmp_path / row["path"])))
+                continue
+            frames = read_frames(tmp_path / row["path"])
+            clips += [(row["text"], frames[start : start + 8]) for start in range(len(frames) - 7)]
+            clips.append((row["text"], frames))
+    assert score(clips) == Accuracy(1.0, 1.0, 1.0, len(clips))
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_soft_noisy_blobs_are_judged_by_hue_and_motion(colour: str, direction: str) -> None:
+    rng = np.random.default_rng(0)
+    for shape in SHAPES:
+        frames = blur(draw_clip(caption(colour, shape, direction), MIDDLE))[:8].astype(np.float32)
+        frames += rng.normal(0, 10, frames.shape)
+        judgement = judge(np.clip(frames, 0, 255).astype(np.uint8))
+        assert (judgement.colour, judgement.direction) == (colour, direction)
+
+
+def test_travel_is_measured_as_a_share_of_the_frame() -> None:
+    frames = GREY.copy()
+    for index in range(8):
+        frames[index, 10:14, 4 + 2 * index : 8 + 2 * index] = COLOURS["cyan"]
+    judgement = judge(frames)
+    assert judgement.direction == "right"
+    assert judgement.right == pytest.approx(14 / 32)
+    assert judgement.down == pytest.approx(0.0)
+
+
+def test_a_blob_that_stands_still_or_drifts_a_little_has_no_direction() -> None:
+    frames = GREY.copy()
+    for index in range(8):
+        frames[index, 10:14, 4 + index // 3 : 8 + index // 3] = COLOURS["red"]  # 2 of 32 pixels
+    judgement = judge(frames)
+    assert (judgement.colour, judgement.direction) == ("red", None)
+
+
+def test_grey_and_faintly_tinted_clips_have_no_colour() -> None:
+    tinted = GREY.copy()
+    tinted[..., 0] += 20
+    assert judge(GREY).colour is None
+    assert judge(tinted).colour is None
+
+
+def test_the_larger_of_two_colours_is_the_dominant_one() -> None:
+    frames = GREY.copy()
+    frames[:, 2:12, 2:12] = COLOURS["blue"]
+    frames[:, 20:24, 20:24] = COLOURS["yellow"]
+    assert judge(frames).colour == "blue"
+
+
+def test_a_frame_in_which_the_blob_is_gone_decides_nothing() -> None:
+    frames = draw_clip("a green circle moves up", MIDDLE)[:8]
+    frames[[0, 7]] = 120
+    assert judge(frames).direction == "up"
+
+
+def test_accuracy_counts_colour_direction_and_both() -> None:
+    left = draw_clip("a red circle moves left", MIDDLE)
+    still = draw_clip("a red circle", MIDDLE)
+    pairs = [
+        ("a red circle moves left", left),
+        ("a red circle moves up", left),
+        ("a blue circle moves left", left),
+        ("A red circle.", still),
+    ]
+    assert score(pairs) == Accuracy(colour=3 / 4, direction=2 / 3, both=2 / 4, count=4)
+
+
+def test_nothing_to_judge_is_not_a_number() -> None:
+    empty = score([])
+    assert empty.count == 0
+    assert math.isnan(empty.colour)
+    assert math.isnan(score([("a red circle", GREY[:1])]).direction)
+
+
+def test_prompts_without_a_colour_and_float_frames_are_refused() -> None:
+    with pytest.raises(ValueError, match="'a cat' names no colour"):
+        score([("a cat", GREY)])
+    with pytest.raises(ValueError, match=r"uint8 \[T, H, W, 3\], not float32"):
+        judge(GREY.astype(np.float32))

@@ -1,0 +1,131 @@
+"""Golden MMDiT cases: tensors made by the reference program, as inputs of our model and what it must answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from longtake.contracts import Conditions
+from longtake.models import MMDiT, MMDiTConfig
+from longtake.models.layers import patchify, unpatchify
+
+FOLDER = Path(__file__).parents[1] / "golden" / "opensora_v2"
+KINDS = {
+    "split": [
+        f"{rope}{cond}{guidance}"
+        for rope in ("half", "interleaved")
+        for cond in ("", "_cond")
+        for guidance in ("", "_guidance")
+    ],
+    "fused": ["half", "interleaved_guidance"],
+    "patch1": ["half_cond"],
+}
+CASES = [(kind, case) for kind, cases in KINDS.items() for case in cases]
+
+
+@cache
+def read_golden(name: str) -> tuple[dict, dict[str, Tensor]]:
+    """(settings, tensors) of `name`.safetensors."""
+    with safe_open(FOLDER / f"{name}.safetensors", framework="pt") as file:
+        return json.loads(file.metadata()["info"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def weights_path(kind: str) -> Path:
+    return FOLDER / f"mmdit_{kind}_weights.safetensors"
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    config: MMDiTConfig
+    x: Tensor
+    t: Tensor
+    conditions: Conditions
+    out: Tensor  # packed tokens
+    gradients: dict[str, Tensor]
+
+    def run(self, model: MMDiT) -> Tensor:
+        """The model's answer as packed tokens, with gradients of mean(out ** 2) left in the parameters."""
+        out = patchify(model(self.x, self.t, self.conditions), self.config.patch_size)
+        out.square().mean().backward()
+        return out.detach()
+
+
+def golden_case(kind: str, case: str, **changes: object) -> GoldenCase:
+    info, tensors = read_golden(f"mmdit_{kind}_cases")
+    config = MMDiTConfig(**{**info["config"], **info["cases"][case], **changes})
+    frames, rows, columns = info["grid_thw"]
+    size = (frames, rows * config.patch_size, columns * config.patch_size)
+    conditions = Conditions(
+        text=tensors["in.txt"],
+        vector=tensors["in.y_vec"],
+        guidance=tensors["in.guidance"],
+        visual=unpatchify(tensors["in.cond"], size, config.patch_size),
+    )
+    prefix = f"{case}.grad."
+    return GoldenCase(
+        config=config,
+        x=unpatchify(tensors["in.img"], size, config.patch_size),
+        t=tensors["in.timesteps"],
+        conditions=conditions,
+        out=tensors[f"{case}.out"],
+        gradients={key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)},
+    )
+
+
+def golden_model(kind: str, config: MMDiTConfig) -> MMDiT:
+    """The reference's weights in fp32; tensors of variants that `config` switches off are left out."""
+    _, weights = read_golden(f"mmdit_{kind}_weights")
+    model = MMDiT(config)
+    wanted = model.state_dict().keys()
+    model.load_state_dict({name: value.float() for name, value in weights.items() if name in wanted})
+    return model
+
+
+def assert_equals_golden(case: GoldenCase, model: MMDiT) -> None:
+    out = case.run(model)
+    assert (out - case.out).abs().max() < 5e-5
+    assert case.gradients
+    parameters = dict(model.named_parameters())
+    for name, expected in case.gradients.items():
+        error = (parameters[name].grad - expected).abs().max() / expected.abs().max()
+        assert error < 5e-5, name
+
+
+def tiny_config(**changes: object) -> MMDiTConfig:
+    """A model of a few thousand parameters."""
+    sizes = {
+        "in_channels": 16,
+        "vec_in_dim": 16,
+        "context_in_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "depth": 1,
+        "depth_single_blocks": 2,
+        "axes_dim": (4, 6, 6),
+    }
+    return MMDiTConfig(**{**sizes, **changes})
+
+
+def random_inputs(
+    config: MMDiTConfig, size: tuple[int, int, int] = (2, 4, 6), batch: int = 2, text_tokens: int = 5
+) -> tuple[Tensor, Tensor, Conditions]:
+    """(x, t, conditions) for a model of `config`, every condition given."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    channels = config.latent_channels
+    conditions = Conditions(
+        text=draw(batch, text_tokens, config.context_in_dim),
+        vector=draw(batch, config.vec_in_dim),
+        guidance=torch.full((batch,), 4.0),
+        visual=draw(batch, 1 + channels, *size),
+    )
+    return draw(batch, channels, *size), torch.linspace(0.2, 0.9, batch), conditions

@@ -1,0 +1,63 @@
+"""Initial values are a function of seed and name alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from longtake.models import MMDiT, initialise
+from tests.models.golden import random_inputs, tiny_config
+
+
+def values(seed: int, **changes: object) -> dict[str, torch.Tensor]:
+    model = MMDiT(tiny_config(**changes))
+    initialise(model, seed)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_values_depend_on_seed_and_name_alone() -> None:
+    torch.manual_seed(1)
+    first = values(7)
+    torch.manual_seed(2)
+    second = values(7, depth=3, cond_embed=True)  # more blocks and layers do not move the draws of the others
+    assert first.keys() < second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["img_in.weight"], values(8)["img_in.weight"])
+    assert not torch.equal(first["single_blocks.0.q_proj.weight"], first["single_blocks.1.q_proj.weight"])
+
+
+def test_one_parameter_can_be_drawn_without_the_model_in_memory() -> None:
+    with torch.device("meta"):
+        model = MMDiT(tiny_config())
+    name = "double_blocks.0.txt_mlp.2.weight"
+    found = model.initial_value(name, model.get_parameter(name).shape, 7)
+    assert found.device.type == "cpu"
+    assert torch.equal(found, values(7)[name])
+
+
+def test_linear_layers_follow_torchs_law_and_the_rest_the_references() -> None:
+    found = values(0, cond_embed=True, guidance_embed=True, hidden_size=128, num_heads=8)
+    weight = found["double_blocks.0.img_mlp.2.weight"]  # fan in 512
+    assert weight.abs().max() <= 512**-0.5
+    assert abs(weight.std() / (512**-0.5 / 3**0.5) - 1) < 0.02
+    assert abs(weight.mean()) < 1e-3
+    assert found["double_blocks.0.img_mlp.2.bias"].abs().max() <= 512**-0.5
+    assert not found["cond_in.weight"].any()
+    assert not found["cond_in.bias"].any()
+    assert (found["single_blocks.1.norm.key_norm.scale"] == 1).all()
+    zero = {name for name, value in found.items() if not value.any()}
+    assert zero == {"cond_in.weight", "cond_in.bias"}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_zero_gate_starts_as_zero_but_learns(fused: bool) -> None:
+    config = tiny_config(init="zero_gate", fused_qkv=fused)
+    model = MMDiT(config)
+    initialise(model, 0)
+    zero = {name.rpartition(".")[0].split(".")[-1] for name, p in model.named_parameters() if not p.any()}
+    assert zero == {"lin", "linear", "1"}
+    x, t, conditions = random_inputs(config)
+    out = model(x, t, conditions)
+    assert not out.any()
+    (out - x).square().mean().backward()
+    assert model.final_layer.linear.bias.grad.any()

@@ -1,0 +1,182 @@
+"""MMDiT layouts: every foreign name is mapped or named, every conversion keeps the model, every trip comes back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from longtake.contracts import UserError
+from longtake.models import MMDiT, MMDiTConfig, initialise
+from longtake.weights import FLUX, OPEN_SORA_V2, Layout, MMDiTWeights, load_mmdit, save_mmdit, save_weights
+from longtake.weights.mmdit import convert, layout_of, plan_conversion, reorder_heads, to_open_sora
+from tests.models.golden import (
+    CASES,
+    FOLDER,
+    assert_equals_golden,
+    golden_case,
+    random_inputs,
+    read_golden,
+    tiny_config,
+    weights_path,
+)
+
+LAYOUTS = [Layout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
+
+
+def model_of(config: MMDiTConfig, state: dict[str, Tensor]) -> MMDiT:
+    model = MMDiT(config)
+    model.load_state_dict({name: value.float() for name, value in state.items()})
+    return model
+
+
+@pytest.mark.parametrize(("kind", "case"), CASES)
+def test_files_of_the_reference_load_and_give_its_output_and_gradients(kind: str, case: str) -> None:
+    """The reference ran every case on the same weights, whatever its rotary layout: `rope` says so to the loader."""
+    golden = golden_case(kind, case, strict_load=False)
+    rope = layout_of(golden.config).rope
+    assert_equals_golden(golden, model_of(golden.config, load_mmdit(weights_path(kind), golden.config, rope)))
+
+
+@pytest.mark.parametrize("target", LAYOUTS, ids=lambda layout: f"{layout.names}-{layout.rope}")
+@pytest.mark.parametrize(("kind", "case"), [("split", "half_cond"), ("fused", "interleaved_guidance")])
+def test_a_model_in_any_layout_gives_the_output_of_the_file_it_came_from(kind: str, case: str, target: Layout) -> None:
+    golden = golden_case(
+        kind, case, strict_load=False, fused_qkv=target.names == "fused", use_liger_rope=target.rope == "half"
+    )
+    model = model_of(golden.config, load_mmdit(weights_path(kind), golden.config))
+    assert (golden.run(model) - golden.out).abs().max() < 5e-5
+
+
+def test_head_order_is_the_references_permutation() -> None:
+    _, parts = read_golden("mmdit_parts")
+    q = parts["rope.q"]  # [1, 2, 15, 128]
+    rows = q.permute(1, 3, 0, 2).reshape(2 * 128, 15)
+    found = reorder_heads(rows, 128, "half")
+    assert torch.equal(found, parts["rope.permute.q"].permute(1, 3, 0, 2).reshape(2 * 128, 15))
+    assert torch.equal(reorder_heads(found, 128, "interleaved"), rows)
+
+
+@pytest.mark.parametrize("target", LAYOUTS, ids=lambda layout: f"{layout.names}-{layout.rope}")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_layout_round_trips_through_a_file(
+    tmp_path: Path, target: Layout, fused: bool, half: bool, bias: bool
+) -> None:
+    config = tiny_config(fused_qkv=fused, use_liger_rope=half, cond_embed=True, qkv_bias=bias, depth=2)
+    model = MMDiT(config)
+    initialise(model, 5)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)  # norm scales too: their order matters
+    state = model.state_dict()
+    save_mmdit(state, config, tmp_path / "w", target, max_shard_bytes=40_000)
+    assert len(list((tmp_path / "w").glob("*.safetensors"))) > 1
+    found = load_mmdit(tmp_path / "w", config)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("open_sora_v2", OPEN_SORA_V2), ("video_dc_ae", OPEN_SORA_V2), ("flux_dev", FLUX)]
+)
+def test_full_size_plans_use_every_tensor_of_the_reference_once(name: str, layout: Layout) -> None:
+    info = json.loads((FOLDER / "mmdit_state_keys.json").read_text())[name]
+    depth = {"double_blocks": info["depth"], "single_blocks": info["depth_single_blocks"]}
+    names = {
+        key.replace("*", str(i)) for key in info["shapes"] for i in range(depth[key.split(".")[0]] if "*" in key else 1)
+    }
+    assert len(names) == info["num_tensors"]
+    config = MMDiTConfig(cond_embed="cond_in.weight" in names, guidance_embed="guidance_in.in_layer.weight" in names)
+    for target in (OPEN_SORA_V2, FLUX):
+        plan = plan_conversion(config, layout, target)
+        assert {piece.source for pieces in plan.values() for piece in pieces} == names
+        for kind in "weight", "bias":
+            rows = [p.rows for pieces in plan.values() for p in pieces if p.source == f"single_blocks.0.linear1.{kind}"]
+            if layout == FLUX and target == OPEN_SORA_V2:
+                assert sorted(rows) == [(0, 3072), (3072, 6144), (6144, 21504)]
+
+
+def test_the_open_sora_export_has_the_released_names() -> None:
+    config = tiny_config(fused_qkv=True, use_liger_rope=False)
+    names = {re.sub(r"_blocks\.\d+\.", "_blocks.*.", name) for name in to_open_sora(MMDiT(config).state_dict(), config)}
+    expected = json.loads((FOLDER / "mmdit_state_keys.json").read_text())["open_sora_v2"]["shapes"]
+    assert names == {name for name in expected if not name.startswith("cond_in")}
+
+
+def test_a_state_dict_of_another_config_is_refused_by_the_export() -> None:
+    with pytest.raises(UserError, match="missing cond_in"):
+        to_open_sora(MMDiT(tiny_config()).state_dict(), tiny_config(cond_embed=True))
+
+
+def test_unknown_and_missing_tensors_are_all_named_and_stop_the_load() -> None:
+    config = golden_case("split", "half").config
+    with pytest.raises(UserError, match=re.escape("unknown cond_in.bias, cond_in.weight, guidance_in")) as fault:
+        load_mmdit(weights_path("split"), config)
+    assert "set model.strict_load to False" in str(fault.value)
+    deeper = golden_case("split", "half_cond_guidance", depth=4).config
+    with pytest.raises(UserError, match=re.escape("missing double_blocks.{2..3}.img_attn.k_proj.bias")):
+        load_mmdit(weights_path("split"), deeper)
+
+
+def test_without_strict_load_differences_are_logged_and_the_rest_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    config = golden_case("split", "half_guidance", strict_load=False, depth=3).config
+    with caplog.at_level(logging.WARNING):
+        weights = MMDiTWeights(weights_path("split"), config)
+    assert weights.surplus == ["cond_in.bias", "cond_in.weight"]
+    assert all(name.startswith("double_blocks.2.") for name in weights.missing)
+    assert "missing double_blocks.2.img_attn" in caplog.text
+    assert "unknown cond_in.bias, cond_in.weight" in caplog.text
+    assert set(weights) | set(weights.missing) == set(MMDiT(config).state_dict())
+
+
+def test_a_tensor_of_another_size_is_refused_even_without_strict_load() -> None:
+    config = golden_case("split", "half_cond_guidance", strict_load=False, context_in_dim=48).config
+    with pytest.raises(UserError, match=re.escape("txt_in.weight has shape [32, 32], the model needs [32, 48]")):
+        load_mmdit(weights_path("split"), config)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["transformer_blocks.0.attn.to_q.weight"], "has the tensor names of diffusers"),
+        (["encoder.weight"], "holds no MMDiT weights"),
+        (["img_in.weight", "double_blocks.0.img_attn.qkv.weight", "single_blocks.0.q_proj.weight"], "mixes fused"),
+    ],
+)
+def test_files_of_other_models_are_told_apart(tmp_path: Path, names: list[str], sentence: str) -> None:
+    save_weights({name: torch.zeros(1) for name in names}, tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        load_mmdit(tmp_path, tiny_config())
+
+
+def test_a_file_with_an_unknown_rotary_order_is_refused(tmp_path: Path) -> None:
+    config = tiny_config()
+    save_weights(MMDiT(config).state_dict(), tmp_path, {"longtake.rope": "spiral"})
+    with pytest.raises(UserError, match=r"longtake\.rope = 'spiral'; it must be half or interleaved"):
+        load_mmdit(tmp_path, config)
+
+
+def test_lazy_weights_make_one_tensor_at_a_time_and_equal_the_loaded_ones() -> None:
+    config = golden_case("fused", "interleaved_guidance", fused_qkv=False, use_liger_rope=True).config
+    weights = MMDiTWeights(weights_path("fused"), config)
+    assert weights.layout == FLUX
+    assert not weights.missing
+    assert not weights.surplus
+    name = "single_blocks.0.v_mlp.weight"
+    assert torch.equal(weights[name], load_mmdit(weights_path("fused"), config)[name])
+    x, t, conditions = random_inputs(config)
+    assert torch.isfinite(model_of(config, dict(weights))(x, t, conditions)).all()
+
+
+def test_converting_to_the_own_layout_copies_nothing() -> None:
+    config = tiny_config()
+    state = MMDiT(config).state_dict()
+    same = convert(state, config, layout_of(config))
+    assert all(same[name].data_ptr() == state[name].data_ptr() for name in state)
+    assert all(torch.equal(same[name], state[name]) for name in state)
