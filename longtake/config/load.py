@@ -9,17 +9,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from longtake.config.defaults import DEFAULT, underlaid
 from longtake.config.dump import plain_data
 from longtake.config.faults import ConfigError, Fault, shown
 from longtake.config.layers import Binding, Layer, open_layers
 from longtake.config.overrides import flag_tree, split_flags
 from longtake.config.reader import Source, Statement, Unreadable, shown_path
+from longtake.config.schema import forms
 from longtake.config.translate import fitted, translate, truth_faults
 from longtake.config.tree import Branch, Leaf, Origin, dotted, grow, leaves, plain
 
 T = TypeVar("T")
 GIVEN = "given"  # the place of values that come from no file
-DEFAULT = "default"
 TOO_DEEP = "is nested too deeply: too many brackets, or names that depend on each other"
 
 
@@ -110,11 +111,13 @@ def guarded(work: Any, place: str, faults: list[Fault]) -> Any:
 def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:
     """The schema's value for a tree, and what the schema refuses of it."""
     faults = truth_faults(tree, schema)
+    whole = underlaid(tree, forms(schema))
+    assert isinstance(whole, Branch)
     known = {fault.key for fault in faults}
     try:
-        return TypeAdapter(schema).validate_python(plain(tree)), faults
+        return TypeAdapter(schema).validate_python(plain(whole)), faults
     except ValidationError as error:
-        faults.extend(fault for fault in translate(error, tree, schema, place) if fault.key not in known)
+        faults.extend(fault for fault in translate(error, whole, schema, place) if fault.key not in known)
         return None, faults
 
 

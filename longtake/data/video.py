@@ -27,6 +27,9 @@ _NOT_VIDEO = frozenset({"tty", "hls", "concat", "concatf", "dash", "lrc", "srt",
 # Elsewhere (AVI's packed B-frames, VP8's hidden frames, transport streams) frames are counted by decoding.
 _COUNTED_FORMATS = ("mp4", "matroska")
 _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "mpeg4", "mjpeg", "prores", "ffv1"})
+# These decoders leave out frames at a file's start that are shown before its first key frame but come after it, as
+# lossless cutting leaves them.
+_DROPS_LEADING = frozenset({"hevc", "mpeg4"})
 
 _REORDER = 16  # the most frames by which H.264 and HEVC let file order and showing order differ
 
@@ -74,9 +77,21 @@ def open_video(
 
 
 def is_countable(container: av.container.InputContainer, stream: av.video.stream.VideoStream) -> bool:
-    """Whether every packet of the stream is one shown frame, by its format and codec."""
-    known_format = any(name in container.format.name for name in _COUNTED_FORMATS)
-    return known_format and stream.codec_context.name in _COUNTED_CODECS
+    """Whether every packet of the stream is one shown frame, by its format, codec and start.
+
+    To be asked before anything is read; leaves the container at its beginning.
+    """
+    codec = stream.codec_context.name
+    if codec not in _COUNTED_CODECS or not any(name in container.format.name for name in _COUNTED_FORMATS):
+        return False
+    if codec not in _DROPS_LEADING:
+        return True
+    packets = container.demux(stream)
+    key, second = next(packets), next(packets)
+    if key.pts is None:
+        return False
+    container.seek(key.pts if key.dts is None else key.dts, stream=stream)
+    return key.is_keyframe and (second.size == 0 or (second.pts is not None and second.pts > key.pts))
 
 
 def check_file(path: str) -> None:
@@ -276,7 +291,7 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
     check_file(name)
     try:
         with Image.open(name) as image:
-            return np.ascontiguousarray(np.asarray(_to_rgb(ImageOps.exif_transpose(image))))[None]
+            return np.array(_to_rgb(ImageOps.exif_transpose(image)))[None]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, ClipError):
             raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longtake.config import Section
@@ -18,7 +17,7 @@ class ParallelConfig(Section):
     """How the model and the data are spread over the ranks."""
 
     replicate: int = Field(1, ge=1, description="groups that each hold the whole model (HSDP when above 1)")
-    shard: int | Literal["auto"] = Field("auto", description="ranks over which each group shards its weights")
+    shard: PositiveInt | Literal["auto"] = Field("auto", description="ranks over which each group shards its weights")
     zero: Literal[2, 3] = Field(3, description="3 frees gathered weights after the forward, 2 keeps them for backward")
 
 
@@ -57,7 +56,7 @@ class Mesh:
             weights = init_device_mesh(device, (config.replicate, shard), mesh_dim_names=("replicate", "shard"))
         else:
             weights = init_device_mesh(device, (shard,), mesh_dim_names=("shard",))
-        return cls(config.replicate, shard, config.zero, dist.get_rank(), weights)
+        return cls(config.replicate, shard, config.zero, world.rank, weights)
 
 
 def _divisors(n: int) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from longtake.contracts import UserError
+
+T = TypeVar("T")
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together by torchrun
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,24 @@ class World:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Rank 0's result of `action` (a small plain object), on every rank.
+
+        What `action` raises is raised on every rank, so that none is left waiting for the others.
+        """
+        outcome: tuple[Any, Exception | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = action(), None
+            except Exception as error:
+                if self.size == 1:
+                    raise
+                outcome = None, _portable(error)
+        result, error = self.broadcast(outcome)
+        if error is not None:
+            raise error
+        return result
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value (a small plain object), on every rank, in rank order."""
         if self.size == 1:
@@ -51,12 +72,19 @@ class World:
             dist.barrier()
 
 
+def _portable(error: Exception) -> Exception:
+    """The error as it can travel between processes: some classes do not survive pickling."""
+    if isinstance(error, UserError):
+        return UserError(str(error))
+    return error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
 @contextmanager
 def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator[World]:
-    """Joins the processes that `torchrun` started, or makes a world of one; leaves it at the end.
+    """Joins the processes that `torchrun` started, or makes a world of one without network; leaves it at the end.
 
     `device`: "auto" (CUDA where there is one), "cuda" or "cpu". Backend nccl on CUDA, gloo on the CPU.
-    Raises `UserError` where CUDA is asked for and there is none.
+    Raises `UserError` where CUDA is asked for and there is none, or less than one device for each process.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise UserError(f'device = {device!r}: not a device Longtake runs on; choose "auto", "cuda" or "cpu"')
@@ -64,16 +92,21 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     if device == "cuda" and not has_cuda:
         raise UserError('device = "cuda": PyTorch finds no CUDA device here; choose "cpu" or "auto"')
     use_cuda = has_cuda and device != "cpu"
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, size, local_rank = 0, 1, 0
+    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout_seconds)}
+    if all(name in os.environ for name in _LAUNCHED):
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    else:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if use_cuda and local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"--nproc_per_node: process {local_rank} finds only {torch.cuda.device_count()} CUDA devices on this node; "
+            "start one process for each device"
+        )
     place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(place)
-    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout_seconds)}
-    if "MASTER_ADDR" not in os.environ:  # not under torchrun: one process, no network
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        rank, size = 0, 1
-    if use_cuda:
         options["device_id"] = place
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)
     try:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from longtake.checkpoint import list_checkpoints, resolve
+from longtake.checkpoint import CheckpointInfo, list_checkpoints, resolve
 from longtake.config import Resolved, dump_config, load_config
 from longtake.contracts import UserError
 from longtake.parallel import World
 from longtake.train.config import RunConfig
 
 CONFIG_FILE = "config.py"
-_NUMBERED = re.compile(r"^(?:\d{6}_\d{6}-)?(?P<name>.*?)(?:-\d+)?$")
+_DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class RunFolder:
 
     path: Path
     checkpoint: Path | None
-    continues: bool  # the checkpoint is this folder's own
+    continues: bool  # an earlier launch made the folder; the checkpoint, if any, is its own
 
 
 def read_run(run: str, overrides: Sequence[str] = ()) -> Resolved[RunConfig]:
@@ -45,31 +48,38 @@ def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
     A new launch gets a new folder. RUN being a folder continues its newest checkpoint; `resume = "auto"` that of the
     newest run of the same name that has one; both in place, with metrics after that checkpoint cut off.
     """
-    outcome = None
-    if world.is_main:
-        try:
-            outcome = _choose(config, source)
-            _save_config(outcome.path, config)
-        except (UserError, OSError) as error:
-            outcome = error
-    outcome = world.broadcast(outcome)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+
+
+    def choose() -> RunFolder:
+        place = _choose(config, source)
+        _save_config(place.path, config)
+        return place
+
+    return world.on_main(choose)
+
+
+@contextmanager
+def given_up_on_error(place: RunFolder, world: World) -> Iterator[None]:
+    """Removes a folder that this launch has made if the body fails: a mistake found before step 1 leaves no litter."""
+    try:
+        yield
+    except BaseException:
+        if world.is_main and not place.continues:
+            shutil.rmtree(place.path, ignore_errors=True)
+        raise
 
 
 def _choose(config: RunConfig, source: str) -> RunFolder:
     outputs, name = Path(config.outputs), run_name(config, source)
     if Path(source).is_dir() and config.load is None:
         folder = Path(source)
-        checkpoint = _newest(folder)
-        return RunFolder(folder, checkpoint, continues=True)
+        info = _newest(folder)
+        return RunFolder(folder, info.path if info else None, continues=True)
     if config.resume == "auto":
-        named = [path for path in outputs.glob("*") if path.is_dir() and _bare(path.name) == _bare(name)]
-        ready = [(checkpoint.stat().st_mtime, path, checkpoint) for path in named if (checkpoint := _newest(path))]
-        if ready:
-            _, path, checkpoint = max(ready)
-            return RunFolder(path, checkpoint, continues=True)
+        newest = [info for folder in _folders_of(config, outputs, name) if (info := _newest(folder))]
+        if newest:
+            info = max(newest, key=lambda info: (info.when, info.step))
+            return RunFolder(info.path.parent, info.path, continues=True)
     checkpoint = resolve(config.load, outputs) if config.load is not None else None
     return RunFolder(_new_folder(outputs, name), checkpoint, continues=False)
 
@@ -84,13 +94,32 @@ def run_name(config: RunConfig, source: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """A folder's name without its date and number."""
-    return _NUMBERED.match(name)["name"]
+    """A folder's name without its date."""
+    return _DATE.sub("", name)
 
 
-def _newest(folder: Path) -> Path | None:
+def _folders_of(config: RunConfig, outputs: Path, name: str) -> list[Path]:
+    """The folders in `outputs` of the runs of one name.
+
+    With `exp_name`, those are `name`, `name-2` and so on; a `name-2` whose own `exp_name` is "name-2" is another run.
+    Without, those with another date before the name.
+    """
+    if config.exp_name is None:
+        return [path for path in outputs.glob("*") if _DATE.match(path.name) and _bare(path.name) == _bare(name)]
+    number = re.compile(re.escape(name) + r"(-\d+)?")
+    found = [path for path in outputs.glob("*") if number.fullmatch(path.name)]
+    return [path for path in found if path.name == name or _saved_name(path) == name]
+
+
+def _saved_name(folder: Path) -> str | None:
+    """`exp_name` in the saved config of a run folder; None where there is none."""
+    file = folder / CONFIG_FILE
+    return load_config(file, [], dict[str, Any]).tree.get("exp_name") if file.is_file() else None
+
+
+def _newest(folder: Path) -> CheckpointInfo | None:
     complete = [info for info in list_checkpoints(folder) if info.complete]
-    return max(complete, key=lambda info: info.step).path if complete else None
+    return complete[-1] if complete else None
 
 
 def _new_folder(outputs: Path, name: str) -> Path:

@@ -44,6 +44,12 @@ def test_windows_use_up_every_bucket_exactly(left: list[int], window_slots: int,
     assert np.bincount(slots, minlength=len(left)).tolist() == left
 
 
+def test_every_seed_stage_pass_and_era_mixes_in_its_own_way() -> None:
+    where = {"seed": 0, "stage": 0, "pass_index": 0, "era": 0, "first_window": 0}
+    mixes = [fill_windows([40, 40], 20, **where | change) for change in ({}, *({name: 1} for name in where))]
+    assert len({tuple(mix) for mix in mixes}) == 6
+
+
 @given(LEFT, st.integers(1, 20), SEED, st.data())
 def test_any_window_can_be_made_from_what_is_left_at_its_start(
     left: list[int], window_slots: int, seed: int, data: st.DataObject

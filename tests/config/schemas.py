@@ -42,14 +42,14 @@ class Run(Section):
     dataset: Dataset = Dataset(data_path=Path("clips.csv"))
     model: Annotated[Mmdit | Stdit, Field(discriminator="type")] = Mmdit()
     optim: Optim = Optim()
-    bucket_config: dict[str, dict[int, tuple[float | tuple[float, float], int]]] = {}
+    bucket_config: dict[str, dict[int, tuple[float | tuple[float, float], int]]] = Field(default_factory=dict)
     lr: float = 1e-4
     steps: int = 10
     warmup_steps: int | None = None
     wandb: bool = False
     name: str = "run"
     load: str | list[str] | None = None
-    tags: dict[str, str] = {}
+    tags: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def check_warmup(self) -> Run:

@@ -20,9 +20,7 @@ def test_dicts_merge_key_by_key_and_everything_else_is_replaced(tmp_path: Path) 
 def test_delete_replaces_a_dict_wholesale(tmp_path: Path) -> None:
     base = "buckets = {'256px': {1: 2, 33: 4}, '768px': {1: 1}}"
     child = "_base_ = 'base.py'\nbuckets = {'256px': dict(_delete_=True, x=3), '512px': dict(_delete_=True)}"
-    assert load(write(tmp_path, base=base, run=child)) == {
-        "buckets": {"256px": {"x": 3}, "768px": {1: 1}, "512px": {}}
-    }
+    assert load(write(tmp_path, base=base, run=child)) == {"buckets": {"256px": {"x": 3}, "768px": {1: 1}, "512px": {}}}
 
 
 def test_bases_are_found_relative_to_the_file_that_names_them(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_every_faulty_line_and_entry_is_reported_at_once(tmp_path: Path) -> None
 
 
 def test_toml_says_the_same_as_python(tmp_path: Path) -> None:
-    text = 'lr = 1e-3\n[model]\ndepth = 3\ngrad_ckpt_settings = [8, 100]\n[bucket_config.256px]\n33 = [1.0, 12]\n'
+    text = "lr = 1e-3\n[model]\ndepth = 3\ngrad_ckpt_settings = [8, 100]\n[bucket_config.256px]\n33 = [1.0, 12]\n"
     resolved = load_config(write(tmp_path, run_toml=text), [], Run)
     python = "lr = 1e-3\nmodel = dict(depth=3, grad_ckpt_settings=[8, 100])\nbucket_config = {'256px': {33: [1.0, 12]}}"
     assert resolved.value == load_config(write(tmp_path, run=python), [], Run).value

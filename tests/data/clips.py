@@ -50,14 +50,20 @@ def encode(
     return path
 
 
-def cut_without_decoding(source: Path, target: Path, key: int) -> Path:
-    """Copies the packets from the `key`-th key frame on, as a lossless cutter does."""
-    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+def cut_without_decoding(source: Path, target: Path, key: int, hidden: float = 0) -> Path:
+    """Copies the packets from the `key`-th key frame on, as a lossless cutter does; an edit list hides the first
+    `hidden` seconds."""
+    options = {"avoid_negative_ts": "disabled"} if hidden else {}
+    with av.open(str(source)) as old, av.open(str(target), "w", options=options) as new:
         stream = new.add_stream_from_template(old.streams.video[0])
-        keys = 0
+        keys, start = 0, None
         for packet in old.demux(old.streams.video[0]):
             keys += packet.is_keyframe and packet.size > 0
             if keys > key and packet.size:
+                if hidden:
+                    start = packet.pts if start is None else start
+                    shift = start + round(hidden / packet.time_base)
+                    packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
                 packet.stream = stream
                 new.mux(packet)
     return target

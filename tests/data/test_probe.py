@@ -16,7 +16,7 @@ from longtake.data import ClipError, ClipTable, probe_file, probe_table
 from longtake.data.pool import call_each
 from longtake.data.video import read_frames, write_image, write_video
 from longtake.random import hash64
-from tests.data.clips import cut_without_decoding, decode_all, encode, noise_frames
+from tests.data.clips import decode_all, encode, noise_frames
 from tests.data.test_video import FILES
 
 
@@ -25,12 +25,6 @@ def test_the_numbers_are_those_of_a_full_decode(name: str, tmp_path: Path) -> No
     path = encode(tmp_path / name, **FILES[name][0])
     info, every = probe_file(path), decode_all(path)
     assert (info.num_frames, info.height, info.width) == every.shape[:3]
-
-
-def test_a_losslessly_cut_file_is_counted_as_it_is_shown(tmp_path: Path) -> None:
-    whole = encode(tmp_path / "whole.mp4", options={"g": "10", "bf": "3"})
-    path = cut_without_decoding(whole, tmp_path / "cut.mp4", key=1)
-    assert probe_file(path).num_frames == len(decode_all(path))
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv", ".avi"])

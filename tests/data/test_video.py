@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from longtake.data import video
+from longtake.data import probe_file, video
 from longtake.data.video import ClipError, read_frames, read_image, write_image, write_video
 from tests.data.clips import cut_without_decoding, decode_all, encode, noise_frames
 
@@ -53,21 +53,32 @@ def test_every_frame_is_the_one_a_full_decode_counts(name: str, folder: Path) ->
         wanted = np.arange(first, min(first + 3, 40))
         np.testing.assert_array_equal(read_frames(path, wanted), every[wanted])
     np.testing.assert_array_equal(read_frames(path), every)
-    if near:
-        np.testing.assert_array_equal(video._collect(path, np.array([30]), near=True), every[30:31])
-    else:
-        with pytest.raises(video._NotCountable):
-            video._collect(path, np.array([30]), near=True)
+    for first in range(1, 40):
+        if near:
+            np.testing.assert_array_equal(video._collect(path, np.array([first]), near=True), every[first : first + 1])
+        else:
+            with pytest.raises(video._NotCountable):
+                video._collect(path, np.array([first]), near=True)
 
 
-@pytest.mark.parametrize("open_groups", [0, 1])
-@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
-def test_a_losslessly_cut_file_is_counted_like_a_full_decode(suffix: str, open_groups: int, tmp_path: Path) -> None:
-    settings = {"x264-params": f"keyint=10:open-gop={open_groups}:bframes=3"}
-    whole = encode(tmp_path / f"whole{suffix}", options=settings)
-    path = cut_without_decoding(whole, tmp_path / f"cut{suffix}", key=1)
+CUTS = {
+    "h264": {"options": {"x264-params": "keyint=10:open-gop=0:bframes=3"}},
+    "h264_open_groups": {"options": {"x264-params": "keyint=10:open-gop=1:bframes=3"}},
+    "h265_open_groups": {"codec": "libx265", "options": {"x265-params": "keyint=10:log-level=none"}},
+    "mpeg4": {"codec": "mpeg4", "options": {"g": "10", "bf": "2"}},
+}
+
+
+@pytest.mark.parametrize("kind", CUTS)
+@pytest.mark.parametrize(("suffix", "hidden"), [(".mp4", 0), (".mkv", 0), (".mp4", 0.2)])
+def test_a_losslessly_cut_file_is_counted_like_a_full_decode(
+    kind: str, suffix: str, hidden: float, tmp_path: Path
+) -> None:
+    whole = encode(tmp_path / "whole.mp4", **CUTS[kind])
+    path = cut_without_decoding(whole, tmp_path / f"cut{suffix}", key=2, hidden=hidden)
     every = decode_all(path)
-    assert 20 <= len(every) < 40
+    assert 5 <= len(every) < 40
+    assert probe_file(path).num_frames == len(every)
     for first in range(len(every)):
         np.testing.assert_array_equal(read_frames(path, [first]), every[first : first + 1])
 
