@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
-import click
 import typer
 
 from longtake import __version__
 from longtake.cli import checkpoint, config, data, demo, generate, train
+from longtake.cli.options import help_without_verb
 from longtake.contracts import UserError
+from longtake.train import EXIT_INTERRUPTED
 
 EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
+
+# The error of a command line that cannot be parsed. Typer carries click inside from 0.25 on and needs it beside
+# itself before, so the class is found by what both export.
+ParseError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="longtake",
     help="Train video diffusion transformers: a folder of clips goes in, a model that makes videos comes out.",
-    no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 train.register(app)
 generate.register(app)
@@ -32,35 +35,49 @@ app.add_typer(checkpoint.app, name="checkpoint")
 
 
 @app.callback(invoke_without_command=True)
-def version(show: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """Train video diffusion transformers."""
-    if show:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Train video diffusion transformers: a folder of clips goes in, a model that makes videos comes out."""
+    if version:
         print(f"longtake {__version__}")
         raise typer.Exit
+    help_without_verb(context)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command line and exits: 0 done, 2 a mistake (one sentence on stderr), 130 interrupted."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command line (default: the process's) and exits.
+
+    0: done. 2: a mistake, said in one sentence on stderr. 130: interrupted. Anything unforeseen is a traceback.
+    """
+    command = typer.main.get_command(app)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=arguments, standalone_mode=False)
+        # Not `app()`: that ends on an interrupt by itself, and without a word.
+        with command.make_context("longtake", words) as context:
+            code = command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        code = done.exit_code
     except UserError as error:
         _complain(str(error), EXIT_MISTAKE)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except ParseError as error:
+        path = error.ctx.command_path if getattr(error, "ctx", None) else "longtake"
+        _complain(f"{error.format_message().rstrip('.')}; `{path} --help` shows what there is", EXIT_MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
+    except BrokenPipeError:  # `longtake ... | head` has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
-            raise
-        _complain(f"{error.filename}: {error.strerror}", EXIT_MISTAKE)
+        reason = error.strerror or str(error)
+        _complain(f"{error.filename}: {reason}" if error.filename else reason, EXIT_MISTAKE)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(sentence: str, code: int) -> None:
+def _complain(sentence: str, code: int) -> NoReturn:
+    """Prints the sentence on stderr, with the rank in front where there are several, and exits."""
     rank = os.environ.get("RANK", "0")
     print(f"longtake: {sentence}" if rank == "0" else f"longtake (rank {rank}): {sentence}", file=sys.stderr)
     sys.exit(code)

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import typer
-from rich.table import Table
 
-from longtake.cli.options import OPEN_ENDED, run_and_overrides
+from longtake.cli.options import OPEN_ENDED, Run, help_without_verb, run_and_overrides
+from longtake.cli.tables import print_table
 from longtake.config import describe
 from longtake.track import make_console
 from longtake.train import read_run
 
-app = typer.Typer(help="Run files.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Run files."""
+app = typer.Typer(help="Run files: what is in them.", invoke_without_command=True, callback=help_without_verb)
 
 
 @app.command(context_settings=OPEN_ENDED)
-def show(context: typer.Context, run: str = typer.Argument(None, metavar="RUN")) -> None:
-    """Print the resolved config of RUN, every value with the file and line, flag or default it comes from."""
-    resolved = read_run(*run_and_overrides(context, run, "config show"))
-    out = make_console()
-    if not out.is_terminal:  # one plain line each, for grep
-        for row in describe(resolved):
-            print(f"{row.key} = {row.value}  # {row.origin}")
+def show(context: typer.Context, run: Run = None) -> None:
+    """Print the resolved config of RUN, every value with the file and line, flag or default it comes from.
+
+    RUN is a config file or the folder of a run; --key value overrides any key.
+    """
+    rows = describe(read_run(*run_and_overrides(context, run, "config show")))
+    console = make_console()
+    if console.is_terminal:
+        print_table(console, ("key", "value", "from"), [(row.key, repr(row.value), row.origin) for row in rows])
         return
-    table = Table("key", "value", "from", box=None, header_style="bold")
-    for row in describe(resolved):
-        table.add_row(row.key, row.value, row.origin)
-    out.print(table)
+    for row in rows:  # one line each, for grep
+        print(f"{row.key} = {row.value!r}  # {row.origin}")

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from longtake.cli.options import help_without_verb
 from longtake.data import probe_table
 from longtake.track import make_console
 
-app = typer.Typer(help="Clip tables.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Clip tables."""
+app = typer.Typer(help="Clip tables: fill one in.", invoke_without_command=True, callback=help_without_verb)
 
 
 @app.command()
 def probe(
-    table: Path = typer.Argument(..., help="CSV or Parquet with a column `path`, and usually `text`."),
-    output: Path = typer.Option(..., "--output", "-o", help="The table to write, .csv or .parquet."),
-    workers: int = typer.Option(0, "--workers", min=0, help="Processes; 0 works in this one."),
-    root: Path = typer.Option(None, "--root", help="Folder that relative paths start from; default: the table's."),
-    strict: bool = typer.Option(False, "--strict", help="Fail if any file is bad."),
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet with a column `path`, and usually `text`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv, .parquet or .arrow.")],
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 works in this one.")] = 0,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that relative paths start from; default: the table's.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if any file is bad.")] = False,
 ) -> None:
-    """Fill in width, height, frames, fps and the rest from the files' headers, without decoding them."""
-    out = make_console()
+    """Fill in width, height, frames, fps and the rest from the files' headers, without decoding them.
+
+    A file that cannot be used costs its row: it is listed with the reason in OUTPUT's name with .bad.csv.
+    """
+    console = make_console()
     columns = (TextColumn("probing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("probe", total=None)
         result = probe_table(
             table,
@@ -39,6 +41,7 @@ def probe(
             strict=strict,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    out.print(f"{result.kept} clips in {output}", highlight=False)
+    console.print(f"{result.kept} clips in {output}", markup=False)
     if result.bad:
-        out.print(f"[yellow]warning:[/] {result.bad} bad files left out, listed with reasons in {result.bad_path}")
+        warning = f"warning: {result.bad} bad {'file' if result.bad == 1 else 'files'} left out, listed with reasons in"
+        console.print(f"{warning} {result.bad_path}", style="yellow", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -18,11 +19,14 @@ def register(app: typer.Typer) -> None:
     @app.command(context_settings=OPEN_ENDED)
     def demo(
         context: typer.Context,
-        folder: Path = typer.Option(Path("outputs/demo"), help="Where everything goes; a finished demo is never overwritten."),
+        folder: Annotated[Path, typer.Option(help="Where everything goes. What is finished there is kept.")] = Path(
+            "outputs/demo"
+        ),
     ) -> int:
         """Make clips, train a small model on them, generate, judge and report: minutes on a laptop's CPU.
 
-        An interrupted demo goes on where it stopped. --key value changes the training run (configs/demo/shapes.py).
+        An interrupted demo goes on where it stopped; beside a finished one a new, numbered folder is made. --key value
+        changes the training run, as in `longtake train` (its config is longtake/demo/shapes.py).
         """
         outcome = run_demo(folder, make_console(), list(context.args))
-        return EXIT_INTERRUPTED if outcome.run.stopped else 0
+        return EXIT_INTERRUPTED if outcome.stopped else 0

@@ -1,18 +1,30 @@
-"""How verbs that take a run share their command line: `VERB RUN [--key value ...]`."""
+"""What verbs share: the open-ended command line `VERB RUN [--key value ...]`, and help for a group without a verb."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from longtake.contracts import UserError
 
-# Everything after RUN is left to the config system, which knows the keys.
-OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+# Options that a verb does not know are left to the config system, which knows the keys. `--help` works anywhere.
+OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+Run = Annotated[str | None, typer.Argument(metavar="RUN", show_default=False)]
 
 
 def run_and_overrides(context: typer.Context, run: str | None, verb: str) -> tuple[str, list[str]]:
     """RUN and the overrides behind it. Raises `UserError` where RUN is missing."""
     if run is None or run.startswith("--"):
         found = "nothing" if run is None else run
-        raise UserError(f"longtake {verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`")
+        raise UserError(f"{verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`")
     return run, list(context.args)
+
+
+def help_without_verb(context: typer.Context) -> None:
+    """The callback of a group: prints its help where no verb follows."""
+    if context.invoked_subcommand is None:
+        if text := context.get_help():  # with rich, typer has printed it by now
+            print(text)
+        raise typer.Exit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from longtake.cli.options import OPEN_ENDED, run_and_overrides
+from longtake.cli.options import OPEN_ENDED, Run, run_and_overrides
 from longtake.train import EXIT_INTERRUPTED, train_run
 
 
@@ -12,10 +12,11 @@ def register(app: typer.Typer) -> None:
     """Adds the verb to the command."""
 
     @app.command(context_settings=OPEN_ENDED)
-    def train(context: typer.Context, run: str = typer.Argument(None, metavar="RUN")) -> int:
-        """Train. RUN is a config file, or the folder of an earlier run to continue; --key value overrides any key.
+    def train(context: typer.Context, run: Run = None) -> int:
+        """Train RUN: a config file, or the folder of an earlier run to continue. --key value overrides any key.
 
-        The same program runs under torchrun: `torchrun --nproc_per_node 8 -m longtake train RUN`.
+        The same program runs under torchrun: `torchrun --nproc_per_node 8 -m longtake train RUN`. Ctrl-C ends it
+        with a checkpoint. `longtake config show RUN` lists the keys.
         """
         outcome = train_run(*run_and_overrides(context, run, "train"))
         return EXIT_INTERRUPTED if outcome.stopped else 0

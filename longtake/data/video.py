@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -30,8 +31,6 @@ _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "mpeg4", "mjpeg", "pr
 # These decoders leave out frames at a file's start that are shown before its first key frame but come after it, as
 # lossless cutting leaves them.
 _DROPS_LEADING = frozenset({"hevc", "mpeg4"})
-
-_REORDER = 16  # the most frames by which H.264 and HEVC let file order and showing order differ
 
 _BT709 = 1  # the code of BT.709 for matrix, primaries and transfer in H.273
 _LIMITED_RANGE = 1
@@ -86,12 +85,13 @@ def is_countable(container: av.container.InputContainer, stream: av.video.stream
         return False
     if codec not in _DROPS_LEADING:
         return True
-    packets = container.demux(stream)
-    key, second = next(packets), next(packets)
-    if key.pts is None:
+    head = list(islice(container.demux(stream), 2))  # the last one may be the end mark, of size 0
+    key, second = head[0], head[-1]
+    known = [time for time in (key.dts, key.pts, stream.start_time) if time is not None]
+    container.seek(known[0] if known else 0, stream=stream)
+    if key.pts is None or not key.is_keyframe:
         return False
-    container.seek(key.pts if key.dts is None else key.dts, stream=stream)
-    return key.is_keyframe and (second.size == 0 or (second.pts is not None and second.pts > key.pts))
+    return second is key or second.size == 0 or (second.pts is not None and second.pts > key.pts)
 
 
 def check_file(path: str) -> None:
@@ -214,8 +214,7 @@ def _seek_by_index(container: av.container.InputContainer, stream: av.video.stre
     index = stream.index_entries
     if stream.frames <= 0 or len(index) != stream.frames or index[0].is_discard:
         return 0
-    place = min(max(first - _REORDER, 0), len(index) - 1)  # far enough back to be shown before `first` too
-    key = index.search_timestamp(index[place].timestamp, backward=True)
+    key = index.search_timestamp(index[min(first, len(index) - 1)].timestamp, backward=True)
     if key <= 0:
         return 0
     container.seek(index[key].timestamp, stream=stream, backward=True)
@@ -249,8 +248,6 @@ def _packets_near(packets: Iterator[av.Packet], position: int, first: int) -> It
             if pending and pending.number <= first:
                 del held[: pending.place]
                 chosen = pending.number, pending.pts
-                if pending.count == 0 and pending.leading:  # whether these are shown is up to the decoder
-                    raise _NotCountable
             if pending and chosen is None:
                 raise _NotCountable
             pending = None
@@ -315,9 +312,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, crf: float = 23) -> None:
     """Writes an H.264 file (MP4 by its suffix; MOV and MKV work too), complete or not at all.
 
-    `frames`: uint8 [T, H, W, 3] RGB, T >= 1; `fps`: frames per second; `crf`: x264's quality, 0 is lossless, 18 is hard
-    to tell from the source, 23 the usual one. Colours are stored as BT.709 and say so. Even sizes use yuv420p, which
-    every player shows; an odd height or width cannot, and uses yuv444p rather than padding or cutting a line.
+    `frames`: uint8 [T, H, W, 3] RGB, T >= 1; `fps`: frames per second; `crf`: x264's quality, from 0 (only the change
+    of colour space loses anything) over 18 (hard to tell from the source) to 51. Colours are stored as BT.709 and say
+    so. Even sizes use yuv420p, which every player shows; an odd height or width cannot, and uses yuv444p rather than
+    padding or cutting a line.
     """
     frames = _check_pixels(frames, 4, "[T, H, W, 3]")
     if not fps > 0:

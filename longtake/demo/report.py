@@ -1,9 +1,10 @@
-"""The demo's report: one HTML file that holds everything it shows."""
+"""The demo's report: one HTML file that holds everything it shows, and asks nothing of a network."""
 
 from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,16 +13,40 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from longtake.demo.curve import loss_curve
 from longtake.evaluate import Accuracy, Judgement, is_right
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#1c2330;background:#fff}
-h1{margin-bottom:0}h2{margin-top:2.2rem;border-bottom:1px solid #d8dee8;padding-bottom:.2rem}
-table{border-collapse:collapse}th,td{text-align:left;padding:.2rem .9rem .2rem 0;border-bottom:1px solid #eef1f5}
-td.n,th.n{text-align:right}.lead{color:#5a6578}.samples{display:grid;gap:1rem;
-grid-template-columns:repeat(auto-fill,minmax(9rem,1fr))}figure{margin:0}figure img{height:8rem;image-rendering:pixelated;
-border-radius:4px;background:#eee}figcaption{font-size:.85rem}.ok{color:#16794c}.no{color:#b3261e}
-pre{background:#f5f7fa;padding:.8rem;overflow:auto;font-size:.82rem}svg text{font:11px system-ui;fill:#5a6578}
+:root{color-scheme:light dark;--ink:#1c2330;--soft:#5d687b;--line:#e3e7ee;--paper:#fff;--card:#f6f8fb;--accent:#2f6fde;
+--pale:#b9c7dd;--good:#15794a;--bad:#b3261e}
+@media (prefers-color-scheme:dark){:root{--ink:#e6eaf2;--soft:#98a4b8;--line:#2c3443;--paper:#12161e;--card:#1a202b;
+--accent:#7aa7ff;--pale:#42506a;--good:#5fd39a;--bad:#ff8a80}}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:var(--ink);background:var(--paper);
+margin:0 auto;max-width:66rem;padding:2.2rem 1.4rem 4rem}
+h1{font-size:1.7rem;line-height:1.2;margin:0 0 .4rem}
+h2{font-size:1.15rem;margin:2.6rem 0 .8rem;padding-bottom:.3rem;border-bottom:1px solid var(--line)}
+h3{font-size:.95rem;margin:1.6rem 0 .6rem}
+h3 span,.lead,.note{color:var(--soft);font-weight:400}
+.lead{margin:0;max-width:50rem}.note{font-size:.88rem;margin:.2rem 0 .8rem}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.8rem;margin:1.6rem 0 0}
+.tiles div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:.8rem 1rem}
+.tiles b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.tiles span{color:var(--soft);font-size:.85rem;line-height:1.3;display:block}
+.samples{display:grid;gap:.9rem;grid-template-columns:repeat(auto-fill,minmax(9.4rem,1fr))}
+figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;overflow:hidden}
+figure img{display:block;width:100%;height:8.4rem;object-fit:contain;image-rendering:pixelated;background:#8885}
+figcaption{font-size:.82rem;line-height:1.35;padding:.45rem .6rem .55rem}
+.ok,.no{display:block;font-size:.78rem}.ok{color:var(--good)}.no{color:var(--bad)}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th{font-weight:600;font-size:.82rem;color:var(--soft)}
+th,td{text-align:left;padding:.34rem 1rem .34rem 0;border-bottom:1px solid var(--line);vertical-align:top}
+td.n,th.n{text-align:right;white-space:nowrap}td:last-child,th:last-child{padding-right:0}
+.bar{display:inline-block;width:5rem;height:.5rem;border-radius:4px;background:var(--line);margin-left:.6rem;
+overflow:hidden;vertical-align:.06rem}.bar i{display:block;height:100%;background:var(--accent)}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(19rem,1fr));gap:0 2.4rem}
+code{font:.86rem ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
+svg{display:block}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
 """
 
 
@@ -39,107 +64,158 @@ class Group:
     """Videos of one kind: the main bucket, another bucket, held-out prompts."""
 
     title: str
-    accuracy: Accuracy
+    accuracy: Accuracy  # of all videos of the kind
     samples: Sequence[Sample]  # the ones shown
 
 
 @dataclass(frozen=True)
-class DemoReport:
-    """Everything the report shows."""
+class BucketRow:
+    """One bucket of the last pass."""
 
-    summary: str
+    name: str
+    shape: tuple[int, int, int]  # (T, H, W) in pixels
+    batch_size: int
+    clips: int
+    micro_batches: int
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """Everything the report shows. The first group is the main bucket."""
+
+    num_steps: int
+    num_clips: int
+    real: Accuracy  # of the judge, on the real clips
     groups: Sequence[Group]
     losses: Sequence[tuple[int, float]]  # (step, loss)
-    buckets: str  # the bucket report as text
+    buckets: Sequence[BucketRow]
     seconds: Sequence[tuple[str, float]]  # (part of the demo, seconds)
     facts: Sequence[tuple[str, str]]
+    commands: Sequence[tuple[str, str]]  # (what for, command line)
     fps: float
 
 
 def write_report(path: Path, report: DemoReport) -> None:
-    """Writes the report to `path`: no link leads out of it, pictures and videos are inside."""
+    """Writes the report to `path`, whole or not at all. No link leads out of it, pictures and videos are inside."""
+    main = report.groups[0].accuracy
+    lead = (
+        f"A small video diffusion transformer was trained for {report.num_steps:,} steps on {report.num_clips:,} made-up "
+        "clips, and made the videos below from their prompts. A judge that is shown nothing but pixels says which "
+        "colour they have and which way it moves."
+    )
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Longtake demo</title>",
-        f"<style>{_STYLE}</style><h1>Longtake demo</h1><p class=lead>{escape(report.summary)}</p>",
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Longtake demo</title>',
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>',
+        f'<h1>Longtake demo</h1><p class="lead">{escape(lead)}</p>',
+        _tiles(
+            (percent(main.colour), "right colour, main bucket"),
+            (percent(main.direction), "right direction, main bucket"),
+            (f"{report.num_steps:,}", "training steps"),
+            (_clock(sum(seconds for _, seconds in report.seconds)), "from no clips to this page"),
+        ),
+        "<h2>Generated videos</h2>",
+        *(_section(group, report.fps) for group in report.groups),
         "<h2>Accuracy</h2>",
-        accuracy_table(report.groups),
-        "<h2>Loss</h2>",
+        f'<p class="note">The judge names the colour of {percent(report.real.colour)} and the direction of '
+        f"{percent(report.real.direction)} of the {report.real.count:,} real clips rightly.</p>",
+        _accuracy(report.groups),
+        '<h2>Loss</h2><p class="note">By step, on a logarithmic scale: each step, and the mean of the last 25.</p>',
         loss_curve(report.losses),
-        *(section(group, report.fps) for group in report.groups),
-        f"<h2>Buckets</h2><pre>{escape(report.buckets)}</pre>",
-        "<h2>Time</h2>",
-        _table(("part", "seconds"), [(name, f"{seconds:.1f}") for name, seconds in report.seconds]),
-        "<h2>Run</h2>",
-        _table(("", ""), report.facts),
-        "</html>",
+        f'<div class="pair"><div><h2>Buckets</h2>{_buckets(report.buckets)}</div>',
+        f"<div><h2>Time</h2>{_times(report.seconds)}</div></div>",
+        f"<h2>Run</h2>{_table(('', ''), [(name, escape(value)) for name, value in report.facts])}",
+        f"<h2>Go on</h2>{_table(('', ''), [(name, f'<code>{escape(line)}</code>') for name, line in report.commands])}",
+        "</body></html>\n",
     ]
-    path.write_text("\n".join(parts), encoding="utf-8")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("\n".join(parts), encoding="utf-8")
+    partial.replace(path)
 
 
-def accuracy_table(groups: Sequence[Group]) -> str:
-    """Share of videos in which the judge saw the prompt's colour and direction, as HTML."""
-    rows = [
-        (g.title, str(g.accuracy.count), *(f"{share:.0%}" for share in (g.accuracy.colour, g.accuracy.direction, g.accuracy.both)))
-        for g in groups
-    ]
-    return _table(("videos of", "count", "colour", "direction", "both"), rows)
-
-
-def section(group: Group, fps: float) -> str:
-    """One kind of videos, playing beside their prompts, as HTML."""
-    figures = []
-    for sample in group.samples:
-        seen = sample.judgement
-        right = all(part is not False for part in is_right(sample.prompt, seen))
-        verdict = f"{seen.colour or 'no colour'}, {seen.direction or 'no motion'}"
-        figures.append(
-            f'<figure><img alt="{escape(sample.prompt)}" src="{moving_picture(sample.frames, fps)}">'
-            f"<figcaption>{escape(sample.prompt)}<br><span class={'ok' if right else 'no'}>judge: {escape(verdict)}</span>"
-            "</figcaption></figure>"
-        )
-    return f"<h2>{escape(group.title)}</h2><div class=samples>{''.join(figures)}</div>"
+def percent(share: float) -> str:
+    """`98.3 %`, `100 %`; a dash where there was nothing to judge."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
 def moving_picture(frames: np.ndarray, fps: float) -> str:
-    """Frames uint8 `[T, H, W, 3]` as an animated PNG in a data URL: lossless, and every browser plays it."""
+    """Frames uint8 `[T, H, W, 3]` as an animated PNG in a data URL: lossless, and every browser plays it.
+
+    Frames equal to the one before are shown by a longer stay of that one.
+    """
     pictures = [Image.fromarray(frame) for frame in frames]
+    options = {"save_all": True, "append_images": pictures[1:], "duration": round(1000 / fps), "loop": 0}
     buffer = io.BytesIO()
-    pictures[0].save(
-        buffer, "PNG", save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0, default_image=False
-    )
+    pictures[0].save(buffer, "PNG", **options)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def loss_curve(losses: Sequence[tuple[int, float]], width: int = 860, height: int = 220) -> str:
-    """The loss by step as an SVG: each step in grey, the mean of the last 25 in blue, on a logarithmic scale."""
-    if len(losses) < 2:
-        return "<p>too few steps for a curve</p>"
-    steps = np.array([step for step, _ in losses], float)
-    values = np.log10(np.maximum([loss for _, loss in losses], 1e-6))
-    smooth = np.convolve(np.pad(values, (24, 0), mode="edge"), np.ones(25) / 25, mode="valid")
-    low, high = float(values.min()), float(values.max())
-    x = 50 + (steps - steps[0]) / (steps[-1] - steps[0]) * (width - 60)
-    scale = (height - 40) / max(high - low, 1e-6)
+def _section(group: Group, fps: float) -> str:
+    """One kind of videos, playing beside their prompts."""
+    figures = "".join(_figure(sample, fps) for sample in group.samples)
+    a = group.accuracy
+    direction = "" if math.isnan(a.direction) else f", direction {percent(a.direction)}"
+    said = f"colour {percent(a.colour)}{direction} right of {a.count}"
+    return f'<h3>{escape(group.title)} <span>&middot; {said}</span></h3><div class="samples">{figures}</div>'
 
-    def line(series: np.ndarray, colour: str, stroke: float) -> str:
-        y = 10 + (high - series) * scale
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-        return f'<polyline fill="none" stroke="{colour}" stroke-width="{stroke}" points="{points}"/>'
 
-    labels = "".join(
-        f'<text x="44" y="{14 + (high - tick) * scale:.0f}" text-anchor="end">{10**tick:.3g}</text>'
-        for tick in np.linspace(low, high, 4)
-    )
-    ends = f'<text x="50" y="{height - 8}">step {steps[0]:.0f}</text>'
-    ends += f'<text x="{width - 10}" y="{height - 8}" text-anchor="end">step {steps[-1]:.0f}</text>'
-    lines = line(values, "#c3ccda", 1) + line(smooth, "#2f6fde", 2)
-    return f'<svg viewBox="0 0 {width} {height}" width="100%" role="img" aria-label="loss by step">{lines}{labels}{ends}</svg>'
+def _figure(sample: Sample, fps: float) -> str:
+    seen, prompt = sample.judgement, escape(sample.prompt)
+    colour, direction = is_right(sample.prompt, seen)
+    words = [seen.colour or "no colour"]
+    if direction is not None:
+        words.append(seen.direction or "no motion")
+    right = colour and direction is not False
+    verdict = f'<span class="{"ok" if right else "no"}">{"✓" if right else "✗"} {escape(", ".join(words))}</span>'
+    picture = f'<img alt="{prompt}" src="{moving_picture(sample.frames, fps)}">'
+    return f"<figure>{picture}<figcaption>{prompt}{verdict}</figcaption></figure>"
+
+
+def _tiles(*tiles: tuple[str, str]) -> str:
+    return f'<div class="tiles">{"".join(f"<div><b>{escape(b)}</b><span>{escape(s)}</span></div>" for b, s in tiles)}</div>'
+
+
+def _accuracy(groups: Sequence[Group]) -> str:
+    """Share of videos in which the judge saw the prompt's colour and direction."""
+    rows = []
+    for group in groups:
+        a = group.accuracy
+        rows.append((escape(group.title), str(a.count), *(_bar(share) for share in (a.colour, a.direction, a.both))))
+    return _table(("videos", "count", "colour", "direction", "both"), rows)
+
+
+def _bar(share: float) -> str:
+    """A share as a number and a bar."""
+    width = 0.0 if math.isnan(share) else 100 * share
+    return f'{percent(share)}<span class="bar"><i style="width:{width:.1f}%"></i></span>'
+
+
+def _buckets(buckets: Sequence[BucketRow]) -> str:
+    rows = [
+        (f"{b.shape[2]} x {b.shape[1]}", *(f"{n:,}" for n in (b.shape[0], b.batch_size, b.clips, b.micro_batches)))
+        for b in sorted(buckets, key=lambda b: (b.shape[0], b.shape[1] * b.shape[2], b.name))
+    ]
+    return _table(("width x height", "frames", "batch", "clips", "batches"), rows)
+
+
+def _times(seconds: Sequence[tuple[str, float]]) -> str:
+    total = sum(value for _, value in seconds)
+    rows = [(escape(name), f"{value:.1f} s", f"{value / max(total, 1e-9):.0%}") for name, value in seconds]
+    return _table(("part", "time", "share"), [*rows, ("<b>total</b>", f"<b>{total:.1f} s</b>", "")])
+
+
+def _clock(seconds: float) -> str:
+    """`4:12`, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th{' class=n' if i else ''}>{escape(name)}</th>" for i, name in enumerate(head))
+    """Rows of cells that are HTML already; every column but the first stands right where the table has a head."""
+    numbers = ' class="n"' if any(head) else ""
+    cells = "".join(f"<th{numbers if i else ''}>{escape(name)}</th>" for i, name in enumerate(head))
     body = "".join(
-        "<tr>" + "".join(f"<td{' class=n' if i else ''}>{escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
+        "<tr>" + "".join(f"<td{numbers if i else ''}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{cells}</tr>{body}</table>"
+    top = f"<tr>{cells}</tr>" if any(head) else ""
+    return f'<div class="wide"><table>{top}{body}</table></div>'

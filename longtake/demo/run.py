@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import shlex
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from longtake import __version__
+from longtake.contracts import UserError
 from longtake.data import ClipTable, probe_table
 from longtake.data.shapes import COLOURS, make_shapes, split_prompts
-from longtake.demo.report import DemoReport, Group, Sample, write_report
+from longtake.demo.place import REPORT, Note, choose_folder, find_run, free_folder, read_note
+from longtake.demo.report import BucketRow, DemoReport, Group, Sample, percent, write_report
 from longtake.evaluate import Accuracy, judge, score
-from longtake.generate import generate, open_system, read_video, resolve_source
-from longtake.parallel import start_world
+from longtake.generate import Source, Video, generate, open_system, read_video, resolve_source
+from longtake.parallel import World, start_world
+from longtake.system import System
 from longtake.track import METRICS_FILE, read_lines
-from longtake.train import Outcome, train_run
+from longtake.train import Outcome, RunConfig, read_run, train
 
 CONFIG = Path(__file__).with_name("shapes.py")
-REPORT = "report.html"
 NUM_CLIPS, NUM_STILLS = 1440, 180
 _VIDEOS_AT_ONCE = 32
+_OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")
 
 
 @dataclass(frozen=True)
@@ -38,153 +47,265 @@ class Kind:
     prompts: Sequence[str]
     aspect_ratio: str
     num_frames: int
-    num_shown: int
+    num_shown: int  # in the report
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """How the demo ended; no accuracy and no report where it was stopped while training."""
+    """How the demo ended; no report where it was interrupted."""
 
     folder: Path
-    run: Outcome
-    accuracy: dict[str, Accuracy]
-    report: Path | None
+    run: Outcome | None = None  # of the training, once it has ended
+    accuracy: dict[str, Accuracy] = field(default_factory=dict)  # by the name of a kind: "main", "heldout" ...
+    report: Path | None = None
 
-
-def run_demo(
-    folder: Path, console: Console, overrides: Sequence[str] = (), num_clips: int = NUM_CLIPS, num_stills: int = NUM_STILLS
-) -> DemoOutcome:
-    """Runs the demo in `folder`, going on where an interrupted one left off. `overrides` are of the training run."""
-    seconds: dict[str, float] = {}
-    clips = folder / "clips"
-    with _timed(seconds, "make and probe clips"):
-        table = _prepare(clips, console, num_clips, num_stills)
-    real = score(_real_clips(table))
-    console.print(f"the judge sees colour {real.colour:.0%} and direction {real.direction:.0%} of {real.count} real clips right")
-    run_folder = folder / "run"
-    source, flags = str(CONFIG), ["--dataset.data-path", str(table), "--outputs", str(folder), "--exp-name", "run"]
-    if run_folder.is_dir():
-        source, flags = str(run_folder), []
-    with _timed(seconds, "train"):
-        outcome = train_run(source, [*flags, *overrides], console)
-    if outcome.stopped:
-        console.print("to go on with the whole demo: longtake demo", markup=False)
-        return DemoOutcome(folder, outcome, {}, None)
-    with _timed(seconds, "generate and judge"):
-        groups = _generate(folder, outcome.folder, console)
-    report = _report(folder, outcome, groups, seconds, real)
-    for group in groups:
-        a = group.accuracy
-        console.print(f"{group.title}: colour {a.colour:.1%}, direction {a.direction:.1%}, both {a.both:.1%} of {a.count}")
-    console.print(f"report: {report}", markup=False)
-    return DemoOutcome(folder, outcome, {group.title: group.accuracy for group in groups}, report)
+    @property
+    def stopped(self) -> bool:
+        """Whether it was interrupted; the same call goes on."""
+        return self.report is None
 
 
 def kinds() -> list[Kind]:
     """What is generated: the main bucket first, then every other bucket, then what training never showed."""
-    train, heldout = split_prompts()
+    seen, unseen = split_prompts()
     stills = [f"a {colour} circle" for colour in COLOURS]
     return [
-        Kind("main", "main bucket (1:1, 8 frames)", train, "1:1", 8, 24),
-        Kind("wide", "wide (24x40, 8 frames)", train, "2:1", 8, 6),
-        Kind("long", "long (1:1, 16 frames)", train, "1:1", 16, 6),
-        Kind("wide_long", "wide and long (24x40, 16 frames)", train, "2:1", 16, 6),
-        Kind("heldout", "held-out combinations (1:1, 8 frames)", heldout, "1:1", 8, 12),
-        Kind("heldout_long", "held-out combinations (1:1, 16 frames)", heldout, "1:1", 16, 6),
-        Kind("stills", "stills (1:1)", stills, "1:1", 1, 6),
+        Kind("main", "Main bucket: 32 x 32, 8 frames", seen, "1:1", 8, 24),
+        Kind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 8),
+        Kind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 8),
+        Kind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 8),
+        Kind("heldout", "Never shown in training: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
+        Kind("heldout_long", "Never shown in training: 32 x 32, 16 frames", unseen, "1:1", 16, 12),
+        Kind("stills", "Stills: 32 x 32", stills, "1:1", 1, 6),
     ]
 
 
-def _prepare(clips: Path, console: Console, num_clips: int, num_stills: int) -> Path:
-    """Makes the clips and their table, or finds those of an interrupted demo. Returns the probed table."""
-    target = clips / "clips.parquet"
-    if target.exists():
-        return target
-    with console.status("making clips") as status:
-        shapes = make_shapes(
-            clips,
-            num_clips=num_clips,
-            num_stills=num_stills,
-            progress=lambda done, total: status.update(f"making clips: {done} of {total}"),
-        )
-        result = probe_table(
-            shapes.table,
-            target,
-            workers=0,
-            progress=lambda done, total: status.update(f"probing: {done} of {total}"),
-        )
-    console.print(f"{result.kept} clips in {clips}, table {target}", markup=False)
-    return target
+def run_demo(
+    folder: Path,
+    console: Console,
+    overrides: Sequence[str] = (),
+    num_clips: int = NUM_CLIPS,
+    num_stills: int = NUM_STILLS,
+) -> DemoOutcome:
+    """Runs the demo in `folder`, going on where an interrupted one left off; beside a finished one in `folder-2`, ...
+
+    `overrides` are of the training run, and remembered. Under torchrun every process calls it; rank 0 speaks and
+    writes. Ctrl-C ends it with a word on how to go on. Raises `UserError` for a mistake in the overrides.
+    """
+    asked, folder = folder, choose_folder(folder)
+    note = read_note(folder, overrides, num_clips, num_stills)
+    _refuse_own_keys(note.overrides)
+    source = str(find_run(folder) or CONFIG)
+    own = ["--dataset.data-path", str(_table(folder)), "--outputs", str(folder), "--exp-name", "run"]
+    config = read_run(source, [*own, *note.overrides]).value
+    with start_world(config.device) as world:
+        demo = Demo(folder, note, world, console if world.is_main else Console(quiet=True))
+        try:
+            outcome = demo.take(config, source)
+        except KeyboardInterrupt:
+            demo.say("interrupted")
+            outcome = DemoOutcome(folder)
+        if outcome.stopped:
+            demo.say(f"to go on with the demo: longtake demo --folder {shlex.quote(str(asked))}")
+        return outcome
 
 
-def _real_clips(table_path: Path) -> Iterator[tuple[str, np.ndarray]]:
+class Demo:
+    """One demo under way: where it is, what it was asked for, and its processes. Every method is collective."""
+
+    def __init__(self, folder: Path, note: Note, world: World, console: Console) -> None:
+        self.folder, self.note, self.world, self.console = folder, note, world, console
+
+    def take(self, config: RunConfig, source: str) -> DemoOutcome:
+        """Takes all steps in their order, those that an earlier call has done in no time."""
+        self.world.on_main(lambda: self.note.save(self.folder))
+        self.say(f"[1/4] clips, in {self.folder}", "bold")
+        if self.note.seconds:
+            self.say(f"an earlier call was interrupted; this one goes on {shlex.join(['with', *self.note.overrides])}")
+        with self.timed("make and probe the clips"):
+            real = self.world.on_main(self.clips)
+        self.say("[2/4] train", "bold")
+        with self.timed("train"):
+            run = train(config, self.world, source, self.console)
+        if run.stopped:
+            return DemoOutcome(self.folder, run)
+        self.say("[3/4] generate and judge", "bold")
+        with self.timed("generate and judge"):
+            groups = self.samples(str(run.checkpoint))
+        self.say("[4/4] report", "bold")
+        report = self.folder / REPORT
+        self.world.on_main(lambda: write_report(report, self.findings(config, run, groups, real)))
+        self.console.print(_accuracy_table(groups))
+        self.say(f"{_duration(sum(self.note.seconds.values()))} in all; open in a browser: {report}")
+        accuracy = self.world.broadcast(
+            {kind.name: group.accuracy for kind, group in zip(kinds(), groups, strict=False)}
+        )
+        return DemoOutcome(self.folder, run, accuracy, report)
+
+    def clips(self) -> Accuracy:
+        """Makes the clips and their table, or takes those that are there; returns what the judge sees in them. Rank 0.
+
+        The table is the last to be written: without it all clips are made anew, equal to what they were.
+        """
+        table, num_files = _table(self.folder), self.note.num_clips + self.note.num_stills
+        with self.bar() as bar:
+
+            def shown(text: str) -> Callable[[int, int], None]:
+                task = bar.add_task(text, total=num_files)
+                return lambda done, total: bar.update(task, completed=done, total=total)
+
+            if not table.exists():
+                counts = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills}
+                shapes = make_shapes(table.parent, **counts, progress=shown("making clips"))
+                probe_table(shapes.table, table, progress=shown("probing"))
+            clips = ClipTable.open(table)
+            real = score(bar.track(_captioned(clips), total=len(clips), description="judging them"))
+        self.say(f"{len(clips)} mp4 and png files with captions, listed in {table}")
+        seen = f"the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of them"
+        self.say(f"the judge, which is shown pixels alone, names {seen} rightly")
+        return real
+
+    def samples(self, checkpoint: str) -> list[Group]:
+        """Generates every kind of video with the averaged weights and judges the files; groups on rank 0.
+
+        The files appear in `samples/` when all are made; what an interrupted call has left of them is removed.
+        """
+        source = resolve_source(checkpoint, ["--batch-size", str(_VIDEOS_AT_ONCE), "--grid"])
+        system = open_system(source, self.world, self.say)
+        partial = self.folder / ".samples.partial"
+        self.world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+        groups, made, total = [], 0, sum(len(kind.prompts) for kind in kinds())
+        with self.bar() as bar:
+            task = bar.add_task("generating", total=total)
+            for kind in kinds():
+
+                def update(done: float, of: int, before: int = made) -> None:
+                    bar.update(task, completed=before + done)
+
+                videos = self.videos(kind, source, system, partial / kind.name, update)
+                made += len(videos)
+                if self.world.is_main:
+                    groups.append(_judged(kind, videos))
+        place = self.world.on_main(lambda: partial.rename(free_folder(self.folder / "samples")))
+        self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
+        return groups
+
+    def videos(
+        self, kind: Kind, source: Source, system: System, folder: Path, progress: Callable[[float, int], None]
+    ) -> list[Video]:
+        """Generates one kind of video into `folder`."""
+        option = source.config.sampling_option.model_copy(
+            update={"aspect_ratio": kind.aspect_ratio, "num_frames": kind.num_frames}
+        )
+        config = source.config.model_copy(
+            update={"prompt": list(kind.prompts), "sampling_option": option, "save_dir": str(folder)}
+        )
+        return generate(system, config, self.world, _silent, progress)
+
+    def findings(self, config: RunConfig, run: Outcome, groups: Sequence[Group], real: Accuracy) -> DemoReport:
+        """Everything the report shows. Rank 0."""
+        lines = read_lines(run.folder / METRICS_FILE)
+        buckets = json.loads((run.folder / "bucket_report.json").read_text(encoding="utf-8"))
+        device = torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else _cpu_name()
+        return DemoReport(
+            num_steps=run.clock.global_step,
+            num_clips=buckets["clips"],
+            real=real,
+            groups=groups,
+            losses=[(line["step"], line["loss"]) for line in lines],
+            buckets=[
+                BucketRow(name, tuple(b["shape"]), b["batch_size"], b["clips"], b["micro_batches"])
+                for name, b in buckets["buckets"].items()
+            ],
+            seconds=list(self.note.seconds.items()),
+            facts=[
+                ("device", f"{self.world.size} x {device}" if self.world.size > 1 else device),
+                ("versions", f"longtake {__version__}, torch {torch.__version__}, Python {platform.python_version()}"),
+                ("seed", str(config.seed)),
+                ("samples trained on", f"{run.clock.samples:,}, from {run.clock.pass_index + 1} passes"),
+                ("run folder", str(run.folder)),
+                ("checkpoint", str(run.checkpoint)),
+            ],
+            commands=[
+                ("more videos", f'longtake generate {run.folder} --prompt "a green square moves up" --grid'),
+                ("train further", f"longtake train {run.folder} --max-steps {2 * run.clock.global_step}"),
+                ("every setting, and where it comes from", f"longtake config show {run.folder}"),
+            ],
+            fps=config.fps_save,
+        )
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Prints a line on rank 0."""
+        self.console.print(text, style=style, markup=False)
+
+    @contextmanager
+    def bar(self) -> Iterator[Progress]:
+        """A live bar on a terminal, nothing elsewhere."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        live = self.console.is_terminal and self.world.is_main
+        with Progress(*columns, console=self.console, transient=True, disable=not live) as bar:
+            yield bar
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the time of a step to the note, also where it is interrupted."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.note.seconds[name] = self.note.seconds.get(name, 0.0) + time.perf_counter() - start
+            if self.world.is_main:
+                self.note.save(self.folder)
+
+
+def _table(folder: Path) -> Path:
+    return folder / "clips" / "clips.parquet"
+
+
+def _captioned(table: ClipTable) -> Iterator[tuple[str, np.ndarray]]:
     """Every file of the table, decoded, beside its caption."""
-    table = ClipTable.open(table_path)
     return ((table.caption(row), read_video(table.path(row))) for row in range(len(table)))
 
 
-def _generate(folder: Path, run_folder: Path, console: Console) -> list[Group]:
-    """Generates every kind of video with the run's averaged weights, and judges the files that were written."""
-    source = resolve_source(str(run_folder), ["--batch-size", str(_VIDEOS_AT_ONCE)])
-    groups = []
-    with start_world(source.config.device) as world:
-        system = open_system(source, world, lambda line: console.print(line, markup=False))
-        for kind in kinds():
-            option = source.config.sampling_option.model_copy(
-                update={"aspect_ratio": kind.aspect_ratio, "num_frames": kind.num_frames}
-            )
-            place = str(folder / "samples" / kind.name)
-            config = source.config.model_copy(
-                update={"prompt": list(kind.prompts), "sampling_option": option, "save_dir": place, "grid": True}
-            )
-            with console.status(f"generating: {kind.title}"):
-                videos = generate(system, config, world, _silent)
-            pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
-            stride = -(-len(pairs) // kind.num_shown)
-            shown = [Sample(prompt, frames, judge(frames)) for prompt, frames in pairs[::stride]]
-            groups.append(Group(kind.title, score(pairs), shown))
-    return groups
+def _judged(kind: Kind, videos: Sequence[Video]) -> Group:
+    """Reads the files of a kind back, judges all, and picks the ones to show evenly."""
+    pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
+    stride = -(-len(pairs) // kind.num_shown)
+    shown = [Sample(prompt, frames, judge(frames)) for prompt, frames in pairs[::stride]]
+    return Group(kind.title, score(pairs), shown)
 
 
-def _report(
-    folder: Path, outcome: Outcome, groups: Sequence[Group], seconds: dict[str, float], real: Accuracy
-) -> Path:
-    """Writes `report.html` into the demo's folder."""
-    lines = read_lines(outcome.folder / METRICS_FILE)
-    main = groups[0].accuracy
-    path = folder / REPORT
-    write_report(
-        path,
-        DemoReport(
-            summary=(
-                f"{outcome.clock.global_step} steps on made-up clips; in the main bucket {main.colour:.0%} of the videos have "
-                f"the colour and {main.direction:.0%} the direction that the prompt asks for, by a judge that only sees "
-                f"pixels (real clips: {real.colour:.0%} and {real.direction:.0%})."
-            ),
-            groups=groups,
-            losses=[(line["step"], line["loss"]) for line in lines],
-            buckets=(outcome.folder / "bucket_report.txt").read_text(encoding="utf-8"),
-            seconds=list(seconds.items()),
-            facts=[
-                ("version", __version__),
-                ("torch", torch.__version__),
-                ("device", torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"),
-                ("run folder", str(outcome.folder)),
-                ("checkpoint", str(outcome.checkpoint)),
-                ("samples seen", str(outcome.clock.samples)),
-            ],
-            fps=8,
-        ),
-    )
-    return path
+def _accuracy_table(groups: Sequence[Group]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("videos")
+    for name in ("count", "colour", "direction", "both"):
+        table.add_column(name, justify="right")
+    for group in groups:
+        a = group.accuracy
+        table.add_row(group.title, str(a.count), percent(a.colour), percent(a.direction), percent(a.both))
+    return table
+
+
+def _refuse_own_keys(overrides: Sequence[str]) -> None:
+    """Raises `UserError` for a key that the demo sets itself."""
+    for word in overrides:
+        name = word.removeprefix("--").split("=")[0].replace("-", "_")
+        if word.startswith("--") and name in _OWN_KEYS:
+            raise UserError(
+                f"{word.split('=')[0]}: the demo makes its own clips and folders; choose the place with --folder, "
+                f"or train on other clips with longtake train {CONFIG} {word.split('=')[0]} ..."
+            )
+
+
+def _cpu_name() -> str:
+    return f"CPU, {os.cpu_count()} cores, {platform.machine()}"
+
+
+def _duration(seconds: float) -> str:
+    """`4 min 12 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _silent(text: str) -> None:
-    """The status line says enough."""
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - start
+    """The bar says enough."""

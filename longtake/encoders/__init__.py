@@ -1,4 +1,4 @@
-"""Video autoencoders (pixels <-> latents) and text encoders (captions -> embeddings), built from their config section."""
+"""Video autoencoders (pixels <-> latents) and text encoders (captions -> embeddings), built from their config."""
 
 from longtake.encoders.config import AutoencoderConfig, TextEncoderConfig
 from longtake.encoders.pixel import PixelAutoencoder

@@ -1,4 +1,4 @@
-"""A text encoder without parameters: every word has a fixed random vector, so captions that share words share tokens."""
+"""A text encoder without parameters: each word has a fixed random vector, shared by all captions that use it."""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
 """Prompts to videos: reading prompts, sampling, writing files and contact sheets."""
 
+from __future__ import annotations
+
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt, read_prompts
-from longtake.generate.run import Video, generate, open_system, read_video
+from longtake.generate.run import Video, check_request, generate, open_system, read_video
 from longtake.generate.sample import Request, sample_videos
 from longtake.generate.sheet import contact_sheet
-from longtake.generate.source import load_weights, resolve_source
+from longtake.generate.source import Source, load_weights, resolve_source
 
 __all__ = [
     "GenerateConfig",
     "Prompt",
     "Request",
+    "Source",
     "Video",
+    "check_request",
     "contact_sheet",
     "generate",
     "load_weights",

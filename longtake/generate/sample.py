@@ -41,22 +41,23 @@ def seeded_noise(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
 
 @torch.no_grad()
 def sample_videos(
-    system: System, requests: Sequence[Request], option: SamplingOption, on_step: Callable[[int, int, Tensor], None] | None = None
+    system: System,
+    requests: Sequence[Request],
+    option: SamplingOption,
+    on_step: Callable[[int, int, Tensor], None] | None = None,
 ) -> Tensor:
     """Makes one batch of videos: float32 `[B, 3, T, H, W]` in [-1, 1], on the device.
 
     Euler steps along the objective's time grid, guided by the text; the branches of guidance run as one batch, and at
-    a guidance of 1 only the prompt's runs.
+    a guidance of 1 only the prompt's runs. `on_step(steps done, steps in all, x)` after each step. Collective.
     """
     frames, height, width = pixel_shape(system, option)
     latent_shape = system.autoencoder.latent(frames, height, width)
     x = torch.stack([seeded_noise(r.seed, latent_shape) for r in requests]).to(system.device)
-    prompted = [suffixed(system, r.text, frames) for r in requests]
-    negative = [suffixed(system, r.negative, frames) if r.negative else "" for r in requests]
-    branches = {
-        PROMPT: system.blank_visual(system.embed(prompted), x),
-        NEGATIVE: system.blank_visual(system.embed(negative), x),
-    }
+    texts = {PROMPT: [suffixed(system, r.text, frames) for r in requests]}
+    if option.guidance != 1:
+        texts[NEGATIVE] = [suffixed(system, r.negative, frames) if r.negative else "" for r in requests]
+    branches = {name: system.blank_visual(system.embed(lines), x) for name, lines in texts.items()}
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         return system.objective.velocity(system.denoiser(x, t, conditions), x, t)
@@ -72,4 +73,6 @@ def suffixed(system: System, text: str, num_frames: int) -> str:
     """The prompt as the model saw captions in training: with its frame rate (a still has none) and motion score."""
     config = system.config
     fps = config.fps_save if num_frames > 1 else None
+    if fps is not None and fps.is_integer():
+        fps = int(fps)  # the form of compat prints the number as it is: "24 FPS", not "24.0 FPS"
     return caption(text, fps, config.motion_score, config.compat, kind="inference")

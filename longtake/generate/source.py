@@ -28,13 +28,13 @@ def resolve_source(run: str, overrides: Sequence[str]) -> Source:
     """Reads what `run` names. The model's own keys come from the run or exported file, the rest from `overrides`.
 
     `run`: a config file (.py, .toml), a `.safetensors` file written by `longtake checkpoint export`, or anything that
-    `--load` takes: a checkpoint folder, a run folder, a glob, `latest`.
+    `--load` takes: a checkpoint folder, a run folder, a glob, `latest`. Raises `UserError` where it is none of these.
     """
     path = Path(run)
     if path.suffix in (".py", ".toml"):
         return Source(load_config(path, overrides, GenerateConfig).value, None)
     if path.suffix == ".safetensors":
-        tree = exported_tree(path)
+        tree = _system_part(exported_tree(path))
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
         return Source(resolve_config(tree, overrides, GenerateConfig).value, None)
     checkpoint = resolve_checkpoint(run)
@@ -59,5 +59,8 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
 
 
 def _system_part(tree: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a training config that describe the model; a dataset's caption suffix rule is among them."""
-    return {key: value for key, value in tree.items() if key in SystemConfig.model_fields}
+    """The keys of a training config that describe the model and how it is sampled.
+
+    How training was spread over its processes is left out: a generation has its own number of them.
+    """
+    return {key: value for key, value in tree.items() if key in SystemConfig.model_fields and key != "parallel"}

@@ -1,4 +1,4 @@
-"""The processes of a run: joining them, leaving them, and the few collectives that are not about tensors of the model."""
+"""The processes of a run: joining them, leaving them, and the few collectives that carry no tensors of the model."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,6 +82,7 @@ def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
 def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
     """Builds the model on the meta device, shards it, fills it (initial values, then `model.from_pretrained`)."""
     if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     dtype = compute_dtype(config, world.device)

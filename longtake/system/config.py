@@ -53,8 +53,9 @@ class SystemConfig(Section):
         packed = channels * self.model.patch_size**2
         if self.model.in_channels != packed:
             raise ValueError(
-                f"model.in_channels = {self.model.in_channels}: the autoencoder's {channels} latent channels in patches of "
-                f"{self.model.patch_size}x{self.model.patch_size} make {packed}; write model.in_channels = {packed}"
+                f"model.in_channels = {self.model.in_channels}: the autoencoder's {channels} latent channels in "
+                f"patches of {self.model.patch_size}x{self.model.patch_size} make {packed}; "
+                f"write model.in_channels = {packed}"
             )
         for name, encoder, width in (
             ("t5", self.t5, self.model.context_in_dim),

@@ -35,12 +35,16 @@ class RunConfig(SystemConfig):
     warmup_steps: int | None = Field(None, ge=0, description="steps of linear warm-up; None or 0: none")
     initial_lr: float = Field(1e-6, ge=0, description="where the warm-up begins")
     use_cosine_scheduler: bool = Field(False, description="cosine from the end of the warm-up to 0 at the last step")
-    decay_fraction: float = Field(0.0, ge=0, le=1, description="share of the run over which lr falls linearly at the end")
+    decay_fraction: float = Field(
+        0.0, ge=0, le=1, description="share of the run over which lr falls linearly at the end"
+    )
     final_lr_ratio: float = Field(0.0, ge=0, le=1, description="what is left of lr at the end of that fall")
     grad_clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
     accumulation_steps: int = Field(1, ge=1)
     slots_per_step: int | None = Field(
-        None, ge=1, description="micro-batches in one step (G); default: data ranks x accumulation_steps at first launch"
+        None,
+        ge=1,
+        description="micro-batches in one step (G); default: data ranks x accumulation_steps at first launch",
     )
     ema_decay: float | None = Field(None, gt=0, lt=1)
 
@@ -53,7 +57,7 @@ class RunConfig(SystemConfig):
     exp_name: str | None = Field(None, description="the run's folder name; default: date, time and config name")
     log_every: int = Field(10, ge=1)
     ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
-    keep_n_latest: int = Field(-1, ge=-1, description="complete checkpoints kept; -1: all")
+    keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")
     tensorboard: bool = True
     wandb: bool = False
     wandb_project: str = "longtake"
@@ -76,6 +80,13 @@ class RunConfig(SystemConfig):
     def _name_is_plain(cls, value: str | None) -> str | None:
         if value is not None and (not value or "/" in value or value.startswith(".")):
             raise ValueError(f"exp_name = {value!r}: must be a plain folder name; the place goes into outputs")
+        return value
+
+    @field_validator("keep_n_latest")
+    @classmethod
+    def _something_is_kept(cls, value: int) -> int:
+        if value != -1 and value < 1:
+            raise ValueError("must be -1 to keep all checkpoints, or at least 1")
         return value
 
     @field_validator("resume")

@@ -49,7 +49,6 @@ def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
     newest run of the same name that has one; both in place, with metrics after that checkpoint cut off.
     """
 
-
     def choose() -> RunFolder:
         place = _choose(config, source)
         _save_config(place.path, config)

@@ -19,8 +19,9 @@ class StopRequest:
     The wish travels in the step's reduction, so all ranks stop after the same step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announce: bool = True) -> None:
         self.asked = False
+        self.announce = announce  # rank 0 alone speaks
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -35,7 +36,8 @@ class StopRequest:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        print("\nstopping after this step with a checkpoint; press Ctrl-C again to stop at once", file=sys.stderr)
+        if self.announce:  # not by print: the signal may have come in the middle of one
+            os.write(2, b"\nstopping after this step with a checkpoint; press Ctrl-C again to stop at once\n")
         signal.signal(number, self._before.get(number) or signal.SIG_DFL)
 
 
@@ -59,8 +61,8 @@ class FirstStepTimer:
     def _give_up(self) -> None:
         faulthandler.dump_traceback(file=sys.stderr)
         print(
-            f"first_step_timeout = {self.seconds:g}: no training step was finished in this many seconds; above is where "
-            "each thread waits, look there for a missing process or a slow disk, or raise first_step_timeout",
+            f"first_step_timeout = {self.seconds:g}: no training step was finished in this many seconds; above is "
+            "where each thread waits, look there for a missing process or a slow disk, or raise first_step_timeout",
             file=sys.stderr,
             flush=True,
         )

@@ -8,18 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longtake.buckets import PassOrder
 from longtake.contracts import Batch, Conditions
 from longtake.diffusion import drop_text, micro_batch_loss
 from longtake.parallel import Mesh
 from longtake.system import System
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
+from longtake.train.interrupt import StopRequest
 from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
 from longtake.train.record import Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.schedule import learning_rate
 from longtake.train.stream import StepInput, StepStream
-from longtake.train.interrupt import StopRequest
 
 
 @dataclass
@@ -39,14 +40,16 @@ class Trainer:
     position: dict | None  # of the data; None is the start of a pass
     stopped: bool = False  # by Ctrl-C or SIGTERM
 
-    def run(self, skip: int = 0) -> None:
+    def run(self, order: PassOrder, skip: int = 0) -> None:
         """Trains to the end of the run, or until a stop is asked for; saves where it ends.
+
+        `order`: the rest of the pass the run begins in, of which `skip` steps are left out.
 
         The loop never waits for the device: results of a step are read while the next one is under way.
         """
         config = self.config
         empty = self.system.embed([""])
-        steps = self.stream.steps(self.clock.pass_index, self.position, skip, config.epochs)
+        steps = self.stream.steps(order, skip, config.epochs)
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
             lr = learning_rate(config, self.clock.global_step)
             sums = self.forward_backward(step, empty)
@@ -58,13 +61,14 @@ class Trainer:
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
             self.position = step.state
-            self.stopped = self.recorder.push(StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, tokens))
+            record = StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, sum(samples), tokens)
+            self.stopped = self.recorder.push(record)
             if self.stopped or (config.ckpt_every and self.clock.global_step % config.ckpt_every == 0):
                 self.save()
             if self.stopped:
                 break
-        self.recorder.flush()
         self.save()
+        self.recorder.close()
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
         """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [G + 2].
@@ -102,7 +106,8 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint of this moment, unless it is already written or a result of it is not finite."""
         self.recorder.flush()
-        self.saver.save(self.clock, self.position, self.tensors())
+        with self.recorder.meter.paused():
+            self.saver.save(self.clock, self.position, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name, sharded, sharing memory."""

@@ -84,7 +84,7 @@ def clip_scale(norm: Tensor, limit: float) -> Tensor:
 
 
 class Ema:
-    """Exponential moving average of the masters in float32: `ema += (1 - d) * (weights - ema)`.
+    """Exponential moving average of the trained masters in float32: `ema += (1 - d) * (weights - ema)`.
 
     The decay d at update n is `min(limit, (1 + n) / (10 + n))`, so the start of a run does not linger in it; without
     `ramp` it is `limit` from the first update on, as in Open-Sora 2.0.
@@ -92,7 +92,7 @@ class Ema:
 
     def __init__(self, model: nn.Module, limit: float, ramp: bool = True) -> None:
         self.limit, self.ramp = limit, ramp
-        self.parameters: Mapping[str, Tensor] = dict(model.named_parameters())
+        self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.averages = {name: local_tensor(p).detach().clone() for name, p in self.parameters.items()}
 
     @torch.no_grad()

@@ -19,7 +19,6 @@ from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.clock import Clock
 from longtake.train.interrupt import FirstStepTimer
 
-
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share")
 
 
@@ -32,7 +31,8 @@ class StepRecord:
     sums: Tensor  # float32 [G + 2], see Trainer.forward_backward
     lr: float
     wait_seconds: float
-    new_tokens: int
+    samples: int  # of this step, fillers not counted
+    tokens: int
 
 
 class Recorder:
@@ -55,7 +55,8 @@ class Recorder:
         self.system, self.table, self.world = system, table, world
         self.trackers, self.progress, self.meter = trackers, progress, meter
         self.log_every, self.timer = log_every, timer
-        self._pending: StepRecord | None = None
+        self._pending: tuple[StepRecord, float] | None = None
+        self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
         self._by_bucket: dict[str, list[float]] = defaultdict(list)
         self._last_time = time.perf_counter()
@@ -65,50 +66,57 @@ class Recorder:
 
         Raises `UserError` if the loss or the gradient of that step is not finite.
         """
-        before, self._pending = self._pending, record
-        return self._read(before) if before is not None else False
+        now = time.perf_counter()
+        seconds, self._last_time = now - self._last_time, now
+        flops = 3 * sum(self.system.flops(slot.bucket.shape) * int(slot.weights.sum()) for slot in record.slots)
+        self.meter.step(clips=record.samples, tokens=record.tokens, flops=flops, wait_seconds=record.wait_seconds)
+        before, self._pending = self._pending, (record, seconds)
+        return self._read(*before) if before is not None else False
 
     def flush(self) -> bool:
         """Reads the last step too (waits for the device)."""
-        record, self._pending = self._pending, None
-        return self._read(record) if record is not None else False
+        before, self._pending = self._pending, None
+        return self._read(*before) if before is not None else False
 
-    def _read(self, record: StepRecord) -> bool:
+    def close(self) -> None:
+        """Reads the last step and passes on what has gathered since the last figures."""
+        self.flush()
+        if self._last is not None and self._losses:
+            self._log(*self._last)
+
+    def _read(self, record: StepRecord, seconds: float) -> bool:
         values = record.sums.tolist()
         self.timer.done()
-        count, step = len(record.slots), record.clock.global_step
-        losses, grad_norm = values[:count], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
+        losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
         self._check_finite(record, losses, grad_norm)
-        loss = sum(losses) / count
-        now = time.perf_counter()
-        seconds, self._last_time = now - self._last_time, now
-        self._losses.append(loss)
+        if self.world.is_main:
+            self._write(record, seconds, losses, grad_norm)
+        return values[-1] > 0
+
+    def _write(self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float) -> None:
+        """Rank 0: the step's line, and every `log_every` steps the figures since the last time."""
+        step, loss = record.clock.global_step, sum(losses) / len(losses)
         by_bucket: dict[str, list[float]] = defaultdict(list)
         for slot, value in zip(record.slots, losses, strict=True):
             by_bucket[slot.bucket.name].append(value)
             self._by_bucket[slot.bucket.name].append(value)
-        if self.world.is_main:
-            samples = sum(int(slot.weights.sum()) for slot in record.slots)
-            flops = 3 * sum(self.system.flops(slot.bucket.shape) * int(slot.weights.sum()) for slot in record.slots)
-            self.meter.step(clips=samples, tokens=record.new_tokens, flops=flops, wait_seconds=record.wait_seconds)
-            self.trackers.log_line(
-                {
-                    "step": step,
-                    "pass": record.clock.pass_index,
-                    "loss": loss,
-                    "loss_bits": loss.hex(),
-                    "digest": f"{step_digest(record.slots):016x}",
-                    "grad_norm": grad_norm,
-                    "lr": record.lr,
-                    "samples": samples,
-                    "seconds": round(seconds, 4),
-                    "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
-                }
-            )
-            due = step % self.log_every == 0
-            shown = self._log(step, grad_norm, record) if due else {"loss": loss}
-            self.progress.update(step, shown)
-        return values[-1] > 0
+        self._losses.append(loss)
+        self.trackers.log_line(
+            {
+                "step": step,
+                "pass": record.clock.pass_index,
+                "loss": loss,
+                "loss_bits": loss.hex(),
+                "digest": f"{step_digest(record.slots):016x}",
+                "grad_norm": grad_norm,
+                "lr": record.lr,
+                "samples": record.samples,
+                "seconds": round(seconds, 4),
+                "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
+            }
+        )
+        self._last = (step, grad_norm, record)
+        self.progress.update(step, self._log(*self._last) if step % self.log_every == 0 else {"loss": loss})
 
     def _log(self, step: int, grad_norm: float, record: StepRecord) -> dict[str, float]:
         """Passes on the figures since the last time; returns those that the terminal shows."""
@@ -135,6 +143,6 @@ class Recorder:
         rows = (bad[0] if bad else record.slots[0]).rows[:3]
         clips = ", ".join(str(self.table.path(int(row))) for row in rows)
         raise UserError(
-            f"step {step}: the {what} is not finite (clips of that micro-batch begin with {clips}); nothing was saved after "
-            "it, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
+            f"step {step}: the {what} is not finite (clips of that micro-batch begin with {clips}); nothing was saved "
+            "after it, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
         )

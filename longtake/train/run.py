@@ -19,7 +19,7 @@ from longtake.system import System, build_system
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
-from longtake.train.folder import RunFolder, open_folder, read_run
+from longtake.train.folder import RunFolder, given_up_on_error, open_folder, read_run
 from longtake.train.interrupt import FirstStepTimer, StopRequest
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import Ema, ShardedAdamW
@@ -55,13 +55,15 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         mesh = Mesh.create(config.parallel, world)
         table = ClipTable.open(config.dataset.data_path, config.dataset.root)
         place = open_folder(config, world, source)
-        system = build_system(config, mesh, world)
-        optimizer = ShardedAdamW(system.denoiser, config)
-        ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
-        start = _restore(config, place, system, optimizer, ema)
-        inputs = _order_inputs(config, system, table, start.slots_per_step or mesh.data_ranks * config.accumulation_steps)
-        stream = _stream(config, inputs, table, system, mesh, world, place.path)
-        order = stream.plan(start.clock.pass_index, start.position)
+        with given_up_on_error(place, world):
+            system = build_system(config, mesh, world)
+            optimizer = ShardedAdamW(system.denoiser, config)
+            ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
+            start = _restore(config, place, system, optimizer, ema)
+            slots = start.slots_per_step or mesh.data_ranks * config.accumulation_steps
+            inputs = _order_inputs(config, system, table, slots)
+            stream = _stream(config, inputs, table, system, mesh, world, place.path)
+            order = stream.plan(start.clock.pass_index, start.position)
         console = console or make_console()
         if world.is_main:
             console.print(_announcement(config, place, system, start, order, world), markup=False)
@@ -70,7 +72,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         if place.checkpoint is not None and place.continues:
             saver.started_from(place.checkpoint, start.clock)
         with (
-            StopRequest() as stop,
+            StopRequest(announce=world.is_main) as stop,
             _trackers(config, place.path, world, start.clock.global_step) as trackers,
             TrainingProgress(
                 _total_steps(config, start, order),
@@ -85,7 +87,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             trainer = Trainer(
                 config, mesh, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
             )
-            trainer.run(skip=start.skip)
+            trainer.run(order, start.skip)
     finally:
         timer.done()
     if world.is_main:
@@ -118,9 +120,7 @@ class Start:
     slots_per_step: int | None
 
 
-def _restore(
-    config: RunConfig, place: RunFolder, system: System, optimizer: ShardedAdamW, ema: Ema | None
-) -> Start:
+def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: ShardedAdamW, ema: Ema | None) -> Start:
     """Fills weights, averages and optimizer from the checkpoint the run starts from, and reads its clock and position.
 
     `start_epoch` and `start_step` move the data position only, to a pass dealt anew; the optimizer and the step

@@ -28,9 +28,7 @@ class StepInput:
 class StepStream:
     """Steps from a data position on, pass after pass. The position is a plain dict, valid between any two steps."""
 
-    def __init__(
-        self, inputs: OrderInputs, loader: SlotLoader, mesh: Mesh, world: World, quarantine: Path
-    ) -> None:
+    def __init__(self, inputs: OrderInputs, loader: SlotLoader, mesh: Mesh, world: World, quarantine: Path) -> None:
         self.inputs, self.loader, self.mesh, self.world, self.quarantine = inputs, loader, mesh, world, quarantine
 
     def plan(self, pass_index: int, state: dict | None) -> PassOrder:
@@ -38,18 +36,19 @@ class StepStream:
 
         Rank 0's view of the quarantine is everybody's, so no two ranks plan different passes.
         """
-        known = self.world.broadcast(read_quarantine(self.quarantine) if self.world.is_main else None)
+        known = self.world.on_main(lambda: read_quarantine(self.quarantine))
         return plan_pass(replace(self.inputs, quarantined=known), pass_index, state)
 
-    def steps(self, pass_index: int, state: dict | None, skip: int = 0, epochs: int | None = None) -> Iterator[StepInput]:
-        """All steps from pass `pass_index` on (`skip` of its steps left out), until `epochs` passes are done."""
-        while epochs is None or pass_index < epochs:
-            order = self.plan(pass_index, state)
-            yield from self._one_pass(order, pass_index, skip)
+    def steps(self, order: PassOrder, skip: int, epochs: int) -> Iterator[StepInput]:
+        """The steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done."""
+        while order.pass_index < epochs:
+            yield from self._one_pass(order, skip)
             self.world.barrier()  # every rank's failures are on disk before the next pass is planned
-            pass_index, state, skip = pass_index + 1, None, 0
+            if order.pass_index + 1 == epochs:
+                return
+            order, skip = self.plan(order.pass_index + 1, None), 0
 
-    def _one_pass(self, order: PassOrder, pass_index: int, skip: int) -> Iterator[StepInput]:
+    def _one_pass(self, order: PassOrder, skip: int) -> Iterator[StepInput]:
         ahead: deque[tuple[list[Slot], int, dict]] = deque()
 
         def feed() -> Iterator[Slot]:
@@ -69,4 +68,4 @@ class StepStream:
             faults: list[Fault] = [fault for batch in batches for fault in batch.faults]
             if faults:
                 append_quarantine(self.quarantine, faults)
-            yield StepInput(pass_index, slots, batches, state, waited)
+            yield StepInput(order.pass_index, slots, batches, state, waited)

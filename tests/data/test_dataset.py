@@ -353,3 +353,13 @@ def test_a_dataset_survives_pickling_without_its_cache(table: ClipTable) -> None
 
 def test_a_still_cannot_stand_for_a_video(table: ClipTable) -> None:
     assert make_dataset(table)[make_slot(table, [STILL])].faults[0].reason == "a still cannot fill 5 frames"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_batches_hold_the_same_numbers(table: ClipTable) -> None:
+    slot = make_slot(table, [0, 1])
+    batch = next(SlotLoader(make_dataset(table), num_workers=1, pin_memory=True).fetch([slot]))
+    assert batch.video.is_pinned()
+    assert batch.draws["noise"].is_pinned()
+    assert same(batch, make_dataset(table)[slot])

@@ -1,0 +1,58 @@
+"""The demo, measured: how long each part takes and how often the videos show what their prompts ask for.
+
+    python benchmarks/demo.py                      the demo as it is
+    python benchmarks/demo.py --seed 1 --seed 2    at other seeds of the training run
+    python benchmarks/demo.py --tiny               a few steps, to see that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from machine import print_table, write_json
+
+from longtake.demo import run_demo
+from longtake.track import make_console
+
+TARGET = 0.95  # colour and direction in the main bucket
+TARGET_SECONDS = 360.0
+
+
+def main() -> None:
+    """Runs the demo at each seed and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, action="append", help="seed of the training run; default: the demo's own")
+    parser.add_argument("--tiny", action="store_true", help="60 clips, 3 steps")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    sizes = {"num_clips": 60, "num_stills": 12} if arguments.tiny else {}
+    figures, rows = [], []
+    for seed in arguments.seed or [None]:
+        flags = ["--max-steps", "3", "--warmup-steps", "1"] if arguments.tiny else []
+        flags += [] if seed is None else ["--seed", str(seed)]
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = run_demo(Path(folder) / "demo", make_console(), flags, **sizes)
+        total = sum(outcome.seconds.values())
+        steps = outcome.run.clock.global_step
+        figures.append(
+            {
+                "seed": seed,
+                "steps": steps,
+                "seconds": {**outcome.seconds, "total": total},
+                "accuracy": {title: vars(accuracy) for title, accuracy in outcome.accuracy.items()},
+            }
+        )
+        name = "own" if seed is None else seed
+        for title, a in outcome.accuracy.items():
+            rows.append((name, title, a.count, f"{a.colour:.1%}", f"{a.direction:.1%}", f"{a.both:.1%}", "", ""))
+        for part, seconds in (*outcome.seconds.items(), ("total", total)):
+            rows.append((name, part, "", "", "", "", f"{seconds:.1f}", steps if part == "train" else ""))
+    print_table(("seed", "what", "videos", "colour", "direction", "both", "seconds", "steps"), rows)
+    print(f"target: colour and direction >= {TARGET:.0%} in the main bucket, total <= {TARGET_SECONDS:.0f} s on 2 quiet cores")
+    write_json(arguments.json, "demo", {"tiny": arguments.tiny, "runs": figures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What a measurement was made on, and how its figures are written down; shared by all benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longtake import __version__
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, GPU, versions and commit of this measurement."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "longtake": __version__,
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """One table on standard output, columns aligned."""
+    text = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in text) for i in range(len(head))]
+    for row in text:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def write_json(path: Path | None, name: str, figures: Mapping[str, Any]) -> None:
+    """Writes the figures of benchmark `name` beside machine and commit; does nothing without a path."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"benchmark": name, "machine": machine(), "figures": figures}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    """The commit of the working tree, marked where it has changes."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.stdout.strip()[:12] + ("+changes" if changed.stdout.strip() else "")
