@@ -328,7 +328,8 @@ def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, cr
     try:
         with av.open(f"file:{partial}", "w", options={"movflags": "+faststart"}) as container:
             rate = Fraction(fps).limit_denominator(1001)
-            stream = container.add_stream("libx264", rate=rate, options={"crf": str(crf)})
+            options = {"crf": str(crf), "x264-params": "cpu-independent=1"}  # else the bytes change from run to run
+            stream = container.add_stream("libx264", rate=rate, options=options)
             stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
             context = stream.codec_context
             context.thread_count = 1 if height * width < _PARALLEL_PIXELS else 0

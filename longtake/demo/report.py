@@ -103,6 +103,7 @@ def write_report(path: Path, report: DemoReport) -> None:
         "clips, and made the videos below from their prompts. A judge that is shown nothing but pixels says which "
         "colour they have and which way it moves."
     )
+    commands = [(name, f"<code>{escape(line)}</code>") for name, line in report.commands]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Longtake demo</title>',
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>',
@@ -124,7 +125,7 @@ def write_report(path: Path, report: DemoReport) -> None:
         f'<div class="pair"><div><h2>Buckets</h2>{_buckets(report.buckets)}</div>',
         f"<div><h2>Time</h2>{_times(report.seconds)}</div></div>",
         f"<h2>Run</h2>{_table(('', ''), [(name, escape(value)) for name, value in report.facts])}",
-        f"<h2>Go on</h2>{_table(('', ''), [(name, f'<code>{escape(line)}</code>') for name, line in report.commands])}",
+        f"<h2>Go on</h2>{_table(('', ''), commands)}",
         "</body></html>\n",
     ]
     partial = path.with_name(f".{path.name}.partial")
@@ -171,7 +172,8 @@ def _figure(sample: Sample, fps: float) -> str:
 
 
 def _tiles(*tiles: tuple[str, str]) -> str:
-    return f'<div class="tiles">{"".join(f"<div><b>{escape(b)}</b><span>{escape(s)}</span></div>" for b, s in tiles)}</div>'
+    boxes = "".join(f"<div><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in tiles)
+    return f'<div class="tiles">{boxes}</div>'
 
 
 def _accuracy(groups: Sequence[Group]) -> str:
@@ -184,9 +186,10 @@ def _accuracy(groups: Sequence[Group]) -> str:
 
 
 def _bar(share: float) -> str:
-    """A share as a number and a bar."""
-    width = 0.0 if math.isnan(share) else 100 * share
-    return f'{percent(share)}<span class="bar"><i style="width:{width:.1f}%"></i></span>'
+    """A share as a number and a bar; a dash alone where there was nothing to judge."""
+    if math.isnan(share):
+        return percent(share)
+    return f'{percent(share)}<span class="bar"><i style="width:{100 * share:.1f}%"></i></span>'
 
 
 def _buckets(buckets: Sequence[BucketRow]) -> str:
@@ -199,7 +202,7 @@ def _buckets(buckets: Sequence[BucketRow]) -> str:
 
 def _times(seconds: Sequence[tuple[str, float]]) -> str:
     total = sum(value for _, value in seconds)
-    rows = [(escape(name), f"{value:.1f} s", f"{value / max(total, 1e-9):.0%}") for name, value in seconds]
+    rows = [(escape(name), f"{value:.1f} s", f"{100 * value / max(total, 1e-9):.0f} %") for name, value in seconds]
     return _table(("part", "time", "share"), [*rows, ("<b>total</b>", f"<b>{total:.1f} s</b>", "")])
 
 

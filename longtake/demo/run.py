@@ -71,11 +71,11 @@ def kinds() -> list[Kind]:
     stills = [f"a {colour} circle" for colour in COLOURS]
     return [
         Kind("main", "Main bucket: 32 x 32, 8 frames", seen, "1:1", 8, 24),
-        Kind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 8),
-        Kind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 8),
-        Kind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 8),
+        Kind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 6),
+        Kind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 6),
+        Kind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 6),
         Kind("heldout", "Never shown in training: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
-        Kind("heldout_long", "Never shown in training: 32 x 32, 16 frames", unseen, "1:1", 16, 12),
+        Kind("heldout_long", "Never shown in training: 32 x 32, 16 frames", unseen, "1:1", 16, 6),
         Kind("stills", "Stills: 32 x 32", stills, "1:1", 1, 6),
     ]
 
@@ -270,8 +270,8 @@ def _captioned(table: ClipTable) -> Iterator[tuple[str, np.ndarray]]:
 def _judged(kind: Kind, videos: Sequence[Video]) -> Group:
     """Reads the files of a kind back, judges all, and picks the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
-    stride = -(-len(pairs) // kind.num_shown)
-    shown = [Sample(prompt, frames, judge(frames)) for prompt, frames in pairs[::stride]]
+    picks = np.linspace(0, len(pairs) - 1, min(kind.num_shown, len(pairs))).round().astype(int)
+    shown = [Sample(*pairs[pick], judge(pairs[pick][1])) for pick in picks]
     return Group(kind.title, score(pairs), shown)
 
 

@@ -14,17 +14,21 @@ Shift = float | Literal["resolution"] | None
 class FlowConfig(Section):
     """Rectified flow: what the network predicts, and the law its training times are drawn from.
 
-    Time runs from 0 (clean) to 1 (noise). `compat="opensora_v2"` draws training times with the shift of a patch of 2,
-    whatever the patch is, as Open-Sora 2.0 does; sampling then still uses the real patch, as it does there.
+    Time runs from 0 (clean) to 1 (noise).
     """
 
-    predict: Literal["velocity", "clean", "noise"] = "velocity"
-    sigma_min: float = Field(1e-5, ge=0.0, lt=1.0)  # standard deviation of the noise that is left at t = 0
-    shift: Shift = "resolution"  # a number is alpha itself; None is alpha = 1
-    timestep_mean: float = 0.0  # of the normal under the sigmoid; negative leans to clean samples
-    timestep_std: float = Field(1.0, gt=0.0)
-    min_t: float = Field(0.05, gt=0.0, le=1.0)  # floor of the divisor in the weight of clean and noise prediction
-    compat: Literal["opensora_v2"] | None = None
+    predict: Literal["velocity", "clean", "noise"] = Field("velocity", description="what the network predicts")
+    sigma_min: float = Field(1e-5, ge=0.0, lt=1.0, description="standard deviation of the noise that is left at t = 0")
+    shift: Shift = Field(
+        "resolution", description="shift of training times: by resolution and length, a number, or None"
+    )
+    timestep_mean: float = Field(
+        0.0, description="mean of the normal under the sigmoid; negative leans to clean samples"
+    )
+    timestep_std: float = Field(1.0, gt=0.0, description="its standard deviation")
+    min_t: float = Field(
+        0.05, gt=0.0, le=1.0, description="floor of the divisor in the weight of clean and noise prediction"
+    )
 
     @field_validator("shift")
     @classmethod
@@ -37,8 +41,8 @@ class FlowConfig(Section):
 class DropoutConfig(Section):
     """Share of the samples whose text is replaced by the empty prompt's, for each text encoder on its own."""
 
-    t5: float = Field(0.0, ge=0.0, le=1.0)  # the token sequence
-    clip: float = Field(0.0, ge=0.0, le=1.0)  # the pooled vector
+    t5: float = Field(0.0, ge=0.0, le=1.0, description="share of samples without their token sequence")
+    clip: float = Field(0.0, ge=0.0, le=1.0, description="share of samples without their pooled vector")
 
     @property
     def ratios(self) -> tuple[float, float]:

@@ -36,11 +36,14 @@ class RectifiedFlow:
     """The objective of rectified flow. Times are float32 in [0, 1], 1 is noise.
 
     `patch_size`: pixels of the latent grid on one side of a token, which the resolution shift counts tokens by.
+    `compat="opensora_v2"` draws training times with the shift of a patch of 2, whatever the patch is, as Open-Sora 2.0
+    does; sampling then still uses the real patch, as it does there.
     """
 
-    def __init__(self, config: FlowConfig, patch_size: int) -> None:
+    def __init__(self, config: FlowConfig, patch_size: int, compat: Literal["opensora_v2"] | None = None) -> None:
         self.config = config
         self.patch_size = patch_size
+        self.compat = compat
 
     def noise(self, latents: Tensor, draws: Mapping[str, Tensor], weights: Tensor | None = None) -> Noised:
         """Makes training examples of latents.
@@ -100,7 +103,7 @@ class RectifiedFlow:
         if shift != "resolution":
             return float(shift)
         _, num_frames, height, width = latent_shape
-        if training and self.config.compat == "opensora_v2":
+        if training and self.compat == "opensora_v2":
             return resolution_shift(height * width // 4, num_frames)
         return resolution_shift(-(-height // self.patch_size) * -(-width // self.patch_size), num_frames)
 

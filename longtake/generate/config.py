@@ -16,6 +16,6 @@ class GenerateConfig(SystemConfig):
     num_samples: int | None = Field(None, ge=1, description="use only this many of the prompts")
     num_sample: int = Field(1, ge=1, description="videos for each prompt, at seeds seed, seed + 1, ...")
     batch_size: int = Field(1, ge=1, description="videos sampled at once on each rank")
-    save_dir: str = "samples"
+    save_dir: str = Field("samples", description="folder that videos go into; nothing in it is overwritten")
     grid: bool = Field(False, description="also write a contact sheet of all videos, grid.png")
     ema: bool = Field(True, description="use the averaged weights where the checkpoint has them")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from longtake.config import Section
 
@@ -19,30 +19,40 @@ class MMDiTConfig(Section):
     `zero_gate` = in addition every modulation and the last layer zero, so that each block starts as the identity.
     """
 
-    type: Literal["flux"] = "flux"
-    from_pretrained: str | None = None
-    strict_load: bool = True  # False: weights missing from the file, or unknown to the model, are logged, not refused
-    init: Literal["torch", "zero_gate"] = "torch"
+    type: Literal["flux"] = Field("flux", description="the denoiser; `flux` is the MMDiT")
+    from_pretrained: str | None = Field(
+        None, description="weights to start from: a .safetensors file or a folder of them"
+    )
+    strict_load: bool = Field(True, description="False: weights missing or unknown in the file are logged, not refused")
+    init: Literal["torch", "zero_gate"] = Field(
+        "torch", description="how parameters start; `zero_gate`: blocks as identity"
+    )
 
-    in_channels: PositiveInt = 64
-    patch_size: PositiveInt = 2  # height and width of a patch on the latent grid; frames are never merged
-    vec_in_dim: PositiveInt = 768
-    context_in_dim: PositiveInt = 4096
-    hidden_size: PositiveInt = 3072
-    mlp_ratio: PositiveFloat = 4.0
-    num_heads: PositiveInt = 24
-    depth: NonNegativeInt = 19
-    depth_single_blocks: NonNegativeInt = 38
-    axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)  # channels of a head that encode t, y, x
-    theta: PositiveFloat = 10000
-    qkv_bias: bool = True
-    guidance_embed: bool = False
-    cond_embed: bool = False
-    fused_qkv: bool = False
-    use_liger_rope: bool = True
+    in_channels: PositiveInt = Field(64, description="features of a video token: latent channels x patch_size^2")
+    patch_size: PositiveInt = Field(2, description="side of a patch on the latent grid; frames are never merged")
+    vec_in_dim: PositiveInt = Field(768, description="width of the pooled text vector")
+    context_in_dim: PositiveInt = Field(4096, description="width of a text token")
+    hidden_size: PositiveInt = Field(3072, description="width of the model")
+    mlp_ratio: PositiveFloat = Field(4.0, description="width of the MLPs' hidden layer over hidden_size")
+    num_heads: PositiveInt = Field(24, description="attention heads")
+    depth: NonNegativeInt = Field(19, description="double-stream blocks")
+    depth_single_blocks: NonNegativeInt = Field(38, description="single-stream blocks")
+    axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (16, 56, 56), description="channels of a head that encode t, y, x; their sum is hidden_size / num_heads"
+    )
+    theta: PositiveFloat = Field(10000, description="base of the rotary frequencies; small grids want a small one")
+    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    guidance_embed: bool = Field(False, description="embed a guidance scale (distilled models)")
+    cond_embed: bool = Field(False, description="embed known frames (image-to-video models)")
+    fused_qkv: bool = Field(False, description="one projection for q, k, v, as FLUX stores it")
+    use_liger_rope: bool = Field(True, description="rotary layout: True half-split, False interleaved pairs")
 
-    attention: Literal["auto", "sdpa", "math"] = "auto"
-    grad_ckpt_settings: tuple[NonNegativeInt, NonNegativeInt] | None = None  # (double, single) blocks to recompute
+    attention: Literal["auto", "sdpa", "math"] = Field(
+        "auto", description="`math` is matmul and softmax; `auto` takes it for short sequences on a CPU"
+    )
+    grad_ckpt_settings: tuple[NonNegativeInt, NonNegativeInt] | None = Field(
+        None, description="(double, single) blocks whose activations are recomputed in backward"
+    )
 
     @model_validator(mode="after")
     def _check_sizes(self) -> MMDiTConfig:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.checkpoint import checkpoint
 
 from longtake.parallel.mesh import Mesh
 
@@ -23,6 +27,15 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
         for block in model.get_submodule(name):
             fully_shard(block, **options)
     fully_shard(model, **options)
+
+
+def remat_blocks(model: nn.Module, counts: Sequence[int]) -> None:
+    """Lets the first `counts[i]` blocks of the model's i-th list forget their activations and compute them again in
+    backward: less memory for about a third more time. Call it before `shard_model`. Gradients stay the same.
+    """
+    for name, count in zip(model.blocks, counts, strict=True):
+        for block in list(model.get_submodule(name))[:count]:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from longtake.data import to_unit
 from longtake.diffusion import RectifiedFlow
 from longtake.encoders import PixelAutoencoder, WordEncoder, build_autoencoder, build_text_encoder
 from longtake.models import build_denoiser
-from longtake.parallel import Mesh, World, initialise_sharded, local_tensor, own_part, shard_model
+from longtake.parallel import Mesh, World, initialise_sharded, local_tensor, own_part, remat_blocks, shard_model
 from longtake.system.config import SystemConfig
 from longtake.weights import load_mmdit
 
@@ -88,6 +88,8 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
     dtype = compute_dtype(config, world.device)
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
+    if config.model.grad_ckpt_settings is not None:
+        remat_blocks(denoiser, config.model.grad_ckpt_settings)
     shard_model(denoiser, mesh, dtype)
     initialise_sharded(denoiser, world.device, config.seed)
     if config.model.from_pretrained:
@@ -101,7 +103,7 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
         autoencoder=autoencoder,
         text=build_text_encoder(config.t5),
         pooled=build_text_encoder(config.clip),
-        objective=RectifiedFlow(config.objective.model_copy(update={"compat": config.compat}), config.model.patch_size),
+        objective=RectifiedFlow(config.objective, config.model.patch_size, config.compat),
     )
 
 

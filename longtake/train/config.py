@@ -17,21 +17,23 @@ class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter, ICLR 2019)."""
 
     lr: float | None = Field(None, gt=0, description="default: the run's `lr`")
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of the first and second moments")
     eps: float | None = Field(None, gt=0, description="default: the run's `eps`")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
 
 
 class RunConfig(SystemConfig):
     """Everything a training run is, in one typed tree."""
 
     dataset: DatasetConfig
-    bucket_config: dict[str, dict[int, Any]]
+    bucket_config: dict[str, dict[int, Any]] = Field(
+        description="resolution -> frames -> (keep, batch size); see data.md"
+    )
     dropout_ratio: DropoutConfig = Field(DropoutConfig(), description="text dropout, for classifier-free guidance")
 
     optim: OptimizerConfig = OptimizerConfig()
-    lr: float = Field(1e-5, gt=0)
-    eps: float = Field(1e-15, gt=0)
+    lr: float = Field(1e-5, gt=0, description="peak learning rate")
+    eps: float = Field(1e-15, gt=0, description="epsilon of AdamW")
     warmup_steps: int | None = Field(None, ge=0, description="steps of linear warm-up; None or 0: none")
     initial_lr: float = Field(1e-6, ge=0, description="where the warm-up begins")
     use_cosine_scheduler: bool = Field(False, description="cosine from the end of the warm-up to 0 at the last step")
@@ -40,27 +42,27 @@ class RunConfig(SystemConfig):
     )
     final_lr_ratio: float = Field(0.0, ge=0, le=1, description="what is left of lr at the end of that fall")
     grad_clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
-    accumulation_steps: int = Field(1, ge=1)
+    accumulation_steps: int = Field(1, ge=1, description="micro-batches of each rank in one step, at first launch")
     slots_per_step: int | None = Field(
         None,
         ge=1,
         description="micro-batches in one step (G); default: data ranks x accumulation_steps at first launch",
     )
-    ema_decay: float | None = Field(None, gt=0, lt=1)
+    ema_decay: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights; None: keep none")
 
     epochs: int = Field(1000, ge=1, description="passes through the data")
     max_steps: int | None = Field(None, ge=1, description="stop at this many optimizer steps")
     num_workers: int = Field(4, ge=0, description="loader processes of each rank; 0: in process")
-    prefetch_factor: int = Field(2, ge=1)
+    prefetch_factor: int = Field(2, ge=1, description="batches that each loader process makes ahead")
 
-    outputs: str = "outputs"
+    outputs: str = Field("outputs", description="folder of run folders")
     exp_name: str | None = Field(None, description="the run's folder name; default: date, time and config name")
-    log_every: int = Field(10, ge=1)
+    log_every: int = Field(10, ge=1, description="steps between lines on the terminal and tracker points")
     ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")
-    tensorboard: bool = True
-    wandb: bool = False
-    wandb_project: str = "longtake"
+    tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
+    wandb: bool = Field(False, description="also log to Weights & Biases")
+    wandb_project: str = Field("longtake", description="its project")
     first_step_timeout: float = Field(1800.0, gt=0, description="seconds until a run that makes no first step gives up")
 
     load: str | None = Field(None, description="checkpoint to start from: a folder, a glob, a run folder, or `latest`")

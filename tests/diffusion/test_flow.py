@@ -13,8 +13,8 @@ SHAPE = (4, 3, 2, 4, 6)  # B, C, F, h, w
 PREDICTIONS = ("velocity", "clean", "noise")
 
 
-def make_flow(patch_size: int = 2, **settings: object) -> RectifiedFlow:
-    return RectifiedFlow(FlowConfig(**settings), patch_size)
+def make_flow(patch_size: int = 2, compat: str | None = None, **settings: object) -> RectifiedFlow:
+    return RectifiedFlow(FlowConfig(**settings), patch_size, compat)
 
 
 def make_inputs(seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:

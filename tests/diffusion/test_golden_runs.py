@@ -69,7 +69,7 @@ def test_a_training_step_equals_the_reference_in_loss_and_gradients(run: str) ->
     frames, height, width = info["video"]
     frames = (frames - 1) // 4 + 1 if info["causal"] else frames // 4
     size = (frames, height // info["spatial"], width // info["spatial"])
-    flow = RectifiedFlow(FlowConfig(sigma_min=info["sigma_min"], compat="opensora_v2"), patch)
+    flow = RectifiedFlow(FlowConfig(sigma_min=info["sigma_min"]), patch, "opensora_v2")
 
     draws = {"noise": unpack(golden["x1"], size, patch), "timestep": golden["timestep_normal"]}
     noised = flow.noise(unpack(golden["x0"], size, patch), draws)
@@ -129,7 +129,7 @@ SAMPLING = (  # run, whether image guidance is computed where it changes nothing
 def test_a_sampling_run_equals_the_reference(run: str, by_image: bool, tolerance: float) -> None:
     golden, info = read_tensors(run)
     model, option = load_model(info), info["option"]
-    flow = RectifiedFlow(FlowConfig(compat="opensora_v2"), info["config"]["patch_size"])
+    flow = RectifiedFlow(FlowConfig(), info["config"]["patch_size"], "opensora_v2")
     grid = flow.grid(option["num_steps"], golden["noise"].shape[1:], option.get("flow_shift", "resolution"))
     torch.testing.assert_close(grid, torch.tensor(info["timesteps"]), rtol=1e-6, atol=0)
     if option["method"] == "distill":

@@ -1,0 +1,136 @@
+"""A mistake of the user ends in one sentence that names place, value and remedy, and exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.runs import assert_one_sentence, metrics, run_command, steps_saved, train_here, write_config
+
+Capture = pytest.CaptureFixture[str]
+
+
+def refused(capsys: Capture, words: list[object], *parts: str, lines: int = 1) -> None:
+    """The command line `words` ends as a mistake should, with `parts` in what it says."""
+    code, _, error = run_command(capsys, words)
+    assert_one_sentence(code, error, *parts)
+    assert len(error.strip().splitlines()) == lines, error
+
+
+def test_a_missing_run(capsys: Capture) -> None:
+    refused(capsys, ["train"], "found nothing where RUN is expected", "write `longtake train RUN")
+    refused(capsys, ["train", "--lr", "1"], "found --lr where RUN is expected")
+
+
+def test_a_run_that_is_not_there(capsys: Capture, tmp_path: Path) -> None:
+    code, _, error = run_command(capsys, ["train", tmp_path / "nothing.py"])
+    assert code == 2
+    assert "nothing.py" in error
+    assert "Traceback" not in error
+
+
+def test_a_run_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
+    refused(capsys, ["train", tmp_path], f"{tmp_path}: no config.py in it", "give a config file, or the folder")
+
+
+def test_a_missing_table(capsys: Capture, tmp_path: Path) -> None:
+    table = tmp_path / "nothing.parquet"
+    refused(capsys, ["train", write_config(tmp_path, table)], f"{table}: no such file", "give the clip table")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_table_without_its_columns(capsys: Capture, tmp_path: Path) -> None:
+    table = tmp_path / "clips.csv"
+    table.write_text("file,text\na.mp4,a red circle\n", encoding="utf-8")
+    refused(capsys, ["train", write_config(tmp_path, table)], f"{table}: column path", "longtake data probe")
+
+
+def test_an_unknown_key(capsys: Capture, config: Path) -> None:
+    code, _, error = run_command(capsys, ["train", config, "--optim.learning_rate", "1"])
+    assert code == 2
+    assert "--optim.learning_rate" in error
+    assert "Traceback" not in error
+
+
+def test_a_damaged_checkpoint(capsys: Capture, config: Path) -> None:
+    outcome, _ = train_here(config, "--max-steps", "1")
+    file = sorted(outcome.checkpoint.glob("*.safetensors"))[0]
+    file.write_bytes(file.read_bytes()[:-1])
+    refused(capsys, ["train", outcome.folder], f"{outcome.checkpoint}: is damaged", file.name, "choose another")
+
+
+def test_no_clip_fits_any_bucket(capsys: Capture, tmp_path: Path, clips: Path) -> None:
+    config = write_config(tmp_path, clips, bucket_config={"1024px": {8: (1.0, 1)}})
+    refused(capsys, ["train", config], "bucket_config: none of the 40 clips fits a bucket", "add a lower resolution")
+    assert list((tmp_path / "outputs").iterdir()) == []
+
+
+def test_frames_that_the_autoencoder_cannot_divide(capsys: Capture, tmp_path: Path, clips: Path) -> None:
+    config = write_config(tmp_path, clips, bucket_config={"32px": {12: (1.0, 1)}})
+    refused(capsys, ["train", config], "ae.temporal = 8: 12 frames", "choose 1 or a multiple of 8")
+
+
+def test_a_model_that_does_not_fit_the_autoencoder(capsys: Capture, config: Path) -> None:
+    refused(capsys, ["train", config, "--model.in_channels", "64"], "model.in_channels = 64", "= 1536")
+
+
+def test_text_that_does_not_fit_the_model(capsys: Capture, config: Path) -> None:
+    refused(capsys, ["train", config, "--t5.dim", "32"], "t5.dim = 32", "model.context_in_dim is 16")
+
+
+def test_a_mesh_that_does_not_fit_the_processes(capsys: Capture, config: Path) -> None:
+    refused(capsys, ["train", config, "--parallel.replicate", "2"], "parallel.replicate = 2", "choose one of 1")
+    refused(capsys, ["train", config, "--parallel.shard", "4"], "1 x 4", "choose shard = 1")
+
+
+def test_a_device_that_is_not_there(
+    capsys: Capture, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refused(capsys, ["train", config, "--device", "cuda"], 'device = "cuda"', 'choose "cpu" or "auto"')
+
+
+def test_weights_of_another_model(capsys: Capture, config: Path) -> None:
+    outcome, _ = train_here(config, "--max-steps", "1")
+    refused(
+        capsys,
+        ["train", config, "--load", outcome.checkpoint, "--model.depth", "2"],
+        f"{outcome.checkpoint}: has no ",
+        "double_blocks.1",
+    )
+
+
+def test_an_empty_mp4_is_left_out_by_probing_and_costs_nothing_else(
+    capsys: Capture, tmp_path: Path, clips: Path
+) -> None:
+    folder = Path(shutil.copytree(clips.parent, tmp_path / "clips"))
+    (folder / "clips" / "clip_00000.mp4").write_bytes(b"")
+    code, said, _ = run_command(capsys, ["data", "probe", folder / "clips.csv", "-o", folder / "probed.parquet"])
+    assert code == 0
+    assert "39 clips" in said
+    assert "clip_00000.mp4" in (folder / "probed.bad.csv").read_text(encoding="utf-8")
+    code, said, _ = run_command(capsys, ["train", write_config(tmp_path, folder / "probed.parquet", max_steps=1)])
+    assert code == 0
+    assert "39 of 39 clips used" in said
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(
+    capsys: Capture, tmp_path: Path, clips: Path
+) -> None:
+    config = write_config(tmp_path, clips, ckpt_every=1, lr=1e30, warmup_steps=0)
+    refused(capsys, ["train", config], "step 2: the loss of bucket 32px/", "is not finite", "clips/", "a lower lr")
+    folder = tmp_path / "outputs" / "tiny"
+    assert steps_saved(folder) == [line["step"] for line in metrics(folder)] == [1]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
+    capsys: Capture, tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overflow = torch.tensor(float("inf"))
+    monkeypatch.setattr("longtake.train.optimizer.ShardedAdamW.grad_square_sum", lambda _: overflow)
+    config = write_config(tmp_path, clips, ckpt_every=1)
+    refused(capsys, ["train", config], "step 1: the gradient norm is not finite", "grad_clip = 1.0")
+    assert steps_saved(tmp_path / "outputs" / "tiny") == []

@@ -1,0 +1,98 @@
+"""Writes docs/config_keys.md, the reference of every key, from the schemas themselves.
+
+python tools/config_keys.py            write the page
+python tools/config_keys.py --check    exit 1 if the page is not what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from longtake.config import Section
+from longtake.generate import GenerateConfig
+from longtake.train import RunConfig
+
+PAGE = Path(__file__).parent.parent / "docs" / "config_keys.md"
+HEAD = """# Every key
+
+Written by `python tools/config_keys.py` from the schemas; how files and flags work is in [config.md](config.md).
+`longtake config show RUN` prints the values of a run and where each comes from.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    parts = [HEAD, "## `longtake train`\n", table(RunConfig)]
+    parts += ["## `longtake generate`\n", "The model's keys as above, and:\n", table(GenerateConfig, known=RunConfig)]
+    return "\n".join(parts)
+
+
+def table(schema: type[Section], known: type[Section] | None = None) -> str:
+    """The keys of a schema, sections taken apart; those of `known` left out."""
+    rows = ["| key | type | default | |", "|---|---|---|---|"]
+    rows += [
+        f"| `{key}` | {kind} | {default} | {text} |"
+        for key, kind, default, text in keys(schema)
+        if known is None or key.split(".")[0] not in known.model_fields
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def keys(schema: type[Section], prefix: str = "") -> list[tuple[str, str, str, str]]:
+    """(dotted key, type, default, description) of every key."""
+    found = []
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found += keys(field.annotation, f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, shown_type(field.annotation), shown_default(field), described(name, field)))
+    return found
+
+
+def described(name: str, field: FieldInfo) -> str:
+    """The field's description; every key has one."""
+    if not field.description:
+        raise SystemExit(f"tools/config_keys.py: key {name} has no description; give its Field one")
+    return field.description.replace("|", "\\|")
+
+
+def shown_default(field: FieldInfo) -> str:
+    return "required" if field.default is PydanticUndefined else f"`{field.default!r}`"
+
+
+def shown_type(kind: Any) -> str:
+    """A type as a person writes it: `int`, `"bf16"`, `(int, int)`."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return ", ".join(f"`{part!r}`" for part in parts)
+    if origin in (Union, types.UnionType):
+        return " or ".join(shown_type(part) for part in parts)
+    if origin is tuple:
+        return "(" + ", ".join(shown_type(part) for part in parts) + ")"
+    if origin in (dict, list):
+        return f"{origin.__name__} of " + ", ".join(shown_type(part) for part in parts)
+    if hasattr(kind, "__metadata__"):  # Annotated
+        return shown_type(kind.__origin__)
+    return "None" if kind is type(None) else getattr(kind, "__name__", str(kind)).lower().replace("any", "any value")
+
+
+def main() -> None:
+    """Writes or checks the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        if PAGE.read_text(encoding="utf-8") != page():
+            sys.exit("docs/config_keys.md: not up to date; run python tools/config_keys.py")
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
