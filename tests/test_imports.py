@@ -28,7 +28,7 @@ LEVELS = (  # from the ground up; a package imports from lower levels only
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 MOST_LINES = 500
-FORBIDDEN_IN_MODELS = ("torch.distributed", "longtake.config.load", "io", "os", "pathlib", "safetensors", "json", "pickle")
+FORBIDDEN_IN_MODELS = ("torch.distributed", "io", "os", "pathlib", "safetensors", "json", "pickle")
 # A model file sees of the config system only the class that its own section derives from.
 ALLOWED_CONFIG_NAMES = {"Section"}
 

@@ -25,6 +25,7 @@ app = typer.Typer(
     name="longtake",
     help="Train video diffusion transformers: a folder of clips goes in, a model that makes videos comes out.",
     add_completion=False,
+    rich_markup_mode="markdown",
 )
 train.register(app)
 generate.register(app)
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _complain(str(error), EXIT_MISTAKE)
     except ParseError as error:
         path = error.ctx.command_path if getattr(error, "ctx", None) else "longtake"
-        _complain(f"{error.format_message().rstrip('.')}; `{path} --help` shows what there is", EXIT_MISTAKE)
+        _complain(f"{error.format_message()} (`{path} --help` shows what there is)", EXIT_MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # `longtake ... | head` has what it wants

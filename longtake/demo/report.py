@@ -99,9 +99,9 @@ def write_report(path: Path, report: DemoReport) -> None:
     """Writes the report to `path`, whole or not at all. No link leads out of it, pictures and videos are inside."""
     main = report.groups[0].accuracy
     lead = (
-        f"A small video diffusion transformer was trained for {report.num_steps:,} steps on {report.num_clips:,} made-up "
-        "clips, and made the videos below from their prompts. A judge that is shown nothing but pixels says which "
-        "colour they have and which way it moves."
+        f"A small video diffusion transformer was trained for {report.num_steps:,} steps on {report.num_clips:,} "
+        "made-up clips, and made the videos below from their prompts. A judge that is shown nothing but pixels says "
+        "which colour they have and which way it moves."
     )
     commands = [(name, f"<code>{escape(line)}</code>") for name, line in report.commands]
     parts = [

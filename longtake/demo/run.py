@@ -293,7 +293,7 @@ def _refuse_own_keys(overrides: Sequence[str]) -> None:
         if word.startswith("--") and name in _OWN_KEYS:
             raise UserError(
                 f"{word.split('=')[0]}: the demo makes its own clips and folders; choose the place with --folder, "
-                f"or train on other clips with longtake train {CONFIG} {word.split('=')[0]} ..."
+                f"or train on other clips with longtake train {CONFIG} --dataset.data-path clips.csv"
             )
 
 

@@ -14,9 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from longtake.parallel.mesh import Mesh
 
+UNIT_PARAMETERS = 4_000_000  # 8 MB in bf16
+
 
 def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> None:
     """Shards each repeated block and the rest of `model` in place (FSDP2; HSDP where the mesh replicates).
+
+    Blocks of less than `UNIT_PARAMETERS` are gathered together with the rest: a gather of its own would cost more time
+    than the memory it saves is worth.
 
     Parameters stay float32 (the masters); forward and backward see them in `compute_dtype`; gradients are reduced in
     float32. Inputs are not cast: timesteps reach the model in float32 and it casts by itself.
@@ -25,7 +30,8 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
     options = {"mesh": mesh.weights, "mp_policy": policy, "reshard_after_forward": mesh.zero == 3}
     for name in model.blocks:
         for block in model.get_submodule(name):
-            fully_shard(block, **options)
+            if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS:
+                fully_shard(block, **options)
     fully_shard(model, **options)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from longtake.contracts import UserError
 
 T = TypeVar("T")
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together by torchrun
 
 
@@ -57,6 +58,20 @@ class World:
         if error is not None:
             raise error
         return result
+
+    def on_all(self, action: Callable[[], T]) -> T:
+        """This rank's result of `action`, which every rank runs; the error of the lowest rank is raised on all."""
+        result, error = None, None
+        try:
+            result = action()
+        except Exception as found:
+            if self.size == 1:
+                raise
+            error = _portable(found)
+        for found in self.gather(error):
+            if found is not None:
+                raise found
+        return result  # type: ignore[return-value]
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value (a small plain object), on every rank, in rank order."""
@@ -111,5 +126,12 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)
     try:
         yield World(rank, size, local_rank, place)
+    except RuntimeError as error:
+        if size == 1 or not any(words in str(error) for words in _LOST_PEER):
+            raise
+        raise UserError(
+            f"rank {rank}: the connection to another process of the run is lost, because that one ended first; see "
+            "what it said, mend that, and start again"
+        ) from error
     finally:
         dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -66,4 +67,6 @@ class FirstStepTimer:
             file=sys.stderr,
             flush=True,
         )
+        for child in multiprocessing.active_children():  # a loader that hangs would outlive this process
+            child.kill()
         os._exit(EXIT_NO_FIRST_STEP)

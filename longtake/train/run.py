@@ -53,7 +53,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
     timer = FirstStepTimer(config.first_step_timeout)
     try:
         mesh = Mesh.create(config.parallel, world)
-        table = ClipTable.open(config.dataset.data_path, config.dataset.root)
+        table = world.on_all(lambda: ClipTable.open(config.dataset.data_path, config.dataset.root))
         place = open_folder(config, world, source)
         with given_up_on_error(place, world):
             system = build_system(config, mesh, world)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from longtake.buckets import OrderInputs, PassOrder, deal, plan_pass
 from longtake.contracts import Batch, Fault, Slot
@@ -49,16 +50,8 @@ class StepStream:
             order, skip = self.plan(order.pass_index + 1, None), 0
 
     def _one_pass(self, order: PassOrder, skip: int) -> Iterator[StepInput]:
-        ahead: deque[tuple[list[Slot], int, dict]] = deque()
-
-        def feed() -> Iterator[Slot]:
-            for i in range(skip, order.num_steps):
-                slots = order.step(i)
-                mine = deal(slots, self.mesh.data_ranks, self.inputs.slots_per_step, self.mesh.data_rank)
-                ahead.append((slots, len(mine), order.state(i + 1)))
-                yield from mine
-
-        fetched = self.loader.fetch(feed())
+        ahead: deque[_Ahead] = deque()
+        fetched = self.loader.fetch(_feed(order, skip, self.mesh.data_ranks, self.mesh.data_rank, ahead))
         for _ in range(skip, order.num_steps):
             start = time.perf_counter()
             batches = [next(fetched)]
@@ -69,3 +62,18 @@ class StepStream:
             if faults:
                 append_quarantine(self.quarantine, faults)
             yield StepInput(order.pass_index, slots, batches, state, waited)
+
+
+_Ahead = tuple[list[Slot], int, dict[str, Any]]  # the slots of a step, how many of them are this rank's, state after it
+
+
+def _feed(order: PassOrder, skip: int, num_ranks: int, rank: int, ahead: deque[_Ahead]) -> Iterator[Slot]:
+    """This rank's slots, step by step, for the loader to fetch; `ahead` takes in what belongs to each step.
+
+    It refers to no stream: the loader holds on to it, and in a cycle its processes would not end with the run.
+    """
+    for i in range(skip, order.num_steps):
+        slots = order.step(i)
+        mine = deal(slots, num_ranks, order.inputs.slots_per_step, rank)
+        ahead.append((slots, len(mine), order.state(i + 1)))
+        yield from mine

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.checkpoint import list_checkpoints
@@ -66,7 +66,7 @@ log_every = 2
 tensorboard = False
 """
 STEPS_PER_PASS = 4  # 40 samples in 16 micro-batches; test_data.py holds it
-PATIENCE_SECONDS = 240  # for anything a subprocess does: a busy machine must not fail a test
+PATIENCE_SECONDS = 150  # for anything a subprocess does: a busy machine must not fail a test
 
 
 def write_config(folder: Path, table: Path, **changes: Any) -> Path:
@@ -90,13 +90,13 @@ def train_here(run: Path, *overrides: str) -> tuple[Outcome, str]:
         torch.set_num_threads(threads)
 
 
-def start(*words: str, processes: int = 0, **environment: str) -> subprocess.Popen[str]:
+def start(*words: object, processes: int = 0, program: Sequence[str] = ("-m", "longtake")) -> subprocess.Popen[str]:
     """`python -m longtake ...` on one thread; with `processes` under torchrun. Its own process group."""
-    command = [sys.executable, "-m", "longtake", *map(str, words)]
+    command = [sys.executable, *program, *map(str, words)]
     if processes:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
         command = [*launcher, "--master_addr", "127.0.0.1", "--master_port", str(free_port()), *command[1:]]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -146,8 +146,7 @@ def shards(checkpoint: Path) -> dict[tuple[str, str], Tensor]:
     """Every tensor, or part of one, in a checkpoint by its file and name."""
     found: dict[tuple[str, str], Tensor] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as reader:
-            found |= {(file.name, name): reader.get_tensor(name) for name in reader.keys()}
+        found |= {(file.name, name): tensor for name, tensor in load_file(file).items()}
     return found
 
 

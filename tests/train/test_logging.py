@@ -48,9 +48,7 @@ def test_tensorboard_holds_the_curves_up_to_the_last_step(tmp_path: Path, clips:
     assert 0 <= events.Scalars("wait_share")[-1].value <= 1
 
 
-def test_weights_and_biases_writes_a_run_without_network(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_writes_a_run_without_network(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -86,9 +86,7 @@ def test_a_mesh_that_does_not_fit_the_processes(capsys: Capture, config: Path) -
     refused(capsys, ["train", config, "--parallel.shard", "4"], "1 x 4", "choose shard = 1")
 
 
-def test_a_device_that_is_not_there(
-    capsys: Capture, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_not_there(capsys: Capture, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     refused(capsys, ["train", config, "--device", "cuda"], 'device = "cuda"', 'choose "cpu" or "auto"')
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -179,14 +178,14 @@ def test_another_seed_in_the_middle_of_a_pass_is_refused(config: Path) -> None:
 
 
 @pytest.fixture
-def damaged(config: Path) -> Iterator[Path]:
+def damaged(config: Path) -> Path:
     """A run whose checkpoint has one flipped byte."""
     outcome, _ = train_here(config, "--max-steps", "1")
     file = sorted(outcome.checkpoint.glob("*.safetensors"))[0]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    yield outcome.checkpoint
+    return outcome.checkpoint
 
 
 def test_a_damaged_checkpoint_is_named_and_nothing_is_made(config: Path, damaged: Path) -> None:

@@ -35,11 +35,12 @@ LAYOUTS = {  # name -> (number of processes, overrides); the first two are what 
     "G4 on 2": (2, ("--slots-per-step", "4")),
     "G3 on 2": (2, ("--slots-per-step", "3")),
     "G4 on 2 replicas": (2, ("--slots-per-step", "4", "--parallel.replicate", "2")),
-    "G4 on 2 zero 2": (2, ("--slots-per-step", "4", "--parallel.zero", "2", "--num-workers", "1")),
+    "G4 on 2 by blocks": (2, ("--slots-per-step", "4")),
+    "G4 on 2 by blocks zero 2": (2, ("--slots-per-step", "4", "--parallel.zero", "2")),
     "bad clip on 2": (2, ("--dataset.data-path", "{bad}")),
     "G4 on 4": (4, ("--slots-per-step", "4")),
     "G3 on 4": (4, ("--slots-per-step", "3")),
-    "G4 on 2 x 2": (4, ("--slots-per-step", "4", "--parallel.replicate", "2", "--parallel.shard", "2")),
+    "G4 on 2 x 2 by blocks": (4, ("--slots-per-step", "4", "--parallel.replicate", "2", "--parallel.shard", "2")),
 }
 PAIRS = [(name, f"{name[:2]} on 1") for name, (ranks, _) in LAYOUTS.items() if ranks > 1 and name.startswith("G")]
 BAD = "clips/clip_00003.mp4"
@@ -54,11 +55,16 @@ class Played:
     gradients: dict[str, Tensor]  # of step 1, whole
 
 
-def _play(rank: int, size: int, port: int, folder: Path, bad: Path) -> None:
-    """One process of `size`: every layout of that many, one after the other."""
+def _play_as_one_of_many(rank: int, size: int, port: int, folder: Path, bad: Path) -> None:
+    """What torchrun would set up for one process, then `_play`."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
+    _play(rank, size, folder, bad)
+
+
+def _play(rank: int, size: int, folder: Path, bad: Path) -> None:
+    """One process of `size`: every layout of that many, one after the other."""
     step = ShardedAdamW.step
     gradients: dict[str, Tensor] = {}
 
@@ -68,18 +74,24 @@ def _play(rank: int, size: int, port: int, folder: Path, bad: Path) -> None:
                 gradients[name] = p.grad.full_tensor().clone()  # one rank's own part is whole: no copy
         step(self, lr, scale)
 
-    ShardedAdamW.step = watched
-    import time; t0=time.time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardedAdamW, "step", watched)
+        _play_layouts(rank, size, folder, bad, gradients, patch)
+
+
+def _play_layouts(
+    rank: int, size: int, folder: Path, bad: Path, gradients: dict[str, Tensor], patch: pytest.MonkeyPatch
+) -> None:
     with start_world("cpu", timeout_seconds=120) as world, (folder / "said.txt").open("a") as said:
         for name, (ranks, overrides) in LAYOUTS.items():
             if ranks != size:
                 continue
             gradients.clear()
+            patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0 if "by blocks" in name else 4_000_000)
             flags = [word.format(bad=bad) for word in overrides]
             config = read_run(str(folder / "tiny.py"), ["--exp-name", name.replace(" ", "_"), *flags]).value
             outcome = train(config, world, str(folder / "tiny.py"), make_console(said))
             if rank == 0:
-                print(name, time.time()-t0, flush=True)
                 torch.save((outcome.folder, gradients), folder / f"{name}.pt")
 
 
@@ -89,8 +101,12 @@ def played(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> dict[str, P
     copies = shutil.copytree(clips.parent, folder / "clips")
     (copies / BAD).write_bytes(b"")
     write_config(folder, clips, **SETTINGS)
-    for size in (1, 2, 4):
-        mp.spawn(_play, args=(size, free_port(), folder, copies / clips.name), nprocs=size)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    _play(0, 1, folder, copies / clips.name)
+    torch.set_num_threads(threads)
+    for size in (2, 4):
+        mp.spawn(_play_as_one_of_many, args=(size, free_port(), folder, copies / clips.name), nprocs=size)
     found = {}
     for name in LAYOUTS:
         run, gradients = torch.load(folder / f"{name}.pt", weights_only=False)
@@ -122,7 +138,7 @@ def test_every_world_has_the_same_gradients(played: dict[str, Played], many: str
     assert ours.keys() == theirs.keys()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     farthest = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
-    assert 0 < largest
+    assert largest > 0
     assert farthest <= 1e-5 * largest
 
 

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from longtake import __version__
+from longtake.cli import app as module
+from longtake.contracts import UserError
+
+VERBS = (
+    "train",
+    "generate",
+    "demo",
+    "data",
+    "data probe",
+    "config",
+    "config show",
+    "checkpoint",
+    "checkpoint list",
+    "checkpoint inspect",
+    "checkpoint verify",
+    "checkpoint export",
+)
+
+
+def test_the_version_is_printed(longtake):
+    assert longtake("--version") == (0, f"longtake {__version__}\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(longtake, verb: str):
+    code, out, err = longtake(*verb.split(), "--help")
+    assert (code, err) == (0, "")
+    assert f"Usage: longtake {verb}" in out
+
+
+def test_help_may_follow_run_and_overrides(longtake):
+    code, out, _ = longtake("train", "run.py", "--lr", "1", "--help")
+    assert code == 0
+    assert "Usage: longtake train" in out
+
+
+@pytest.mark.parametrize("group", [(), ("data",), ("config",), ("checkpoint",)])
+def test_a_group_without_a_verb_prints_its_help(longtake, group: tuple[str, ...]):
+    code, out, _ = longtake(*group)
+    assert code == 0
+    assert "Usage: longtake" in out
+    assert "Commands" in out
+
+
+def test_an_unknown_verb_is_answered_with_the_nearest_one(mistake):
+    said = mistake("trian")
+    assert "'trian'" in said
+    assert "'train'" in said
+    assert "longtake --help" in said
+
+
+@pytest.mark.parametrize("verb", ["train", "generate", "config show"])
+@pytest.mark.parametrize(("words", "found"), [((), "nothing"), (("--lr", "1"), "--lr")])
+def test_a_missing_run_is_named(mistake, verb: str, words: tuple[str, ...], found: str):
+    assert (
+        mistake(*verb.split(), *words)
+        == f"{verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`"
+    )
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("longtake.cli.train.train_run", fail)
+
+
+def test_a_mistake_is_one_sentence_and_status_2(mistake, monkeypatch: pytest.MonkeyPatch):
+    fail_with(monkeypatch, UserError("lr = 0: must be above 0"))
+    assert mistake("train", "x.py") == "lr = 0: must be above 0"
+
+
+def test_the_system_saying_no_is_one_sentence_too(mistake, monkeypatch: pytest.MonkeyPatch):
+    fail_with(monkeypatch, PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/run"))
+    assert mistake("train", "x.py") == "/data/run: Permission denied"
+    fail_with(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert mistake("train", "x.py") == "No space left on device"
+
+
+def test_an_interrupt_is_status_130_and_says_so(longtake, monkeypatch: pytest.MonkeyPatch):
+    fail_with(monkeypatch, KeyboardInterrupt())
+    assert longtake("train", "x.py") == (130, "", "longtake: interrupted\n")
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    fail_with(monkeypatch, ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError):
+        module.main(["train", "x.py"])
+
+
+def test_under_torchrun_a_mistake_names_the_rank(longtake, monkeypatch: pytest.MonkeyPatch):
+    fail_with(monkeypatch, UserError("no"))
+    monkeypatch.setenv("RANK", "3")
+    assert longtake("train", "x.py")[2] == "longtake (rank 3): no\n"
+
+
+def test_python_dash_m_is_the_same_command_and_a_closed_pipe_is_no_fault():
+    shown = subprocess.run(
+        f"{sys.executable} -m longtake --help | head -c 10", shell=True, capture_output=True, text=True, timeout=120
+    )
+    assert shown.stderr == ""
+    wrong = subprocess.run(
+        [sys.executable, "-m", "longtake", "train", "gone.py"], capture_output=True, text=True, timeout=120
+    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("longtake: ")
+    assert "Traceback" not in wrong.stderr

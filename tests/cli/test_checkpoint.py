@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from longtake.cli.checkpoint import readable_bytes
+from longtake.train import Outcome
+
+
+@pytest.fixture
+def copy(run: Outcome, tmp_path: Path) -> Path:
+    """A copy of the run's folder, to be damaged."""
+    return shutil.copytree(run.folder, tmp_path / "outputs" / "run")
+
+
+def test_checkpoints_are_listed_for_a_run_and_for_a_folder_of_runs(longtake, run: Outcome):
+    for place in (run.folder, run.folder.parent):
+        code, out, _ = longtake("checkpoint", "list", place)
+        head, line = out.splitlines()
+        assert code == 0
+        assert head.split() == ["checkpoint", "pass", "step", "size", "saved", "state"]
+        assert line.split()[:3] == [str(run.checkpoint), "0", "3"]
+        assert line.split()[-1] == "complete"
+
+
+def test_an_incomplete_checkpoint_is_listed_as_such_and_never_used(longtake, mistake, copy: Path):
+    (copy / "epoch0-global_step3" / "COMPLETE").unlink()
+    code, out, _ = longtake("checkpoint", "list", copy)
+    assert code == 0
+    assert out.splitlines()[1].endswith("incomplete")
+    for verb in ("inspect", "verify"):
+        assert "only incomplete checkpoints" in mistake("checkpoint", verb, copy)
+
+
+def test_inspect_shows_each_tensor_on_one_line_and_the_totals(longtake, run: Outcome):
+    code, out, _ = longtake("checkpoint", "inspect", run.folder)
+    lines = out.splitlines()
+    (row,) = (line for line in lines if line.startswith("model.img_in.weight"))
+    assert code == 0
+    assert row.split() == ["model.img_in.weight", "[32,", "1536]", "float32", "196.6", "kB"]
+    assert [line.split(":")[0] for line in lines[-3:]] == ["ema", "model", "optim"]
+
+
+def test_verify_finds_a_changed_byte(longtake, mistake, copy: Path):
+    assert longtake("checkpoint", "verify", copy)[:2] == (0, f"{copy / 'epoch0-global_step3'}: whole\n")
+    shard = next((copy / "epoch0-global_step3").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(data)
+    said = mistake("checkpoint", "verify", copy)
+    assert "damaged" in said
+    assert shard.name in said
+
+
+def test_a_damaged_checkpoint_is_not_exported(mistake, copy: Path, tmp_path: Path):
+    shard = next((copy / "epoch0-global_step3").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert "is damaged" in mistake("checkpoint", "export", copy, tmp_path / "w.safetensors")
+    assert not (tmp_path / "w.safetensors").exists()
+
+
+@pytest.mark.parametrize("part", ["ema", "model"])
+def test_export_writes_one_file_with_plain_names(longtake, run: Outcome, tmp_path: Path, part: str):
+    target = tmp_path / "new" / "w.safetensors"
+    code, out, _ = longtake("checkpoint", "export", run.folder, target, "--part", part)
+    assert (code, out) == (0, f"{target}\n")
+    with safe_open(target, framework="pt") as file:
+        assert "img_in.weight" in file.keys()  # noqa: SIM118 (safe_open is no mapping)
+        assert file.metadata()["part"] == part
+
+
+def test_export_overwrites_nothing_and_refuses_other_names_and_parts(mistake, run: Outcome, tmp_path: Path):
+    target = tmp_path / "w.safetensors"
+    target.write_text("mine")
+    assert "is not overwritten" in mistake("checkpoint", "export", run.folder, target)
+    assert target.read_text() == "mine"
+    assert "ends in .safetensors" in mistake("checkpoint", "export", run.folder, tmp_path / "w.pt")
+    assert "no part 'optimizer'" in mistake(
+        "checkpoint", "export", run.folder, tmp_path / "x.safetensors", "--part", "optimizer"
+    )
+
+
+def test_a_place_without_checkpoints_is_named(mistake, tmp_path: Path):
+    assert "no such folder" in mistake("checkpoint", "list", tmp_path / "gone")
+    assert "holds no checkpoint" in mistake("checkpoint", "list", tmp_path)
+    assert "nothing is there" in mistake("checkpoint", "inspect", tmp_path / "gone")
+
+
+def test_bytes_are_shown_in_decimal_units():
+    counts = (0, 999, 1000, 999_949, 999_950, 43_300_000, 2_100_000_000, 5e12)
+    shown = [readable_bytes(int(count)) for count in counts]
+    assert shown == ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "43.3 MB", "2.1 GB", "5.0 TB"]

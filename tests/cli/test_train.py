@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+
+def test_training_ends_with_a_checkpoint_and_status_0(longtake, home: Path, tmp_path: Path):
+    code, out, err = longtake("train", home / "tiny.py", "--outputs", tmp_path, "--max-steps=1")
+    assert (code, err) == (0, "")
+    assert f"run folder: {tmp_path / 'run'}" in out
+    assert "20 of 20 clips used" in out
+    assert out.rstrip().endswith(f"done at step 1; checkpoint: {tmp_path / 'run' / 'epoch0-global_step1'}")
+
+
+def test_a_stopped_run_is_status_130(longtake, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def stopped(run: str, overrides: list[str]) -> SimpleNamespace:
+        asked.append((run, overrides))
+        return SimpleNamespace(stopped=True)
+
+    monkeypatch.setattr("longtake.cli.train.train_run", stopped)
+    assert longtake("train", "run.py", "--a.b-c", "-1", "--wandb")[0] == 130
+    assert asked == [("run.py", ["--a.b-c", "-1", "--wandb"])]
+
+
+def test_mistakes_are_one_sentence(mistake, home: Path, tmp_path: Path):
+    assert "did you mean max_steps?" in mistake("train", home / "tiny.py", "--max-step", "2")
+    assert "gone.parquet" in mistake(
+        "train", home / "tiny.py", "--dataset.data_path", "gone.parquet", "--outputs", tmp_path
+    )
+    assert "no config.py in it" in mistake("train", tmp_path)
+
+
+def test_the_library_can_be_imported_without_the_command_line():
+    code = "import longtake.models, sys; longtake.models.MMDiT; sys.exit('typer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_the_demo_config_is_a_module_that_does_nothing_when_it_is_imported():
+    found = importlib.util.find_spec("longtake.demo.shapes")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    assert module.bucket_config

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from longtake.contracts import UserError
+from longtake.data import probe_file
+from longtake.generate import check_request, read_video, resolve_source
+
+RED = "a red circle moves left"
+BLUE = "a blue square moves up"
+
+
+def test_a_video_is_written_as_h264_with_its_prompt_beside_it(make, tmp_path: Path):
+    (video,) = make("--prompt", RED)
+    info = probe_file(video.path)
+    assert video.path == tmp_path / "made" / "video_32px" / "prompt_0000.mp4"
+    assert (info.codec, info.num_frames, info.height, info.width, info.fps) == ("h264", 8, 32, 32, 8.0)
+    assert video.path.with_suffix(".txt").read_text() == RED + "\n"
+
+
+def test_a_still_is_written_as_png(make, tmp_path: Path):
+    (video,) = make("--prompt", "a red circle", "--sampling_option.num_frames", "1")
+    assert video.path == tmp_path / "made" / "image_32px" / "prompt_0000.png"
+    assert read_video(video.path).shape == (1, 32, 32, 3)
+
+
+def test_nothing_is_ever_overwritten(make):
+    first = make("--prompt", RED, "--grid")[0].path
+    before = first.read_bytes()
+    second = make("--prompt", BLUE, "--grid")[0].path
+    assert second.name == "prompt_0000-2.mp4"
+    assert first.read_bytes() == before
+    assert {path.name for path in first.parent.glob("grid*")} == {"grid.png", "grid-2.png"}
+
+
+def test_two_prompts_of_one_name_get_two_files(make, tmp_path: Path):
+    table = tmp_path / "p.csv"
+    table.write_text(f"name,text\nsame,{RED}\nsame,{BLUE}\n")
+    videos = make("--prompts", str(table))
+    assert [video.path.name for video in videos] == ["same.mp4", "same-2.mp4"]
+    assert [video.path.with_suffix(".txt").read_text().strip() for video in videos] == [RED, BLUE]
+
+
+def test_each_video_has_a_seed_of_its_own_from_the_first_on(make):
+    videos = make("--prompt", f"[{RED!r}, {BLUE!r}]", "--num-sample", "2", "--sampling_option.seed", "40")
+    assert [(v.prompt.text, v.seed) for v in videos] == [(RED, 40), (RED, 41), (BLUE, 42), (BLUE, 43)]
+    assert [v.path.name for v in videos] == [
+        "prompt_0000_0.mp4",
+        "prompt_0000_1.mp4",
+        "prompt_0001_0.mp4",
+        "prompt_0001_1.mp4",
+    ]
+
+
+def test_the_batch_size_does_not_change_a_video(make):
+    prompts = f"[{RED!r}, {BLUE!r}, 'a green triangle moves down']"
+    one_by_one = make("--prompt", prompts, "--batch-size", "1")
+    together = make("--prompt", prompts, "--batch-size", "2")
+    for a, b in zip(one_by_one, together, strict=True):
+        assert a.seed == b.seed
+        assert np.abs(read_video(a.path).astype(int) - read_video(b.path)).max() <= 2  # H.264 and one unit of rounding
+
+
+def test_only_as_many_prompts_as_asked_for_are_used(make):
+    assert len(make("--prompt", f"[{RED!r}, {BLUE!r}]", "--num-samples", "1")) == 1
+
+
+def test_a_negative_prompt_from_the_table_or_the_run_changes_the_video(make, tmp_path: Path):
+    table = tmp_path / "p.csv"
+    table.write_text(f"text,neg\n{RED},\n")
+    (plain,) = make("--prompts", str(table))
+    (whole_run,) = make("--prompts", str(table), "--negative-prompt", BLUE)
+    table.write_text(f"text,neg\n{RED},{BLUE}\n")
+    (its_own,) = make("--prompts", str(table), "--negative-prompt", "something else")
+    assert (read_video(plain.path) != read_video(whole_run.path)).any()
+    assert (read_video(its_own.path) == read_video(whole_run.path)).all()
+
+
+def test_the_contact_sheet_shows_all_videos(make):
+    folder = make("--prompt", f"[{RED!r}, {BLUE!r}]", "--grid")[0].path.parent
+    with Image.open(folder / "grid.png") as sheet:
+        assert sheet.width > 6 * 96
+        assert sheet.height > 2 * 96
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "nothing to generate"),
+        (["--prompt", RED, "--sampling_option.aspect_ratio", "wide"], "aspect ratio 'wide'"),
+        (["--prompt", RED, "--sampling_option.resolution", "8x8"], "resolution '8x8'"),
+    ],
+)
+def test_a_mistake_is_found_before_a_model_is_built(run, flags: list[str], said: str):
+    with pytest.raises(UserError, match=said):
+        check_request(resolve_source(str(run.folder), flags).config)
+
+
+def test_frames_that_the_autoencoder_cannot_make_are_refused(make):
+    with pytest.raises(UserError, match=r"ae\.temporal = 8: 9 frames do not divide"):
+        make("--prompt", RED, "--sampling_option.num_frames", "9")

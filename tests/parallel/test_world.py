@@ -1,0 +1,144 @@
+"""Joining processes, acting together, failing together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from longtake.contracts import UserError
+from longtake.parallel import (
+    Mesh,
+    ParallelConfig,
+    World,
+    initialise_sharded,
+    local_tensor,
+    own_part,
+    shard_model,
+    start_world,
+)
+from tests.train.runs import free_port
+
+RANKS = 2
+
+
+class Uneven(nn.Module):
+    """Three rows on two ranks; initial values that say where they belong."""
+
+    blocks = ("layers",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def initial_value(self, name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+        count = int(torch.tensor(shape).prod())
+        return torch.arange(count, dtype=torch.float32).reshape(shape) + seed + len(name)
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def _checks(world: World) -> None:
+    """What two processes find, each by itself."""
+    assert (world.rank, world.size) == (dist.get_rank(), RANKS)
+    assert world.broadcast({"rank": world.rank}) == {"rank": 0}
+    assert world.gather(world.rank * 10) == [0, 10]
+    assert world.on_main(lambda: world.rank) == 0
+    assert world.on_all(lambda: world.rank) == world.rank
+    with pytest.raises(UserError, match="only here"):
+        world.on_main(lambda: _fail(UserError("only here")))
+    with pytest.raises(FileNotFoundError) as missing:
+        world.on_main(lambda: open("/nothing/there"))  # noqa: SIM115
+    assert missing.value.filename == "/nothing/there"
+    with pytest.raises(UserError, match="rank 1 says"):
+        world.on_all(lambda: _fail(UserError("rank 1 says")) if world.rank == 1 else None)
+    with pytest.raises(RuntimeError, match="KeyError: 'x'"):
+        world.on_all(lambda: {}["x"])
+    with pytest.raises(UserError, match=r"parallel\.replicate = 3: 2 processes .* choose one of 1, 2"):
+        Mesh.create(ParallelConfig(replicate=3), world)
+    with pytest.raises(UserError, match=r"1 x 1: makes 1 ranks but 2 are running; choose shard = 2"):
+        Mesh.create(ParallelConfig(shard=1), world)
+    for config in (ParallelConfig(), ParallelConfig(replicate=2), ParallelConfig(shard=2, zero=2)):
+        mesh = Mesh.create(config, world)
+        assert (mesh.data_ranks, mesh.data_rank) == (2, world.rank)
+        for smallest_unit in (0, 4_000_000):  # each layer gathered by itself, all of them together
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", smallest_unit)
+                _check_model(mesh)
+
+
+def _check_model(mesh: Mesh) -> None:
+    """Values are those of the whole model on any mesh, before and after a forward and backward pass."""
+    with torch.device("meta"):
+        model = Uneven()
+    shard_model(model, mesh, torch.float32)
+    initialise_sharded(model, torch.device("cpu"), seed=5)
+    for _ in range(2):
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            whole = model.initial_value(name, tuple(parameter.shape), 5)
+            assert torch.equal(parameter.full_tensor(), whole)
+            assert torch.equal(local_tensor(parameter), own_part(whole, parameter))
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def _run(rank: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with start_world("cpu", timeout_seconds=120) as world:
+        _checks(world)
+    assert not dist.is_initialized()
+    (folder / f"{rank}.done").touch()
+
+
+def test_two_processes_act_and_fail_together(tmp_path: Path) -> None:
+    mp.spawn(_run, args=(free_port(), tmp_path), nprocs=RANKS)
+    assert {path.name for path in tmp_path.iterdir()} == {"0.done", "1.done"}
+
+
+def test_one_process_is_a_world_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of torchrun's variables, as clusters set them for their own use, do not make it wait for others."""
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with start_world("cpu") as world:
+        assert (world.rank, world.size, world.is_main) == (0, 1, True)
+        assert world.broadcast("x") == "x"
+        assert world.gather("x") == ["x"]
+        assert world.on_main(lambda: 1) == world.on_all(lambda: 1) == 1
+        world.barrier()
+        with pytest.raises(KeyError):
+            world.on_all(lambda: {}["x"])
+        _check_model(Mesh.create(ParallelConfig(), world))
+    assert not dist.is_initialized()
+
+
+def test_a_world_is_left_after_an_error() -> None:
+    with pytest.raises(UserError), start_world("cpu"):
+        raise UserError("no")
+    assert not dist.is_initialized()
+
+
+def test_a_device_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UserError, match="device = 'tpu'"), start_world("tpu"):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_refused() -> None:
+    with pytest.raises(UserError, match="PyTorch finds no CUDA device"), start_world("cuda"):
+        pass
+    with start_world("auto") as world:
+        assert world.device.type == "cpu"

@@ -1,0 +1,250 @@
+"""Law 2: killed at any moment and started again = never killed; stopped by a signal, a run says how to go on.
+
+The processes that are killed or stopped are real ones; what goes on afterwards mostly runs in this process, which is
+as good and saves its start.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from longtake.checkpoint import is_complete
+from longtake.train import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
+from tests.train.runs import (
+    assert_same_bits,
+    exact,
+    finish,
+    kill,
+    metrics,
+    start,
+    steps_saved,
+    train_here,
+    wait_until,
+    write_config,
+)
+
+STEPS = 40
+SAVED_EVERY = 5
+SETTINGS = {"max_steps": STEPS, "ckpt_every": SAVED_EVERY}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
+    """The folder of the run that nobody stops."""
+    return train_here(write_config(tmp_path_factory.mktemp("undisturbed"), clips, **SETTINGS))[0].folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, clips: Path) -> Path:
+    return write_config(tmp_path, clips, **SETTINGS)
+
+
+def run_folder(config: Path) -> Path:
+    return config.parent / "outputs" / "tiny"
+
+
+def last(folder: Path) -> Path:
+    return max((path for path in folder.glob("epoch*-global_step*")), key=lambda path: int(path.name.split("step")[1]))
+
+
+def assert_the_undisturbed_run(folder: Path, undisturbed: Path) -> None:
+    """Every step's samples and loss, and all tensors at the end, bit by bit."""
+    assert exact(folder) == exact(undisturbed)
+    assert_same_bits(last(folder), last(undisturbed))
+
+
+def killed(config: Path, moment: str, *words: str) -> Path:
+    """Starts a run, kills it at `moment`, and returns its folder."""
+    folder = run_folder(config)
+    process = start("train", config, *words)
+    ready = {
+        "in mid-step": lambda: len(metrics(folder)) >= SAVED_EVERY + 3,
+        "while it saves": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}.partial")),
+        "between a save and the next step": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}")),
+    }[moment]
+    wait_until(process, ready)
+    kill(process)
+    process.communicate()
+    assert 0 < len(metrics(folder)) < STEPS
+    return folder
+
+
+@pytest.mark.parametrize("moment", ["in mid-step", "while it saves", "between a save and the next step"])
+def test_a_killed_run_goes_on_as_the_run_that_was_never_killed(config: Path, undisturbed: Path, moment: str) -> None:
+    folder = killed(config, moment)
+    saved = steps_saved(folder)
+    outcome, said = train_here(config, "--resume", "auto")
+    assert outcome.folder == folder
+    assert f"step {saved[-1]}" in said
+    assert_the_undisturbed_run(folder, undisturbed)
+    assert not list(folder.glob("*.partial"))
+
+
+def test_a_killed_run_goes_on_from_its_folder_and_with_loaders(config: Path, undisturbed: Path) -> None:
+    folder = killed(config, "in mid-step", "--num-workers", "2")
+    outcome, _ = train_here(folder, "--num-workers", "0")
+    assert outcome.folder == folder
+    assert_the_undisturbed_run(folder, undisturbed)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_folder(
+    tmp_path: Path, clips: Path, undisturbed: Path
+) -> None:
+    config = write_config(tmp_path, clips, max_steps=STEPS)
+    folder = run_folder(config)
+    process = start("train", config)
+    wait_until(process, lambda: len(metrics(folder)) >= 2)
+    kill(process)
+    process.communicate()
+    train_here(folder)
+    assert_the_undisturbed_run(folder, undisturbed)
+
+
+def test_a_run_killed_twice_and_then_torchrun_with_two_processes_keep_order_and_losses(
+    config: Path, undisturbed: Path
+) -> None:
+    folder = killed(config, "between a save and the next step")
+    process = start("train", folder, processes=2)
+    seen = len(metrics(folder))
+    wait_until(process, lambda: len(metrics(folder)) >= seen + 2 * SAVED_EVERY)
+    kill(process)
+    process.communicate()
+    code, out, error = finish(start("train", config, "--resume", "auto", processes=2))
+    assert code == 0, error
+    assert "2 processes" in out
+    assert f"done at step {STEPS}; checkpoint: {last(folder)}" in out
+    assert "Traceback" not in error
+    assert "destroy_process_group" not in error
+    ours, theirs = metrics(folder), metrics(undisturbed)
+    assert [line["digest"] for line in ours] == [line["digest"] for line in theirs]
+    assert [line["loss"] for line in ours[: 3 * SAVED_EVERY]] == pytest.approx(
+        [line["loss"] for line in theirs[: 3 * SAVED_EVERY]], rel=1e-5
+    )
+
+
+def stopped(
+    config: Path, number: signal.Signals, *words: str, to_all: bool = False, processes: int = 0
+) -> tuple[int, str, str]:
+    """Starts a run, signals it (`to_all`: its whole group, as a terminal does) after a few steps, waits for its end."""
+    process = start("train", config, *words, processes=processes)
+    wait_until(process, lambda: len(metrics(run_folder(config))) >= SAVED_EVERY + 2)
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    return finish(process)
+
+
+def assert_stopped_well(config: Path, out: str, error: str) -> Path:
+    """A complete checkpoint of the last step made, and the sentence how to go on."""
+    folder = run_folder(config)
+    assert metrics(folder)[-1]["step"] < STEPS
+    assert steps_saved(folder)[-1] == metrics(folder)[-1]["step"]
+    assert is_complete(last(folder))
+    assert f"stopped at step {steps_saved(folder)[-1]}; checkpoint: {last(folder)}" in out
+    assert f"to go on: longtake train {folder}" in out
+    assert error.count("stopping after this step with a checkpoint") == 1
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "to_all"),
+    [
+        pytest.param(signal.SIGINT, ("--num-workers", "1"), True, id="Ctrl-C with a loader"),
+        pytest.param(signal.SIGTERM, (), False, id="SIGTERM"),
+    ],
+)
+def test_a_stopped_run_says_how_to_go_on_and_goes_on_bit_by_bit(
+    config: Path, undisturbed: Path, number: signal.Signals, words: tuple[str, ...], to_all: bool
+) -> None:
+    code, out, error = stopped(config, number, *words, to_all=to_all)
+    assert code == EXIT_INTERRUPTED
+    assert "Traceback" not in error
+    folder = assert_stopped_well(config, out, error)
+    train_here(folder, "--num-workers", "0")
+    assert_the_undisturbed_run(folder, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        pytest.param(signal.SIGINT, ("--num-workers", "1"), id="Ctrl-C with loaders"),
+        pytest.param(signal.SIGTERM, (), id="SIGTERM"),
+    ],
+)
+def test_two_processes_under_torchrun_stop_together(
+    config: Path, undisturbed: Path, number: signal.Signals, words: tuple[str, ...]
+) -> None:
+    _, out, error = stopped(config, number, *words, processes=2)  # the exit code is torchrun's own
+    folder = assert_stopped_well(config, out, error)
+    code, _, error = finish(start("train", folder, processes=2))
+    assert code == 0, error
+    assert [line["digest"] for line in metrics(folder)] == [line["digest"] for line in metrics(undisturbed)]
+
+
+ONE_FAILS = """
+import os, sys
+from longtake.cli import main
+from longtake.contracts import UserError
+from longtake.data import SlotDataset
+
+read, count = SlotDataset.__getitem__, 0
+
+
+def fails_later(self, slot):
+    global count
+    count += 1
+    if count > 5:
+        raise UserError("the disk of this node is gone")
+    return read(self, slot)
+
+
+if os.environ["RANK"] == "1":
+    SlotDataset.__getitem__ = fails_later
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_the_others_with_a_sentence_too(config: Path) -> None:
+    program = config.parent / "one_fails.py"
+    program.write_text(ONE_FAILS, encoding="utf-8")
+    code, _, error = finish(start("train", config, processes=2, program=(str(program),)))
+    assert code == 1  # torchrun's own
+    assert "longtake (rank 1): the disk of this node is gone" in error
+    assert "[rank0]" not in error  # what torch writes before each line of a traceback
+    assert "longtake: rank 0: the connection to another process of the run is lost" in error
+
+
+def test_loaders_end_with_their_run(config: Path) -> None:
+    train_here(config, "--num-workers", "2", "--max-steps", "2")
+    assert multiprocessing.active_children() == []
+
+
+def test_a_run_stopped_while_it_loads_ends_at_once(config: Path) -> None:
+    process = start("train", config)
+    wait_until(process, lambda: run_folder(config).exists())
+    process.send_signal(signal.SIGINT)
+    code, _, error = finish(process)
+    assert "Traceback" not in error
+    assert code == EXIT_INTERRUPTED
+
+
+HANGING = """
+import sys, time
+from longtake.cli import main
+from longtake.data import SlotDataset
+SlotDataset.__getitem__ = lambda self, slot: time.sleep(600)
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_whose_data_never_come_gives_up_and_says_where_it_waits(config: Path) -> None:
+    words = ("train", config, "--num-workers", "1", "--first-step-timeout", "2")
+    code, _, error = finish(start(*words, program=("-c", HANGING)))
+    assert code == EXIT_NO_FIRST_STEP, error
+    assert "first_step_timeout = 2: no training step was finished in this many seconds" in error
+    assert "stream.py" in error  # where the trainer waits
