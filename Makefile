@@ -9,7 +9,7 @@ demo: .venv/.installed
 test: .venv/.installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
 
 slow: .venv/.installed
 	$(PY) -m pytest -q -m slow

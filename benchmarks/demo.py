@@ -1,15 +1,18 @@
 """The demo, measured: how long each part takes and how often the videos show what their prompts ask for.
 
-    python benchmarks/demo.py                      the demo as it is
-    python benchmarks/demo.py --seed 1 --seed 2    at other seeds of the training run
-    python benchmarks/demo.py --tiny               a few steps, to see that it runs
+python benchmarks/demo.py                      the demo as it is
+python benchmarks/demo.py --seed 1 --seed 2    at other seeds of the training run
+python benchmarks/demo.py --tiny               a few steps, to see that it runs
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before PyTorch is loaded
 
 from machine import print_table, write_json
 
@@ -50,7 +53,10 @@ def main() -> None:
         for part, seconds in (*outcome.seconds.items(), ("total", total)):
             rows.append((name, part, "", "", "", "", f"{seconds:.1f}", steps if part == "train" else ""))
     print_table(("seed", "what", "videos", "colour", "direction", "both", "seconds", "steps"), rows)
-    print(f"target: colour and direction >= {TARGET:.0%} in the main bucket, total <= {TARGET_SECONDS:.0f} s on 2 quiet cores")
+    print(
+        f"target: colour and direction >= {TARGET:.0%} in the main bucket, "
+        f"total <= {TARGET_SECONDS:.0f} s on 2 quiet cores"
+    )
     write_json(arguments.json, "demo", {"tiny": arguments.tiny, "runs": figures})
 
 

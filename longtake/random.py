@@ -93,18 +93,14 @@ def words(
     return out.reshape(len(ids), blocks * 4)[:, :num_words]
 
 
-def uniforms(
-    seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int
-) -> np.ndarray:
+def uniforms(seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int) -> np.ndarray:
     """Uniform numbers in [0, 1) with 24 bits: float32 [N, count]. The law of every keep, window and dropout draw."""
     return (words(seed, stage, purpose, pass_index, samples, count) >> np.uint32(8)).astype(np.float32) * np.float32(
         2.0**-24
     )
 
 
-def normals(
-    seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int
-) -> np.ndarray:
+def normals(seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int) -> np.ndarray:
     """Standard normal numbers by Box-Muller: float32 [N, count], from pairs of uniforms in (0, 1] and [0, 1)."""
     raw = words(seed, stage, purpose, pass_index, samples, count + (count & 1))
     radius = ((raw[:, 0::2] >> np.uint32(8)).astype(np.float32) + np.float32(1.0)) * np.float32(2.0**-24)

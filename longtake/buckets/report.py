@@ -107,9 +107,11 @@ class BucketReport:
 
     def text(self) -> str:
         """The report as a plain table with a line for each reason below it."""
-        heading = ("bucket", "batch", "clips", "samples", "micro-batches", "fillers")
-        total = ("total", "", self.num_used, self.num_samples, self.num_micro_batches, self.num_fillers)
-        table = [[str(cell) for cell in row] for row in (heading, *self.as_rows(), total)]
+        heading = ("bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers")
+        total = ("total", "", "", self.num_used, self.num_samples, self.num_micro_batches, self.num_fillers)
+        shapes = ["x".join(map(str, line.bucket.shape)) for line in self.buckets]
+        rows = [(row[0], shape, *row[1:]) for row, shape in zip(self.as_rows(), shapes, strict=True)]
+        table = [[str(cell) for cell in row] for row in (heading, *rows, total)]
         widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
         lines = [
             "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])

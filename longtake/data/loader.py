@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -44,22 +45,37 @@ class SlotLoader:
         dies ends the iteration with a `UserError` that says by what.
         """
         self._slots.now = slots
-        return self._batches(iter(self._loader))
+        with _named_death():
+            batches = iter(self._loader)
+        return self._batches(batches)
+
+    def close(self) -> None:
+        """Ends the worker processes; `fetch` starts new ones. Without it they stay until the loader is forgotten."""
+        iterator, self._loader._iterator = self._loader._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()
 
     def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
+            with _named_death():
+                batch = next(batches, None)
+            if batch is None:
                 return
-            except RuntimeError as error:
-                if "DataLoader worker (pid" not in str(error):  # torch's words for a death; else it is our own error
-                    raise
-                raise UserError(
-                    f"a data worker died ({str(error).splitlines()[0].strip()}); if memory ran out, lower num_workers, "
-                    "prefetch_factor or dataset.cache_mb, else find the clip with `longtake data probe`"
-                ) from error
             yield _pinned(batch) if self._pin else batch
+
+
+@contextmanager
+def _named_death() -> Iterator[None]:
+    """Turns torch's error about a dead worker into a `UserError`; our own errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker (pid" not in str(error):  # torch's words for a death
+            raise
+        raise UserError(
+            f"a data worker died ({str(error).splitlines()[0].strip()}); if memory ran out, lower num_workers, "
+            "prefetch_factor or dataset.cache_mb, else find the clip with `longtake data probe`"
+        ) from error
 
 
 class _Slots:
@@ -78,7 +94,8 @@ def _as_it_is(batch: Batch) -> Batch:
 
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which wants to save first
+    for number in (signal.SIGINT, signal.SIGTERM):  # both are for the trainer, which wants to save first
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _pinned(batch: Batch) -> Batch:

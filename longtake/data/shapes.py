@@ -35,7 +35,7 @@ SQUARE, WIDE = (32, 32), (24, 40)
 # Frames of the files: the bucket's 8 or 16 and a few more, so that the temporal crop has room.
 SHORT, LONG = (10, 12), (18, 20)
 _WINDOW_STEPS = 7  # from the first to the last frame of the shortest window
-_MIN_TRAVEL, _MAX_TRAVEL = 0.19, 0.40  # share of the frame that the shape crosses within such a window
+_MIN_TRAVEL, _MAX_TRAVEL = 0.17, 0.40  # share of the frame that the shape crosses within such a window
 
 _WIDE_SHARE, _LONG_SHARE = 0.25, 0.25
 _NUM_DRAWS = 9  # uniforms for each clip
@@ -117,7 +117,7 @@ def draw_clip(text: str, draws: Sequence[float] | np.ndarray) -> np.ndarray:
     height, width = WIDE if is_wide < _WIDE_SHARE else SQUARE
     shortest, longest = LONG if is_long < _LONG_SHARE else SHORT
     num_frames = shortest + int(length * (longest - shortest + 1)) if direction else 1
-    radius = min(height, width) * (0.13 + 0.07 * size)
+    radius = min(height, width) * (0.17 + 0.06 * size)
     frame = np.array([width, height])
     room = frame - 2 * radius  # x, y: where the centre may lie
     move = np.array(DIRECTIONS[direction] if direction else (0, 0), np.float64)

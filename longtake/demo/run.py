@@ -58,6 +58,7 @@ class DemoOutcome:
     run: Outcome | None = None  # of the training, once it has ended
     accuracy: dict[str, Accuracy] = field(default_factory=dict)  # by the name of a kind: "main", "heldout" ...
     report: Path | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # by part of the demo, interrupted calls included
 
     @property
     def stopped(self) -> bool:
@@ -104,7 +105,7 @@ def run_demo(
             outcome = demo.take(config, source)
         except KeyboardInterrupt:
             demo.say("interrupted")
-            outcome = DemoOutcome(folder)
+            outcome = DemoOutcome(folder, seconds=note.seconds)
         if outcome.stopped:
             demo.say(f"to go on with the demo: longtake demo --folder {shlex.quote(str(asked))}")
         return outcome
@@ -128,7 +129,7 @@ class Demo:
         with self.timed("train"):
             run = train(config, self.world, source, self.console)
         if run.stopped:
-            return DemoOutcome(self.folder, run)
+            return DemoOutcome(self.folder, run, seconds=self.note.seconds)
         self.say("[3/4] generate and judge", "bold")
         with self.timed("generate and judge"):
             groups = self.samples(str(run.checkpoint))
@@ -140,7 +141,7 @@ class Demo:
         accuracy = self.world.broadcast(
             {kind.name: group.accuracy for kind, group in zip(kinds(), groups, strict=False)}
         )
-        return DemoOutcome(self.folder, run, accuracy, report)
+        return DemoOutcome(self.folder, run, accuracy, report, self.note.seconds)
 
     def clips(self) -> Accuracy:
         """Makes the clips and their table, or takes those that are there; returns what the judge sees in them. Rank 0.

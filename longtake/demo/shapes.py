@@ -47,7 +47,7 @@ model = dict(
     attention="auto",
 )
 
-objective = dict(predict="clean", shift=None, timestep_mean=1.5, timestep_std=1.2, min_t=0.1)
+objective = dict(predict="clean", shift=None, timestep_mean=1.5, timestep_std=1.2, min_t=0.5)
 dropout_ratio = dict(t5=0.1, clip=0.1)
 
 lr = 3e-3
@@ -59,11 +59,11 @@ final_lr_ratio = 0.02
 grad_clip = 1.0
 ema_decay = 0.995
 
-max_steps = 4400
+max_steps = 2400
 num_workers = 1
 prefetch_factor = 4
 log_every = 100
-ckpt_every = 1000
+ckpt_every = 600
 keep_n_latest = 2
 
 fps_save = 8

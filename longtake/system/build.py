@@ -15,7 +15,7 @@ from longtake.encoders import PixelAutoencoder, WordEncoder, build_autoencoder, 
 from longtake.models import build_denoiser
 from longtake.parallel import Mesh, World, initialise_sharded, local_tensor, own_part, remat_blocks, shard_model
 from longtake.system.config import SystemConfig
-from longtake.weights import load_mmdit
+from longtake.weights import MMDiTWeights
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
 @torch.no_grad()
 def load_pretrained(denoiser: nn.Module, config: SystemConfig) -> None:
     """Fills the denoiser from `model.from_pretrained` (a safetensors file or a folder of them)."""
-    state = load_mmdit(config.model.from_pretrained, config.model)
+    state = MMDiTWeights(config.model.from_pretrained, config.model)  # one tensor at a time is in memory
     for name, parameter in denoiser.named_parameters():
         if name in state:
             local_tensor(parameter).copy_(own_part(state[name], parameter))

@@ -11,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from longtake.checkpoint import export_safetensors, resolve
 from longtake.config import load_config
 from longtake.contracts import UserError
+from longtake.models import MMDiTConfig
 from longtake.system.config import SystemConfig
+from longtake.weights import ROPE_KEY, layout_of
 
 _HEADER = "longtake_config"
 
@@ -24,7 +26,8 @@ def export_model(checkpoint: str, target: str | Path, part: str = "ema") -> Path
     folder = resolve(checkpoint)
     tree = load_config(folder.parent / "config.py", [], dict[str, Any]).tree
     tree = {key: value for key, value in tree.items() if key in SystemConfig.model_fields}
-    return export_safetensors(folder, target, part, {_HEADER: json.dumps(tree)})
+    rope = layout_of(MMDiTConfig(**tree.get("model", {}))).rope  # names alone do not tell the order of head channels
+    return export_safetensors(folder, target, part, {_HEADER: json.dumps(tree), ROPE_KEY: rope})
 
 
 def exported_tree(path: str | Path) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def train_run(run: str, overrides: Sequence[str] = (), console: Console | None =
 def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
     """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
     timer = FirstStepTimer(config.first_step_timeout)
+    stream = None
     try:
         mesh = Mesh.create(config.parallel, world)
         table = world.on_all(lambda: ClipTable.open(config.dataset.data_path, config.dataset.root))
@@ -90,6 +91,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             trainer.run(order, start.skip)
     finally:
         timer.done()
+        if stream is not None:
+            stream.loader.close()
     if world.is_main:
         ended = "stopped" if trainer.stopped else "done"
         console.print(f"{ended} at step {trainer.clock.global_step}; checkpoint: {saver.last}", markup=False)

@@ -6,8 +6,10 @@ from longtake.weights.files import WeightFiles, save_weights
 from longtake.weights.mmdit import (
     FLUX,
     OPEN_SORA_V2,
+    ROPE_KEY,
     Layout,
     MMDiTWeights,
+    layout_of,
     load_mmdit,
     save_mmdit,
     to_open_sora,
@@ -16,9 +18,11 @@ from longtake.weights.mmdit import (
 __all__ = [
     "FLUX",
     "OPEN_SORA_V2",
+    "ROPE_KEY",
     "Layout",
     "MMDiTWeights",
     "WeightFiles",
+    "layout_of",
     "load_mmdit",
     "save_mmdit",
     "save_weights",

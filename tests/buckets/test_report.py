@@ -58,7 +58,9 @@ def test_the_report_is_plain_data_and_a_readable_table() -> None:
     assert data["used"] == report.num_used
     assert sum(bucket["samples"] for bucket in data["buckets"].values()) == data["samples"]
     lines = report.text().splitlines()
-    assert lines[0].split() == ["bucket", "batch", "clips", "samples", "micro-batches", "fillers"]
+    assert lines[0].split() == ["bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers"]
+    first = report.buckets[0].bucket
+    assert lines[1].split()[:2] == [first.name, "x".join(map(str, first.shape))]
     assert len({len(line) for line in lines[: len(report.buckets) + 2]}) == 1
     for line in report.unused:
         assert f"{line.clips} unused: {line.reason.sentence}" in report.text()

@@ -60,6 +60,7 @@ def test_clips_are_real_files_listed_in_a_probed_table(finished: tuple[DemoOutco
 
 def test_training_leaves_a_run_that_can_go_on(finished: tuple[DemoOutcome, str]):
     run = finished[0].run
+    assert set(finished[0].seconds) == {"make and probe the clips", "train", "generate and judge"}
     assert run.folder == finished[0].folder / "run"
     assert run.clock.global_step == 3
     assert {"config.py", "metrics.jsonl", "bucket_report.json"} <= {path.name for path in run.folder.iterdir()}
@@ -164,11 +165,15 @@ def test_an_interrupted_demo_says_how_to_go_on_and_goes_on(
 
 
 def test_the_time_of_an_interrupted_part_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "probe_table", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
-        demo(tmp_path / "demo")
-    first = json.loads((tmp_path / "demo" / "demo.json").read_text())["seconds"]["make and probe the clips"]
-    assert first > 0
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "probe_table", stop)
+    first, _ = demo(tmp_path / "demo")
+    second, _ = demo(tmp_path / "demo")
+    part = "make and probe the clips"
+    assert 0 < first.seconds[part] < second.seconds[part]
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["seconds"] == second.seconds
 
 
 @pytest.mark.parametrize(

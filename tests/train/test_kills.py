@@ -173,6 +173,11 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on_bit_by_bit(
     [
         pytest.param(signal.SIGINT, ("--num-workers", "1"), id="Ctrl-C with loaders"),
         pytest.param(signal.SIGTERM, (), id="SIGTERM"),
+        pytest.param(
+            signal.SIGTERM,
+            ("--num-workers", "1"),
+            id="SIGTERM with loaders",
+        ),
     ],
 )
 def test_two_processes_under_torchrun_stop_together(

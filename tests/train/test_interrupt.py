@@ -1,0 +1,77 @@
+"""The wish to stop, and the timer of the first step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from longtake.train import loop
+from longtake.train.interrupt import FirstStepTimer, StopRequest
+from tests.train.runs import metrics, steps_saved, train_here
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_is_a_wish(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), number)
+        assert stop.asked
+        assert signal.getsignal(number) == before
+    assert signal.getsignal(number) == before
+    assert capfd.readouterr().err.count("stopping after this step with a checkpoint") == 1
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_only_one_of_many_processes_speaks(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopRequest(announce=False) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.asked
+    assert capfd.readouterr().err == ""
+
+
+def test_a_timer_that_is_done_says_nothing() -> None:
+    timer = FirstStepTimer(0.05)
+    timer.done()
+    time.sleep(0.1)  # else this process would be gone
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of the computation of a step."""
+    forward_backward = loop.Trainer.forward_backward
+
+    def interrupted(self: loop.Trainer, *args: object) -> object:
+        if self.clock.global_step + 1 == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward_backward(self, *args)
+
+    monkeypatch.setattr(loop.Trainer, "forward_backward", interrupted)
+
+
+def test_a_stop_in_the_last_step_finds_a_finished_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(8, monkeypatch)
+    outcome, said = train_here(config)
+    assert not outcome.stopped
+    assert steps_saved(outcome.folder) == [8]
+    assert "done at step 8" in said
+
+
+def test_a_stop_saves_what_was_done_by_then_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(4, monkeypatch)  # read one step late: step 5 is under way by then
+    outcome, said = train_here(config, "--ckpt-every", "5")
+    assert outcome.stopped
+    assert steps_saved(outcome.folder) == [5]
+    assert [line["step"] for line in metrics(outcome.folder)] == [1, 2, 3, 4, 5]
+    assert said.rstrip().endswith(f"to go on: longtake train {outcome.folder}")
