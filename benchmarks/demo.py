@@ -12,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before PyTorch is loaded
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, before PyTorch is loaded
 
 from machine import print_table, write_json
 

@@ -8,6 +8,8 @@
 exp_name = "demo"
 seed = 42
 dtype = "bf16"
+cpu_threads = 1  # its operations are too small for more; the loader has the other core
+parallel = dict(zero=2)  # weights this small stay gathered between forward and backward
 
 dataset = dict(
     data_path="clips.parquet",
@@ -59,7 +61,7 @@ final_lr_ratio = 0.02
 grad_clip = 1.0
 ema_decay = 0.995
 
-max_steps = 2400
+max_steps = 2600
 num_workers = 1
 prefetch_factor = 4
 log_every = 100

@@ -13,7 +13,16 @@ from longtake.data import to_unit
 from longtake.diffusion import RectifiedFlow
 from longtake.encoders import PixelAutoencoder, WordEncoder, build_autoencoder, build_text_encoder
 from longtake.models import build_denoiser
-from longtake.parallel import Mesh, World, initialise_sharded, local_tensor, own_part, remat_blocks, shard_model
+from longtake.parallel import (
+    Mesh,
+    World,
+    initialise_sharded,
+    local_tensor,
+    own_part,
+    remat_blocks,
+    shard_model,
+    tune_host,
+)
 from longtake.system.config import SystemConfig
 from longtake.weights import MMDiTWeights
 
@@ -81,6 +90,8 @@ def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
 
 def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
     """Builds the model on the meta device, shards it, fills it (initial values, then `model.from_pretrained`)."""
+    if world.device.type == "cpu":
+        tune_host(config.cpu_threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
         torch.use_deterministic_algorithms(True)

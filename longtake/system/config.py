@@ -37,6 +37,9 @@ class SystemConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float32 where the device has no bf16")
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="`auto` takes CUDA where there is one")
+    cpu_threads: int | None = Field(
+        None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
+    )
     deterministic: bool = Field(False, description="only deterministic CUDA kernels, at some cost in speed")
     seed: int = Field(1024, ge=0, description="decides initial weights, data order and every random choice")
     compat: Literal["opensora_v2"] | None = Field(None, description="reproduce another system's behaviour, quirks too")
