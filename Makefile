@@ -12,7 +12,7 @@ test: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
 
 slow: .venv/.installed
-	$(PY) -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m slow --timeout 2400
 
 .venv/.installed: pyproject.toml tools/install.sh
 	bash tools/install.sh

@@ -61,7 +61,7 @@ final_lr_ratio = 0.02
 grad_clip = 1.0
 ema_decay = 0.995
 
-max_steps = 2600
+max_steps = 3600
 num_workers = 1
 prefetch_factor = 4
 log_every = 100
@@ -70,5 +70,5 @@ keep_n_latest = 2
 
 fps_save = 8
 sampling_option = dict(
-    resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=20, guidance=5.0, flow_shift=3.0, seed=0
+    resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=20, guidance=2.0, flow_shift=3.0, seed=0
 )
