@@ -16,7 +16,8 @@ python=${PYTHON:-python3}
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
 if ! pip show --quiet torch 2>/dev/null; then
-    if command -v nvidia-smi >/dev/null 2>&1 || pip install --dry-run --no-deps "$requirement" 2>/dev/null | grep -q '+cpu'; then
+    found=$(pip install --dry-run --no-deps "$requirement" 2>/dev/null || true)
+    if command -v nvidia-smi >/dev/null 2>&1 || [[ $found == *+cpu* ]]; then
         pip install --quiet "$requirement" # a GPU is here, or pip's own sources hold a CPU build, which it prefers
     elif [ "$(uname -s)" = Linux ]; then
         echo "no GPU found: looking for PyTorch's CPU build"

@@ -25,13 +25,13 @@ from torch.distributed.tensor import DTensor
 from longtake.checkpoint.agree import gather, on_every_rank, on_first_rank, rank_and_world
 from longtake.checkpoint.folder import (
     FORMAT_VERSION,
-    MARKER,
     PARTIAL_SUFFIX,
     SHARD_SUFFIX,
     STATE_FILE,
     FileRecord,
     Marker,
     checkpoint_path,
+    is_complete,
     now,
     record_of,
     sync_folder,
@@ -78,7 +78,7 @@ def save_checkpoint(
 def _open_partial(target: Path, state: Mapping[str, Any]) -> Path:
     """Make the empty working folder `<target>.partial`; remove what killed saves and removals left beside it."""
     _check_json(state, "state")
-    if (target / MARKER).exists():
+    if is_complete(target):
         raise UserError(f"{target}: is a complete checkpoint already and is not overwritten; move it away or resume it")
     partial = target.with_name(target.name + PARTIAL_SUFFIX)
     try:

@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     command = typer.main.get_command(app)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if "--" in words:  # would be swallowed on the way, and hide what follows it
+            raise UserError("--: a name is missing; write --key value")
         # Not `app()`: that ends on an interrupt by itself, and without a word.
         with command.make_context("longtake", words) as context:
             code = command.invoke(context)

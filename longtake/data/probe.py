@@ -20,8 +20,8 @@ from PIL import Image
 
 from longtake.contracts import UserError
 from longtake.data.pool import call_each
-from longtake.data.table import base_folder, compute_clip_ids, read_columns
-from longtake.data.video import ClipError, check_file, is_countable, is_image, open_video
+from longtake.data.table import base_folder, compute_clip_ids, id_column, read_columns, text_column
+from longtake.data.video import ClipError, check_file, is_countable, is_image, open_video, reason_of
 
 _EXIF_ORIENTATION = 0x0112
 _MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
@@ -78,10 +78,8 @@ def _probe_image(path: str) -> ClipInfo:
             if image.getexif().get(_EXIF_ORIENTATION, 1) >= 5:  # 5 to 8 lie on their side
                 height, width = width, height
             return ClipInfo(1, height, width, math.nan, math.nan, (image.format or "").lower())
-    except Image.UnidentifiedImageError as error:
-        raise ClipError("cannot be read: not a picture of a known format") from error
-    except (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError) as error:
-        raise ClipError(f"cannot be read: {error}") from error
+    except Exception as error:  # Pillow lets any kind through on damaged files
+        raise ClipError(f"cannot be read: {reason_of(error)}") from error
 
 
 def _count_frames(
@@ -182,7 +180,11 @@ def probe_table(
     `source` needs a column path; text is empty where missing; other columns are kept. Made, or made anew: num_frames,
     height, width, aspect_ratio (height / width), resolution (height x width), fps; clip_id if not there. Rows keep
     their order. A file that cannot be used costs its row: it is listed with the reason in `<target stem>.bad.csv`
-    beside the target. With `strict` any bad file is a `UserError` and only the list is written.
+    beside the target. With `strict` any bad file, and without it a table of bad files only, is a `UserError`, and only
+    the list is written.
+
+    Relative paths that start elsewhere than in the target's folder are rewritten to start there; made clip ids are
+    those of the paths as the target has them.
 
     `workers`: processes, 0 in this one; a decoder that crashes takes its file along, not the run. `root`: as in
     `ClipTable.open`. `progress(done, total)` is called as files are finished. Output files are complete or absent.
@@ -193,7 +195,10 @@ def probe_table(
     if "path" not in columns.column_names:
         found = ", ".join(columns.column_names) or "no column"
         raise UserError(f"{source}: column path is missing (found {found}); it names the file of each clip")
-    paths = [path or "" for path in columns["path"].cast(pa.string()).to_pylist()]
+    if not len(columns):
+        raise UserError(f"{source}: the table has no rows; list one clip a row with its path and text")
+    columns = _checked(columns, source, target)
+    paths = columns["path"].to_pylist()
     folder = base_folder(source, root)
     files = [str(folder / path) if path else "" for path in paths]
     outcomes = call_each(_probe_outcome, files, workers, progress)
@@ -205,7 +210,13 @@ def probe_table(
             f"{source}: {len(bad)} of {len(paths)} clips cannot be used, listed in {bad_path} (the first: {bad[0][1]}: "
             f"{bad[0][2]}); mend or leave out their rows, or probe without --strict"
         )
+    if not kept.any():
+        raise UserError(
+            f"{source}: no clip is usable, all {len(paths)} are listed with the reason in {bad_path} (the first: "
+            f"{bad[0][1]}: {bad[0][2]}); relative paths start from {folder.absolute()}, which --root changes"
+        )
     infos = [outcome for outcome in outcomes if isinstance(outcome, ClipInfo)]
+    paths = _moved(paths, folder, target.parent)
     write_columns(_completed(columns, paths, kept, infos, typed=target.suffix.lower() != ".csv"), target)
     return ProbeResult(len(infos), len(bad), bad, bad_path)
 
@@ -215,6 +226,37 @@ def _check_target(source: Path, target: Path) -> None:
         raise UserError(f"{target}: tables end in .csv, .parquet or .arrow, not {target.suffix or 'nothing'!r}")
     if target.exists() and source.exists() and target.samefile(source):
         raise UserError(f"{target}: would overwrite the table it is made from; give the output another name")
+
+
+def _checked(columns: pa.Table, source: Path, target: Path) -> pa.Table:
+    """The table with path and text as texts (never null) and clip_id as uint64, before hours are spent on its files."""
+    for name in ("path", "text", "clip_id"):
+        if name in columns.column_names:
+            if name == "clip_id":
+                values = pa.array(id_column(columns, source))
+            else:
+                values = pc.fill_null(text_column(columns, name, source).cast(pa.string()), "")
+            columns = columns.set_column(columns.column_names.index(name), name, values)
+    if target.suffix.lower() == ".csv":
+        for name in columns.column_names:
+            try:
+                pyarrow.csv.write_csv(columns.select([name]).slice(0, 1), pa.BufferOutputStream())
+            except pa.ArrowException as error:
+                raise UserError(
+                    f"{source}: column {name} holds {columns[name].type}, which a .csv cannot hold; "
+                    f"write {target.with_suffix('.parquet')}, or leave the column out"
+                ) from error
+    return columns
+
+
+def _moved(paths: Sequence[str], old: Path, new: Path) -> list[str]:
+    """Paths that start from folder `old`, written so that they start from folder `new`."""
+    start, end = os.path.realpath(old), os.path.realpath(new)
+    if start == end:
+        return list(paths)
+    return [
+        path if not path or os.path.isabs(path) else os.path.relpath(os.path.join(start, path), end) for path in paths
+    ]
 
 
 def _probe_outcome(path: str) -> ClipInfo | str:
@@ -228,7 +270,10 @@ def _probe_outcome(path: str) -> ClipInfo | str:
 def _completed(
     columns: pa.Table, paths: Sequence[str], kept: np.ndarray, infos: Sequence[ClipInfo], typed: bool
 ) -> pa.Table:
-    """The kept rows: path, text, what was probed, clip_id, then the other columns in their order."""
+    """The kept rows: path, text, what was probed, clip_id, then the other columns in their order.
+
+    `paths`: those of all rows, as they are to be written.
+    """
     height = np.array([info.height for info in infos], dtype=np.int64)
     width = np.array([info.width for info in infos], dtype=np.int64)
     made = {
@@ -241,13 +286,11 @@ def _completed(
     }
     mask = pa.array(kept)
     given = columns.filter(mask)
-    out: dict[str, pa.Array | pa.ChunkedArray | np.ndarray] = {"path": given["path"]}
+    out: dict[str, pa.Array | pa.ChunkedArray | np.ndarray] = {"path": pa.array(paths, type=pa.string()).filter(mask)}
     out["text"] = given["text"] if "text" in given.column_names else pa.array([""] * len(infos), type=pa.string())
     out |= made
     if "clip_id" in given.column_names:
-        out["clip_id"] = (
-            given["clip_id"].cast(pa.uint64()) if given["clip_id"].type == pa.string() else given["clip_id"]
-        )
+        out["clip_id"] = given["clip_id"]
     else:
         out["clip_id"] = compute_clip_ids(paths)[kept]  # over all rows: a bad file does not change its neighbours' ids
     for name in given.column_names:

@@ -38,7 +38,7 @@ class ClipTable:
         """Use `open`. `columns`: at least the `REQUIRED` ones; `source` is named in errors."""
         self.source, self.root = source, root
         self.invalid: dict[int, str] = {}
-        self._paths, self._texts = (_strings(columns, name, source) for name in ("path", "text"))
+        self._paths, self._texts = (text_column(columns, name, source) for name in ("path", "text"))
         rows = np.arange(len(columns))
         numbers = {name: _floats(columns, name, source) for name in ("num_frames", "height", "width", "fps")}
         for name in ("num_frames", "height", "width"):
@@ -68,9 +68,6 @@ class ClipTable:
         """
         source = Path(path)
         columns = read_columns(source)
-        repeated = sorted({name for name in columns.column_names if columns.column_names.count(name) > 1})
-        if repeated:
-            raise UserError(f"{source}: there are several columns {_names(repeated)}; names of columns must differ")
         missing = [name for name in REQUIRED if name not in columns.column_names]
         if missing:
             raise UserError(
@@ -126,8 +123,16 @@ def base_folder(source: Path, root: str | os.PathLike[str] | None) -> Path:
 def read_columns(source: Path, as_text: bool = False) -> pa.Table:
     """The whole table. In a CSV, path and text are text whatever they look like; with `as_text` all columns are.
 
-    Raises `UserError` where the file is missing, of an unknown kind, or damaged.
+    Raises `UserError` where the file is missing, of an unknown kind, or damaged, and where columns share a name.
     """
+    columns = _read_columns(source, as_text)
+    repeated = sorted({name for name in columns.column_names if columns.column_names.count(name) > 1})
+    if repeated:
+        raise UserError(f"{source}: there are several columns {_names(repeated)}; names of columns must differ")
+    return columns
+
+
+def _read_columns(source: Path, as_text: bool) -> pa.Table:
     suffix = source.suffix.lower()
     if not source.is_file():
         raise UserError(f"{source}: no such file; give the clip table as .csv, .parquet or .arrow")
@@ -173,12 +178,9 @@ def compute_clip_ids(paths: Sequence[str]) -> np.ndarray:
 
 def _clip_ids(columns: pa.Table, source: Path) -> np.ndarray:
     if "clip_id" not in columns.column_names:
-        ids = compute_clip_ids(_strings(columns, "path", source).to_pylist())
+        ids = compute_clip_ids(text_column(columns, "path", source).to_pylist())
     else:
-        column = columns["clip_id"]
-        if not pa.types.is_integer(column.type) or column.null_count:
-            raise UserError(f"{source}: column clip_id holds {column.type}; it must be a whole number in every row")
-        ids = column.to_numpy().astype(np.uint64)
+        ids = id_column(columns, source)
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) < len(ids):
         repeated = unique[counts > 1][0]
@@ -190,7 +192,35 @@ def _clip_ids(columns: pa.Table, source: Path) -> np.ndarray:
     return ids
 
 
-def _strings(columns: pa.Table, name: str, source: Path) -> pa.ChunkedArray:
+def id_column(columns: pa.Table, source: Path) -> np.ndarray:
+    """Column clip_id, of integers or their digits, as uint64 [N]. Raises `UserError` naming the first wrong cell."""
+    column = columns["clip_id"]
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
+    elif not pa.types.is_integer(column.type):
+        raise UserError(f"{source}: column clip_id holds {column.type}; it must hold whole numbers")
+    try:
+        ids = pc.cast(column, pa.uint64())
+        if not ids.null_count:
+            return ids.to_numpy()
+    except pa.ArrowInvalid:
+        pass
+    wrong = ((row, value) for row, value in enumerate(column.to_pylist()) if not _is_id(value))
+    row, value = next(wrong, (0, column[0].as_py()))
+    found = "empty" if value in (None, "") else repr(value)
+    raise UserError(
+        f"{source}: clip_id of row {row} is {found}; it must be a whole number from 0 below 2**64 in every row: "
+        "leave the column out to have ids made from the paths"
+    )
+
+
+def _is_id(value: object) -> bool:
+    text = str(value)
+    return text.isdecimal() and int(text) < 2**64
+
+
+def text_column(columns: pa.Table, name: str, source: Path) -> pa.ChunkedArray:
+    """A column of texts as Arrow strings. Raises `UserError` where it holds something else."""
     column = columns[name]
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column

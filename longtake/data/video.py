@@ -56,7 +56,8 @@ def open_video(
 ) -> Iterator[tuple[av.container.InputContainer, av.video.stream.VideoStream]]:
     """The opened container and its first real video stream (a cover picture is not one); closed at the end.
 
-    Raises `ClipError` when there is no such file or stream, also for FFmpeg errors in the body of the `with`.
+    Raises `ClipError` when there is no such file or stream or its codec is unknown. What fails in the body of the
+    `with` is the file's fault too, whatever PyAV makes of it (damaged files give it any kind of exception).
     """
     name = os.fspath(path)
     check_file(name)
@@ -69,10 +70,14 @@ def open_video(
             streams = [stream for stream in container.streams.video if not stream.disposition & cover]
             if not streams:
                 raise ClipError("no video stream")
+            if streams[0].codec_context is None:
+                raise ClipError("the video's codec is unknown to FFmpeg")
             streams[0].codec_context.thread_count = 1  # loaders run one process a core; frame order is then certain too
             yield container, streams[0]
-    except (av.FFmpegError, OSError) as error:
-        raise ClipError(f"cannot be decoded: {_reason(error)}") from error
+    except (ClipError, _NotCountable):
+        raise
+    except Exception as error:
+        raise ClipError(f"cannot be decoded: {reason_of(error)}") from error
 
 
 def is_countable(container: av.container.InputContainer, stream: av.video.stream.VideoStream) -> bool:
@@ -99,7 +104,7 @@ def check_file(path: str) -> None:
     try:
         size = os.stat(path).st_size if os.path.isfile(path) else None
     except OSError as error:
-        raise ClipError(f"cannot be read: {_reason(error)}") from error
+        raise ClipError(f"cannot be read: {reason_of(error)}") from error
     except ValueError as error:  # a null byte in the name
         raise ClipError(f"not a file name: {error}") from error
     if size is None:
@@ -108,9 +113,18 @@ def check_file(path: str) -> None:
         raise ClipError("the file is empty")
 
 
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.strip().rstrip(".")
+_TELLING = (av.FFmpegError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+
+def reason_of(error: Exception) -> str:
+    """What a decoder's exception says, on one line; kinds it does not raise on purpose are named before it."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "not a picture of a known format"
+    text = " ".join(str(getattr(error, "strerror", None) or error).split()).rstrip(".")
+    kind = type(error).__name__
+    if not text:
+        return kind
+    return text if isinstance(error, _TELLING) else f"{kind}: {text}"
 
 
 def read_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
@@ -163,11 +177,11 @@ def _collect(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool
                 frames[place] = pixels
             if number == last:
                 break
-    if count == 0:
-        raise ClipError("no frame can be decoded")
-    if last is not None and count <= last:
-        raise ClipError(f"frame {last} was asked for, but the file ends after {count} frames")
-    return np.stack(frames)
+        if count == 0:
+            raise ClipError("no frame can be decoded")
+        if last is not None and count <= last:
+            raise ClipError(f"frame {last} was asked for, but the file ends after {count} frames")
+        return np.stack(frames)
 
 
 def _upright(pixels: np.ndarray, rotation: float) -> np.ndarray:
@@ -289,11 +303,10 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
     try:
         with Image.open(name) as image:
             return np.array(_to_rgb(ImageOps.exif_transpose(image)))[None]
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, ClipError):
-            raise
-        reason = "not a picture of a known format" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-        raise ClipError(f"cannot be read: {reason}") from error
+    except ClipError:
+        raise
+    except Exception as error:  # Pillow lets any kind through on damaged files
+        raise ClipError(f"cannot be read: {reason_of(error)}") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -69,6 +69,4 @@ ckpt_every = 600
 keep_n_latest = 2
 
 fps_save = 8
-sampling_option = dict(
-    resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=20, guidance=2.0, flow_shift=3.0, seed=0
-)
+sampling_option = dict(resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=20, guidance=2.0, flow_shift=3.0)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from longtake.buckets import frame_size
-from longtake.data import read_frames, read_image, write_image, write_video
+from longtake.data import from_unit, read_frames, read_image, write_image, write_video
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt, read_prompts
 from longtake.generate.sample import Request, pixel_shape, sample_videos
@@ -138,7 +137,7 @@ def sample_batch(
 
 def to_uint8(videos: Tensor) -> np.ndarray:
     """`[B, 3, T, H, W]` in [-1, 1] -> uint8 `[B, T, H, W, 3]` on the CPU."""
-    return ((videos + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1).cpu().numpy()
+    return from_unit(videos).permute(0, 2, 3, 4, 1).cpu().numpy()
 
 
 def read_video(path: Path) -> np.ndarray:

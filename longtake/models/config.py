@@ -41,7 +41,9 @@ class MMDiTConfig(Section):
         (16, 56, 56), description="channels of a head that encode t, y, x; their sum is hidden_size / num_heads"
     )
     theta: PositiveFloat = Field(10000, description="base of the rotary frequencies; small grids want a small one")
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    qkv_bias: bool = Field(
+        True, description="bias in the q, k, v projections of double blocks; single blocks always have it"
+    )
     guidance_embed: bool = Field(False, description="embed a guidance scale (distilled models)")
     cond_embed: bool = Field(False, description="embed known frames (image-to-video models)")
     fused_qkv: bool = Field(False, description="one projection for q, k, v, as FLUX stores it")

@@ -297,11 +297,11 @@ class SingleBlock(nn.Module):
         self.head_dim = config.head_dim
         self.part_sizes = (width, width, width, hidden)
         if config.fused_qkv:
-            self.linear1 = nn.Linear(width, sum(self.part_sizes), bias=config.qkv_bias)
+            self.linear1 = nn.Linear(width, sum(self.part_sizes))
         else:
-            self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
-            self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
-            self.v_mlp = nn.Linear(width, width + hidden, bias=config.qkv_bias)
+            self.q_proj = nn.Linear(width, width)
+            self.k_proj = nn.Linear(width, width)
+            self.v_mlp = nn.Linear(width, width + hidden)
         self.fused = config.fused_qkv
         self.linear2 = nn.Linear(width + hidden, width)
         self.norm = QKNorm(config.head_dim)

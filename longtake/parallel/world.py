@@ -126,6 +126,8 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)
     try:
         yield World(rank, size, local_rank, place)
+        if size > 1:
+            dist.barrier()  # leave together: a peer that is gone already can bring this process down at its exit
     except RuntimeError as error:
         if size == 1 or not any(words in str(error) for words in _LOST_PEER):
             raise

@@ -44,7 +44,7 @@ class System:
         """Captions -> text conditions on the device; `guidance` is filled where the model wants one."""
         tokens, _ = self.text.encode(texts)
         _, vector = self.pooled.encode(texts)
-        guidance = torch.full((len(texts),), 4.0) if self.config.model.guidance_embed else None
+        guidance = torch.full((len(texts),), self.config.guidance) if self.config.model.guidance_embed else None
         return Conditions(
             text=tokens.to(self.device, non_blocking=True),
             vector=vector.to(self.device, non_blocking=True),

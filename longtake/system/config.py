@@ -37,6 +37,7 @@ class SystemConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float32 where the device has no bf16")
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="`auto` takes CUDA where there is one")
+    guidance: float = Field(4.0, description="guidance scale told to a model with model.guidance_embed")
     cpu_threads: int | None = Field(
         None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
     )

@@ -19,6 +19,7 @@ from longtake.parallel import World
 from longtake.train.config import RunConfig
 
 CONFIG_FILE = "config.py"
+QUARANTINE_FILE = "quarantine.jsonl"
 _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
@@ -43,18 +44,36 @@ def read_run(run: str, overrides: Sequence[str] = ()) -> Resolved[RunConfig]:
 
 
 def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
-    """Chooses the folder of this launch on rank 0, for all ranks, and saves the resolved config in it.
+    """Chooses the folder of this launch on rank 0, for all ranks. Nothing in a folder that is continued is changed.
 
     A new launch gets a new folder. RUN being a folder continues its newest checkpoint; `resume = "auto"` that of the
     newest run of the same name that has one; both in place, with metrics after that checkpoint cut off.
     """
 
-    def choose() -> RunFolder:
-        place = _choose(config, source)
-        _save_config(place.path, config)
-        return place
+    return world.on_main(lambda: _choose(config, source))
 
-    return world.on_main(choose)
+
+def take_over_quarantine(place: RunFolder, world: World) -> None:
+    """A run that starts from another run's checkpoint leaves out what that one could not load. Collective."""
+
+    def copy() -> None:
+        if place.checkpoint is not None and not place.continues:
+            known = place.checkpoint.parent / QUARANTINE_FILE
+            if known.is_file():
+                shutil.copyfile(known, place.path / QUARANTINE_FILE)
+
+    world.on_main(copy)
+
+
+def save_config(place: RunFolder, config: RunConfig, world: World) -> None:
+    """Writes `config.py` on rank 0, once the config has proved to fit what the run goes on from. Collective."""
+    world.on_main(lambda: _save_config(place.path, config))
+
+
+def give_up(place: RunFolder, world: World) -> None:
+    """Removes a folder that this launch has made."""
+    if world.is_main and not place.continues:
+        shutil.rmtree(place.path, ignore_errors=True)
 
 
 @contextmanager
@@ -63,8 +82,7 @@ def given_up_on_error(place: RunFolder, world: World) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if world.is_main and not place.continues:
-            shutil.rmtree(place.path, ignore_errors=True)
+        give_up(place, world)
         raise
 
 

@@ -49,7 +49,7 @@ class Trainer:
         """
         config = self.config
         empty = self.system.embed([""])
-        steps = self.stream.steps(order, skip, config.epochs)
+        steps = self.stream.steps(order, skip, config.epochs, whole=self.position is None)
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
             lr = learning_rate(config, self.clock.global_step)
             sums = self.forward_backward(step, empty)
@@ -61,28 +61,31 @@ class Trainer:
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
             self.position = step.state
-            record = StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, sum(samples), tokens)
+            record = StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, sum(samples), tokens, step.faults)
             self.stopped = self.recorder.push(record)
             if self.stopped or (config.ckpt_every and self.clock.global_step % config.ckpt_every == 0):
                 self.save()
             if self.stopped:
                 break
+        if not self.stopped:
+            self.recorder.check_trained()
         self.save()
         self.recorder.close()
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
-        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [G + 2].
+        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [G + 3].
 
-        Entries: the loss of each slot (0 where there is none), the square of the gradient's norm, and how many ranks
-        were asked to stop. The step's loss is the mean over its real slots.
+        Entries: the loss of each slot (0 where there is none), the number of samples that could be loaded, the square
+        of the gradient's norm, and how many ranks were asked to stop. The step's loss is the mean over its real slots.
         """
         ranks, count = self.mesh.data_ranks, len(step.slots)
-        sums = torch.zeros(self.stream.inputs.slots_per_step + 2, device=self.system.device)
+        sums = torch.zeros(self.stream.inputs.slots_per_step + 3, device=self.system.device)
         for i, batch in enumerate(step.batches):
             loss = self.micro_batch(batch, empty)
             (loss * (ranks / count)).backward()  # FSDP takes the mean over ranks
             if (slot := i * ranks + self.mesh.data_rank) < count:
                 sums[slot] = loss.detach()
+                sums[-3] += int(batch.weights.count_nonzero())
         sums[-2] = self.optimizer.grad_square_sum() / self.mesh.replicate
         sums[-1] = float(self.stop.asked)
         if ranks > 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from longtake.buckets import step_digest
-from longtake.contracts import Slot, UserError
+from longtake.contracts import Fault, Slot, UserError
 from longtake.data import ClipTable
 from longtake.parallel import World
 from longtake.system import System
@@ -20,6 +20,7 @@ from longtake.train.clock import Clock
 from longtake.train.interrupt import FirstStepTimer
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share")
+_LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must outlive a bad clip
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,12 @@ class StepRecord:
 
     clock: Clock  # after the step
     slots: Sequence[Slot]
-    sums: Tensor  # float32 [G + 2], see Trainer.forward_backward
+    sums: Tensor  # float32 [G + 3], see Trainer.forward_backward
     lr: float
     wait_seconds: float
     samples: int  # of this step, fillers not counted
     tokens: int
+    faults: Sequence[Fault] = ()  # what this rank could not load for it
 
 
 class Recorder:
@@ -60,11 +62,14 @@ class Recorder:
         self._losses: list[float] = []
         self._by_bucket: dict[str, list[float]] = defaultdict(list)
         self._last_time = time.perf_counter()
+        self._lost = 0  # samples of the steps since the last one of which a sample could be loaded
+        self._first_fault: Fault | None = None  # that this rank met in those steps
+        self._any_loaded = False
 
     def push(self, record: StepRecord) -> bool:
         """Takes in a step and reads the one before it; returns whether any rank was asked to stop by then.
 
-        Raises `UserError` if the loss or the gradient of that step is not finite.
+        Raises `UserError` if the loss or the gradient of that step is not finite, or nothing can be loaded any more.
         """
         now = time.perf_counter()
         seconds, self._last_time = now - self._last_time, now
@@ -89,11 +94,12 @@ class Recorder:
         self.timer.done()
         losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
         self._check_finite(record, losses, grad_norm)
+        self._check_loaded(record, loaded := round(values[-3]))
         if self.world.is_main:
-            self._write(record, seconds, losses, grad_norm)
+            self._write(record, seconds, losses, grad_norm, loaded)
         return values[-1] > 0
 
-    def _write(self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float) -> None:
+    def _write(self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float, loaded: int) -> None:
         """Rank 0: the step's line, and every `log_every` steps the figures since the last time."""
         step, loss = record.clock.global_step, sum(losses) / len(losses)
         by_bucket: dict[str, list[float]] = defaultdict(list)
@@ -110,7 +116,7 @@ class Recorder:
                 "digest": f"{step_digest(record.slots):016x}",
                 "grad_norm": grad_norm,
                 "lr": record.lr,
-                "samples": record.samples,
+                "samples": loaded,
                 "seconds": round(seconds, 4),
                 "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
             }
@@ -133,6 +139,33 @@ class Recorder:
         self._losses.clear()
         self._by_bucket.clear()
         return {name: v for name, v in figures.items() if name in _SHOWN}
+
+    def _check_loaded(self, record: StepRecord, loaded: int) -> None:
+        """Ends the run, on all ranks together, where whole steps go by without a sample that could be loaded."""
+        if loaded:
+            self._lost, self._first_fault, self._any_loaded = 0, None, True
+            return
+        self._lost += record.samples
+        if self._first_fault is None and record.faults:
+            self._first_fault = record.faults[0]
+        if self._lost >= _LOST_IN_A_ROW:
+            self._end_for_lack_of_data(record)
+
+    def check_trained(self) -> None:
+        """Raises `UserError` if steps were made, and not one sample of all of them could be loaded."""
+        before = self._pending
+        self.flush()
+        if before is not None and not self._any_loaded:
+            self._end_for_lack_of_data(before[0])
+
+    def _end_for_lack_of_data(self, record: StepRecord) -> None:
+        found = [fault for fault in self.world.gather(self._first_fault) if fault is not None]
+        first = f"{found[0].path}: {found[0].reason}" if found else "all of them are in quarantine.jsonl"
+        raise UserError(
+            f"step {record.clock.global_step}: none of its {record.samples} samples could be loaded (first: {first}); "
+            "check dataset.root, and delete quarantine.jsonl in the run's folder before you continue the run, so that "
+            "its clips are tried again"
+        )
 
     def _check_finite(self, record: StepRecord, losses: list[float], grad_norm: float) -> None:
         bad = [slot for slot, loss in zip(record.slots, losses, strict=True) if not math.isfinite(loss)]

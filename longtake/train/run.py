@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,13 +13,23 @@ from rich.console import Console
 from longtake.buckets import BucketRule, OrderInputs, PassOrder
 from longtake.checkpoint import load_tensors, read_state
 from longtake.config import dump_config
+from longtake.contracts import UserError
 from longtake.data import ClipTable, SlotDataset, SlotLoader, read_quarantine
 from longtake.parallel import Mesh, World, start_world
 from longtake.system import System, build_system
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
-from longtake.train.folder import RunFolder, given_up_on_error, open_folder, read_run
+from longtake.train.folder import (
+    QUARANTINE_FILE,
+    RunFolder,
+    give_up,
+    given_up_on_error,
+    open_folder,
+    read_run,
+    save_config,
+    take_over_quarantine,
+)
 from longtake.train.interrupt import FirstStepTimer, StopRequest
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import Ema, ShardedAdamW
@@ -52,6 +62,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
     """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
     timer = FirstStepTimer(config.first_step_timeout)
     stream = None
+    console = console or make_console()
     try:
         mesh = Mesh.create(config.parallel, world)
         table = world.on_all(lambda: ClipTable.open(config.dataset.data_path, config.dataset.root))
@@ -61,11 +72,14 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             optimizer = ShardedAdamW(system.denoiser, config)
             ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
             start = _restore(config, place, system, optimizer, ema)
+            if place.checkpoint is not None and start.finished(config):
+                return _nothing_to_train(config, place, start, world, console)
+            take_over_quarantine(place, world)
             slots = start.slots_per_step or mesh.data_ranks * config.accumulation_steps
             inputs = _order_inputs(config, system, table, slots)
-            stream = _stream(config, inputs, table, system, mesh, world, place.path)
+            stream = _stream(config, inputs, table, system, mesh, world, place.path, console)
             order = stream.plan(start.clock.pass_index, start.position)
-        console = console or make_console()
+            save_config(place, config, world)
         if world.is_main:
             console.print(_announcement(config, place, system, start, order, world), markup=False)
         facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
@@ -122,12 +136,28 @@ class Start:
     skip: int  # steps of the pass to leave out
     slots_per_step: int | None
 
+    def finished(self, config: RunConfig) -> bool:
+        """Whether the run has made all its steps."""
+        return config.max_steps is not None and self.clock.global_step >= config.max_steps
+
+
+def _nothing_to_train(config: RunConfig, place: RunFolder, start: Start, world: World, console: Console) -> Outcome:
+    """The end of a launch that finds its last step made: one line, and every file as it was."""
+    give_up(place, world)
+    if world.is_main:
+        step = start.clock.global_step
+        console.print(
+            f"max_steps = {config.max_steps}: the run is at step {step} already; nothing to train", markup=False
+        )
+    assert place.checkpoint is not None
+    return Outcome(place.checkpoint.parent, place.checkpoint, start.clock, stopped=False)
+
 
 def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: ShardedAdamW, ema: Ema | None) -> Start:
     """Fills weights, averages and optimizer from the checkpoint the run starts from, and reads its clock and position.
 
-    `start_epoch` and `start_step` move the data position only, to a pass dealt anew; the optimizer and the step
-    counter go on.
+    `start_epoch` and `start_step` move the data position only, to a pass dealt anew (`start_step` alone: the pass
+    under way); the optimizer and the step counter go on.
     """
     if place.checkpoint is None:
         return _moved(config, Start(Clock(), None, 0, config.slots_per_step))
@@ -145,8 +175,13 @@ def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: Sha
 def _moved(config: RunConfig, start: Start) -> Start:
     if config.start_epoch is None and config.start_step is None:
         return start
-    clock = Clock(start.clock.global_step, config.start_epoch or 0, start.clock.samples, start.clock.tokens)
-    return Start(clock, None, config.start_step or 0, start.slots_per_step)
+    if config.start_epoch is not None and config.start_epoch >= config.epochs:
+        raise UserError(
+            f"start_epoch = {config.start_epoch}: passes count from 0, so epochs = {config.epochs} leaves none to "
+            f"train; choose at most {config.epochs - 1}, or raise epochs"
+        )
+    pass_index = start.clock.pass_index if config.start_epoch is None else config.start_epoch
+    return Start(replace(start.clock, pass_index=pass_index), None, config.start_step or 0, start.slots_per_step)
 
 
 def _order_inputs(config: RunConfig, system: System, table: ClipTable, slots_per_step: int) -> OrderInputs:
@@ -176,8 +211,9 @@ def _stream(
     mesh: Mesh,
     world: World,
     folder: Path,
+    console: Console,
 ) -> StepStream:
-    quarantine = folder / "quarantine.jsonl"
+    quarantine = folder / QUARANTINE_FILE
     dataset = SlotDataset(
         table,
         config.dataset,
@@ -188,7 +224,7 @@ def _stream(
         quarantined=read_quarantine(quarantine),
     )
     loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, pin_memory=world.device.type == "cuda")
-    return StepStream(inputs, loader, mesh, world, quarantine)
+    return StepStream(inputs, loader, mesh, world, quarantine, lambda line: console.print(line, markup=False))
 
 
 def _trackers(config: RunConfig, folder: Path, world: World, step: int) -> Trackers:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from longtake.buckets import OrderInputs, PassOrder, deal, plan_pass
-from longtake.contracts import Batch, Fault, Slot
+from longtake.contracts import Batch, Fault, Slot, UserError
 from longtake.data import SlotLoader, append_quarantine, read_quarantine
 from longtake.parallel import Mesh, World
+
+SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FAULTS`
+COUNTED_FAULTS = 100
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,27 @@ class StepInput:
     state: dict  # data position after the step
     wait_seconds: float  # time this rank waited for its data
 
+    @property
+    def faults(self) -> list[Fault]:
+        """What this rank could not load for the step."""
+        return [fault for batch in self.batches for fault in batch.faults]
+
 
 class StepStream:
     """Steps from a data position on, pass after pass. The position is a plain dict, valid between any two steps."""
 
-    def __init__(self, inputs: OrderInputs, loader: SlotLoader, mesh: Mesh, world: World, quarantine: Path) -> None:
+    def __init__(
+        self,
+        inputs: OrderInputs,
+        loader: SlotLoader,
+        mesh: Mesh,
+        world: World,
+        quarantine: Path,
+        say: Callable[[str], None] = print,
+    ) -> None:
         self.inputs, self.loader, self.mesh, self.world, self.quarantine = inputs, loader, mesh, world, quarantine
+        self.say = say  # puts a line on this rank's terminal
+        self._num_faults = 0
 
     def plan(self, pass_index: int, state: dict | None) -> PassOrder:
         """The order of a pass from a position on; clips that failed in earlier passes are left out.
@@ -40,14 +58,23 @@ class StepStream:
         known = self.world.on_main(lambda: read_quarantine(self.quarantine))
         return plan_pass(replace(self.inputs, quarantined=known), pass_index, state)
 
-    def steps(self, order: PassOrder, skip: int, epochs: int) -> Iterator[StepInput]:
-        """The steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done."""
+    def steps(self, order: PassOrder, skip: int, epochs: int, whole: bool = True) -> Iterator[StepInput]:
+        """The steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done.
+
+        `whole`: whether `order` is that of a pass from its start. Raises `UserError` at a whole pass without a step
+        before any step was made.
+        """
+        any_step = False
         while order.pass_index < epochs:
-            yield from self._one_pass(order, skip)
+            if whole and not any_step and order.report.num_steps == 0:
+                raise UserError(_empty_pass(order))
+            for step in self._one_pass(order, skip):
+                any_step = True
+                yield step
             self.world.barrier()  # every rank's failures are on disk before the next pass is planned
             if order.pass_index + 1 == epochs:
                 return
-            order, skip = self.plan(order.pass_index + 1, None), 0
+            order, skip, whole = self.plan(order.pass_index + 1, None), 0, True
 
     def _one_pass(self, order: PassOrder, skip: int) -> Iterator[StepInput]:
         ahead: deque[_Ahead] = deque()
@@ -58,10 +85,27 @@ class StepStream:
             slots, num_micro, state = ahead.popleft()
             batches += [next(fetched) for _ in range(num_micro - 1)]
             waited = time.perf_counter() - start
-            faults: list[Fault] = [fault for batch in batches for fault in batch.faults]
-            if faults:
-                append_quarantine(self.quarantine, faults)
-            yield StepInput(order.pass_index, slots, batches, state, waited)
+            step = StepInput(order.pass_index, slots, batches, state, waited)
+            self._leave_out(step.faults)
+            yield step
+
+    def _leave_out(self, faults: Sequence[Fault]) -> None:
+        """Puts what could not be loaded into the quarantine, and says so."""
+        append_quarantine(self.quarantine, faults)
+        for fault in faults:
+            self._num_faults += 1
+            if self._num_faults <= SHOWN_FAULTS:
+                self.say(f"left out {fault.path}: {fault.reason}")
+            elif self._num_faults % COUNTED_FAULTS == 0:
+                self.say(f"left out {self._num_faults} clips so far; see {self.quarantine}")
+
+
+def _empty_pass(order: PassOrder) -> str:
+    why = ", ".join(f"{line.clips} {line.reason.sentence}" for line in order.report.unused)
+    return (
+        f"pass {order.pass_index}: has no step, none of the {order.report.num_clips} clips is used in it ({why}); "
+        "raise the keep probabilities in bucket_config or the mix weights of the clips"
+    )
 
 
 _Ahead = tuple[list[Slot], int, dict[str, Any]]  # the slots of a step, how many of them are this rank's, state after it

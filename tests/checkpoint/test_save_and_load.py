@@ -99,6 +99,13 @@ def test_a_complete_checkpoint_is_not_overwritten(saved):
     assert verify(saved) == []
 
 
+def test_a_checkpoint_whose_marker_cannot_be_read_is_incomplete_and_is_replaced(saved):
+    (saved / "COMPLETE").write_text("{", encoding="utf-8")
+    assert [info.complete for info in list_checkpoints(saved.parent)] == [False]
+    assert save_checkpoint(saved.parent, 2, 30, some_tensors(), {}) == saved
+    assert verify(saved) == []
+
+
 def test_saving_over_an_incomplete_folder_replaces_it(saved):
     (saved / "COMPLETE").unlink()
     (saved / "stray.safetensors").write_bytes(b"x")

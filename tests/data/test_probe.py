@@ -123,8 +123,10 @@ def test_a_bad_file_costs_its_row_and_is_listed(suffix: str, library: Path, tmp_
     for row, (name, reason) in zip(listed, _broken_files(library).items(), strict=True):
         assert row["path"] == name
         assert reason in row["reason"]
-    table = ClipTable.open(target, root=library)
-    assert [table.written_path(row) for row in range(3)] == ["a b ✓.mp4", "c.png", "a b ✓.mp4"]
+    table = ClipTable.open(target)
+    assert [table.path(row).resolve() for row in range(3)] == [
+        library / name for name in ("a b ✓.mp4", "c.png", "a b ✓.mp4")
+    ]
     assert [table.caption(row) for row in range(3)] == ["a cat", "two, lines\nhere", "again"]
     assert table.num_frames.tolist() == [12, 1, 12]
     np.testing.assert_array_equal(table.fps, [24, np.nan, 24])
@@ -148,16 +150,17 @@ def test_extra_columns_are_kept_and_become_numbers_only_where_all_are(library: P
 def test_ids_do_not_change_when_a_file_goes_bad(library: Path, tmp_path: Path) -> None:
     probe_table(library / "clips.csv", tmp_path / "out.parquet", root=library)
     probed = ClipTable.open(tmp_path / "out.parquet").clip_ids
-    assert probed.tolist() == [hash64("a b ✓.mp4", 0), hash64("c.png", 0), hash64("a b ✓.mp4", 1)]
+    video, still = (os.path.relpath(library / name, tmp_path) for name in ("a b ✓.mp4", "c.png"))
+    assert probed.tolist() == [hash64(video, 0), hash64(still, 0), hash64(video, 1)]
     (tmp_path / "list.csv").write_text("path\nempty.mp4\nempty.mp4\nc.png\n")
     probe_table(tmp_path / "list.csv", tmp_path / "few.parquet", root=library)
-    assert ClipTable.open(tmp_path / "few.parquet").clip_ids.tolist() == [hash64("c.png", 0)]
+    assert ClipTable.open(tmp_path / "few.parquet").clip_ids.tolist() == [hash64(still, 0)]
 
 
 def test_probing_again_and_in_other_formats_gives_the_same_table(library: Path, tmp_path: Path) -> None:
     probe_table(library / "clips.csv", tmp_path / "one.parquet", root=library)
-    probe_table(tmp_path / "one.parquet", tmp_path / "two.csv", root=library)
-    result = probe_table(tmp_path / "two.csv", tmp_path / "three.parquet", root=library)
+    probe_table(tmp_path / "one.parquet", tmp_path / "two.csv")
+    result = probe_table(tmp_path / "two.csv", tmp_path / "three.parquet")
     assert (result.bad, result.bad_path) == (0, None)
     one, three = (pyarrow.parquet.read_table(tmp_path / f"{name}.parquet") for name in ("one", "three"))
     assert one.to_pylist() == three.to_pylist()
@@ -227,3 +230,56 @@ def test_a_mistake_of_ours_is_not_taken_for_a_bad_file() -> None:
     for workers in (0, 1):
         with pytest.raises(KeyError):
             call_each(_fail, ["1"], workers=workers)
+
+
+def test_paths_are_written_so_that_they_start_from_the_targets_folder(library: Path, tmp_path: Path) -> None:
+    write_image(tmp_path / "in/a.png", noise_frames(1)[0])
+    absolute = str(library / "c.png")
+    (tmp_path / "list.csv").write_text(f"path\nin/a.png\n{absolute}\nnowhere.png\n")
+    result = probe_table(tmp_path / "list.csv", tmp_path / "sub/out.parquet")
+    table = ClipTable.open(tmp_path / "sub/out.parquet")
+    assert [table.written_path(row) for row in range(2)] == ["../in/a.png", absolute]
+    assert table.clip_ids.tolist() == [hash64("../in/a.png", 0), hash64(absolute, 0)]
+    assert result.bad_rows == ((2, "nowhere.png", "no such file"),)
+    probe_table(tmp_path / "sub/out.parquet", tmp_path / "again.csv")
+    again = ClipTable.open(tmp_path / "again.csv")
+    assert [again.written_path(row) for row in range(2)] == ["in/a.png", absolute]
+    assert again.clip_ids.tolist() == table.clip_ids.tolist(), "ids that are there are kept"
+
+
+def test_a_table_without_a_usable_clip_is_refused_with_the_list(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path\na.mp4\nb.mp4\n")
+    with pytest.raises(UserError, match=r"list\.csv: no clip is usable, all 2 are listed .*out\.bad\.csv .*no such"):
+        probe_table(tmp_path / "list.csv", tmp_path / "out.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list.csv", "out.bad.csv"]
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "sentence"),
+    [
+        ("path,path,text\nc.png,c.png,x\n", "out.csv", "there are several columns path; names of columns must differ"),
+        ("path,clip_id\nc.png,7\nc.png,abc\n", "out.csv", "clip_id of row 1 is 'abc'; it must be a whole number"),
+        ("path,clip_id\nc.png,-3\n", "out.csv", "clip_id of row 0 is '-3'; it must be a whole number"),
+        ("path,clip_id\nc.png,\n", "out.csv", "clip_id of row 0 is empty; it must be a whole number"),
+        ({"path": ["c.png"], "clip_id": ["abc"]}, "out.parquet", "clip_id of row 0 is 'abc'; it must be"),
+        ({"path": ["c.png"], "clip_id": [-3]}, "out.parquet", "clip_id of row 0 is -3; it must be a whole number"),
+        ({"path": ["c.png"], "clip_id": [1.5]}, "out.parquet", "column clip_id holds double; it must hold whole"),
+        ({"path": [["c.png"]]}, "out.parquet", "column path holds list<element: string>; it must hold text"),
+        ({"path": ["c.png"], "text": [["x"]]}, "out.parquet", "column text holds list<element: string>; it must"),
+        ({"path": ["c.png"], "tags": [["x"]]}, "out.csv", "column tags holds list<element: string>, which a .csv"),
+        ("path,text\n", "out.csv", "the table has no rows; list one clip a row with its path and text"),
+    ],
+)
+def test_wrong_columns_are_refused_in_one_sentence(
+    table: str | dict, target: str, sentence: str, library: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / ("in.csv" if isinstance(table, str) else "in.parquet")
+    if isinstance(table, str):
+        source.write_text(table)
+    else:
+        pyarrow.parquet.write_table(pyarrow.table(table), source)
+    with pytest.raises(UserError) as raised:
+        probe_table(source, tmp_path / target, root=library)
+    assert str(raised.value).startswith(f"{source}: {sentence}")
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -246,3 +248,54 @@ def test_a_damaged_picture_gives_its_reason(tmp_path: Path) -> None:
     for name, reason in [("cut.jpg", "truncated"), ("text.png", "not a picture"), ("empty.png", "empty")]:
         with pytest.raises(ClipError, match=reason):
             read_image(tmp_path / name)
+
+
+def test_a_video_of_an_unknown_codec_says_so(tmp_path: Path) -> None:
+    data = encode(tmp_path / "a.mp4", count=3).read_bytes()
+    entry = data.index(b"avc1", data.index(b"stsd"))
+    (tmp_path / "z.mp4").write_bytes(data[:entry] + b"zzzz" + data[entry + 4 :])
+    for read in (probe_file, read_frames):
+        with pytest.raises(ClipError, match=r"^the video's codec is unknown to FFmpeg$"):
+            read(tmp_path / "z.mp4")
+
+
+STRANGE = [AttributeError("no x"), TypeError("a\nb"), OverflowError("big"), MemoryError(), struct.error("4 bytes")]
+
+
+@pytest.mark.parametrize("error", STRANGE, ids=lambda error: type(error).__name__)
+def test_whatever_a_decoder_raises_is_the_files_fault(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    encode(tmp_path / "a.mp4", count=3)
+    write_image(tmp_path / "a.png", noise_frames(1)[0])
+    monkeypatch.setattr(video.av, "open", fail)
+    monkeypatch.setattr(Image, "open", fail)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    for read, name in [(read_frames, "a.mp4"), (probe_file, "a.mp4"), (read_image, "a.png"), (probe_file, "a.png")]:
+        with pytest.raises(ClipError, match=" ".join(text.split()) + "$"):
+            read(tmp_path / name)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".tif", ".png", ".jpg", ".webp"])
+def test_files_with_wrong_bytes_give_frames_or_a_reason(suffix: str, tmp_path: Path) -> None:
+    path, still = tmp_path / f"a{suffix}", video.is_image(f"a{suffix}")
+    if still:
+        write_image(path, noise_frames(1, 32, 32)[0])
+    else:
+        encode(path, count=4, size=(32, 32))
+    whole, rng = np.frombuffer(path.read_bytes(), np.uint8), np.random.default_rng(0)
+    for _ in range(60):
+        data = whole.copy()
+        places = rng.integers(0, len(data), 4)
+        places[:2] = rng.integers(0, min(len(data), 200), 2)
+        data[places] = rng.integers(0, 256, 4)
+        if suffix == ".tif":  # the directory lies at the end
+            data[-rng.integers(1, 150)] = rng.integers(0, 256)
+        path.write_bytes(data.tobytes())
+        for read in (probe_file, read_image if still else read_frames):
+            with contextlib.suppress(ClipError):
+                read(path)

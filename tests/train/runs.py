@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -114,10 +115,30 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL for the process and all of its group, as a power cut would have it."""
+    """SIGKILL for the process, its group and all it has started, as a power cut would have it.
+
+    torchrun puts its workers into sessions of their own: the group alone would let them train to the end.
+    """
+    workers = _descendants(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
     process.wait()
+
+
+def _descendants(number: int) -> list[int]:
+    """The processes that a process has started, and those that these have."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            children[int(fields[1])].append(int(stat.parent.name))
+    found = list(children[number])
+    for child in found:  # grows while it is gone through
+        found += children[child]
+    return found
 
 
 def wait_until(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:

@@ -11,8 +11,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from longtake.contracts import UserError
 from longtake.train import record
-from tests.train.runs import STEPS_PER_PASS, metrics, train_here, write_config
+from tests.train.runs import (
+    STEPS_PER_PASS,
+    assert_one_sentence,
+    metrics,
+    run_command,
+    steps_saved,
+    train_here,
+    write_config,
+)
 
 Seen = dict[int, Counter[int]]  # pass -> sample -> how often it was trained on
 
@@ -132,9 +141,37 @@ def test_a_restart_does_not_try_a_bad_clip_again(tmp_path: Path, own_clips: Path
     assert len(quarantined(again.folder)) == 1
 
 
-def test_a_pass_whose_clips_are_all_bad_goes_by_with_a_loss_of_zero(tmp_path: Path, own_clips: Path) -> None:
+def test_a_wrong_root_is_said_at_once_and_ends_the_run(
+    tmp_path: Path, own_clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in (own_clips.parent / "clips").iterdir():
-        file.write_bytes(b"")
-    outcome, _ = train_here(write_config(tmp_path, own_clips), "--epochs", "1")
-    assert len(quarantined(outcome.folder)) == 40
-    assert {line["loss"] for line in metrics(outcome.folder)} == {0.0}
+        file.unlink()
+    code, said, error = run_command(capsys, ["train", write_config(tmp_path, own_clips)])
+    assert_one_sentence(code, error, "step 1: none of its ", "(first: clips/", "dataset.root", "quarantine.jsonl")
+    shown = [line for line in said.splitlines() if line.startswith("left out clips/")]
+    assert len(shown) == 10
+    folder = tmp_path / "outputs" / "tiny"
+    assert (steps_saved(folder), metrics(folder)) == ([], [])
+
+
+def test_a_run_too_short_to_be_sure_is_no_success_either(tmp_path: Path, own_clips: Path) -> None:
+    shutil.rmtree(own_clips.parent / "clips")
+    one = write_config(tmp_path, own_clips, bucket_config={"32px": {1: (1.0, 1)}}, slots_per_step=1, max_steps=2)
+    with pytest.raises(UserError, match=r"step 2: none of its 1 samples could be loaded \(first: clips/"):
+        train_here(one)
+    assert steps_saved(tmp_path / "outputs" / "tiny") == []
+
+
+def test_steps_of_one_clip_outlive_a_bad_clip(tmp_path: Path, own_clips: Path) -> None:
+    (own_clips.parent / "clips" / "clip_00003.mp4").write_bytes(b"")
+    single = {"bucket_config": {"32px": {1: (1.0, 1), 8: (1.0, 1), 16: (1.0, 1)}}, "slots_per_step": 1}
+    outcome, _ = train_here(write_config(tmp_path, own_clips, max_steps=100, epochs=1, **single))
+    assert [line["samples"] for line in metrics(outcome.folder)].count(0) == 1
+    assert outcome.clock.global_step == 40
+
+
+def test_a_run_whose_passes_have_no_step_is_no_success(tmp_path: Path, clips: Path) -> None:
+    config = write_config(tmp_path, clips, bucket_config={"32px": {1: (1e-9, 4), 8: (1e-9, 3)}})
+    with pytest.raises(UserError, match="pass 0: has no step, none of the 40 clips is used in it"):
+        train_here(config)
+    assert steps_saved(tmp_path / "outputs" / "tiny") == []

@@ -13,7 +13,7 @@ from longtake.checkpoint import save_checkpoint
 from longtake.contracts import UserError
 from longtake.parallel import World
 from longtake.train import RunConfig, read_run
-from longtake.train.folder import RunFolder, given_up_on_error, open_folder
+from longtake.train.folder import RunFolder, given_up_on_error, open_folder, save_config, take_over_quarantine
 from tests.train.runs import write_config
 from tests.train.test_schedule import run_config
 
@@ -21,7 +21,10 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def opened(outputs: Path, source: str = "tiny.py", **values: Any) -> RunFolder:
-    return open_folder(run_config(outputs=str(outputs), **values), ALONE, source)
+    config = run_config(outputs=str(outputs), **values)
+    place = open_folder(config, ALONE, source)
+    save_config(place, config, ALONE)
+    return place
 
 
 def saved(folder: Path, step: int) -> Path:
@@ -115,9 +118,10 @@ def test_a_mistake_found_before_the_first_step_leaves_only_folders_of_earlier_la
 def test_the_saved_config_says_the_same_and_an_earlier_one_is_kept(tmp_path: Path) -> None:
     config = read_run(str(write_config(tmp_path, tmp_path / "clips.parquet"))).value
     place = open_folder(config, ALONE, "tiny.py")
+    save_config(place, config, ALONE)
     assert read_run(str(place.path)).value == config
     changed = read_run(str(place.path), ["--lr", "0.5", "--start-epoch", "0"]).value
-    open_folder(changed, ALONE, str(place.path))
+    save_config(open_folder(changed, ALONE, str(place.path)), changed, ALONE)
     assert read_run(str(place.path)).value == config.model_copy(update={"lr": 0.5})
     assert sorted(path.name for path in place.path.iterdir()) == ["config.before-1.py", "config.py"]
 
@@ -130,3 +134,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_the_saved_config_belongs_to_the_schema(tmp_path: Path) -> None:
     place = opened(tmp_path, exp_name="a")
     assert isinstance(read_run(str(place.path)).value, RunConfig)
+
+
+def test_the_quarantine_comes_with_the_checkpoint_of_another_run(tmp_path: Path) -> None:
+    first = opened(tmp_path, exp_name="a")
+    (first.path / "quarantine.jsonl").write_text("known\n", encoding="utf-8")
+    saved(first.path, 5)
+    second = opened(tmp_path, exp_name="a", load="a")
+    take_over_quarantine(second, ALONE)
+    assert (second.path / "quarantine.jsonl").read_text(encoding="utf-8") == "known\n"

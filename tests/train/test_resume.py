@@ -59,12 +59,24 @@ def test_each_moment_is_saved_once_also_where_the_end_meets_a_checkpoint(undistu
 
 def test_a_finished_run_is_left_as_it_is(config: Path) -> None:
     first, _ = train_here(config, "--max-steps", "4", "--epochs", "1")
-    before = exact(first.folder), sorted(first.folder.glob("epoch*"))
-    second, said = train_here(first.folder)
-    assert (exact(second.folder), sorted(second.folder.glob("epoch*"))) == before
+    before = exact(first.folder), sorted(first.folder.iterdir())
+    second, said = train_here(first.folder, "--max-steps", "100")
+    assert (exact(second.folder), sorted(first.folder.glob("epoch*"))) == (before[0], [first.checkpoint])
     assert second.clock == first.clock
     assert second.checkpoint == first.checkpoint
     assert f"done at step 4; checkpoint: {first.checkpoint}" in said
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["continued", "loaded"])
+def test_a_last_step_that_is_made_already_leaves_every_file_as_it_was(config: Path, load: bool) -> None:
+    first, _ = train_here(config, "--max-steps", "2")
+    before = {path: path.read_bytes() for path in first.folder.parent.rglob("*") if path.is_file()}
+    run, words = (config, ["--load", str(first.checkpoint)]) if load else (first.folder, [])
+    second, said = train_here(run, *words, "--max-steps", "1", "--lr", "0.5")
+    assert said == "max_steps = 1: the run is at step 2 already; nothing to train\n"
+    assert {path: path.read_bytes() for path in first.folder.parent.rglob("*") if path.is_file()} == before
+    assert list(first.folder.parent.iterdir()) == [first.folder]
+    assert (second.checkpoint, second.clock) == (first.checkpoint, first.clock)
 
 
 def test_epochs_end_a_run_as_steps_do(config: Path, undisturbed: Path) -> None:
@@ -109,6 +121,19 @@ def test_start_step_leaves_out_that_many_steps_of_the_pass(config: Path, undistu
         line["digest"] for line in metrics(undisturbed)[STEPS_PER_PASS + 2 : STEPS_PER_PASS + 4]
     ]
     assert state_of(outcome.checkpoint)["clock"]["pass_index"] == 1
+
+
+def test_start_step_alone_stays_in_the_pass_of_the_checkpoint(config: Path, undisturbed: Path) -> None:
+    load = ["--load", str(checkpoint(undisturbed, STEPS_PER_PASS + 2))]
+    outcome, _ = train_here(config, *load, "--start-step", "1", "--max-steps", str(STEPS_PER_PASS + 4))
+    assert [(line["pass"], line["digest"]) for line in metrics(outcome.folder)] == [
+        (1, line["digest"]) for line in metrics(undisturbed)[STEPS_PER_PASS + 1 : STEPS_PER_PASS + 3]
+    ]
+
+
+def test_a_first_pass_beyond_the_last_is_refused(config: Path) -> None:
+    with pytest.raises(UserError, match=r"start_epoch = 2: .* choose at most 1, or raise epochs"):
+        train_here(config, "--start-epoch", "2", "--epochs", "2")
 
 
 def test_a_run_can_be_loaded_before_its_first_step(tmp_path: Path, clips: Path, undisturbed: Path) -> None:
@@ -171,10 +196,18 @@ def test_slots_per_step_stay_those_of_the_first_launch(tmp_path: Path, clips: Pa
     assert state_of(third.checkpoint)["slots_per_step"] == 2
 
 
-def test_another_seed_in_the_middle_of_a_pass_is_refused(config: Path) -> None:
+def test_a_refused_change_leaves_the_run_as_it_was(config: Path) -> None:
     first, _ = train_here(config, "--max-steps", "2")
-    with pytest.raises(UserError, match="seed is 8"):
-        train_here(first.folder, "--seed", "8")
+    saved = (first.folder / "config.py").read_text(encoding="utf-8")
+    for flag, value, says in (
+        ("--seed", "8", "seed is 8"),
+        ("--model.depth", "2", "has no "),
+        ("--bucket_config.32px.12", "(1.0, 1)", "12 frames"),
+    ):
+        with pytest.raises(UserError, match=says):
+            train_here(first.folder, flag, value, "--max-steps", "3")
+    assert (first.folder / "config.py").read_text(encoding="utf-8") == saved
+    train_here(first.folder, "--max-steps", "3")  # what was refused has not stayed behind
 
 
 @pytest.fixture
