@@ -44,7 +44,10 @@ def main() -> None:
                 "seed": seed,
                 "steps": steps,
                 "seconds": {**outcome.seconds, "total": total},
-                "accuracy": {title: vars(accuracy) for title, accuracy in outcome.accuracy.items()},
+                "accuracy": {
+                    title: {name: None if share != share else share for name, share in vars(accuracy).items()}
+                    for title, accuracy in outcome.accuracy.items()
+                },
             }
         )
         name = "own" if seed is None else seed
