@@ -37,7 +37,7 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
 
 def remat_blocks(model: nn.Module, counts: Sequence[int]) -> None:
     """Lets the first `counts[i]` blocks of the model's i-th list forget their activations and compute them again in
-    backward: less memory for about a third more time. Call it before `shard_model`. Gradients stay the same.
+    backward: less memory for more time. Call it before `shard_model`. Gradients stay the same.
     """
     for name, count in zip(model.blocks, counts, strict=True):
         for block in list(model.get_submodule(name))[:count]:

@@ -1,7 +1,7 @@
 """AdamW, gradient clipping and EMA over this rank's shards.
 
 All three are element by element (clipping but for one number), so they work on the local tensors of the sharded
-parameters: three times less overhead a step than going through DTensor, and the same result on every mesh.
+parameters, without DTensor's dispatch, and give the same result on every mesh.
 """
 
 from __future__ import annotations
