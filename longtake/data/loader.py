@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from longtake.contracts import Batch, Slot, UserError
 from longtake.data.dataset import SlotDataset
 
+_LAST_WORD_SECONDS = 1.0  # for a worker to end by itself after torch has told it to
+
 
 class SlotLoader:
     """Worker processes that turn slots into batches; they stay alive, with their caches, from one `fetch` to the next.
@@ -53,7 +55,12 @@ class SlotLoader:
         """Ends the worker processes; `fetch` starts new ones. Without it they stay until the loader is forgotten."""
         iterator, self._loader._iterator = self._loader._iterator, None
         if iterator is not None:
-            iterator._shutdown_workers()
+            iterator._shutdown_workers()  # terminates, but does not wait for, a worker that is slow to end
+            for worker in getattr(iterator, "_workers", ()):
+                worker.join(_LAST_WORD_SECONDS)
+                if worker.is_alive():  # it ignores SIGTERM: a decoder that hangs
+                    worker.kill()
+                    worker.join()
 
     def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:

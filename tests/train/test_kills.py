@@ -225,8 +225,9 @@ def test_an_error_of_one_process_ends_the_others_with_a_sentence_too(config: Pat
 
 
 def test_loaders_end_with_their_run(config: Path) -> None:
+    others = set(multiprocessing.active_children())  # of tests before this one, in the same process
     train_here(config, "--num-workers", "2", "--max-steps", "2")
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
 
 
 def test_a_run_stopped_while_it_loads_ends_at_once(config: Path) -> None:
