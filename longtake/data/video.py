@@ -69,6 +69,8 @@ def open_video(
             streams = [stream for stream in container.streams.video if not stream.disposition & cover]
             if not streams:
                 raise ClipError("no video stream")
+            if streams[0].codec_context is None:
+                raise ClipError("no decoder for its codec")
             streams[0].codec_context.thread_count = 1  # loaders run one process a core; frame order is then certain too
             yield container, streams[0]
     except (av.FFmpegError, OSError) as error:
