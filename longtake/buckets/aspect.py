@@ -5,6 +5,10 @@ height N). A suffix narrows its table: `_arW:H` keeps one ratio, `_max` the one 
 
 Ratios are named width to height, as in `16:9`; shapes are (H, W) in pixels, both multiples of a divisor D, the spatial
 compression of the video autoencoder times the patch size of the denoiser. The tables are those of Open-Sora 2.0.
+
+Two other systems have tables of their own (`laws`), with ratios named by their H/W, as in `0.56`:
+`compat="opensora_v1_2"` takes its literal ones (144p, 256, 240p ... 4k), `compat="cogvideox_fun"` the one for 512
+times N/512 for `Npx`, or for `Npx_crop` the fifteen ratios that are drawn at random.
 """
 
 from __future__ import annotations
@@ -16,33 +20,41 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
+from longtake.buckets.laws import LAWS, OPENSORA_V1_2_RATIOS, BucketLaw, Shape, Table
 from longtake.contracts import UserError
 
 _BASE_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
 _NAME = re.compile(r"(?P<side>[1-9]\d*)(?P<unit>px|p)(?:_ar(?P<ratio>[^_]+)|_(?P<max>max))?")
 
-Shape = tuple[int, int]  # (H, W) in pixels
+_SCALED = re.compile(r"(?P<side>[1-9]\d*)px(?P<suffix>_crop)?")
 
 
-def num_pixels(name: str) -> int:
+def num_pixels(name: str, compat: str | None = None) -> int:
     """The pixel budget of a resolution name: 65,536 for `256px`, 230,400 for `360p`. Raises UserError."""
+    written = _written_table(name, compat)
+    if written is not None:
+        return written.num_pixels
     match = _match(name)
     side = int(match["side"])
     return side * side if match["unit"] == "px" else side * side * 16 // 9
 
 
-def aspect_table(name: str, divisor: int, training: bool = True) -> dict[str, Shape]:
+def aspect_table(name: str, divisor: int, training: bool = True, compat: str | None = None) -> dict[str, Shape]:
     """The shapes of a resolution: ratio name -> (H, W), both multiples of `divisor`. The order decides ties.
 
     From the ratio r = W/H and the budget P: W = ⌊√(P·r) / D⌋·D, then H = ⌊(P/W) / D⌋·D. For training, the
     shape is moved one D along one side where that brings its area strictly nearer to P, and a ratio whose shape has
     occurred is left out; sampling (`training=False`) does neither. Each ratio has a transposed twin.
 
-    Raises UserError where the name is not one, or D is too coarse for it.
+    Under a `compat` with tables of its own: that table; scaled sides are cut down to multiples of D, literal ones are
+    as they are. Raises UserError where the name is not one, or D is too coarse for it.
     """
-    match = _match(name)
     if divisor < 1:
         raise ValueError(f"divisor = {divisor}: the size divisor must be 1 or more")
+    written = _written_table(name, compat, divisor)
+    if written is not None:
+        return dict(written.shapes)
+    match = _match(name)
     pixels = num_pixels(name)
     if match["ratio"]:
         return {match["ratio"]: _one_shape(name, pixels, match["ratio"], divisor, training)}
@@ -53,8 +65,27 @@ def aspect_table(name: str, divisor: int, training: bool = True) -> dict[str, Sh
     return shapes
 
 
-def frame_size(name: str, ratio: str, divisor: int) -> Shape:
-    """(H, W) of a picture to be sampled: a resolution name without suffix, and any ratio such as `16:9`."""
+def ratio_weights(name: str, compat: str | None = None) -> np.ndarray | None:
+    """Probabilities with which the ratios of a resolution are drawn: float64 [ratios]; None: the nearest is taken."""
+    written = _written_table(name, compat)
+    if written is None or written.weights is None:
+        return None
+    weights = np.array(list(written.weights.values()), np.float64)
+    return weights / weights.sum()
+
+
+def frame_size(name: str, ratio: str, divisor: int, compat: str | None = None) -> Shape:
+    """(H, W) of a picture to be sampled: a resolution name without suffix, and any ratio such as `16:9`.
+
+    Under a `compat` with tables of its own, `ratio` is a key of the table, or one of Open-Sora 1.2's words for it,
+    which are height to width.
+    """
+    written = _written_table(name, compat, divisor)
+    if written is not None:
+        key = OPENSORA_V1_2_RATIOS.get(ratio, ratio) if compat == "opensora_v1_2" else ratio
+        if key not in written.shapes:
+            raise UserError(f"aspect ratio {ratio!r} of {name!r}: choose one of {', '.join(written.shapes)}")
+        return written.shapes[key]
     return _one_shape(name, num_pixels(name), ratio, divisor, training=False)
 
 
@@ -65,13 +96,16 @@ def closest_ratio(
 
     `height`, `width`: pixels, [N], above 0. The default takes the shape that loses the least of the picture when it
     covers the shape and is cropped: the smallest |log(H/W) - log(h/w)| over the shapes (h, w) themselves. Under
-    `compat="opensora_v2"`: the smallest |H/W - h/w| over the *names*, which favours flat ratios of wide pictures.
-    Among equals the first of the table wins.
+    `compat="opensora_v2"`: the smallest |H/W - h/w| over the *names*, which favours flat ratios of wide pictures;
+    under `opensora_v1_2` and `cogvideox_fun`: the smallest |H/W - key| over the keys of the table. Among equals the
+    first of the table wins.
     """
     ratio = np.asarray(height, np.float64) / np.asarray(width, np.float64)
-    if compat == "opensora_v2":
-        values = np.array([1.0 / _ratio_value(key, key) for key in table])
-        return _nearest(ratio, values)
+    nearest = _law(compat).nearest
+    if nearest == "named":
+        return _nearest(ratio, np.array([1.0 / _ratio_value(key, key) for key in table]))
+    if nearest == "key":
+        return _nearest(ratio, np.array([float(key) for key in table]))
     return _nearest(np.log(ratio), np.log([h / w for h, w in table.values()]))
 
 
@@ -84,6 +118,36 @@ def _nearest(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     to_left, to_right = np.abs(x - points[left]), np.abs(x - points[right])
     take_left = (to_left < to_right) | ((to_left == to_right) & (first[left] < first[right]))
     return np.where(take_left, first[left], first[right])
+
+
+def _law(compat: str | None) -> BucketLaw:
+    if compat not in LAWS:
+        raise UserError(f"compat = {compat!r}: choose one of {', '.join(filter(None, LAWS))}, or none")
+    return LAWS[compat]
+
+
+def _written_table(name: str, compat: str | None, divisor: int = 1) -> Table | None:
+    """The table of a system that wrote its own down; None where tables are computed. Raises UserError."""
+    law = _law(compat)
+    if law.tables is not None:
+        if name not in law.tables:
+            raise UserError(f"resolution {name!r}: choose one of {', '.join(law.tables)}")
+        return law.tables[name]
+    if law.scaled is None:
+        return None
+    match = _SCALED.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise UserError(f"resolution {name!r}: a name such as 512px or 512px_crop is expected")
+    base, side = law.scaled[match["suffix"] or ""], int(match["side"])
+    shapes = {
+        r: (h * side // 512 // divisor * divisor, w * side // 512 // divisor * divisor)
+        for r, (h, w) in base.shapes.items()
+    }
+    if not all(min(shape) for shape in shapes.values()):
+        raise UserError(
+            f"resolution {name!r}: some shape is thinner than the size divisor {divisor}; choose a larger one"
+        )
+    return Table(side * side, shapes, base.weights)
 
 
 def _match(name: str) -> re.Match[str]:

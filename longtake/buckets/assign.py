@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from longtake.buckets.aspect import Shape, aspect_table, closest_ratio, num_pixels
+from longtake.buckets.aspect import aspect_table, closest_ratio, num_pixels, ratio_weights
 from longtake.buckets.entries import BucketConfig, Entry, read_entries
 from longtake.buckets.frames import frame_interval
+from longtake.buckets.laws import LAWS, BucketLaw, Shape
 from longtake.contracts import Bucket
 from longtake.random import Purpose, hash64, uniforms
 
 _CHUNK = 1 << 17  # rows per sweep: its columns stay in the cache
-_MIN_AREA = 0.8  # of the pixel budget: a clip may be enlarged by up to a quarter of its area
 
 
 class Unused(IntEnum):
@@ -91,6 +91,7 @@ class Resolution:
     ratios: dict[str, Shape]  # ratio name -> (H, W)
     still: Entry | None
     videos: tuple[Entry, ...]  # longest first
+    weights: np.ndarray | None  # float64 [ratios], where a clip's ratio is drawn; None: the nearest
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -105,15 +106,27 @@ class BucketRule:
     config: tuple[tuple[str, tuple[Entry, ...]], ...]  # (resolution name, entries) in the order written
     divisor: int  # H and W are multiples of it: spatial compression x patch size
     fps_max: float | None = 24  # ceiling of the frame rate, None for none
-    compat: str | None = None  # "opensora_v2" for that program's nearest ratio and frame count of stills
+    compat: str | None = None  # a key of `laws.LAWS`: that system's tables and ways
+    frame_interval: int = 1  # source frames for one training frame, under a law in which the frame rate does not count
 
     @classmethod
     def from_config(
-        cls, bucket_config: BucketConfig, divisor: int, fps_max: float | None = 24, compat: str | None = None
+        cls,
+        bucket_config: BucketConfig,
+        divisor: int,
+        fps_max: float | None = 24,
+        compat: str | None = None,
+        frame_interval: int = 1,
     ) -> BucketRule:
         """A rule from `bucket_config` as a run file has it. Raises UserError where it is malformed."""
         ceiling = None if fps_max is None else float(fps_max)
-        return cls(tuple(read_entries(bucket_config, divisor).items()), divisor, ceiling, compat)
+        entries = read_entries(bucket_config, divisor, compat=compat)
+        return cls(tuple(entries.items()), divisor, ceiling, compat, frame_interval)
+
+    @property
+    def law(self) -> BucketLaw:
+        """The ways of the system that the rule follows."""
+        return LAWS[self.compat]
 
     @cached_property
     def resolutions(self) -> tuple[Resolution, ...]:
@@ -123,7 +136,9 @@ class BucketRule:
             longest_first = sorted(entries, key=lambda entry: -entry.num_frames)
             still = next((entry for entry in entries if entry.num_frames == 1), None)
             videos = tuple(entry for entry in longest_first if entry.num_frames > 1)
-            found.append(Resolution(name, num_pixels(name), aspect_table(name, self.divisor), still, videos))
+            ratios = aspect_table(name, self.divisor, compat=self.compat)
+            weights = ratio_weights(name, self.compat)
+            found.append(Resolution(name, num_pixels(name, self.compat), ratios, still, videos, weights))
         return tuple(sorted(found, key=lambda resolution: -resolution.num_pixels))
 
     @cached_property
@@ -136,18 +151,31 @@ class BucketRule:
             for ratio, shape in resolution.ratios.items()
         )
 
+    @cached_property
+    def shapes(self) -> np.ndarray:
+        """int64 [B, 3]: (T, H, W) of `buckets`."""
+        return np.array([bucket.shape for bucket in self.buckets], np.int64).reshape(-1, 3)
+
     def to_json(self) -> dict[str, Any]:
         """The rule as plain data, kept with the state of a pass."""
         config = {
             name: {str(e.num_frames): [e.keep if e.skip is None else [e.keep, e.skip], e.batch_size] for e in entries}
             for name, entries in self.config
         }
-        return {"bucket_config": config, "divisor": self.divisor, "fps_max": self.fps_max, "compat": self.compat}
+        data = {"bucket_config": config, "divisor": self.divisor, "fps_max": self.fps_max, "compat": self.compat}
+        return data if self.frame_interval == 1 else data | {"frame_interval": self.frame_interval}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BucketRule:
-        """The rule that `to_json` wrote."""
-        return cls.from_config(data["bucket_config"], data["divisor"], data["fps_max"], data["compat"])
+        """The rule that `to_json` wrote; its second probabilities are of skipping, whatever the law."""
+        config = tuple(
+            (
+                name,
+                tuple(Entry(int(t), *(p if isinstance(p, list) else (p, None)), size) for t, (p, size) in of.items()),
+            )
+            for name, of in data["bucket_config"].items()
+        )
+        return cls(config, data["divisor"], data["fps_max"], data["compat"], data.get("frame_interval", 1))
 
 
 def assign(
@@ -162,50 +190,63 @@ def assign(
     for start in range(0, len(out), _CHUNK):
         chunk = slice(start, start + _CHUNK)
         columns = (np.asarray(column[chunk], np.float64) for column in (num_frames, height, width, fps))
-        out[chunk] = _assign_chunk(rule, *columns, start, draw)
+
+        def draw_here(rows: np.ndarray, resolution: str, num_frames: int, skip: bool, start: int = start) -> np.ndarray:
+            return draw(rows + start, resolution, num_frames, skip)
+
+        out[chunk] = assign_chunk(rule, *columns, draw_here)[0]
     return out
 
 
-def _assign_chunk(
-    rule: BucketRule,
-    num_frames: np.ndarray,
-    height: np.ndarray,
-    width: np.ndarray,
-    fps: np.ndarray,
-    start: int,
-    draw: Draw,
-) -> np.ndarray:
-    """`assign` for columns that begin at row `start` of the table."""
+def assign_chunk(
+    rule: BucketRule, num_frames: np.ndarray, height: np.ndarray, width: np.ndarray, fps: np.ndarray, draw: Draw
+) -> tuple[np.ndarray, np.ndarray]:
+    """`assign` for float64 columns of a size that fits the cache: `(code, interval)`, int32 and int64 [N].
 
-    def draw_here(rows: np.ndarray, resolution: str, num_frames: int, skip: bool) -> np.ndarray:
-        return draw(rows + start, resolution, num_frames, skip)
-
+    `interval`: source frames that one training frame stands for.
+    """
     with np.errstate(invalid="ignore"):
         valid = np.isfinite(num_frames + height + width) & (num_frames >= 1) & (height >= 1) & (width >= 1)
     code = np.where(valid, Unused.TOO_SMALL, Unused.INVALID).astype(np.int32)
-    length = _training_frames(rule, np.where(valid, num_frames, 0), fps)
+    length, interval = _training_frames(rule, np.where(valid, num_frames, 0), fps)
     area = height * width
     waiting = np.flatnonzero(valid)
     first_bucket = 0  # of the resolution, in rule.buckets
     for resolution in rule.resolutions:
-        rows = waiting[area[waiting] >= _MIN_AREA * resolution.num_pixels]
+        rows = waiting[area[waiting] >= rule.law.min_area * resolution.num_pixels]
         stills = length[rows] == 1
-        for entry_index, taken in (
-            *_walk_videos(resolution, rows[~stills], length, code, draw_here),
-            *_walk_stills(resolution, rows[stills], code, draw_here),
-        ):
+        found = [
+            *_walk_videos(resolution, rows[~stills], length, code, draw),
+            *_walk_stills(resolution, rows[stills], code, draw),
+        ]
+        taken = np.concatenate([rows[:0], *(kept for _, kept in found)])
+        sizes = np.array([len(kept) for _, kept in found], np.int64)
+        entries = np.repeat(np.array([index for index, _ in found], np.int32), sizes)
+        if resolution.weights is None:
             ratio = closest_ratio(height[taken], width[taken], resolution.ratios, rule.compat)
-            code[taken] = first_bucket + entry_index * len(resolution.ratios) + ratio
+        else:
+            drawn = draw(taken, f"{resolution.name}/ratio", 0, False)
+            ratio = np.searchsorted(np.cumsum(resolution.weights)[:-1], drawn, side="right")
+        code[taken] = first_bucket + entries * len(resolution.ratios) + ratio
         waiting = waiting[code[waiting] < 0]
         first_bucket += len(resolution.entries) * len(resolution.ratios)
-    return code
+    return code, interval
 
 
-def _training_frames(rule: BucketRule, num_frames: np.ndarray, fps: np.ndarray) -> np.ndarray:
-    """Frames left after the frame-rate rule, int64 [N]. A still has no rate: it stays 1, except under compat."""
-    frames = num_frames.astype(np.int64)
-    reduced = frames // frame_interval(fps, rule.fps_max)[1]
-    return reduced if rule.compat == "opensora_v2" else np.where(frames == 1, 1, reduced)
+def _training_frames(rule: BucketRule, num_frames: np.ndarray, fps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Frames left after the frame-rate rule, and its interval: int64 [N] each.
+
+    A still has no rate: it stays 1, except under Open-Sora 2.0's law. Under a law with a fixed interval only a still
+    has one frame: a clip too short for any other length has 0.
+    """
+    law, frames = rule.law, num_frames.astype(np.int64)
+    if law.fixed_interval:
+        interval = np.full(len(frames), rule.frame_interval, np.int64)
+        reduced = (frames - 1 if law.longer else frames) // rule.frame_interval
+        return np.where(frames == 1, 1, np.where(reduced == 1, 0, reduced)), interval
+    interval = frame_interval(fps, rule.fps_max)[1]
+    reduced = frames // interval
+    return reduced if law.stills_have_rate else np.where(frames == 1, 1, reduced), interval
 
 
 def _walk_stills(

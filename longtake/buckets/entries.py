@@ -4,7 +4,8 @@
 
 Resolution name -> number of frames (1 is a still) -> `(keep, batch size)` or `((keep, skip), batch size)`. `keep` is
 the probability that a clip which fits the entry takes it; `skip` the probability that it tries the next shorter length
-of the resolution instead.
+of the resolution instead. Under `compat="opensora_v1_2"` the second number is the probability *not* to skip, and
+`(0.0, None)` is a length that takes its clips from the shorter ones and trains on none of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longtake.buckets.aspect import aspect_table, num_pixels
+from longtake.buckets.laws import LAWS
 from longtake.contracts import UserError
 
 BucketConfig = Mapping[str, Mapping[int, tuple[float | tuple[float, float], int]]]
@@ -34,27 +36,31 @@ class Entry:
         return self.keep > 0 and (self.skip is None or self.skip < 1)
 
 
-def bucket_config_faults(config: Any, divisor: int | None = None, place: str = "bucket_config") -> list[str]:
+def bucket_config_faults(
+    config: Any, divisor: int | None = None, place: str = "bucket_config", compat: str | None = None
+) -> list[str]:
     """Every fault of a `bucket_config`, one sentence each: place, value found, what would be right.
 
     With `divisor` (spatial compression x patch size) resolutions too small for it are found too. `place` is the name
     of the key in the run file. An empty list means that `BucketRule.from_config` will take it.
     """
-    return _read(config, divisor, place)[1]
+    return _read(config, divisor, place, compat)[1]
 
 
 def read_entries(
-    config: BucketConfig, divisor: int | None = None, place: str = "bucket_config"
+    config: BucketConfig, divisor: int | None = None, place: str = "bucket_config", compat: str | None = None
 ) -> dict[str, tuple[Entry, ...]]:
     """The entries of each resolution, in the order written. Raises UserError with the first fault and their number."""
-    entries, faults = _read(config, divisor, place)
+    entries, faults = _read(config, divisor, place, compat)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise UserError(faults[0] + more)
     return entries
 
 
-def _read(config: Any, divisor: int | None, place: str) -> tuple[dict[str, tuple[Entry, ...]], list[str]]:
+def _read(
+    config: Any, divisor: int | None, place: str, compat: str | None
+) -> tuple[dict[str, tuple[Entry, ...]], list[str]]:
     if not isinstance(config, Mapping) or not config:
         example = '{"256px": {1: (1.0, 45), 33: (1.0, 12)}}'
         return {}, [f"{place} = {config!r}: at least one resolution is expected, as in {example}"]
@@ -62,10 +68,10 @@ def _read(config: Any, divisor: int | None, place: str) -> tuple[dict[str, tuple
     faults: list[str] = []
     for name, lengths in config.items():
         try:
-            num_pixels(name) if divisor is None else aspect_table(name, divisor)
+            num_pixels(name, compat) if divisor is None else aspect_table(name, divisor, compat=compat)
         except UserError as error:
             faults.append(f"{place}.{name}: {error}")
-        entries[name] = tuple(_read_resolution(lengths, f"{place}.{name}", faults))
+        entries[name] = tuple(_read_resolution(lengths, f"{place}.{name}", faults, compat))
     if not faults and not any(entry.reachable for of_name in entries.values() for entry in of_name):
         faults.append(
             f"{place}: every entry has keep probability 0 or skip probability 1, so no clip would train; raise one"
@@ -73,7 +79,7 @@ def _read(config: Any, divisor: int | None, place: str) -> tuple[dict[str, tuple
     return entries, faults
 
 
-def _read_resolution(lengths: Any, place: str, faults: list[str]) -> list[Entry]:
+def _read_resolution(lengths: Any, place: str, faults: list[str], compat: str | None) -> list[Entry]:
     if not isinstance(lengths, Mapping) or not lengths:
         faults.append(f"{place} = {lengths!r}: at least one length is expected, as in {{33: (1.0, 12)}}")
         return []
@@ -85,13 +91,13 @@ def _read_resolution(lengths: Any, place: str, faults: list[str]) -> list[Entry]
         elif num_frames in entries:
             faults.append(f"{place}.{key}: this length is given twice; keep one of the two")
         else:
-            entry = _read_entry(num_frames, value, f"{place}.{key} = {value!r}", faults)
+            entry = _read_entry(num_frames, value, f"{place}.{key} = {value!r}", faults, compat)
             if entry is not None:
                 entries[num_frames] = entry
     return list(entries.values())
 
 
-def _read_entry(num_frames: int, value: Any, place: str, faults: list[str]) -> Entry | None:
+def _read_entry(num_frames: int, value: Any, place: str, faults: list[str], compat: str | None) -> Entry | None:
     """One entry, or None and a fault."""
     if not _is_pair(value):
         faults.append(f"{place}: (keep probability, batch size) or ((keep, skip), batch size) is expected")
@@ -100,6 +106,10 @@ def _read_entry(num_frames: int, value: Any, place: str, faults: list[str]) -> E
     skip = None
     if _is_pair(keep):
         keep, skip = keep
+        if LAWS[compat].second == "stay" and _is_probability(skip):
+            skip = 1 - skip
+    if batch_size is None and keep == 0:
+        batch_size = 1  # nothing is ever trained in it
     if not _is_probability(keep):
         faults.append(f"{place}: keep probability must lie in 0..1")
     elif skip is not None and not _is_probability(skip):

@@ -1,7 +1,8 @@
 """Which bucket fills which slot of a pass.
 
 A pass is cut into windows of a fixed number of slots. A window's filling is a pure function of (seed, stage, pass, era,
-window number, micro-batches left in each bucket when it starts, its size), so any window can be made again alone.
+window number, micro-batches left in each bucket when it starts, its size, cost constants), so any window can be made
+again alone.
 """
 
 from __future__ import annotations
@@ -30,25 +31,54 @@ def fill_window(left: np.ndarray, num_slots: int, random_words: np.ndarray) -> n
     return filled[np.argsort(random_words[2:], kind="stable")]
 
 
+def balance_window(filled: np.ndarray, costs: np.ndarray, side_by_side: int, random_words: np.ndarray) -> np.ndarray:
+    """The slots of one window, rearranged so that those which run side by side cost nearly the same: int64 [num_slots].
+
+    `filled`: their buckets, shuffled; `costs`: float64 [B] of a micro-batch of each bucket; `random_words`: uint32
+    [num_slots // side_by_side]. Slots are sorted by cost and cut into groups of `side_by_side`, which are shuffled. The
+    slots left over, which only the last window has, are the cheapest and come last.
+    """
+    num_groups, num_over = divmod(len(filled), side_by_side)
+    ascending = filled[np.argsort(costs[filled], kind="stable")]
+    groups = ascending[num_over:].reshape(num_groups, side_by_side)
+    shuffled = groups[np.argsort(random_words[:num_groups], kind="stable")]
+    return np.concatenate([shuffled.ravel(), ascending[:num_over]])
+
+
 def fill_windows(
-    left: np.ndarray, window_slots: int, *, seed: int, stage: int, pass_index: int, era: int, first_window: int
+    left: np.ndarray,
+    window_slots: int,
+    *,
+    seed: int,
+    stage: int,
+    pass_index: int,
+    era: int,
+    first_window: int,
+    costs: np.ndarray | None = None,
+    side_by_side: int = 1,
 ) -> np.ndarray:
     """The bucket of each slot from the start of `first_window` to the end of the pass: int32 [sum of `left`].
 
-    Every window has `window_slots` slots; the last one takes what is left.
+    Every window has `window_slots` slots; the last one takes what is left. `costs`: float64 [B] of a micro-batch of
+    each bucket, None for slots in random order; `side_by_side` divides `window_slots`.
     """
     left = np.array(left, np.int64)
     total = int(left.sum())
     num_windows = -(-total // window_slots)
     out = np.empty(total, np.int32)
-    block = max(1, _WORDS_AT_ONCE // (window_slots + 2))
+    num_words = min(window_slots, total) + 2
+    num_balanced = 0 if costs is None or side_by_side == 1 else num_words // side_by_side
+    block = max(1, _WORDS_AT_ONCE // (num_words + num_balanced))
     for first in range(0, num_windows, block):
         windows = np.arange(first, min(first + block, num_windows))
         names = np.uint64(era << 32) + (first_window + windows).astype(np.uint64)
-        drawn = words(seed, stage, Purpose.MIX, pass_index, names, min(window_slots, total) + 2)
+        drawn = words(seed, stage, Purpose.MIX, pass_index, names, num_words + num_balanced)
         for window, window_words in zip(windows.tolist(), drawn, strict=True):
             slots = slice(window * window_slots, min((window + 1) * window_slots, total))
             size = slots.stop - slots.start
-            out[slots] = fill_window(left, size, window_words[: size + 2])
-            left -= np.bincount(out[slots], minlength=len(left))
+            filled = fill_window(left, size, window_words[: size + 2])
+            left -= np.bincount(filled, minlength=len(left))
+            if num_balanced:
+                filled = balance_window(filled, costs, side_by_side, window_words[num_words:])
+            out[slots] = filled
     return out

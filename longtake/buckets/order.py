@@ -15,18 +15,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from longtake.buckets.assign import BucketRule, Unused, assign, keyed_draw
+from longtake.buckets.assign import BucketRule
+from longtake.buckets.balance import CostModel
 from longtake.buckets.mix import fill_windows
 from longtake.buckets.report import BucketReport, make_report
+from longtake.buckets.sweep import Era, Sweep, sort_samples
 from longtake.contracts import Slot, UserError
-from longtake.random import Purpose, hash64, sample_ids, sample_keys, uniforms
+from longtake.random import Purpose, hash64, sample_ids, uniforms
 
 STATE_FORMAT = 1
+_BLOCK = 1 << 16  # slots between two counts of what has been taken: any position is reached in one block
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,7 @@ class OrderInputs:
     quarantined: Mapping[int, int] = field(default_factory=dict)  # sample id -> pass in which it failed to load
     views: int = 0  # K: bucket draws use pass mod K; 0 for a new draw in every pass
     window_steps: int = 64  # the mix of buckets is proportional within windows of this many steps
+    cost: CostModel | None = None  # slots that run side by side cost nearly the same; None: they are filled at random
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "height", "width", "fps"):
@@ -54,6 +57,8 @@ class OrderInputs:
                 raise ValueError(f"{name} has {len(getattr(self, name))} rows, clip_ids has {len(self.clip_ids)}")
         if self.slots_per_step < 1 or self.window_steps < 1 or self.views < 0:
             raise ValueError("slots_per_step and window_steps must be at least 1, views at least 0")
+        if self.cost is not None and self.slots_per_step % self.cost.side_by_side:
+            raise ValueError(f"side_by_side = {self.cost.side_by_side} does not divide {self.slots_per_step} slots")
         weights = np.asarray(self.weights, np.float64)
         if weights.ndim and weights.shape != (self.num_clips,):
             raise ValueError(f"weights has shape {weights.shape}: one number or one for each of {self.num_clips} clips")
@@ -73,12 +78,14 @@ class OrderInputs:
 
     def fingerprint(self, pass_index: int) -> str:
         """A hash of everything that, changed in the middle of a pass, begins an era."""
-        parts = (json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table)
+        parts = [json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table]
+        if self.cost is not None:
+            parts.append(json.dumps(self.cost.to_json()))
         weights = np.asarray(self.weights, np.float64).tobytes()
-        absent = np.sort(self._quarantined_before(pass_index)).tobytes()
+        absent = np.sort(self.quarantined_before(pass_index)).tobytes()
         return f"{hash64(*parts, self.num_clips, weights, absent):016x}"
 
-    def _quarantined_before(self, pass_index: int) -> np.ndarray:
+    def quarantined_before(self, pass_index: int) -> np.ndarray:
         """uint64: the samples that failed in an earlier pass."""
         return np.array([sample for sample, failed in self.quarantined.items() if failed < pass_index], np.uint64)
 
@@ -99,14 +106,6 @@ class OrderInputs:
         rows = np.repeat(np.arange(self.num_clips), copies)
         first = np.repeat(np.cumsum(copies) - copies, copies)
         return rows, sample_ids(np.asarray(self.clip_ids, np.uint64)[rows], np.arange(len(rows)) - first)
-
-    def quarantine_mask(self, pass_index: int, ids: np.ndarray) -> np.ndarray:
-        """bool [S]: which samples are left out of a pass because they failed in an earlier one."""
-        absent = np.sort(self._quarantined_before(pass_index))
-        if not len(absent):
-            return np.zeros(len(ids), bool)
-        place = np.minimum(np.searchsorted(absent, ids), len(absent) - 1)
-        return absent[place] == ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,16 +147,19 @@ class PassOrder:
         if not 0 <= index < self.num_steps:
             raise IndexError(f"step {index}: {self.num_steps} are left in pass {self.pass_index}")
         first = self.position + index * self.inputs.slots_per_step
-        return [
-            self._slot(slot) for slot in range(first, min(first + self.inputs.slots_per_step, len(self.slot_bucket)))
-        ]
+        taken = self._micro_batches_before(first)
+        slots = []
+        for bucket in self.slot_bucket[first : first + self.inputs.slots_per_step].tolist():
+            slots.append(self._slot(bucket, int(taken[bucket])))
+            taken[bucket] += 1
+        return slots
 
     def state(self, index: int) -> dict[str, Any]:
         """The state after `index` further steps, 0..num_steps: plain data for `plan_pass`, fit for JSON."""
         slot = self._slot_after(index)
         window_slots = self.inputs.window_steps * self.inputs.slots_per_step
         windows = slot // window_slots
-        state = _empty_state(self.inputs, self.pass_index)
+        state = _empty_state(self.inputs, self.pass_index, self._inputs_fingerprint)
         state["era"] = len(self.eras)
         state["window"] = self.window + windows
         state["slots"] = slot - windows * window_slots
@@ -175,13 +177,16 @@ class PassOrder:
         return np.array([bucket.batch_size for bucket in self.inputs.rule.buckets])
 
     @cached_property
-    def _micro_batch(self) -> np.ndarray:
-        """int32 [M]: the number of each slot's micro-batch within its bucket."""
-        by_bucket = np.argsort(self.slot_bucket, kind="stable")
-        counts = np.bincount(self.slot_bucket, minlength=len(self._batch_sizes))
-        out = np.empty(len(by_bucket), np.int32)
-        out[by_bucket] = np.arange(len(by_bucket)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return out
+    def _inputs_fingerprint(self) -> str:
+        return self.inputs.fingerprint(self.pass_index)
+
+    @cached_property
+    def _taken_by_block(self) -> np.ndarray:
+        """int64 [M // block + 1, B]: micro-batches of each bucket before each block of slots."""
+        num_buckets = len(self._batch_sizes)
+        starts = range(0, len(self.slot_bucket) - _BLOCK + 1, _BLOCK)
+        counts = [np.bincount(self.slot_bucket[start : start + _BLOCK], minlength=num_buckets) for start in starts]
+        return np.cumsum([np.zeros(num_buckets, np.int64), *counts], axis=0)
 
     def _slot_after(self, index: int) -> int:
         if not 0 <= index <= self.num_steps:
@@ -190,7 +195,9 @@ class PassOrder:
 
     def _micro_batches_before(self, slot: int) -> np.ndarray:
         """int64 [B]: micro-batches of each bucket in the slots before `slot`."""
-        return np.bincount(self.slot_bucket[:slot], minlength=len(self._batch_sizes))
+        block = slot // _BLOCK
+        rest = self.slot_bucket[block * _BLOCK : slot]
+        return self._taken_by_block[block] + np.bincount(rest, minlength=len(self._batch_sizes))
 
     def _last_keys(self, slot: int) -> dict[str, int]:
         """Bucket name -> last key taken in this era before a slot; untouched buckets are absent."""
@@ -200,10 +207,10 @@ class PassOrder:
         names = [self.inputs.rule.buckets[index].name for index in buckets]
         return self.window_start | dict(zip(names, self.keys[ends - 1].tolist(), strict=True))
 
-    def _slot(self, slot: int) -> Slot:
-        number = int(self.slot_bucket[slot])
+    def _slot(self, number: int, micro_batch: int) -> Slot:
+        """A micro-batch of bucket `number`, counted from the window in which the order begins."""
         bucket = self.inputs.rule.buckets[number]
-        first = int(self.bounds[number]) + int(self._micro_batch[slot]) * bucket.batch_size
+        first = int(self.bounds[number]) + micro_batch * bucket.batch_size
         num_real = min(bucket.batch_size, int(self.bounds[number + 1]) - first)
         places = np.arange(bucket.batch_size)
         index = first + places % num_real
@@ -213,40 +220,51 @@ class PassOrder:
         return Slot(bucket, self.pass_index, rows, self.ids[samples], self.keys[index], weights)
 
 
-def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None = None) -> PassOrder:
+def plan_pass(
+    inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None = None, num_threads: int | None = None
+) -> PassOrder:
     """The order of a pass, from its start or from a state that `PassOrder.state` gave.
 
     With unchanged inputs the order goes on exactly where the state was, in the middle of a window too. With changed
-    ones (rule, batch sizes, G, rows, weights, quarantine, window, views) what is unseen is dealt anew. Raises
+    ones (rule, batch sizes, G, rows, weights, quarantine, window, views, cost) what is unseen is dealt anew.
+    `num_threads`: None for one on each core this process may use, at most 8; the result does not depend on it. Raises
     UserError if no clip fits a bucket, clip ids repeat, or the state is of another run.
     """
     state = _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
     rows, ids = inputs.samples(pass_index)
-    keys = sample_keys(inputs.seed, inputs.stage, pass_index, ids)
-    codes = _assign_samples(inputs, inputs.rule, inputs.view(pass_index), rows, ids)
-    for era in state["eras"]:
-        rule = BucketRule.from_json(era["rule"])
-        then = codes
-        if (rule, era["views"]) != (inputs.rule, inputs.views):
-            then = _assign_samples(inputs, rule, inputs.view(pass_index, era["views"]), rows, ids)
-        codes = np.where(_passed(rule, era["last"], then, keys), np.int32(Unused.SEEN), codes)
-    codes[inputs.quarantine_mask(pass_index, ids)] = Unused.QUARANTINED
-    report = make_report(pass_index, inputs.rule.buckets, codes, rows, inputs.num_clips, inputs.slots_per_step)
+    eras = tuple(
+        Era(BucketRule.from_json(era["rule"]), inputs.view(pass_index, era["views"]), era["last"])
+        for era in state["eras"]
+    )
+    found = sort_samples(
+        Sweep(
+            inputs.seed,
+            inputs.stage,
+            pass_index,
+            inputs.view(pass_index),
+            inputs.rule,
+            (inputs.num_frames, inputs.height, inputs.width, inputs.fps),
+            rows,
+            ids,
+            eras,
+            np.sort(inputs.quarantined_before(pass_index)),
+            state["window_start"],
+        ),
+        num_threads,
+    )
+    report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step)
     report.require_clips()
-
-    left = codes >= 0
-    if state["window_start"]:
-        left &= ~_passed(inputs.rule, state["window_start"], codes, keys)
-    order, bounds = _sort_samples(codes, keys, ids, np.flatnonzero(left), len(inputs.rule.buckets))
     batch_sizes = np.array([bucket.batch_size for bucket in inputs.rule.buckets])
     slot_bucket = fill_windows(
-        -(-np.diff(bounds) // batch_sizes),
+        -(-np.diff(found.bounds) // batch_sizes),
         inputs.window_steps * inputs.slots_per_step,
         seed=inputs.seed,
         stage=inputs.stage,
         pass_index=pass_index,
         era=len(state["eras"]),
         first_window=state["window"],
+        costs=None if inputs.cost is None else inputs.cost.costs(inputs.rule.buckets),
+        side_by_side=1 if inputs.cost is None else inputs.cost.side_by_side,
     )
     return PassOrder(
         inputs,
@@ -257,9 +275,9 @@ def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | N
         dict(state["window_start"]),
         state["slots"],
         slot_bucket,
-        bounds,
-        keys[order],
-        order,
+        found.bounds,
+        found.keys,
+        found.order,
         ids,
         rows,
     )
@@ -271,7 +289,7 @@ def next_pass(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, **fresh}
 
 
-def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
+def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None = None) -> dict[str, Any]:
     return {
         "format": STATE_FORMAT,
         "seed": inputs.seed,
@@ -285,7 +303,8 @@ def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
         "eras": [],
         "rule": inputs.rule.to_json(),
         "views": inputs.views,
-        "inputs": inputs.fingerprint(pass_index),
+        "cost": None if inputs.cost is None else inputs.cost.to_json(),
+        "inputs": fingerprint or inputs.fingerprint(pass_index),
     }
 
 
@@ -306,57 +325,3 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
     fresh["eras"] = [*state["eras"], finished] if finished["last"] else list(state["eras"])
     fresh["era"] = len(fresh["eras"])
     return fresh
-
-
-def _assign_samples(
-    inputs: OrderInputs, rule: BucketRule, view: int, rows: np.ndarray | None, ids: np.ndarray
-) -> np.ndarray:
-    """Bucket or reason of each sample: int32 [S]."""
-    columns = (inputs.num_frames, inputs.height, inputs.width, inputs.fps)
-    if rows is not None:
-        columns = tuple(np.asarray(column)[rows] for column in columns)
-    return assign(rule, *columns, keyed_draw(inputs.seed, inputs.stage, view, ids))
-
-
-def _passed(rule: BucketRule, last: Mapping[str, int], codes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """bool [S]: samples whose key is at most the last one taken in their bucket. `codes` are those of `rule`."""
-    # One more entry, for the negative codes of samples without a bucket, which index from the end.
-    touched = np.zeros(len(rule.buckets) + 1, bool)
-    last_key = np.zeros(len(rule.buckets) + 1, np.uint64)
-    for index, bucket in enumerate(rule.buckets):
-        if bucket.name in last:
-            touched[index], last_key[index] = True, last[bucket.name]
-    place = np.maximum(codes, -1)
-    return touched[place] & (keys <= last_key[place])
-
-
-def _sort_samples(
-    codes: np.ndarray, keys: np.ndarray, ids: np.ndarray, left: np.ndarray, num_buckets: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The samples `left` by bucket, then key, then id: `(order, bounds)`, uint32 or int64 [n] and int64 [B + 1].
-
-    Two keys of a pass of n samples are equal with probability n² / 2^65 (3e-6 at ten million).
-    """
-    code = codes[left].astype(np.uint16 if num_buckets <= 1 << 16 else np.uint32)  # 16 bits: a radix sort
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=num_buckets))])
-    order = left[np.argsort(code, kind="stable")].astype(np.uint32 if len(codes) < 1 << 32 else np.int64)
-    for start, stop in pairwise(bounds.tolist()):
-        if start == stop:
-            continue
-        mine = order[start:stop]
-        mine = mine[np.argsort(keys[mine])]
-        sorted_keys = keys[mine]
-        if (sorted_keys[1:] == sorted_keys[:-1]).any():
-            mine = mine[np.lexsort((ids[mine], sorted_keys))]
-            _require_distinct(ids[mine])
-        order[start:stop] = mine
-    return order, bounds
-
-
-def _require_distinct(ids: np.ndarray) -> None:
-    twins = np.flatnonzero(ids[1:] == ids[:-1])
-    if len(twins):
-        raise UserError(
-            f"clip table: clip_id {int(ids[twins[0]])} occurs more than once; every clip needs its own,"
-            " probe the table again"
-        )

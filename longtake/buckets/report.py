@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from longtake.buckets.assign import Unused
+from longtake.buckets.sweep import Sorted
 from longtake.contracts import Bucket, UserError
 
 _NUM_EXAMPLES = 5
@@ -31,6 +32,8 @@ class BucketCount:
     samples: int
     micro_batches: int
     fillers: int  # places of weight 0 in its last micro-batch
+    frames_cut: float  # share of the frames of its clips that lie outside the training windows, 0..1
+    area_cut: float  # mean share of a picture that the crop to the bucket's shape takes away, 0..1
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class BucketReport:
     num_steps: int
     buckets: tuple[BucketCount, ...]  # those that hold samples
     unused: tuple[UnusedCount, ...]
+    frames_cut: float = 0.0  # over all buckets, as in `BucketCount`
+    area_cut: float = 0.0
 
     @property
     def num_unused(self) -> int:
@@ -73,16 +78,25 @@ class BucketReport:
     def num_fillers(self) -> int:
         return sum(line.fillers for line in self.buckets)
 
-    def as_rows(self) -> list[tuple[str, int, int, int, int, int]]:
-        """(bucket name, batch size, clips, samples, micro-batches, fillers) of each bucket, as a table."""
+    def as_rows(self) -> list[tuple[str, int, int, int, int, int, float, float]]:
+        """A row for each bucket: name, batch size, clips, samples, micro-batches, fillers, frames cut, area cut."""
         return [
-            (line.bucket.name, line.bucket.batch_size, line.clips, line.samples, line.micro_batches, line.fillers)
+            (
+                line.bucket.name,
+                line.bucket.batch_size,
+                line.clips,
+                line.samples,
+                line.micro_batches,
+                line.fillers,
+                round(line.frames_cut, 4),
+                round(line.area_cut, 4),
+            )
             for line in self.buckets
         ]
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        columns = ("batch_size", "clips", "samples", "micro_batches", "fillers")
+        columns = ("batch_size", "clips", "samples", "micro_batches", "fillers", "frames_cut", "area_cut")
         return {
             "pass": self.pass_index,
             "clips": self.num_clips,
@@ -91,6 +105,8 @@ class BucketReport:
             "micro_batches": self.num_micro_batches,
             "fillers": self.num_fillers,
             "steps": self.num_steps,
+            "frames_cut": round(self.frames_cut, 4),
+            "area_cut": round(self.area_cut, 4),
             "buckets": {
                 row[0]: {"shape": list(line.bucket.shape), **dict(zip(columns, row[1:], strict=True))}
                 for row, line in zip(self.as_rows(), self.buckets, strict=True)
@@ -107,11 +123,14 @@ class BucketReport:
 
     def text(self) -> str:
         """The report as a plain table with a line for each reason below it."""
-        heading = ("bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers")
-        total = ("total", "", "", self.num_used, self.num_samples, self.num_micro_batches, self.num_fillers)
+        heading = ("bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers", "time cut", "area cut")
+        counts = (self.num_used, self.num_samples, self.num_micro_batches, self.num_fillers)
+        total = ("total", "", "", *counts, self.frames_cut, self.area_cut)
         shapes = ["x".join(map(str, line.bucket.shape)) for line in self.buckets]
         rows = [(row[0], shape, *row[1:]) for row, shape in zip(self.as_rows(), shapes, strict=True)]
-        table = [[str(cell) for cell in row] for row in (heading, *rows, total)]
+        table = [
+            [f"{cell:.1%}" if isinstance(cell, float) else str(cell) for cell in row] for row in (heading, *rows, total)
+        ]
         widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
         lines = [
             "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
@@ -137,38 +156,47 @@ class BucketReport:
 def make_report(
     pass_index: int,
     buckets: tuple[Bucket, ...],
-    codes: np.ndarray,
+    found: Sorted,
     rows: np.ndarray | None,
     num_clips: int,
     slots_per_step: int,
 ) -> BucketReport:
-    """Count what `assign` and the order found.
+    """Count what `sort_samples` found.
 
-    `codes`: int32 [S], bucket or `Unused` reason of each sample; `rows`: int64 [S], their rows in ascending order, or
-    None where sample i is row i; a row without sample has no copy in this pass.
+    `rows`: int64 [S], the samples' rows in ascending order, or None where sample i is row i; a row without sample has
+    no copy in this pass.
     """
-    used = codes >= 0
-    samples = np.bincount(codes[used], minlength=len(buckets))
+    samples, reasons = found.samples, found.codes
     if rows is None:
-        clips, reasons = samples, codes
+        clips = samples
     else:
         # np.unique on (row, bucket) pairs: a clip counts once in each bucket that has a copy of it
-        pairs = np.unique(rows[used] * len(buckets) + codes[used])
+        used = found.codes >= 0
+        pairs = np.unique(rows[used] * len(buckets) + found.codes[used])
         clips = np.bincount(pairs % len(buckets), minlength=len(buckets))
-        reasons = _reason_of_rows(codes, rows, num_clips)
+        reasons = _reason_of_rows(found.codes, rows, num_clips)
     lines = []
     for index in np.flatnonzero(samples).tolist():
         bucket, count = buckets[index], int(samples[index])
         micro_batches = -(-count // bucket.batch_size)
         fillers = micro_batches * bucket.batch_size - count
-        lines.append(BucketCount(bucket, int(clips[index]), count, micro_batches, fillers))
+        frames_cut = 1 - float(found.used_frames[index] / found.source_frames[index])
+        area_cut = 1 - float(found.kept_area[index] / count)
+        lines.append(BucketCount(bucket, int(clips[index]), count, micro_batches, fillers, frames_cut, area_cut))
     unused = []
     for reason in Unused:
-        found = np.flatnonzero(reasons == reason)
-        if len(found):
-            unused.append(UnusedCount(reason, len(found), tuple(found[:_NUM_EXAMPLES].tolist())))
+        left_out = np.flatnonzero(reasons == reason)
+        if len(left_out):
+            unused.append(UnusedCount(reason, len(left_out), tuple(left_out[:_NUM_EXAMPLES].tolist())))
+    num_used = num_clips - sum(line.clips for line in unused)
     num_steps = -(-sum(line.micro_batches for line in lines) // slots_per_step)
-    return BucketReport(pass_index, num_clips, int((reasons >= 0).sum()), num_steps, tuple(lines), tuple(unused))
+    cut = _share_cut(found.used_frames, found.source_frames), _share_cut(found.kept_area, samples)
+    return BucketReport(pass_index, num_clips, num_used, num_steps, tuple(lines), tuple(unused), *cut)
+
+
+def _share_cut(kept: np.ndarray, whole: np.ndarray) -> float:
+    """1 - sum(kept) / sum(whole); 0 where there is nothing."""
+    return 1 - float(kept.sum() / whole.sum()) if whole.sum() else 0.0
 
 
 def _reason_of_rows(codes: np.ndarray, rows: np.ndarray, num_clips: int) -> np.ndarray:

@@ -13,7 +13,9 @@ from longtake.data.dataset import SlotDataset
 from longtake.data.draws import draw
 from longtake.data.frames import target_fps, window
 from longtake.data.loader import SlotLoader
-from longtake.data.probe import ClipInfo, ProbeResult, probe_file, probe_table
+from longtake.data.mix import MixedTable, open_clips
+from longtake.data.probe import ProbeResult, part_path, probe_table
+from longtake.data.probe_file import ClipInfo, probe_file
 from longtake.data.quarantine import append_quarantine, read_quarantine
 from longtake.data.table import ClipTable
 from longtake.data.transforms import from_unit, resize_crop, to_unit
@@ -24,6 +26,7 @@ __all__ = [
     "ClipInfo",
     "ClipTable",
     "DatasetConfig",
+    "MixedTable",
     "ProbeResult",
     "SlotDataset",
     "SlotLoader",
@@ -31,6 +34,8 @@ __all__ = [
     "caption",
     "draw",
     "from_unit",
+    "open_clips",
+    "part_path",
     "probe_file",
     "probe_table",
     "read_frames",

@@ -17,8 +17,9 @@ from torch.utils.data import Dataset
 from longtake.contracts import Batch, Fault, LatentShape, Slot
 from longtake.data.captions import caption
 from longtake.data.config import DatasetConfig
-from longtake.data.draws import draw, window_draws
+from longtake.data.draws import caption_columns, draw, window_draws
 from longtake.data.frames import target_fps, window
+from longtake.data.mix import MixedTable
 from longtake.data.table import ClipTable
 from longtake.data.transforms import Compat, resize_crop
 from longtake.data.video import ClipError, is_image, read_frames, read_image
@@ -37,7 +38,7 @@ class SlotDataset(Dataset[Batch]):
 
     def __init__(
         self,
-        table: ClipTable,
+        table: ClipTable | MixedTable,
         config: DatasetConfig,
         *,
         seed: int,
@@ -82,7 +83,7 @@ class SlotDataset(Dataset[Batch]):
         return Batch(
             bucket=slot.bucket,
             video=torch.from_numpy(video),
-            text=tuple(self._text(row, rate) for row, rate in zip(slot.rows.tolist(), rates, strict=True)),
+            text=self._texts(slot, rates),
             fps=torch.tensor(rates, dtype=torch.float32),
             size=torch.from_numpy(np.stack([self.table.height[slot.rows], self.table.width[slot.rows]], axis=1)),
             keys=slot.keys,
@@ -123,11 +124,20 @@ class SlotDataset(Dataset[Batch]):
             pixels = pixels[numbers]
         return resize_crop(pixels, (size[0], size[1]), self.compat, still)
 
-    def _text(self, row: int, rate: float) -> str:
+    def _texts(self, slot: Slot, rates: list[float]) -> tuple[str, ...]:
+        """The captions of a slot, suffix included, each from its drawn column or, where that is empty, another one."""
+        tried = caption_columns(slot, self.config.captions, self.seed, self.stage, self.config.views)
+        found = []
+        for row, rate, columns in zip(slot.rows.tolist(), rates, tried, strict=True):
+            written = next(filter(None, (self.table.caption(row, column) for column in columns)), "")
+            found.append(self._suffixed(written, row, rate))
+        return tuple(found)
+
+    def _suffixed(self, text: str, row: int, rate: float) -> str:
         score = self.table.motion_score[row] if self.config.vmaf else None
         if self.compat == "opensora_v2" and self.config.fps_max is None:
             rate = 0  # that program tells the rate only under a ceiling
-        return caption(self.table.caption(row), rate, score, self.compat)
+        return caption(text, rate, score, self.compat)
 
 
 class ClipCache:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,6 +20,22 @@ def view_of(pass_index: int, views: int) -> int:
 def window_draws(slot: Slot, seed: int, stage: int, views: int = 0) -> np.ndarray:
     """Where each sample's window lies: uniform, float32 [B]."""
     return uniforms(seed, stage, Purpose.WINDOW, view_of(slot.pass_index, views), slot.samples, 1)[:, 0]
+
+
+def caption_columns(
+    slot: Slot, captions: Mapping[str, float] | None, seed: int, stage: int, views: int = 0
+) -> list[tuple[str, ...]]:
+    """The caption columns of each sample in the order in which they are tried: the drawn one, then the rest as written.
+
+    `captions`: column -> probability, on any scale; None: the column `text`.
+    """
+    if captions is None or len(captions) == 1:
+        return [tuple(captions or ("text",))] * len(slot.samples)
+    names = tuple(captions)
+    ends = np.cumsum(list(captions.values()))
+    drawn = uniforms(seed, stage, Purpose.CAPTION, view_of(slot.pass_index, views), slot.samples, 1)[:, 0]
+    places = np.searchsorted(ends, drawn * ends[-1], side="right")
+    return [(names[place], *(name for name in names if name != names[place])) for place in places.tolist()]
 
 
 def draw(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -13,68 +14,92 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 _CHUNK = 32  # arguments handed to a worker at once
+_SECONDS_HELD = 0.02  # answers are sent together: one by one costs more than the header of a small file
 _READY = "ready"
 
 
-def call_each(
-    function: Callable[[str], Any],
-    arguments: Sequence[str],
-    workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Any]:
-    """`[function(argument) for argument in arguments]`, in `workers` processes (0: in this one).
+class Crew:
+    """Processes that answer lists of arguments. Use as a context manager, so that they end with it."""
 
-    Where an argument crashes its process (a decoder's segmentation fault), its result is a text that says so, and the
-    others are not affected. `function` must be importable. An exception in it ends the call.
-    """
-    total = len(arguments)
-    results: list[Any] = [None] * total
-    if workers <= 0:
-        for place, argument in enumerate(arguments):
-            results[place] = function(argument)
-            if progress:
-                progress(place + 1, total)
-        return results
-    open_chunks = deque(deque(range(at, min(at + _CHUNK, total))) for at in range(0, total, _CHUNK))
-    crew = [_Worker.start(function) for _ in range(min(workers, len(open_chunks)))]
-    done = 0
-    try:
-        while done < total:
-            for connection in wait([worker.connection for worker in crew]):
-                worker = next(one for one in crew if one.connection is connection)
-                try:
-                    message = worker.connection.recv()
-                except (EOFError, ConnectionError):
-                    crew.remove(worker)
-                    reason = worker.cause_of_death()
-                    if worker.rows:
-                        results[worker.rows.popleft()] = reason
-                        done += 1
-                    if worker.rows:
-                        open_chunks.appendleft(worker.rows)
-                    crew.append(_Worker.start(function))
-                else:
-                    if isinstance(message, Exception):
-                        raise message
-                    if worker.started:
-                        results[worker.rows.popleft()] = message
-                        done += 1
-                    worker.started = True
-                if worker in crew and not worker.rows and open_chunks:
-                    worker.take(open_chunks.popleft(), arguments)
-                if progress:
-                    progress(done, total)
-    finally:
-        for worker in crew:
+    def __init__(self, function: Callable[[str], Any], workers: int = 0):
+        """`function` must be importable; `workers`: processes, started when first needed; 0 works in this one."""
+        self._function, self._size = function, workers
+        self._crew: list[_Worker] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are at."""
+        for worker in self._crew:
             worker.stop()
-    return results
+        self._crew.clear()
+
+    def answers(self, arguments: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """`(place, function(arguments[place]))` for every place, as they are ready.
+
+        Where an argument crashes its process (a decoder's segmentation fault), its answer is a text that says so, and
+        the others are not affected. An exception in `function` ends the iteration. To be used up before the next call.
+        """
+        if self._size <= 0:
+            for place, argument in enumerate(arguments):
+                yield place, self._function(argument)
+            return
+        total = len(arguments)
+        waiting = deque(_Chunk(deque(range(at, min(at + _CHUNK, total)))) for at in range(0, total, _CHUNK))
+        while len(self._crew) < min(self._size, len(waiting)):
+            self._crew.append(_Worker.start(self._function))
+        for worker in self._crew:
+            if worker.started and waiting:
+                worker.take(waiting.popleft(), arguments)
+        done = 0
+        while done < total:
+            for connection in wait([worker.connection for worker in self._crew]):
+                worker = next(one for one in self._crew if one.connection is connection)
+                for answer in self._receive(worker, waiting):
+                    yield answer
+                    done += 1
+                if worker.started and not worker.chunk.places and waiting:
+                    worker.take(waiting.popleft(), arguments)
+
+    def _receive(self, worker: _Worker, waiting: deque[_Chunk]) -> Iterator[tuple[int, Any]]:
+        """What a worker has to say; a dead one is replaced, and what it had not answered waits again."""
+        try:
+            message = worker.connection.recv()
+        except (EOFError, ConnectionError):
+            reason = worker.cause_of_death()
+            self._crew.remove(worker)
+            worker.stop()
+            worker.started = False
+            self._crew.append(_Worker.start(self._function))
+            if worker.chunk.careful:
+                yield worker.chunk.places.popleft(), reason
+            if worker.chunk.places:  # which of them it was shows when each is answered by itself
+                waiting.appendleft(_Chunk(worker.chunk.places, careful=True))
+            return
+        if isinstance(message, Exception):
+            raise message
+        if message == _READY:
+            worker.started = True
+            return
+        for answer in message:
+            yield worker.chunk.places.popleft(), answer
+
+
+@dataclass
+class _Chunk:
+    places: deque[int]  # not answered yet
+    careful: bool = False  # every answer is sent before the next argument is touched
 
 
 @dataclass
 class _Worker:
     process: BaseProcess
     connection: Connection
-    rows: deque[int]  # handed out, not answered yet
+    chunk: _Chunk
     started: bool = False
 
     @classmethod
@@ -82,14 +107,20 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # a fork would copy the locks of Arrow's and torch's threads
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, function), daemon=True)
-        process.start()
+        # Ctrl-C is for the parent. A child inherits the mask, so it is deaf from its first instruction on: a handler
+        # set in `_serve` would come after seconds of imports.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        return cls(process, ours, deque())
+        return cls(process, ours, _Chunk(deque()))
 
-    def take(self, rows: deque[int], arguments: Sequence[str]) -> None:
-        self.rows = rows
+    def take(self, chunk: _Chunk, arguments: Sequence[str]) -> None:
+        self.chunk = chunk
         with suppress(ConnectionError):  # it died meanwhile: the next wait() says so
-            self.connection.send([arguments[row] for row in rows])
+            self.connection.send((chunk.careful, [arguments[place] for place in chunk.places]))
 
     def cause_of_death(self) -> str:
         """Why the process is gone; raises `RuntimeError` if it never came up, which no argument can be blamed for."""
@@ -108,16 +139,21 @@ class _Worker:
 
 def _serve(connection: Connection, function: Callable[[str], Any]) -> None:
     """A worker's life: answers each argument of each list it is sent, until the other side hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     connection.send(_READY)
     while True:
         try:
-            arguments = connection.recv()
+            careful, arguments = connection.recv()
         except EOFError:
             return
+        held, sent = [], time.monotonic()
         for argument in arguments:
             try:
-                answer = function(argument)
+                held.append(function(argument))
             except Exception as error:
-                answer = error
-            connection.send(answer)
+                connection.send(error)
+                return
+            if careful or time.monotonic() - sent > _SECONDS_HELD:
+                connection.send(held)
+                held, sent = [], time.monotonic()
+        if held:
+            connection.send(held)

@@ -34,11 +34,12 @@ class ClipTable:
     in `invalid` with the reason. Pickling carries the file's name only; the other process opens it again.
     """
 
-    def __init__(self, columns: pa.Table, source: Path, root: Path):
+    def __init__(self, columns: pa.Table, source: Path, root: Path, captions: Sequence[str] = ("text",)):
         """Use `open`. `columns`: at least the `REQUIRED` ones; `source` is named in errors."""
         self.source, self.root = source, root
         self.invalid: dict[int, str] = {}
-        self._paths, self._texts = (text_column(columns, name, source) for name in ("path", "text"))
+        self._paths = text_column(columns, "path", source)
+        self._texts = {name: text_column(columns, name, source) for name in dict.fromkeys(("text", *captions))}
         rows = np.arange(len(columns))
         numbers = {name: _floats(columns, name, source) for name in ("num_frames", "height", "width", "fps")}
         for name in ("num_frames", "height", "width"):
@@ -60,10 +61,16 @@ class ClipTable:
         self.clip_ids = _clip_ids(columns, source)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ClipTable:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        root: str | os.PathLike[str] | None = None,
+        captions: Sequence[str] = ("text",),
+    ) -> ClipTable:
         """Reads `.csv`, `.parquet`, or `.arrow` / `.feather` (the last two memory-mapped).
 
-        `root`: the folder that relative clip paths start from; None: the folder the table lies in. Raises `UserError`
+        `root`: the folder that relative clip paths start from; None: the folder the table lies in.
+        `captions`: further columns that hold captions. Raises `UserError`
         for a missing, unreadable or empty table, a missing column, text where numbers belong, and repeated clip ids.
         """
         source = Path(path)
@@ -75,15 +82,21 @@ class ClipTable:
                 f"`longtake data probe {source} -o {source.with_suffix('.parquet').name}` fills in "
                 "num_frames, height, width and fps for a table with path and text"
             )
+        for name in captions:
+            if name not in columns.column_names:
+                found = _names(columns.column_names)
+                raise UserError(f"dataset.captions: {source} has no column {name}; choose among its columns {found}")
         if not len(columns):
             raise UserError(f"{source}: the table has no rows; list one clip a row with its path and text")
-        return cls(columns, source, base_folder(source, root))
+        return cls(columns, source, base_folder(source, root), captions)
+
+    weights = 1.0  # of every clip; tables in a mix have their own
 
     def __len__(self) -> int:
         return len(self.num_frames)
 
     def __reduce__(self) -> tuple:
-        return ClipTable.open, (self.source.absolute(), self.root.absolute())
+        return ClipTable.open, (self.source.absolute(), self.root.absolute(), tuple(self._texts))
 
     def path(self, row: int) -> Path:
         """The file of a row; a relative path starts from `root`."""
@@ -93,9 +106,9 @@ class ClipTable:
         """The path of a row as the table has it."""
         return self._paths[row].as_py() or ""
 
-    def caption(self, row: int) -> str:
-        """The text of a row, without suffix; empty where the table has none."""
-        return self._texts[row].as_py() or ""
+    def caption(self, row: int, column: str = "text") -> str:
+        """The text of a row in one of the caption columns, without suffix; empty where the table has none."""
+        return self._texts[column][row].as_py() or ""
 
     @property
     def fingerprint(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtake.buckets import step_digest
 from longtake.contracts import Fault, Slot, UserError
-from longtake.data import ClipTable
+from longtake.data import ClipTable, MixedTable
 from longtake.parallel import World
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
@@ -46,7 +46,7 @@ class Recorder:
     def __init__(
         self,
         system: System,
-        table: ClipTable,
+        table: ClipTable | MixedTable,
         world: World,
         trackers: Trackers,
         progress: TrainingProgress,

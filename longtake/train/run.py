@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from longtake.buckets import BucketRule, OrderInputs, PassOrder
+from longtake.buckets import BucketRule, CostModel, OrderInputs, PassOrder, fit_cost
 from longtake.checkpoint import load_tensors, read_state
 from longtake.config import dump_config
 from longtake.contracts import UserError
-from longtake.data import ClipTable, SlotDataset, SlotLoader, read_quarantine
+from longtake.data import ClipTable, MixedTable, SlotDataset, SlotLoader, open_clips, read_quarantine
 from longtake.parallel import Mesh, World, start_world
 from longtake.system import System, build_system
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
@@ -65,7 +65,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
     console = console or make_console()
     try:
         mesh = Mesh.create(config.parallel, world)
-        table = world.on_all(lambda: ClipTable.open(config.dataset.data_path, config.dataset.root))
+        table = world.on_all(lambda: open_clips(config.dataset))
         place = open_folder(config, world, source)
         with given_up_on_error(place, world):
             system = build_system(config, mesh, world)
@@ -76,7 +76,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
                 return _nothing_to_train(config, place, start, world, console)
             take_over_quarantine(place, world)
             slots = start.slots_per_step or mesh.data_ranks * config.accumulation_steps
-            inputs = _order_inputs(config, system, table, slots)
+            inputs = _order_inputs(config, system, table, slots, start.position)
             stream = _stream(config, inputs, table, system, mesh, world, place.path, console)
             order = stream.plan(start.clock.pass_index, start.position)
             save_config(place, config, world)
@@ -184,7 +184,9 @@ def _moved(config: RunConfig, start: Start) -> Start:
     return Start(replace(start.clock, pass_index=pass_index), None, config.start_step or 0, start.slots_per_step)
 
 
-def _order_inputs(config: RunConfig, system: System, table: ClipTable, slots_per_step: int) -> OrderInputs:
+def _order_inputs(
+    config: RunConfig, system: System, table: ClipTable | MixedTable, slots_per_step: int, position: dict | None
+) -> OrderInputs:
     rule = BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
     for bucket in rule.buckets:
         system.autoencoder.check(*bucket.shape)
@@ -198,15 +200,33 @@ def _order_inputs(config: RunConfig, system: System, table: ClipTable, slots_per
         width=table.width,
         fps=table.fps,
         clip_ids=table.clip_ids,
+        weights=table.weights,
         views=config.dataset.views,
+        cost=_cost_model(config, system, slots_per_step, position) if config.dataset.balance else None,
         table=table.fingerprint,
     )
+
+
+def _cost_model(config: RunConfig, system: System, slots_per_step: int, position: dict | None) -> CostModel:
+    """Given constants, else those the run began with, else what the model's FLOPs of three stills say.
+
+    All slots of a step count as side by side, so that the order is the same on any number of ranks.
+    """
+    kept = (position or {}).get("cost")
+    if config.dataset.cost is None and kept is not None:
+        return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
+    constants = config.dataset.cost
+    if constants is None:
+        stills = [(1, side * config.size_divisor, side * config.size_divisor) for side in (8, 32, 128)]
+        fitted = fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
+        constants = tuple(float(f"{constant:.6g}") for constant in fitted)
+    return CostModel(*constants, system.autoencoder.latent, config.model.patch_size, slots_per_step)
 
 
 def _stream(
     config: RunConfig,
     inputs: OrderInputs,
-    table: ClipTable,
+    table: ClipTable | MixedTable,
     system: System,
     mesh: Mesh,
     world: World,

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from longtake.buckets import OrderInputs, PassOrder, deal, plan_pass
+from longtake.buckets import OrderInputs, PassOrder, deal
 from longtake.contracts import Batch, Fault, Slot, UserError
 from longtake.data import SlotLoader, append_quarantine, read_quarantine
 from longtake.parallel import Mesh, World
+from longtake.train.shared_order import plan_shared
 
 SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FAULTS`
 COUNTED_FAULTS = 100
@@ -56,7 +57,7 @@ class StepStream:
         Rank 0's view of the quarantine is everybody's, so no two ranks plan different passes.
         """
         known = self.world.on_main(lambda: read_quarantine(self.quarantine))
-        return plan_pass(replace(self.inputs, quarantined=known), pass_index, state)
+        return plan_shared(replace(self.inputs, quarantined=known), pass_index, state, self.world)
 
     def steps(self, order: PassOrder, skip: int, epochs: int, whole: bool = True) -> Iterator[StepInput]:
         """The steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done.

@@ -10,14 +10,14 @@ import numpy as np
 
 from longtake.buckets import BucketRule, OrderInputs
 
-_GOLDEN = Path(__file__).parents[1] / "golden" / "opensora_v2"
+_GOLDEN = Path(__file__).parents[1] / "golden"
 
 CONFIG = {"32px": {1: (1.0, 3), 5: (1.0, 2), 9: ((0.7, 0.3), 2)}, "64px": {1: (0.5, 2), 5: (0.6, 1)}}
 
 
-def golden(name: str) -> Any:
+def golden(name: str, system: str = "opensora_v2") -> Any:
     """A golden JSON file; the frame rates that are NaN are null in it."""
-    return json.loads((_GOLDEN / name).read_text())
+    return json.loads((_GOLDEN / system / name).read_text())
 
 
 def column(rows: list[list[Any]], index: int) -> np.ndarray:

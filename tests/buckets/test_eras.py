@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.buckets import BucketRule, OrderInputs, PassOrder, Unused, assign, keyed_draw, plan_pass
-from longtake.contracts import UserError
+from longtake.buckets import BucketRule, CostModel, OrderInputs, PassOrder, Unused, assign, keyed_draw, plan_pass
+from longtake.contracts import LatentShape, UserError
 from longtake.random import sample_keys
 from tests.buckets.tables import clip_columns, inputs, rule
 from tests.buckets.test_order import CONFIGS, digests, steps, through_json, trained
@@ -49,7 +49,9 @@ def with_rows(made: OrderInputs, kept: np.ndarray, added_seed: int, num_added: i
 @st.composite
 def change(draw: st.DrawFn, made: OrderInputs, number: int) -> OrderInputs:
     """One of the changes a user may make between two launches."""
-    kind = draw(st.sampled_from(["rule", "batch sizes", "G", "rows", "weights", "window", "views", "quarantine"]))
+    kind = draw(
+        st.sampled_from(["rule", "batch sizes", "G", "rows", "weights", "window", "views", "quarantine", "cost"])
+    )
     if kind == "rule":
         return replace(made, rule=rule(draw(CONFIGS)))
     if kind == "batch sizes":
@@ -57,7 +59,11 @@ def change(draw: st.DrawFn, made: OrderInputs, number: int) -> OrderInputs:
         config = {name: {e.num_frames: (e.keep, size) for e in entries} for name, entries in made.rule.config}
         return replace(made, rule=rule(config))
     if kind == "G":
-        return replace(made, slots_per_step=draw(st.integers(1, 9)))
+        return replace(made, slots_per_step=draw(st.integers(1, 9)), cost=None)
+    if kind == "cost":
+        side_by_side = made.slots_per_step // draw(st.sampled_from([1, made.slots_per_step]))
+        latent = LatentShape(4, 4, 8, causal=True)
+        return replace(made, cost=CostModel(draw(st.sampled_from([0.0, 3.0])), 1.0, 0.1, latent, 1, side_by_side))
     if kind == "rows":
         kept = np.flatnonzero(np.random.default_rng(draw(st.integers(0, 99))).random(made.num_clips) < 0.8)
         return with_rows(made, kept, 1000 + number, draw(st.integers(1, 40)))

@@ -58,7 +58,8 @@ def test_the_report_is_plain_data_and_a_readable_table() -> None:
     assert data["used"] == report.num_used
     assert sum(bucket["samples"] for bucket in data["buckets"].values()) == data["samples"]
     lines = report.text().splitlines()
-    assert lines[0].split() == ["bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers"]
+    heading = ["bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers", "time", "cut", "area", "cut"]
+    assert lines[0].split() == heading
     first = report.buckets[0].bucket
     assert lines[1].split()[:2] == [first.name, "x".join(map(str, first.shape))]
     assert len({len(line) for line in lines[: len(report.buckets) + 2]}) == 1
@@ -85,3 +86,17 @@ def test_a_pass_emptied_by_its_draws_alone_has_no_steps_and_is_no_mistake() -> N
     )
     lengths = {plan_pass(one, pass_index).num_steps for pass_index in range(20)}
     assert lengths == {0, 1}
+
+
+def test_the_report_tells_how_much_of_the_clips_is_trimmed() -> None:
+    square = rule({"32px_ar1:1": {4: (1.0, 2)}})
+    columns = {"num_frames": [8, 4, 16], "height": [32, 64, 32], "width": [64, 64, 32], "fps": [24, 24, 48]}
+    made = inputs(3, **{name: np.array(values) for name, values in columns.items()}, clip_ids=np.arange(3), rule=square)
+    report = plan_pass(made, 0).report
+    (line,) = report.buckets
+    assert line.frames_cut == pytest.approx(1 - (4 + 4 + 8) / (8 + 4 + 16))  # at 48 fps every second frame is read
+    assert line.area_cut == pytest.approx(0.5 / 3)
+    assert (report.frames_cut, report.area_cut) == pytest.approx((line.frames_cut, line.area_cut))
+    assert f"{line.area_cut:.1%}" in report.text()
+    half = plan_pass(made, 0, plan_pass(made, 0).state(1)).report
+    assert half == report

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
+from longtake.cli import data
 from longtake.data import ClipTable
 from longtake.data.shapes import make_shapes
 
@@ -53,10 +55,40 @@ def test_a_table_of_good_files_gives_no_warning(longtake, tmp_path: Path):
 def test_mistakes_of_the_command_line_are_one_sentence(mistake, clips: Path, tmp_path: Path):
     assert "gone.csv" in mistake("data", "probe", tmp_path / "gone.csv", "-o", tmp_path / "t.csv")
     assert "column path is missing" in mistake("data", "probe", _captions(tmp_path), "-o", tmp_path / "t.csv")
-    assert "tables end in .csv, .parquet or .arrow" in mistake("data", "probe", clips, "-o", tmp_path / "t.txt")
+    assert "tables end in .csv, .parquet, .arrow, .json or .jsonl" in mistake(
+        "data", "probe", clips, "-o", tmp_path / "t.txt"
+    )
     assert "would overwrite" in mistake("data", "probe", clips, "-o", clips)
     assert "--output" in mistake("data", "probe", clips)
     assert "--workers" in mistake("data", "probe", clips, "-o", tmp_path / "t.csv", "--workers", "-1")
+
+
+def test_parts_of_a_table_are_probed_one_by_one(longtake, mistake, clips: Path):
+    longtake("data", "probe", clips, "-o", clips.with_name("whole.jsonl"))
+    texts = []
+    for part in ("1/3", "2/3", "3/3"):
+        code, out, _ = longtake("data", "probe", clips, "-o", clips.with_name("out.jsonl"), "--part", part)
+        target = clips.with_name(f"out.part-0000{part[0]}-of-00003.jsonl")
+        assert code == 0
+        assert f"clips in {target}" in out
+        texts.append(target.read_text())
+    assert "".join(texts) == clips.with_name("whole.jsonl").read_text()
+    for wrong in ("4/3", "0/3", "1", "1/x"):
+        assert f"--part {wrong}" in mistake("data", "probe", clips, "-o", clips.with_name("o.csv"), "--part", wrong)
+
+
+def test_the_same_command_continues_after_strict(longtake, mistake, clips: Path):
+    target = clips.with_name("probed.parquet")
+    mistake("data", "probe", clips, "-o", target, "--strict", "--decode-check")
+    code, out, _ = longtake("data", "probe", clips, "-o", target, "--decode-check")
+    assert code == 0
+    assert "6 were probed before" in out
+
+
+def test_where_nobody_watches_a_line_tells_rate_and_time_left(longtake, clips: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data, "_SECONDS_BETWEEN_LINES", 0.0)
+    _, _, err = longtake("data", "probe", clips, "-o", clips.with_name("o.csv"))
+    assert re.search(r"^probed 4/8  [\d,]+ files/s  0:00:00 left$", err, re.MULTILINE)
 
 
 def _captions(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, ClipTable, probe_file, probe_table
-from longtake.data.pool import call_each
+from longtake.data.pool import Crew
 from longtake.data.video import read_frames, write_image, write_video
 from longtake.random import hash64
 from tests.data.clips import decode_all, encode, noise_frames
@@ -138,8 +138,8 @@ def test_extra_columns_are_kept_and_become_numbers_only_where_all_are(library: P
     probe_table(library / "clips.csv", tmp_path / "out.parquet", root=library)
     columns = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert columns.column_names == [
-        *("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "clip_id"),
-        *("score_vmafmotion", "note"),
+        *("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec"),
+        *("clip_id", "score_vmafmotion", "note"),
     ]
     assert columns["note"].to_pylist() == ["0012", "", "y"]
     assert columns["score_vmafmotion"].to_pylist() == [3.5, None, 4.0]
@@ -175,7 +175,17 @@ def test_paths_alone_are_enough(library: Path, tmp_path: Path) -> None:
 def test_strict_fails_with_the_list_and_without_a_table(library: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"7 of 10 clips cannot be used, listed in .*out\.bad\.csv \(the first: "):
         probe_table(library / "clips.csv", tmp_path / "out.parquet", root=library, strict=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.bad.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bad.csv", "out.parquet.journal"]
+
+
+def test_decode_check_costs_the_rows_of_files_that_open_but_do_not_decode(library: Path, tmp_path: Path) -> None:
+    data = bytearray((library / "a b ✓.mp4").read_bytes())
+    data[data.index(b"mdat") + 900 :] = bytes(len(data) - data.index(b"mdat") - 900)
+    (tmp_path / "damaged.mp4").write_bytes(data)
+    (tmp_path / "list.csv").write_text(f"path\ndamaged.mp4\n{library / 'a b ✓.mp4'}\n")
+    assert probe_table(tmp_path / "list.csv", tmp_path / "out.csv").bad == 0
+    result = probe_table(tmp_path / "list.csv", tmp_path / "out.csv", decode_check=True)
+    assert [(row, path) for row, path, _ in result.bad_rows] == [(0, "damaged.mp4")]
 
 
 def test_a_clean_probe_removes_the_old_list_of_bad_files(library: Path, tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_a_clean_probe_removes_the_old_list_of_bad_files(library: Path, tmp_path
 @pytest.mark.parametrize(
     ("source", "target", "sentence"),
     [
-        ("clips.csv", "out.xlsx", "tables end in .csv, .parquet or .arrow, not '.xlsx'"),
+        ("clips.csv", "out.xlsx", "tables end in .csv, .parquet, .arrow, .json or .jsonl, not '.xlsx'"),
         ("clips.csv", "clips.csv", "would overwrite the table it is made from; give the output another name"),
         ("names.csv", "out.csv", "column path is missing (found name); it names the file of each clip"),
     ],
@@ -207,6 +217,11 @@ def test_processes_find_what_one_process_finds(library: Path, tmp_path: Path) ->
     assert (tmp_path / "alone.parquet").read_bytes() == (tmp_path / "spread.parquet").read_bytes()
 
 
+def _answers(function: Callable[[str], str], arguments: list[str], workers: int) -> list[str]:
+    with Crew(function, workers) as crew:
+        return [answer for _, answer in sorted(crew.answers(arguments))]
+
+
 def _crash_on_three(argument: str) -> str:
     if argument == "3":
         os.abort()
@@ -215,11 +230,19 @@ def _crash_on_three(argument: str) -> str:
 
 def test_a_crash_costs_its_file_and_no_other() -> None:
     arguments = [str(number) for number in range(40)]
-    results = call_each(_crash_on_three, arguments, workers=1)
+    results = _answers(_crash_on_three, arguments, workers=1)
     assert results[3] == "reading it crashed the decoder (SIGABRT)"
     assert [result for place, result in enumerate(results) if place != 3] == [
         argument * 2 for argument in arguments if argument != "3"
     ]
+
+
+def test_a_crew_answers_one_list_after_the_other() -> None:
+    with Crew(_crash_on_three, 2) as crew:
+        for arguments in (["1", "2"], [], ["4", "3", "5"] * 30):
+            answers = dict(crew.answers(arguments))
+            assert sorted(answers) == list(range(len(arguments)))
+            assert all(answers[place] == word * 2 for place, word in enumerate(arguments) if word != "3")
 
 
 def _fail(argument: str) -> str:
@@ -229,7 +252,7 @@ def _fail(argument: str) -> str:
 def test_a_mistake_of_ours_is_not_taken_for_a_bad_file() -> None:
     for workers in (0, 1):
         with pytest.raises(KeyError):
-            call_each(_fail, ["1"], workers=workers)
+            _answers(_fail, ["1"], workers=workers)
 
 
 def test_paths_are_written_so_that_they_start_from_the_targets_folder(library: Path, tmp_path: Path) -> None:
@@ -251,7 +274,7 @@ def test_a_table_without_a_usable_clip_is_refused_with_the_list(tmp_path: Path) 
     (tmp_path / "list.csv").write_text("path\na.mp4\nb.mp4\n")
     with pytest.raises(UserError, match=r"list\.csv: no clip is usable, all 2 are listed .*out\.bad\.csv .*no such"):
         probe_table(tmp_path / "list.csv", tmp_path / "out.parquet")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["list.csv", "out.bad.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list.csv", "out.bad.csv", "out.parquet.journal"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +289,6 @@ def test_a_table_without_a_usable_clip_is_refused_with_the_list(tmp_path: Path) 
         ({"path": ["c.png"], "clip_id": [1.5]}, "out.parquet", "column clip_id holds double; it must hold whole"),
         ({"path": [["c.png"]]}, "out.parquet", "column path holds list<element: string>; it must hold text"),
         ({"path": ["c.png"], "text": [["x"]]}, "out.parquet", "column text holds list<element: string>; it must"),
-        ({"path": ["c.png"], "tags": [["x"]]}, "out.csv", "column tags holds list<element: string>, which a .csv"),
         ("path,text\n", "out.csv", "the table has no rows; list one clip a row with its path and text"),
     ],
 )

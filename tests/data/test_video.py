@@ -269,12 +269,12 @@ def test_whatever_a_decoder_raises_is_the_files_fault(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    encode(tmp_path / "a.mp4", count=3)
+    encode(tmp_path / "a.mkv", count=3)
     write_image(tmp_path / "a.png", noise_frames(1)[0])
     monkeypatch.setattr(video.av, "open", fail)
     monkeypatch.setattr(Image, "open", fail)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    for read, name in [(read_frames, "a.mp4"), (probe_file, "a.mp4"), (read_image, "a.png"), (probe_file, "a.png")]:
+    for read, name in [(read_frames, "a.mkv"), (probe_file, "a.mkv"), (read_image, "a.png"), (probe_file, "a.png")]:
         with pytest.raises(ClipError, match=" ".join(text.split()) + "$"):
             read(tmp_path / name)
 
