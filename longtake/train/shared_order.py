@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from longtake.buckets import OrderInputs, PassOrder, open_order, order_summary, plan_pass, write_order
 from longtake.parallel import World
+
+_PREFIX = "longtake-order-"
+_LOCK = "planner.lock"  # held by the planning process as long as it lives
+_SETTLED_SECONDS = 60.0  # a younger one may be about to take its lock
 
 
 def plan_shared(inputs: OrderInputs, pass_index: int, state: dict | None, world: World) -> PassOrder:
     """`plan_pass` by one rank of each machine; the others read its arrays through memory maps.
 
-    The files lie in the temporary folder (`TMPDIR`) only until every rank has opened them. Any error of one rank, a
-    full disk too, is raised on all.
+    The files lie in the temporary folder (`TMPDIR`) only until every rank has opened them; what a killed
+    process left there is removed by the next one. Any error of one rank, a full disk too, is raised on all.
     """
     if world.size == 1:
         return plan_pass(inputs, pass_index, state)
-    folder = Path(tempfile.gettempdir()) / world.broadcast(f"longtake-order-{secrets.token_hex(8)}")
-    planned = False
+    folder = Path(tempfile.gettempdir()) / world.broadcast(f"{_PREFIX}{secrets.token_hex(8)}")
+    lock: IO[str] | None = None
 
     def plan() -> dict[str, Any] | None:
-        nonlocal planned
+        nonlocal lock
         if world.local_rank:
             return None
         try:
             folder.mkdir()
         except FileExistsError:  # several ranks of a machine count as its first, or machines share the folder
             return None
-        planned = True
+        lock = open(folder / _LOCK, "w")  # noqa: SIM115 - held until all ranks have opened the files
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_leftovers(folder.parent)
         order = plan_pass(inputs, pass_index, state)
         write_order(order, folder)
         return order_summary(order)
@@ -41,5 +50,15 @@ def plan_shared(inputs: OrderInputs, pass_index: int, state: dict | None, world:
         summary = next(found for found in summaries if found is not None)
         return world.on_all(lambda: open_order(inputs, summary, folder))
     finally:
-        if planned:
+        if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            lock.close()
+
+
+def _remove_leftovers(temporary: Path) -> None:
+    """Removes the folders of planners that were killed: nobody holds their lock any more."""
+    for path in temporary.glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), open(path, "r+") as lock:  # an error: a living planner holds it, or another user's
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
+                shutil.rmtree(path.parent, ignore_errors=True)

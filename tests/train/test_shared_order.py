@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -112,3 +114,15 @@ def test_a_mistake_found_by_the_planning_rank_is_told_on_all(temporary: Path) ->
     errors = on_ranks([0, 1], made(height=np.full(100, 8)))
     assert all(isinstance(error, UserError) and "fits a bucket" in str(error) for error in errors)
     assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_planner_left_is_removed_but_not_what_a_living_one_holds(temporary: Path) -> None:
+    left, held = temporary / "longtake-order-dead", temporary / "longtake-order-alive"
+    for folder in (left, held):
+        folder.mkdir()
+        (folder / "planner.lock").touch()
+        os.utime(folder / "planner.lock", (0, 0))
+    with open(held / "planner.lock", "r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        on_ranks([0, 1], made())
+        assert list(temporary.iterdir()) == [held]
