@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from longtake.data import probe_table
 from longtake.data.probe_ray import ask_on_ray
 from longtake.data.video import write_image, write_video
 from tests.data.clips import noise_frames
 
-ray = pytest.importorskip("ray")
-pytest.importorskip("ray.data")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # starting a cluster takes a minute on a busy machine
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # starting a cluster takes a minute on a busy machine
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+]
 
 
 @pytest.fixture(scope="module")
