@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from longtake import __version__
-from longtake.cli import checkpoint, config, data, demo, generate, train
+from longtake.cli import checkpoint, config, data, demo, generate, plan, train
 from longtake.cli.options import help_without_verb
 from longtake.contracts import UserError
 from longtake.train import EXIT_INTERRUPTED
@@ -30,6 +30,7 @@ app = typer.Typer(
 train.register(app)
 generate.register(app)
 demo.register(app)
+plan.register(app)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -67,19 +67,19 @@ def generate(
     """
     pixel_shape(system, config.sampling_option)
     videos = _on_main(world, lambda: plan_videos(config))
-    size, steps = config.batch_size, config.sampling_option.num_steps
+    size, steps, mesh = config.batch_size, config.sampling_option.num_steps, system.mesh
     batches = [videos[i : i + size] for i in range(0, len(videos), size)]
-    for first in range(0, len(batches), world.size):
-        number = first + world.rank
+    for first in range(0, len(batches), mesh.data_ranks):
+        number = first + mesh.data_rank
         batch = batches[min(number, len(batches) - 1)]  # a rank without one repeats the last: all compute together
-        begun, ended = first * size, min(len(videos), (first + world.size) * size)
+        begun, ended = first * size, min(len(videos), (first + mesh.data_ranks) * size)
 
         def on_step(step: int, begun: int = begun, ended: int = ended) -> None:
             if progress is not None:
                 progress(begun + (ended - begun) * step / steps, len(videos))
 
         frames = to_uint8(sample_batch(system, batch, config, on_step))
-        if number < len(batches):
+        if number < len(batches) and mesh.peer_index == 0:  # peers made the same videos
             for video, pixels in zip(batch, frames, strict=True):
                 _write(video, pixels, config.fps_save)
     world.barrier()

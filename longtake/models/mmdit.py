@@ -37,8 +37,8 @@ from longtake.models.layers import (
 from longtake.models.plans import SequencePlan, TensorSplit
 
 TIME_FEATURES = 256
-_COLUMN, _ROW = TensorSplit("column"), TensorSplit("row")
 _QKV = ("hidden_size", "hidden_size", "hidden_size")
+_JOINED = ("txt_in", "img_in")  # the order of the joined sequence
 
 
 class MMDiT(nn.Module):
@@ -51,29 +51,31 @@ class MMDiT(nn.Module):
     tensor_plan: ClassVar[Mapping[str, TensorSplit]] = MappingProxyType(
         {
             **{
-                f"double_blocks.*.{stream}{layer}": split
-                for stream in ("img_", "txt_")
-                for layer, split in {
-                    "attn.q_proj": _COLUMN,
-                    "attn.k_proj": _COLUMN,
-                    "attn.v_proj": _COLUMN,
-                    "attn.qkv": TensorSplit("column", _QKV),
-                    "attn.proj": _ROW,
-                    "mlp.0": _COLUMN,
-                    "mlp.2": _ROW,
-                }.items()
+                f"double_blocks.*.{stream}_{layer}": TensorSplit(kind, parts, (f"{stream}_in",))
+                for stream in ("img", "txt")
+                for layer, kind, parts in (
+                    ("attn.q_proj", "column", ()),
+                    ("attn.k_proj", "column", ()),
+                    ("attn.v_proj", "column", ()),
+                    ("attn.qkv", "column", _QKV),
+                    ("attn.proj", "row", ()),
+                    ("mlp.0", "column", ()),
+                    ("mlp.2", "row", ()),
+                )
             },
-            "single_blocks.*.q_proj": _COLUMN,
-            "single_blocks.*.k_proj": _COLUMN,
-            "single_blocks.*.v_mlp": TensorSplit("column", ("hidden_size", "mlp_size")),
-            "single_blocks.*.linear1": TensorSplit("column", (*_QKV, "mlp_size")),
-            "single_blocks.*.linear2": TensorSplit("row", ("hidden_size", "mlp_size")),
+            "single_blocks.*.q_proj": TensorSplit("column", (), _JOINED),
+            "single_blocks.*.k_proj": TensorSplit("column", (), _JOINED),
+            "single_blocks.*.v_mlp": TensorSplit("column", ("hidden_size", "mlp_size"), _JOINED),
+            "single_blocks.*.linear1": TensorSplit("column", (*_QKV, "mlp_size"), _JOINED),
+            "single_blocks.*.linear2": TensorSplit("row", ("hidden_size", "mlp_size"), _JOINED),
         }
     )
     sequence_plan: ClassVar[SequencePlan] = SequencePlan(
         split=MappingProxyType({"img_in": 1, "cond_in": 1, "txt_in": 1, "positions": 1}),
-        gather=MappingProxyType({"final_layer": 1}),
+        gather=MappingProxyType({"final_layer": "img_in"}),
         attention=("double_blocks.*.attention", "single_blocks.*.attention"),
+        joined=_JOINED,
+        entry=MappingProxyType({"double_blocks.0": ("img_in", "txt_in")}),
     )
     zero_gates: ClassVar[tuple[str, ...]] = ("_mod.lin", ".modulation.lin", "adaLN_modulation.1", "final_layer.linear")
 
@@ -168,14 +170,10 @@ class MMDiT(nn.Module):
         embedders once a sample. Attention over S tokens: 4 S^2 D a block, full (nothing is masked). Norms, activations
         and softmax are left out. Training costs three times this, recomputation not counted.
         """
-        D, mlp = config.hidden_size, config.mlp_size
+        D = config.hidden_size
+        double, single = MMDiT.block_flops(config, latent_shape, text_tokens)
         frames, rows, columns = token_grid(latent_shape[1:], config.patch_size)
         video = frames * rows * columns
-        total = video + text_tokens
-        token = 2 * D * (4 * D + 2 * mlp)  # q, k, v, output and MLP, in either kind of block
-        attention = 4 * total**2 * D
-        double = total * token + attention + 2 * (2 * D * 6 * D)
-        single = total * token + attention + 2 * D * 3 * D
         num_embedded = 2 if config.guidance_embed else 1
         vectors = 2 * D * (num_embedded * (TIME_FEATURES + D) + config.vec_in_dim + D)
         entry = 2 * D * (config.in_channels + (config.visual_channels if config.cond_embed else 0))
@@ -188,6 +186,16 @@ class MMDiT(nn.Module):
             + text_tokens * 2 * D * config.context_in_dim
             + 2 * D * 2 * D  # modulation of the last layer
         )
+
+    @staticmethod
+    def block_flops(config: MMDiTConfig, latent_shape: tuple[int, int, int, int], text_tokens: int) -> tuple[int, int]:
+        """The share of one double and of one single block in `forward_flops`: what recomputing such a block costs."""
+        D, mlp = config.hidden_size, config.mlp_size
+        frames, rows, columns = token_grid(latent_shape[1:], config.patch_size)
+        total = frames * rows * columns + text_tokens
+        token = 2 * D * (4 * D + 2 * mlp)  # q, k, v, output and MLP, in either kind of block
+        attention = 4 * total**2 * D
+        return total * token + attention + 2 * (2 * D * 6 * D), total * token + attention + 2 * D * 3 * D
 
 
 _REMEDIES = {
@@ -279,7 +287,7 @@ class DoubleBlock(nn.Module):
         txt_qkv = self.txt_attn(modulate(txt, txt_shift1, txt_scale1))
         q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
         out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
-        txt_out, img_out = out.split([txt.shape[1], img.shape[1]], dim=1)
+        txt_out, img_out = out.split([part[0].shape[1] for part in (txt_qkv, img_qkv)], dim=1)
 
         img = torch.addcmul(img, img_gate1, self.img_attn.proj(img_out))
         img = torch.addcmul(img, img_gate2, self.img_mlp(modulate(img, img_shift2, img_scale2)))

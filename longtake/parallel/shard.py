@@ -1,20 +1,46 @@
-"""Cutting a model over the mesh with FSDP2, and filling it in place without ever holding it whole."""
+"""Cutting a model over the mesh, and filling it in place without ever holding it whole.
+
+The order is: `cut_model` (sequence and tensor peers), compilation of blocks, `remat_blocks`, `shard_model` (FSDP2).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import checkpoint
 
 from longtake.parallel.mesh import Mesh
+from longtake.parallel.sequence import cut_sequence
+from longtake.parallel.tensor import cut_layers
+from longtake.parallel.tokens import TokenCut
 
 UNIT_PARAMETERS = 4_000_000  # 8 MB in bf16
+
+
+def cut_model(model: nn.Module, mesh: Mesh) -> TokenCut | None:
+    """Lets the peers of `mesh` compute one forward of `model` together, in place; None where there are no peers.
+
+    The model takes the same inputs on all peers and gives the same prediction on all; `model.sequence_plan` and
+    `model.tensor_plan` say where it is cut. Call it first, on any device. Collective. Raises `UserError` where the
+    model's heads or layers cannot be shared so.
+    """
+    if mesh.num_peers == 1:
+        return None
+    heads = model.config.num_heads
+    mesh.check_heads(heads)
+    cut = TokenCut(mesh.token_peers(heads))
+    cut_sequence(model, cut)
+    if mesh.tensor > 1:
+        cut_layers(model, cut)
+    return cut
 
 
 def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> None:
@@ -23,25 +49,56 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
     Blocks of less than `UNIT_PARAMETERS` are gathered together with the rest: a gather of its own would cost more time
     than the memory it saves is worth.
 
-    Parameters stay float32 (the masters); forward and backward see them in `compute_dtype`; gradients are reduced in
-    float32. Inputs are not cast: timesteps reach the model in float32 and it casts by itself.
+    Parameters stay float32 (the masters); forward and backward see them in `compute_dtype`; gradients are summed in
+    `parallel.reduce_dtype`. Inputs are not cast: timesteps reach the model in float32 and it casts by itself.
     """
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    options = {"mesh": mesh.weights, "mp_policy": policy, "reshard_after_forward": mesh.zero == 3}
+    config = mesh.config
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=_REDUCE_DTYPES[config.reduce_dtype], cast_forward_inputs=False
+    )
+    offload = CPUOffloadPolicy() if offloads(mesh) else OffloadPolicy()
+    options = {
+        "mesh": mesh.weights,
+        "mp_policy": policy,
+        "offload_policy": offload,
+        "reshard_after_forward": config.zero == 3,
+    }
+    units = []
     for name in model.blocks:
         for block in model.get_submodule(name):
             if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS:
-                fully_shard(block, **options)
+                units.append(fully_shard(block, **options))
     fully_shard(model, **options)
+    for depth, order, prefetch in (
+        (config.forward_prefetch, units, "set_modules_to_forward_prefetch"),
+        (config.backward_prefetch, units[::-1], "set_modules_to_backward_prefetch"),
+    ):
+        for i, unit in enumerate(order):
+            if depth and order[i + 1 :]:
+                getattr(unit, prefetch)(order[i + 1 : i + 1 + depth])
 
 
-def remat_blocks(model: nn.Module, counts: Sequence[int]) -> None:
+_REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def offloads(mesh: Mesh) -> bool:
+    """Whether masters and optimizer live on the CPU while the model computes elsewhere; on a CPU they do anyway."""
+    return mesh.config.cpu_offload and mesh.weights.device_type != "cpu"
+
+
+def remat_blocks(model: nn.Module, counts: Sequence[int], cut: TokenCut | None = None) -> None:
     """Lets the first `counts[i]` blocks of the model's i-th list forget their activations and compute them again in
-    backward: less memory for more time. Call it before `shard_model`. Gradients stay the same.
+    backward: less memory for more time. Call it after `cut_model`, whose result is `cut`, and before `shard_model`.
+    Gradients stay the same.
     """
     for name, count in zip(model.blocks, counts, strict=True):
         for block in list(model.get_submodule(name))[:count]:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+            block.forward = partial(_remat, block.forward, cut)
+
+
+def _remat(forward: Any, cut: TokenCut | None, *args: Any) -> Any:
+    options = {} if cut is None else {"context_fn": lambda: (nullcontext(), cut.captured())}
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    local_size: int | None = None  # processes on this node; None where the launcher did not say
 
     @property
     def is_main(self) -> bool:
@@ -107,11 +108,12 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     if device == "cuda" and not has_cuda:
         raise UserError('device = "cuda": PyTorch finds no CUDA device here; choose "cpu" or "auto"')
     use_cuda = has_cuda and device != "cpu"
-    rank, size, local_rank = 0, 1, 0
+    rank, size, local_rank, local_size = 0, 1, 0, None
     options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout_seconds)}
     if all(name in os.environ for name in _LAUNCHED):
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_size = int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
     else:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     if use_cuda and local_rank >= torch.cuda.device_count():
@@ -125,7 +127,7 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         options["device_id"] = place
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)
     try:
-        yield World(rank, size, local_rank, place)
+        yield World(rank, size, local_rank, place, local_size)
         if size > 1:
             dist.barrier()  # leave together: a peer that is gone already can bring this process down at its exit
     except RuntimeError as error:

@@ -16,8 +16,10 @@ from longtake.models import build_denoiser
 from longtake.parallel import (
     Mesh,
     World,
+    cut_model,
     initialise_sharded,
     local_tensor,
+    offloads,
     own_part,
     remat_blocks,
     shard_model,
@@ -32,6 +34,7 @@ class System:
     """The parts of one model, placed on this rank's device."""
 
     config: SystemConfig
+    mesh: Mesh
     device: torch.device
     dtype: torch.dtype  # of the denoiser's compute
     denoiser: nn.Module  # sharded over the mesh, float32 masters
@@ -89,7 +92,9 @@ def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
 
 
 def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
-    """Builds the model on the meta device, shards it, fills it (initial values, then `model.from_pretrained`)."""
+    """Builds the model on the meta device, cuts it over the mesh, fills it (initial values, then
+    `model.from_pretrained`).
+    """
     if world.device.type == "cpu":
         tune_host(config.cpu_threads)
     if config.deterministic:
@@ -99,15 +104,17 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World) -> System:
     dtype = compute_dtype(config, world.device)
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
+    cut = cut_model(denoiser, mesh)
     if config.model.grad_ckpt_settings is not None:
-        remat_blocks(denoiser, config.model.grad_ckpt_settings)
+        remat_blocks(denoiser, config.model.grad_ckpt_settings, cut)
     shard_model(denoiser, mesh, dtype)
-    initialise_sharded(denoiser, world.device, config.seed)
+    initialise_sharded(denoiser, torch.device("cpu") if offloads(mesh) else world.device, config.seed)
     if config.model.from_pretrained:
         load_pretrained(denoiser, config)
     autoencoder = build_autoencoder(config.ae)
     return System(
         config=config,
+        mesh=mesh,
         device=world.device,
         dtype=dtype,
         denoiser=denoiser,

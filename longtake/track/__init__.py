@@ -1,18 +1,22 @@
 """Watching a run from inside: trackers (JSONL, TensorBoard, Weights & Biases), meters of speed and memory, progress.
 
-`trackers` writes numbers down, `meters` makes them, `progress` shows them on the terminal.
+`trackers` writes numbers down, `meters` makes them, `progress` shows them on the terminal, `devices` knows what a GPU
+can do at most.
 """
 
-from longtake.track.meters import PEAK_BF16_FLOPS, StepMeter, memory, peak_flops
+from longtake.track.devices import GPUS, Gpu, gpu_named, peak_flops
+from longtake.track.meters import StepMeter, memory
 from longtake.track.progress import TrainingProgress, make_console
 from longtake.track.trackers import METRICS_FILE, Trackers, read_lines
 
 __all__ = [
+    "GPUS",
     "METRICS_FILE",
-    "PEAK_BF16_FLOPS",
+    "Gpu",
     "StepMeter",
     "Trackers",
     "TrainingProgress",
+    "gpu_named",
     "make_console",
     "memory",
     "peak_flops",

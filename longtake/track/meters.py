@@ -7,7 +7,6 @@ rate over the devices' peak, as in Chowdhery et al., "PaLM" (2022), appendix B.
 from __future__ import annotations
 
 import os
-import re
 import resource
 import sys
 import time
@@ -17,42 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-
-# Peak bf16 FLOP/s of one device, dense, fp32 accumulation, from the makers' data sheets. The first match counts, so
-# the special form of a chip stands before the plain one.
-PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
-    (r"\bGB200\b", 2500e12),
-    (r"\bB200\b", 2250e12),
-    (r"\bH100 NVL\b|\bH200 NVL\b", 835e12),
-    (r"\bH100 PCIe\b", 756e12),
-    (r"\bH100\b|\bH200\b|\bH800\b|\bGH200\b", 989e12),
-    (r"\bH20\b", 148e12),
-    (r"\bA100\b|\bA800\b", 312e12),
-    (r"\bRTX 6000 Ada\b", 364e12),
-    (r"\bL40S\b", 362e12),
-    (r"\bL40\b", 181e12),
-    (r"\bL4\b", 121e12),
-    (r"\bA40\b", 149.7e12),
-    (r"\bRTX A6000\b", 154.8e12),
-    (r"\bA10\b", 125e12),
-    (r"\bRTX 5090\b", 209.5e12),
-    (r"\bRTX 4090\b", 165.2e12),
-    (r"\bRTX 3090\b", 71e12),
-    (r"\bMI300X\b", 1307.4e12),
-)
-_OTHER_CHIPS = re.compile(
-    r"Laptop|Max-Q|\b(4090|5090) D\b|\b\d0[789]0 Ti\b"
-)  # the same number on a smaller or larger chip
-
-
-def peak_flops(device_name: str) -> float | None:
-    """Peak bf16 FLOP/s of one device by the name that torch reports (`torch.cuda.get_device_name()`).
-
-    None where it is not known (a CPU, a new chip); MFU is then left out rather than guessed.
-    """
-    if _OTHER_CHIPS.search(device_name):
-        return None
-    return next((peak for pattern, peak in PEAK_BF16_FLOPS if re.search(pattern, device_name)), None)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,9 @@ class RunConfig(SystemConfig):
     tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
     wandb: bool = Field(False, description="also log to Weights & Biases")
     wandb_project: str = Field("longtake", description="its project")
+    peak_tflops: float | None = Field(
+        None, gt=0, description="bf16 peak of one device, 10^12 FLOP/s, that MFU is counted by; None: by its name"
+    )
     first_step_timeout: float = Field(1800.0, gt=0, description="seconds until a run that makes no first step gives up")
 
     load: str | None = Field(None, description="checkpoint to start from: a folder, a glob, a run folder, or `latest`")

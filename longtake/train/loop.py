@@ -78,17 +78,17 @@ class Trainer:
         Entries: the loss of each slot (0 where there is none), the number of samples that could be loaded, the square
         of the gradient's norm, and how many ranks were asked to stop. The step's loss is the mean over its real slots.
         """
-        ranks, count = self.mesh.data_ranks, len(step.slots)
+        mesh, ranks, count = self.mesh, self.mesh.data_ranks, len(step.slots)
         sums = torch.zeros(self.stream.inputs.slots_per_step + 3, device=self.system.device)
         for i, batch in enumerate(step.batches):
             loss = self.micro_batch(batch, empty)
             (loss * (ranks / count)).backward()  # FSDP takes the mean over ranks
-            if (slot := i * ranks + self.mesh.data_rank) < count:
+            if (slot := i * ranks + mesh.data_rank) < count and mesh.peer_index == 0:  # peers have the same loss
                 sums[slot] = loss.detach()
                 sums[-3] += int(batch.weights.count_nonzero())
-        sums[-2] = self.optimizer.grad_square_sum() / self.mesh.replicate
+        sums[-2] = self.optimizer.grad_square_sum() / mesh.replicate
         sums[-1] = float(self.stop.asked)
-        if ranks > 1:
+        if mesh.size > 1:
             dist.all_reduce(sums)
         return sums
 

@@ -47,7 +47,8 @@ class ShardedAdamW:
         for name, p in self.parameters.items():
             self.locals[name].grad = None if p.grad is None else local_tensor(p.grad)
         if scale is not None:
-            torch._foreach_mul_([p.grad for p in self.locals.values() if p.grad is not None], scale)
+            grads = [p.grad for p in self.locals.values() if p.grad is not None]
+            torch._foreach_mul_(grads, scale.to(grads[0].device))  # which is the CPU where masters are kept there
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -73,9 +74,7 @@ def sharded_like(local: Tensor, like: Tensor) -> Tensor:
     """A local shard as a sharded tensor laid out like `like` (or itself where that is not sharded)."""
     if not isinstance(like, DTensor):
         return local
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    return DTensor(local, like._spec, requires_grad=False)  # `from_local` would copy what is offloaded to the CPU
 
 
 def clip_scale(norm: Tensor, limit: float) -> Tensor:

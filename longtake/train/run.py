@@ -97,7 +97,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
                 enabled=world.is_main,
             ) as progress,
         ):
-            meter = StepMeter(_peak(world), world.size)
+            meter = StepMeter(_peak(config, world), world.size)
             recorder = Recorder(system, table, world, trackers, progress, meter, config.log_every, timer)
             trainer = Trainer(
                 config, mesh, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
@@ -123,7 +123,9 @@ def _total_steps(config: RunConfig, start: Start, order: PassOrder) -> int:
     return start.clock.global_step + order.num_steps - start.skip + later * order.report.num_steps
 
 
-def _peak(world: World) -> float | None:
+def _peak(config: RunConfig, world: World) -> float | None:
+    if config.peak_tflops is not None:
+        return config.peak_tflops * 1e12
     return peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
 
 

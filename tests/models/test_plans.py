@@ -33,6 +33,15 @@ def test_plans_name_modules_that_exist_with_their_sizes(fused: bool) -> None:
             assert cut == sum(getattr(config, part) for part in split.parts)
 
 
+def test_every_layer_and_argument_runs_over_tokens_that_are_cut() -> None:
+    plan = MMDiT.sequence_plan
+    named = [*plan.gather.values(), *plan.joined, *(name for names in plan.entry.values() for name in names)]
+    named += [name for split in MMDiT.tensor_plan.values() for name in split.tokens]
+    assert set(named) <= set(plan.split)
+    assert all(split.tokens for split in MMDiT.tensor_plan.values())
+    assert set(plan.entry) <= {name for name, _ in MMDiT(tiny_config()).named_modules()}
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_shares_of_a_single_block_add_up_to_the_whole(fused: bool) -> None:
     config, block = initialised_block("single_blocks", fused)

@@ -1,0 +1,332 @@
+"""A training step in its phases, beside a peer's way of computing the same blocks, in the same run.
+
+python benchmarks/step.py                     on CUDA the 11B model's blocks, on a CPU a small model
+python benchmarks/step.py --size 11b --blocks 2 4 --remat 2 4 --frames 33 --frames 129 --batch 3
+python benchmarks/step.py --tiny              a tiny model, to see that it runs
+python benchmarks/step.py --overhead          what the trainer adds to forward and backward, in a real small run
+torchrun --nproc_per_node 8 benchmarks/step.py ...      the same over several GPUs
+
+Phases: data (the random numbers of the samples, as a loader process draws them), encode (to the device, text dropout,
+noising; latents and embeddings are made up, so no autoencoder is in it), forward, backward, optimizer (clipping,
+AdamW, average). Phases are timed with the device waited for between them, `step` without. The peer is FLUX as diffusers
+has it, with the same width, blocks and tokens, weights and compute in the same dtype, forward and backward alone,
+eager and compiled block by block; contenders take turns, and the fastest of all repeats counts. The peer is left out
+where diffusers is not installed, and on more than one rank.
+
+MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
+`full ms` is the step of that depth: measured time x FLOPs of the whole / FLOPs of the blocks that ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flux_peer import flux_peer
+from machine import print_table, write_json
+from step_overhead import TARGET_OVERHEAD, measure_overhead
+
+from longtake.contracts import Bucket, Conditions, LatentShape, Slot
+from longtake.data.draws import draw
+from longtake.diffusion import FlowConfig, RectifiedFlow, drop_text, micro_batch_loss
+from longtake.models import MMDiT, MMDiTConfig, build_denoiser
+from longtake.parallel import Mesh, ParallelConfig, World, initialise_sharded, remat_blocks, shard_model, start_world
+from longtake.plan import Layout, MicroBatch, forecast_memory
+from longtake.system import compute_dtype
+from longtake.track import peak_flops
+from longtake.train.config import RunConfig
+from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
+
+PHASES = ("data", "encode", "forward", "backward", "optimizer")
+LATENT = LatentShape(16, 4, 8, causal=True)
+TINY = MMDiTConfig(
+    hidden_size=96, num_heads=4, axes_dim=(8, 8, 8), depth=1, depth_single_blocks=2, context_in_dim=64, vec_in_dim=32
+)
+SMALL = MMDiTConfig(
+    hidden_size=512,
+    num_heads=8,
+    axes_dim=(16, 24, 24),
+    depth=2,
+    depth_single_blocks=4,
+    context_in_dim=512,
+    vec_in_dim=256,
+)
+
+DEFAULTS = RunConfig(  # of a run; of the model's section nothing is read
+    dataset={"data_path": "-"},
+    bucket_config={"256px": {1: (1.0, 1)}},
+    model=MMDiTConfig(in_channels=3 * 8 * 8 * 8 * 4, context_in_dim=128, vec_in_dim=128),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    model: MMDiTConfig  # with the blocks that run
+    whole: MMDiTConfig  # the model it stands for
+    pixels: tuple[int, int, int]  # T, H, W
+    batch: int
+    text_tokens: int
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(f"{self.pixels[1]}px", self.pixels[0], "1:1", self.pixels, self.batch)
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        return LATENT(*self.pixels)
+
+    @property
+    def tokens(self) -> int:
+        _, frames, height, width = self.latent_shape
+        return frames * (height // 2) * (width // 2)
+
+    def flops(self, config: MMDiTConfig) -> int:
+        """Model FLOPs of one rank's micro-batch, forward and backward."""
+        return 3 * self.batch * MMDiT.forward_flops(config, self.latent_shape, self.text_tokens)
+
+
+def main() -> None:
+    """Measures each case and prints one table."""
+    arguments = _arguments()
+    if arguments.overhead:
+        _report_overhead(arguments)
+        return
+    with start_world(arguments.device) as world:
+        cases = _cases(arguments, world)
+        figures = [measure(case, world, arguments) for case in cases]
+    if not world.is_main:
+        return
+    head = ("model", "blocks", "TxHxW", "tokens", "batch", *(f"{phase} ms" for phase in PHASES), "step ms", "tokens/s")
+    print_table(
+        (*head, "MFU", "full ms", "GiB", "GiB forecast", "peer eager", "peer compiled"), list(map(_row, figures))
+    )
+    print("peer: its forward and backward over ours, above 1 we are faster")
+    write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
+
+
+def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one case: ours first alone, for its peak memory, then in turns with the peer."""
+    dtype = compute_dtype(DEFAULTS, world.device)
+    mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
+    remat = tuple(arguments.remat or (0, 0))
+    step = OurStep(case, mesh, world, dtype, remat)
+    _reset_peak(world)
+    for _ in range(arguments.warmup):
+        step.run()
+    peak = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else None
+    contenders: dict[str, Callable[[], None]] = {}
+    if arguments.peer and world.size == 1:
+        contenders = flux_peer(case.model, case, world.device, dtype, remat, compiled=arguments.compile)
+        for run in contenders.values():
+            for _ in range(arguments.warmup):
+                run()
+    phases: dict[str, float] = dict.fromkeys(PHASES, float("inf"))
+    best = {name: float("inf") for name in ("step", *contenders)}
+    for _ in range(arguments.repeats):
+        for name, seconds in step.phases().items():
+            phases[name] = min(phases[name], seconds)
+        for name, run in {"step": step.run, **contenders}.items():
+            best[name] = min(best[name], _seconds(run, world))
+    flops, whole = case.flops(case.model), case.flops(case.whole)
+    device_peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
+    both = phases["forward"] + phases["backward"]
+    figures = {
+        "model": arguments.size,
+        "blocks": [case.model.depth, case.model.depth_single_blocks],
+        "whole_blocks": [case.whole.depth, case.whole.depth_single_blocks],
+        "pixels": list(case.pixels),
+        "tokens": case.tokens,
+        "text_tokens": case.text_tokens,
+        "batch": case.batch,
+        "dtype": str(dtype).removeprefix("torch."),
+        "remat": list(remat),
+        "zero": arguments.zero,
+        "phases_ms": {name: 1e3 * seconds for name, seconds in phases.items()},
+        "step_ms": 1e3 * best["step"],
+        "tokens_per_second": world.size * case.batch * case.tokens / best["step"],
+        "tflops_per_device": flops / best["step"] / 1e12,
+        "mfu": flops / best["step"] / device_peak if device_peak else None,
+        "full_step_ms": 1e3 * best["step"] * whole / flops,
+        "peak_bytes": peak,
+        "forecast_bytes": _forecast(case, mesh, dtype, remat),
+        "peer_over_ours": {name: best[name] / both for name in contenders},
+    }
+    del step, contenders
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return figures
+
+
+class OurStep:
+    """One rank's step: the trainer's own parts, on made-up latents and embeddings."""
+
+    def __init__(self, case: Case, mesh: Mesh, world: World, dtype: torch.dtype, remat: tuple[int, int]) -> None:
+        self.case, self.mesh, self.world, self.count = case, mesh, world, 0
+        with torch.device("meta"):
+            self.model = build_denoiser(case.model)
+        remat_blocks(self.model, remat)
+        shard_model(self.model, mesh, dtype)
+        initialise_sharded(self.model, world.device, seed=1)
+        self.optimizer = ShardedAdamW(self.model, DEFAULTS)
+        self.ema = Ema(self.model, 0.99)
+        self.objective = RectifiedFlow(FlowConfig(), case.model.patch_size)
+        self.latents = torch.randn(case.batch, *case.latent_shape)
+        text = torch.randn(case.batch, case.text_tokens, case.model.context_in_dim)
+        self.conditions = Conditions(text, torch.randn(case.batch, case.model.vec_in_dim))
+        self.empty = Conditions(text[:1].to(world.device), self.conditions.vector[:1].to(world.device))
+
+    def run(self) -> None:
+        """A whole step."""
+        for _ in self._steps():
+            pass
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of a step, the device waited for after each."""
+        _wait(self.world)
+        seconds, start = {}, time.perf_counter()
+        for phase in self._steps():
+            _wait(self.world)
+            now = time.perf_counter()
+            seconds[phase], start = now - start, now
+        return seconds
+
+    def _steps(self) -> Iterator[str]:
+        """The phases one after the other: yields the name of each when it is done."""
+        case, device = self.case, self.world.device
+        draws = draw(_slot(case, self.count), 1, 0, LATENT)
+        yield "data"
+        with torch.no_grad():
+            draws = {name: numbers.to(device, non_blocking=True) for name, numbers in draws.items()}
+            weights = torch.ones(case.batch, device=device)
+            text, vector = self.conditions.text.to(device), self.conditions.vector.to(device)
+            conditions = drop_text(Conditions(text, vector), self.empty, draws["dropout"], (0.1, 0.1))
+            noised = self.objective.noise(self.latents.to(device), draws, weights)
+        yield "encode"
+        loss = micro_batch_loss(self.model(noised.x, noised.t, conditions), noised, weights, case.batch)
+        yield "forward"
+        loss.backward()
+        yield "backward"
+        norm = self.optimizer.grad_square_sum().sqrt()
+        self.optimizer.step(1e-5, clip_scale(norm, 1.0))
+        self.count += 1
+        self.ema.update(self.count)
+        yield "optimizer"
+
+
+def _slot(case: Case, number: int) -> Slot:
+    samples = np.arange(case.batch, dtype=np.uint64) + np.uint64(number * case.batch)
+    rows = np.zeros(case.batch, np.int64)
+    return Slot(case.bucket, 0, rows, samples, samples, np.ones(case.batch, np.float32))
+
+
+def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, int]) -> int:
+    """Bytes that `longtake plan` would foretell for this step."""
+    channels, frames, height, width = case.latent_shape
+    layout = Layout(shard=mesh.data_ranks, zero=mesh.config.zero, remat=remat, ema=True, compute_bytes=dtype.itemsize)
+    batch = MicroBatch(case.batch, case.tokens, case.text_tokens, channels * frames * height * width, 0)
+    return forecast_memory(case.model, batch, layout).total
+
+
+def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:
+    if arguments.tiny:
+        arguments.size, arguments.repeats, arguments.warmup = "tiny", 2, 1
+    if arguments.size is None:
+        arguments.size = "11b" if world.device.type == "cuda" else "small"
+    whole = {"tiny": TINY, "small": SMALL, "11b": MMDiTConfig()}[arguments.size]
+    blocks = arguments.blocks or ((2, 4) if arguments.size == "11b" else (whole.depth, whole.depth_single_blocks))
+    model = whole.model_copy(update={"depth": blocks[0], "depth_single_blocks": blocks[1]})
+    text = {"tiny": 16, "small": 64, "11b": 512}[arguments.size]
+    frames = arguments.frames or {"tiny": [1, 5], "small": [1, 9], "11b": [1, 33, 65, 97, 129]}[arguments.size]
+    side = arguments.side or {"tiny": 64, "small": 256, "11b": 256}[arguments.size]
+    batches = {1: 45, 33: 12, 65: 6, 97: 4, 129: 3} if arguments.size == "11b" else {}
+    cases = [Case(model, whole, (t, side, side), arguments.batch or batches.get(t, 1), text) for t in frames]
+    if arguments.size == "11b" and not (arguments.side or arguments.frames):
+        cases.append(Case(model, whole, (33, 768, 768), 1, text))
+    return cases
+
+
+def _report_overhead(arguments: argparse.Namespace) -> None:
+    figures = measure_overhead(tiny=arguments.tiny)
+    parts = ("forward", "backward", "optimizer", "wait", "prepare", "other")
+    head = ("steps", "step ms", *(f"{part} ms" for part in parts), "overhead", "without optimizer", "other alone")
+    shares = [f"{figures[f'overhead{kind}']:.1%}" for kind in ("", "_without_optimizer", "_bookkeeping")]
+    row = (figures["steps"], f"{figures['step_ms']:.1f}", *(f"{figures['parts_ms'][p]:.2f}" for p in parts), *shares)
+    print_table(head, [row])
+    print(f"target: overhead <= {TARGET_OVERHEAD:.0%} at a 100 ms step")
+    if not arguments.tiny and figures["overhead"] > TARGET_OVERHEAD:
+        print(f"missed: overhead {figures['overhead']:.1%} at {figures['step_ms']:.0f} ms")
+    write_json(arguments.json, "step_overhead", {"tiny": arguments.tiny, **figures})
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    def gib(number: int | None) -> str:
+        return "-" if number is None else f"{number / 2**30:.2f}"
+
+    peers = (line["peer_over_ours"].get(name) for name in ("eager", "compiled"))
+    return (
+        line["model"],
+        "+".join(map(str, line["blocks"])),
+        "x".join(map(str, line["pixels"])),
+        f"{line['tokens']:,}",
+        str(line["batch"]),
+        *(f"{line['phases_ms'][phase]:.1f}" for phase in PHASES),
+        f"{line['step_ms']:.1f}",
+        f"{line['tokens_per_second']:,.0f}",
+        "-" if line["mfu"] is None else f"{line['mfu']:.1%}",
+        f"{line['full_step_ms']:.0f}",
+        gib(line["peak_bytes"]),
+        gib(line["forecast_bytes"]),
+        *("-" if ratio is None else f"{ratio:.2f}" for ratio in peers),
+    )
+
+
+def _seconds(run: Callable[[], None], world: World) -> float:
+    _wait(world)
+    start = time.perf_counter()
+    run()
+    _wait(world)
+    return time.perf_counter() - start
+
+
+def _wait(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+
+
+def _reset_peak(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("tiny", "small", "11b"), help="default: 11b on CUDA, small on a CPU")
+    parser.add_argument("--blocks", type=int, nargs=2, metavar=("DOUBLE", "SINGLE"), help="blocks that run")
+    parser.add_argument("--frames", type=int, action="append", help="frames of a clip; default: by size")
+    parser.add_argument("--side", type=int, help="height and width in pixels; default: by size")
+    parser.add_argument("--batch", type=int, help="samples of a micro-batch; default: by size and frames")
+    parser.add_argument("--remat", type=int, nargs=2, metavar=("DOUBLE", "SINGLE"), help="blocks computed again")
+    parser.add_argument("--zero", type=int, choices=(2, 3), default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="the peer compiled too")
+    parser.add_argument("--overhead", action="store_true", help="what the trainer adds, in a real small run")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, two repeats")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

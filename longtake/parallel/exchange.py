@@ -1,0 +1,126 @@
+"""Collectives on tokens that gradients flow through. Every share may have its own length, none included.
+
+Shapes: B batch, l tokens of a share, L tokens of all shares, D width. Dim 1 is the tokens'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+Group = dist.ProcessGroup
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the old name, before torch 2.13
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+Sizes = Sequence[Sequence[int]]  # for each rank of a group, its tokens of each of several sequences
+
+
+def gather_output(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
+    """The last step of a cut forward: this rank's [B, l, D] -> [B, L, D] on every rank of `group`.
+
+    All ranks then compute the same loss. In backward each takes its share of the gradient times the number of ranks:
+    gradients of parameters are averaged over ranks, but those of peers are parts of one sum.
+    """
+    return _GatherOutput.apply(x, sizes, group)
+
+
+def gather_tokens(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    """This rank's [B, l, D] -> [B, L, D], sequence after sequence, each whole; the adjoint of `scatter_tokens`."""
+    return _GatherTokens.apply(x, sizes, group)
+
+
+def scatter_tokens(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    """Partial sums [B, L, D] -> their sum over the ranks, of which each gets its own tokens [B, l, D]."""
+    return _ScatterTokens.apply(x, sizes, group)
+
+
+def exchange(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+    """All-to-all along dim 0: rows `send[i]` go to rank i, rows `receive[i]` come from it."""
+    return _Exchange.apply(x, list(send), list(receive), group)
+
+
+class _GatherOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return _gather(x, [(size,) for size in sizes], group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        rank = dist.get_rank(ctx.group)
+        own = grad.narrow(1, sum(ctx.sizes[:rank]), ctx.sizes[rank])
+        return own * len(ctx.sizes), None, None
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return _gather(x, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _scatter(grad, ctx.sizes, ctx.group), None, None
+
+
+class _ScatterTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return _scatter(x, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _gather(grad, ctx.sizes, ctx.group), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        return _all_to_all(x, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(grad, ctx.receive, ctx.send, ctx.group), None, None, None
+
+
+def _gather(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    longest = max(sum(own) for own in sizes)
+    padded = F.pad(x, (0, 0, 0, longest - x.shape[1])).contiguous()
+    shares = x.new_empty(len(sizes), *padded.shape)
+    _all_gather(shares.flatten(0, 1), padded, group)
+    return torch.cat([shares[rank].narrow(1, start, size) for rank, start, size in _in_order(sizes)], dim=1)
+
+
+def _scatter(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    longest = max(sum(own) for own in sizes)
+    shares = x.new_zeros(len(sizes), x.shape[0], longest, x.shape[2])
+    offset = 0
+    for rank, start, size in _in_order(sizes):
+        shares[rank].narrow(1, start, size).copy_(x.narrow(1, offset, size))
+        offset += size
+    own = x.new_empty(shares.shape[1:])
+    _reduce_scatter(own, shares.flatten(0, 1), group=group)
+    return own.narrow(1, 0, sum(sizes[dist.get_rank(group)]))
+
+
+def _in_order(sizes: Sizes) -> list[tuple[int, int, int]]:
+    """(rank, start in its share, size) of every piece, in the order of the whole: by sequence, then by rank."""
+    starts = [0] * len(sizes)
+    pieces = []
+    for sequence in range(len(sizes[0])):
+        for rank, own in enumerate(sizes):
+            pieces.append((rank, starts[rank], own[sequence]))
+            starts[rank] += own[sequence]
+    return pieces
+
+
+def _all_to_all(x: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    out = x.new_empty(sum(receive), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), receive, send, group=group)
+    return out

@@ -1,0 +1,114 @@
+"""Ring attention: keys and values travel round a ring of ranks, each attends with its own queries (Liu et al. 2023).
+
+Partial results are merged by their log-sum-exp in float32, so the result is that of whole attention; the backward makes
+the same round with gradients of keys and values as passengers, also in float32. While a block is computed the next one
+is under way. Shares may differ in length and be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longtake.parallel.block_attention import attend_block, attend_block_backward
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Attention over the tokens of all ranks of `group`: q, k, v [B, l, N, K] of own tokens -> [B, l, N, K].
+
+    `lengths`: tokens of each rank of the group, in its order.
+    """
+    return _Ring.apply(q, k, v, list(lengths), group)
+
+
+def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Two attentions of the same queries to different keys -> that to all keys.
+
+    out, more: float32 [B, N, l, K]; lse: float32 [B, N, l], log of the sum of the exponentials of the scores.
+    """
+    both = torch.logaddexp(lse, more_lse)
+    return out * (lse - both).exp()[..., None] + more * (more_lse - both).exp()[..., None], both
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], group: dist.ProcessGroup) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, l, K]
+        rank, num = dist.get_rank(group), len(lengths)
+        keys = torch.stack([k, v])
+        out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
+        for turn in range(num):
+            coming = None
+            if turn + 1 < num:
+                coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
+            if keys.shape[3] and q.shape[2]:
+                part, part_lse = attend_block(q, keys[0], keys[1])
+                out, lse = merge(out, lse, part.float(), part_lse)
+            if coming is not None:
+                keys = coming.wait()
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.lengths, ctx.group = lengths, group
+        return out.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        grad = grad.transpose(1, 2)
+        if grad.stride(-1) != 1:
+            grad = grad.contiguous()  # kernels ask for whole rows
+        lengths, group = ctx.lengths, ctx.group
+        rank, num = dist.get_rank(group), len(lengths)
+        keys = torch.stack([k, v])
+        dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        passengers = None  # gradients of the keys and values at hand, from the ranks they have visited
+        for turn in range(num):
+            coming = None
+            if turn + 1 < num:
+                coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
+            own = torch.zeros(keys.shape, dtype=torch.float32, device=keys.device)
+            if keys.shape[3] and q.shape[2]:
+                part, dk, dv = attend_block_backward(grad, q, keys[0], keys[1], out, lse)
+                dq += part
+                own[0], own[1] = dk, dv
+            if passengers is not None:
+                own += passengers.wait()
+            passengers = _pass_on(own, lengths[(rank - turn - 1) % num], group, tag=1)
+            if coming is not None:
+                keys = coming.wait()
+        dk, dv = passengers.wait()
+        return *(g.to(q.dtype).transpose(1, 2) for g in (dq, dk, dv)), None, None
+
+
+class _Transfer:
+    """A tensor on its way to the next rank, and one on its way here."""
+
+    def __init__(self, works: list[dist.Work], sent: Tensor, received: Tensor) -> None:
+        self._works, self._sent, self._received = works, sent, received
+
+    def wait(self) -> Tensor:
+        """What has come from the rank before this one."""
+        for work in self._works:
+            work.wait()
+        return self._received
+
+
+def _pass_on(x: Tensor, tokens: int, group: dist.ProcessGroup, tag: int = 0) -> _Transfer:
+    """Starts sending x [2, B, N, l, K] to the next rank of the ring and receiving [2, B, N, tokens, K].
+
+    What is under way at the same time has tags of its own (where the backend knows tags: NCCL goes by order).
+    """
+    rank, num = dist.get_rank(group), dist.get_world_size(group)
+    x = x.contiguous()
+    received = x.new_empty(*x.shape[:3], tokens, x.shape[4])
+    operations = []
+    if x.numel():
+        operations.append(dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % num, tag=tag))
+    if received.numel():
+        operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % num, tag=tag))
+    return _Transfer(dist.batch_isend_irecv(operations) if operations else [], x, received)

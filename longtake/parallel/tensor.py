@@ -1,0 +1,154 @@
+"""Tensor parallelism from a model's `tensor_plan`: the heads of attention and the width of the MLPs, shared by peers.
+
+Inside a region, from a `column` layer to the next `row` layer, every peer has all tokens of its sequence share and its
+own heads or features; outside, each has its own tokens (sequence-parallel norms, Korthikanti et al. 2022): one gather
+on the way in, one reduce-scatter on the way out.
+
+Weights are not stored by rows: every parameter stays one whole tensor, sharded over all peers like any other (FSDP),
+gathered before its block runs, and a peer computes with its own rows or columns of it. The memory at rest is the same,
+a checkpoint knows nothing of the degree, and layers that hold several things side by side need no layout of their own.
+Peers' gradients, zero outside their rows, are summed by the reduction that there is anyway. The price is a gathered
+block that is whole instead of a share, and its way through the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtake.contracts import UserError
+from longtake.models import TensorSplit
+from longtake.parallel.exchange import gather_tokens, scatter_tokens
+from longtake.parallel.sequence import matching
+from longtake.parallel.tokens import TokenCut
+
+Range = tuple[int, int]  # start, size
+Crossing = Callable[[Tensor], Tensor]  # the way into a region, or out of it
+
+
+def cut_layers(model: nn.Module, cut: TokenCut) -> None:
+    """Applies `model.tensor_plan`. Raises `UserError` where a part of a layer does not divide by the degree."""
+    peers, config = cut.peers, model.config
+    for name, tokens in model.sequence_plan.entry.items():
+        if name not in dict(model.named_modules()):
+            raise UserError(
+                f"parallel.tensor = {peers.tensor}: needs a model with the block {name}; add blocks or choose 1"
+            )
+        model.get_submodule(name).register_forward_pre_hook(partial(_cut_arguments, cut, tokens))
+    entries: dict[tuple[nn.Module, tuple[str, ...]], _Entry] = {}
+    for pattern, split in model.tensor_plan.items():
+        for name, layer in matching(model, pattern):
+            assert isinstance(layer, nn.Linear), f"{name} is a {type(layer).__name__}"
+            whole = layer.out_features if split.kind == "column" else layer.in_features
+            sizes = [getattr(config, part) for part in split.parts] or [whole]
+            ranges = _own_ranges(name, sizes, peers.tensor, peers.tensor_index)
+            if split.kind == "column":
+                parent = model.get_submodule(name.rpartition(".")[0])
+                entry = entries.setdefault((parent, split.tokens), _Entry(cut, split))
+                entry.readers += 1
+                layer.forward = partial(_column, layer, ranges, torch.compiler.disable(entry.read))
+            else:
+                leave = torch.compiler.disable(partial(_leave, cut, split))
+                layer.forward = partial(_row, layer, ranges, leave)
+
+
+def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:
+    """A peer's range of each part of a dim that holds parts of these sizes side by side."""
+    ranges, start = [], 0
+    for size in sizes:
+        if size % num:
+            raise UserError(
+                f"parallel.tensor = {num}: the {size} features of {name} do not divide by it; choose a divisor "
+                f"of {size}"
+            )
+        ranges.append((start + index * size // num, size // num))
+        start += size
+    return tuple(ranges)
+
+
+class _Entry:
+    """The way into a region: the tokens of all peers, gathered once for the layers beside each other that read them."""
+
+    def __init__(self, cut: TokenCut, split: TensorSplit) -> None:
+        self.cut, self.split = cut, split
+        self.readers = 0  # layers that read the same input
+        self._input: Tensor | None = None
+        self._gathered: Tensor | None = None
+        self._left = 0  # of them that have not read yet
+
+    def read(self, x: Tensor) -> Tensor:
+        """The tokens of all peers that belong to this peer's x."""
+        if self._input is not x:
+            peers = self.cut.peers
+            self._input, self._left = x, self.readers
+            self._gathered = gather_tokens(x, self.cut.tensor_sizes(self.split.tokens), peers.tensor_group)
+        self._left -= 1
+        gathered = self._gathered
+        if not self._left:
+            self._input = self._gathered = None  # nothing is held longer than it is read
+        return gathered
+
+
+def _column(layer: nn.Linear, ranges: tuple[Range, ...], enter: Crossing, x: Tensor) -> Tensor:
+    """Own tokens [B, l, D] -> own features of the tokens of all peers [B, L, D_out / peers]."""
+    return _PartOfLinear.apply(enter(x), layer.weight, layer.bias, 0, ranges)
+
+
+def _row(layer: nn.Linear, ranges: tuple[Range, ...], leave: Crossing, x: Tensor) -> Tensor:
+    """Own features of the tokens of all peers [B, L, D_in / peers] -> own tokens [B, l, D]."""
+    out = leave(_PartOfLinear.apply(x, layer.weight, None, 1, ranges))
+    return out if layer.bias is None else out + layer.bias
+
+
+def _leave(cut: TokenCut, split: TensorSplit, partial_sums: Tensor) -> Tensor:
+    return scatter_tokens(partial_sums, cut.tensor_sizes(split.tokens), cut.peers.tensor_group)
+
+
+def _cut_arguments(cut: TokenCut, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The first arguments of a module, tokens [B, L, D], cut to this peer's part."""
+    own = [x.narrow(1, *cut.tensor_share(name)).clone() for name, x in zip(names, args, strict=False)]
+    return *own, *args[len(own) :]
+
+
+class _PartOfLinear(torch.autograd.Function):
+    """x W^T + b with ranges of W's rows and b (dim 0), or of W's columns (dim 1); gradients are whole, zero elsewhere.
+
+    What waits for backward is the whole weight, as in an ordinary linear layer: FSDP frees it in between, and would not
+    know of a copy of some rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dim: int, ranges: tuple[Range, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dim, ctx.ranges = dim, ranges
+        return F.linear(x, _take(weight, dim, ranges), None if bias is None else _take(bias, 0, ranges))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        dx = grad @ _take(weight, ctx.dim, ctx.ranges) if ctx.needs_input_grad[0] else None
+        dw = weight.new_zeros(weight.shape) if ctx.needs_input_grad[1] else None
+        db = grad.new_zeros(weight.shape[0]) if ctx.needs_input_grad[2] else None
+        offset = 0
+        for start, size in ctx.ranges:
+            if dw is not None and ctx.dim == 0:
+                dw[start : start + size] = rows[:, offset : offset + size].T @ inputs
+            elif dw is not None:
+                dw[:, start : start + size] = rows.T @ inputs[:, offset : offset + size]
+            if db is not None:
+                db[start : start + size] = rows[:, offset : offset + size].sum(0)
+            offset += size
+        return dx, dw, db, None, None
+
+
+def _take(weight: Tensor, dim: int, ranges: tuple[Range, ...]) -> Tensor:
+    parts = [weight.narrow(dim, start, size) for start, size in ranges]
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]

@@ -1,0 +1,34 @@
+"""What a run needs before it is launched: memory by part, step time and MFU, days and GPU-hours, and what would fit.
+
+`parameters` counts weights, `memory` and `speed` are the formulas, `run` applies them to a config, `remedies` finds
+what makes a run fit, `report` writes it down.
+"""
+
+from longtake.plan.memory import Layout, Memory, MicroBatch, block_activations, forecast_memory
+from longtake.plan.parameters import count_weights
+from longtake.plan.remedies import Remedy, find_remedies, refuse_misfits
+from longtake.plan.report import plan_json, write_html
+from longtake.plan.run import EntryPlan, Forecast, RunPlan, plan_run
+from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
+
+__all__ = [
+    "EntryPlan",
+    "Forecast",
+    "Layout",
+    "Machine",
+    "Memory",
+    "MicroBatch",
+    "MicroBatchTime",
+    "Remedy",
+    "RunPlan",
+    "block_activations",
+    "count_weights",
+    "find_remedies",
+    "forecast_memory",
+    "forecast_time",
+    "plan_json",
+    "plan_run",
+    "refuse_misfits",
+    "update_seconds",
+    "write_html",
+]

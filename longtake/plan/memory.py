@@ -1,0 +1,214 @@
+"""What a training step holds on one GPU, in bytes, part by part: a formula, checked against the real model in tests.
+
+Of the weights (float32 masters), their gradients, AdamW's two moments and the average (all float32) a rank holds the
+share that `parameters` counts. On top come, at the worst moment of the step: weights gathered in the compute dtype
+and the buffers of their communication, and the activations. The moments are followed block by block, last to first,
+as backward does: when block i runs backward, the activations of the blocks before it are still there, and of a
+recomputed block only its input; gradients of the blocks behind it exist already.
+
+Shapes: B samples, M video tokens, L text tokens, S = M + L, D width, H width of the MLP's hidden layer, N heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from math import ceil
+
+from longtake.models import MMDiTConfig
+from longtake.plan.parameters import Weights, count_weights
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is cut over GPUs and what each of them keeps."""
+
+    replicate: int = 1
+    shard: int = 1
+    sequence: int = 1
+    tensor: int = 1
+    zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
+    remat: tuple[int, int] = (0, 0)  # first double and single blocks whose activations are computed again
+    ema: bool = False
+    compute_bytes: int = 2  # of one number in the compute dtype
+    reduce_bytes: int = 4  # of one number of a gradient on its way between ranks
+    prefetch: int = 1  # blocks gathered ahead in backward
+    offload: bool = False  # masters, gradients, moments and average in the host's memory
+    micro_batches: int = 1  # of one rank in one step
+
+    @property
+    def gpus(self) -> int:
+        return self.replicate * self.shard * self.sequence * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data."""
+        return self.replicate * self.shard
+
+    @property
+    def weight_shards(self) -> int:
+        """Ranks over which one copy of the weights is spread; sequence and tensor peers share them too."""
+        return self.shard * self.sequence * self.tensor
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sizes of one forward of one data rank that memory depends on."""
+
+    batch: int  # B
+    video_tokens: int  # M, of one sample
+    text_tokens: int  # L
+    latent_numbers: int  # of one sample's latents
+    pixel_numbers: int  # of one sample's frames, 3 T H W
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest GPU at the worst moment of a step."""
+
+    weights: int  # float32 masters
+    gradients: int
+    optimizer: int  # both moments of AdamW
+    ema: int
+    encoders: int  # frozen autoencoder and text encoders
+    gathered: int  # weights in the compute dtype, and buffers that gather them and reduce gradients
+    activations: int  # saved for backward or computed again, working space of backward, and the batch itself
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def parts(self) -> dict[str, int]:
+        """The parts by name, in order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class BlockActivations:
+    """Bytes of activations that one block accounts for."""
+
+    saved: int  # kept from forward to backward, the block's input among them
+    input: int  # its input alone: what is kept where the block is computed again
+    working: int  # needed at once in its backward beyond what it has saved
+
+
+def block_activations(config: MMDiTConfig, kind: str, batch: MicroBatch, layout: Layout) -> BlockActivations:
+    """Activations of a `double` or `single` block on one rank.
+
+    Saved for each token, in numbers of the compute dtype:
+
+    single: input of the norm D, normed D, way out D; modulated D; before their norms q and k 2D, v and MLP input D + H,
+    rotated q and k 2D, attention D, input of the way out D + H.
+    double, either stream: inputs of two norms 2D, normed 2D, outputs of attention and MLP 2D; modulated 2D; before
+    their norms q and k 2D (with v 3D where one projection makes them), joined q, k, v 3D, attention D (and a copy D
+    where B > 1), MLP before and after its GELU 2H.
+
+    Tensor parallelism divides all but the modulated tokens, which are gathered for the projections. Sequence
+    parallelism divides the tokens, and keeps attention's result once more, before its exchange. In float32 come the
+    root of each norm and the log-sum of attention: 3N + 4 (single) or 3N + 8 (double) numbers a token;
+    `attention = "math"` saves N S numbers a token more. Norms of q and k are taken to be fused, as on a GPU.
+    """
+    D, H, N = config.hidden_size, config.mlp_size, config.num_heads
+    whole = batch.video_tokens + batch.text_tokens
+    tokens = batch.batch * ceil(whole / layout.sequence)
+    if kind == "single":
+        modulated, split, norms = D, 10 * D + 2 * H, 4
+    else:
+        copied = batch.batch > 1 and config.attention != "math"
+        modulated, split, norms = 2 * D, (12 + config.fused_qkv + copied) * D + 2 * H, 8
+    if layout.sequence > 1:
+        split += D
+    if config.attention == "math":
+        split += N * whole
+    numbers = modulated + split // layout.tensor
+    saved = tokens * (numbers * layout.compute_bytes + FP32 * (3 * N // layout.tensor + norms))
+    working = ((3 if kind == "single" else 1) * D + H) // layout.tensor + (2 * D if layout.tensor > 1 else 0)
+    return BlockActivations(
+        saved=saved,
+        input=tokens * D * layout.compute_bytes // layout.tensor,
+        working=tokens * working * layout.compute_bytes,
+    )
+
+
+def forecast_memory(config: MMDiTConfig, batch: MicroBatch, layout: Layout, encoder_bytes: int = 0) -> Memory:
+    """Bytes on the fullest GPU at the worst moment of a training step of micro-batches like `batch`."""
+    weights = count_weights(config, layout.weight_shards)
+    owned = 0 if layout.offload else FP32 * weights.owned
+    moments = [_encoding(batch), *_forward_and_backward(config, weights, batch, layout)]
+    if layout.micro_batches > 1:  # from the second micro-batch on all gradients of the first are there
+        moments = [(owned, gathered, activations) for _, gathered, activations in moments]
+    gradients, gathered, activations = max([*moments, (owned, 0, 0)], key=sum)
+    return Memory(
+        weights=owned,
+        gradients=gradients,
+        optimizer=2 * owned,
+        ema=owned if layout.ema else 0,
+        encoders=encoder_bytes,
+        gathered=gathered,
+        activations=activations,
+    )
+
+
+_Moment = tuple[int, int, int]  # bytes of gradients, of gathered weights and buffers, of activations
+
+
+def _encoding(batch: MicroBatch) -> _Moment:
+    """The frames as bytes and as float32 twice (before and after the autoencoder folds them), and the latents."""
+    return 0, 0, batch.batch * (9 * batch.pixel_numbers + FP32 * batch.latent_numbers)
+
+
+def _forward_and_backward(
+    config: MMDiTConfig, weights: Weights, batch: MicroBatch, layout: Layout
+) -> Iterator[_Moment]:
+    """The moments of one micro-batch that may be the worst: the end of forward, and three in each block's backward."""
+    compute, alone = layout.compute_bytes, layout.weight_shards == 1
+    blocks = [weights.double] * config.depth + [weights.single] * config.depth_single_blocks
+    sizes = {kind: block_activations(config, kind, batch, layout) for kind in ("double", "single")}
+    again = [i < layout.remat[0] for i in range(config.depth)]
+    again += [i < layout.remat[1] for i in range(config.depth_single_blocks)]
+    held = [sizes[b.kind].input if r else sizes[b.kind].saved for b, r in zip(blocks, again, strict=True)]
+    entry, final = _ends_activations(config, batch, layout)
+    kept = sum(compute * b.gathered for b in blocks) if layout.zero == 2 else 0  # until their backward
+    rest = compute * weights.rest.gathered
+    last = compute * blocks[-1].gathered if blocks else 0
+    yield 0, rest + (kept or last * (1 if alone else 2)), sum(held) + entry + final
+
+    gradients, reducing, saved = 0, 0, sum(held) + entry
+    for i in range(len(blocks) - 1, -1, -1):
+        unit, size = blocks[i], sizes[blocks[i].kind]
+        gathered = compute * unit.gathered
+        ahead = blocks[max(0, i - layout.prefetch) : i]
+        before = 0 if alone or kept else sum(compute * block.gathered for block in ahead)
+        unsharded = kept or gathered
+        working = size.working + (size.saved if again[i] else 0)
+        # early: all that the block has saved is there, and the first third of its gradients
+        yield gradients, rest + unsharded + before + reducing + gathered // 3, saved + working
+        # late: the block is through, its gradients stand ready, its input's gradient goes on
+        saved -= held[i]
+        yield gradients, rest + unsharded + before + reducing + gathered, saved + 2 * size.input
+        # reduce: gradients are copied into a buffer, which is added up over the shards
+        kept -= gathered if kept else 0
+        reducing = layout.reduce_bytes * unit.gathered
+        owned = 0 if layout.offload else FP32 * unit.owned
+        yield gradients + owned, rest + kept + before + reducing + gathered, saved + size.input
+        gradients += owned
+    gradients += 0 if layout.offload else FP32 * weights.rest.owned
+    yield gradients, rest + layout.reduce_bytes * weights.rest.gathered + reducing, entry
+
+
+def _ends_activations(config: MMDiTConfig, batch: MicroBatch, layout: Layout) -> tuple[int, int]:
+    """Bytes outside the blocks: at the entry (patches, text, positions), and at the end (last layer and loss).
+
+    Those at the end are gone when the blocks' backward begins, all but the latents and their kind.
+    """
+    D, compute, share = config.hidden_size, layout.compute_bytes, layout.sequence
+    video, text = batch.video_tokens, batch.text_tokens
+    patches = video * config.in_channels + text * config.context_in_dim
+    if config.cond_embed:
+        patches += video * config.visual_channels
+    positions = FP32 * (video + text) * config.head_dim
+    latents = FP32 * batch.latent_numbers  # clean, noised, target
+    final = ((video + text) * D + 2 * video * D) * compute // share + 4 * latents
+    return batch.batch * (patches * compute // share + 3 * latents) + positions, batch.batch * final

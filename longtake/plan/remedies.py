@@ -1,0 +1,179 @@
+"""What would make a run fit: each change that can be written into its config, and what it costs in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from longtake.contracts import UserError
+from longtake.models import MMDiT
+from longtake.plan.memory import Layout
+from longtake.plan.run import EntryPlan, RunPlan, Work
+from longtake.plan.speed import Machine, update_seconds
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change under which every bucket fits."""
+
+    words: str  # as it is written down
+    slower: float  # GPU-seconds for a sample, over those of the run as it is, less 1; below 0: faster
+    same_steps: bool  # whether the run makes the same steps as before, sample for sample
+
+
+def find_remedies(plan: RunPlan) -> list[Remedy]:
+    """Changes that make a run fit, the cheapest first; those that leave its steps as they are before the others.
+
+    One change at a time; where none is enough, those that need several.
+    """
+    work, machine = plan.work, plan.machine
+    offenders = plan.misfits
+    if not offenders:
+        return []
+    before = _cost(plan, plan.layout)
+    found = []
+    for words, layout in _changes(plan):
+        if _fits(work, layout, machine, offenders):
+            same = layout.data_ranks == plan.layout.data_ranks or plan.work.config.slots_per_step is not None
+            found.append(Remedy(words, _cost(plan, layout) / before - 1, same))
+    found.sort(key=lambda remedy: (not remedy.same_steps, remedy.slower))
+    smaller = _smaller_batches(offenders)
+    if smaller is not None:
+        found.append(Remedy(smaller, 0.0, same_steps=False))
+    return found
+
+
+def refuse_misfits(plan: RunPlan) -> None:
+    """Raises `UserError` for a run that cannot fit: where, how much it needs, and the cheapest change that would do."""
+    if not plan.misfits:
+        return
+    worst = plan.misfits[0]
+    said = (
+        f"bucket_config.{worst.bucket.resolution}.{worst.bucket.num_frames}: a micro-batch of "
+        f"{worst.bucket.batch_size} needs {gib(worst.memory.total)} a GPU, and a {plan.machine.gpu.name} has "
+        f"{gib(plan.machine.usable_bytes)} for it"
+    )
+    remedies = find_remedies(plan)
+    if not remedies:
+        raise UserError(f"{said}; no change of remat, sharding, offload or batch size makes it fit on these GPUs")
+    best = remedies[0]
+    said += f"; the cheapest change that fits: {best.words} ({pace(best.slower)})"
+    other = next((remedy for remedy in remedies[1:] if not remedy.same_steps), None)
+    if best.same_steps and other is not None:
+        said += f", or {other.words}"
+    raise UserError(said)
+
+
+def gib(number: float) -> str:
+    """Bytes as GiB, one decimal."""
+    return f"{number / 2**30:.1f} GiB"
+
+
+def pace(slower: float) -> str:
+    """How much slower, in words."""
+    share = round(100 * slower)
+    return "as fast" if share == 0 else f"{abs(share)} % {'slower' if share > 0 else 'faster'} a GPU"
+
+
+def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
+    """Changes of the config, in words and as the layout they make."""
+    layout, worst = plan.layout, plan.misfits
+    single = list(_single_changes(plan, worst))
+    yield from single
+    if any(_fits(plan.work, changed, plan.machine, worst) for _, changed in single):
+        return
+    everything = (plan.work.model.depth, plan.work.model.depth_single_blocks)
+    most = replace(layout, remat=everything, zero=3, shard=layout.data_ranks, replicate=1)
+    words = f"model.grad_ckpt_settings = {everything}"
+    if layout.zero == 2:
+        words += " with parallel.zero = 3"
+    if layout.replicate > 1:
+        words += f" with parallel.replicate = 1 and parallel.shard = {most.shard}"
+    yield words, most
+    for name, changed in _fewer_data_ranks(plan, most):
+        yield f"{words} with {name}", changed
+    yield f"{words} with parallel.cpu_offload = True", replace(most, offload=True)
+    for name, changed in _more_gpus(plan, most):
+        yield f"{words} with {name}", changed
+
+
+def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tuple[str, Layout]]:
+    layout = plan.layout
+    for counts in _remat_counts(plan):
+        changed = replace(layout, remat=counts)
+        if _fits(plan.work, changed, plan.machine, worst):
+            yield f"model.grad_ckpt_settings = {counts}", changed
+            break
+    if layout.zero == 2:
+        yield "parallel.zero = 3", replace(layout, zero=3)
+    for times in _divisors(layout.replicate)[1:]:
+        changed = replace(layout, replicate=layout.replicate // times, shard=layout.shard * times)
+        yield f"parallel.replicate = {changed.replicate} and parallel.shard = {changed.shard}", changed
+    yield from _fewer_data_ranks(plan, layout)
+    if not layout.offload:
+        yield "parallel.cpu_offload = True", replace(layout, offload=True)
+    yield from _more_gpus(plan, layout)
+
+
+def _remat_counts(plan: RunPlan) -> list[tuple[int, int]]:
+    """More blocks to compute again than now, the cheapest first."""
+    model, longest = plan.work.model, max(plan.entries, key=lambda entry: entry.tokens)
+    double, single = MMDiT.block_flops(model, longest.latent_shape, plan.work.text_tokens)
+    least_doubles, least_singles = plan.layout.remat
+    counts = [
+        (doubles, singles)
+        for doubles in range(least_doubles, model.depth + 1)
+        for singles in range(least_singles, model.depth_single_blocks + 1)
+    ]
+    return sorted(counts, key=lambda pair: pair[0] * double + pair[1] * single)[1:]
+
+
+def _fewer_data_ranks(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Sequence peers in the place of data ranks: each has fewer tokens of a micro-batch."""
+    slots = layout.micro_batches * layout.data_ranks
+    for times in _divisors(layout.shard)[1:]:
+        sequence = layout.sequence * times
+        if sequence * layout.tensor > plan.machine.gpus_per_node:
+            break
+        changed = replace(layout, sequence=sequence, shard=layout.shard // times)
+        if plan.work.config.slots_per_step is not None:
+            changed = replace(changed, micro_batches=-(-slots // changed.data_ranks))
+        yield f"parallel.sequence = {sequence}", changed
+
+
+def _more_gpus(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    for doublings in range(1, 8):
+        changed = replace(layout, shard=layout.shard << doublings)
+        if changed.gpus > plan.machine.gpus_per_node and changed.gpus % plan.machine.gpus_per_node:
+            continue
+        if _fits(plan.work, changed, plan.machine, plan.misfits):
+            yield f"--gpus {changed.gpus}", changed
+            return
+
+
+def _smaller_batches(offenders: tuple[EntryPlan, ...]) -> str | None:
+    """The batch sizes that fit, or None where not even one sample does."""
+    if not all(entry.largest_batch for entry in offenders):
+        return None
+    places = [f"{entry.bucket.resolution}.{entry.bucket.num_frames} to {entry.largest_batch}" for entry in offenders]
+    return "batch sizes in bucket_config lowered (" + ", ".join(places) + ")"
+
+
+def _fits(work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...]) -> bool:
+    return all(work.memory(entry.bucket, layout).total <= machine.usable_bytes for entry in entries)
+
+
+def _cost(plan: RunPlan, layout: Layout) -> float:
+    """GPU-seconds for a sample: over the micro-batches of a pass where they are known, else the entries alike."""
+    if plan.report is not None and plan.report.buckets:
+        lines = [(line.bucket, line.micro_batches) for line in plan.report.buckets]
+    else:
+        lines = [(entry.bucket, 1) for entry in plan.entries]
+    update = update_seconds(plan.work.model, layout, plan.machine) / layout.micro_batches
+    seconds = sum(count * (plan.work.time(bucket, layout, plan.machine).seconds + update) for bucket, count in lines)
+    samples = sum(count * bucket.batch_size for bucket, count in lines)
+    return seconds / samples * layout.sequence * layout.tensor
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,267 @@
+"""A plan as plain data and as one HTML page that holds everything it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from longtake.plan.memory import Layout
+from longtake.plan.remedies import find_remedies, gib, pace
+from longtake.plan.run import EntryPlan, RunPlan
+
+PART_NAMES = {
+    "weights": "weights (fp32)",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "ema": "average",
+    "encoders": "encoders",
+    "gathered": "gathered blocks and buffers",
+    "activations": "activations",
+}
+_COLOURS = ("#2f6fde", "#7aa7ff", "#15794a", "#5fd39a", "#8a6d3b", "#c98a1b", "#b3261e")
+
+
+def plan_json(plan: RunPlan) -> dict[str, Any]:
+    """The plan as plain data: bytes, seconds, counts."""
+    layout, machine, forecast = plan.layout, plan.machine, plan.forecast
+    return {
+        "gpus": layout.gpus,
+        "gpu": machine.gpu.name,
+        "usable_bytes": machine.usable_bytes,
+        "host_bytes": plan.host_bytes,
+        "parameters": plan.num_parameters,
+        "layout": {
+            "replicate": layout.replicate,
+            "shard": layout.shard,
+            "sequence": layout.sequence,
+            "tensor": layout.tensor,
+            "zero": layout.zero,
+            "remat": list(layout.remat),
+            "offload": layout.offload,
+            "micro_batches": layout.micro_batches,
+        },
+        "assumed": {
+            "efficiency": machine.efficiency,
+            "bandwidth": machine.bandwidth,
+            "network_bytes_per_second": machine.network,
+            "host_bytes_per_second": machine.host,
+            "headroom": machine.headroom,
+            "peak_flops": machine.gpu.peak_flops,
+        },
+        "buckets": {entry.name: _entry_json(entry) for entry in plan.entries},
+        "stage": {
+            "steps_per_pass": forecast.steps_per_pass,
+            "seconds_per_pass": forecast.seconds_per_pass,
+            "steps": forecast.steps,
+            "step_seconds": forecast.step_seconds,
+            "days": forecast.days,
+            "gpu_hours": forecast.gpu_hours,
+        },
+        "fits": not plan.misfits,
+        "remedies": [
+            {"change": remedy.words, "slower": round(remedy.slower, 4), "same_steps": remedy.same_steps}
+            for remedy in find_remedies(plan)
+        ],
+        "clips": None if plan.report is None else plan.report.to_json(),
+        "no_clips": plan.no_report,
+    }
+
+
+def _entry_json(entry: EntryPlan) -> dict[str, Any]:
+    return {
+        "ratio": entry.bucket.ratio,
+        "shape": list(entry.bucket.shape),
+        "tokens": entry.tokens,
+        "batch_size": entry.bucket.batch_size,
+        "samples": entry.samples,
+        "bytes": entry.memory.parts() | {"total": entry.memory.total},
+        "fits": entry.fits,
+        "seconds": {
+            "compute": entry.time.compute,
+            "weights_wait": entry.time.weights_wait,
+            "token_exchange": entry.time.token_exchange,
+            "total": entry.time.seconds,
+        },
+        "mfu": entry.time.mfu,
+        "largest_batch": entry.largest_batch,
+        "suggested_batch": entry.suggested_batch,
+    }
+
+
+def layout_words(layout: Layout) -> str:
+    """The layout in one line."""
+    degrees = ("replicate", "shard", "sequence", "tensor")
+    parts = [f"{name} {getattr(layout, name)}" for name in degrees if getattr(layout, name) > 1]
+    parts += [f"zero {layout.zero}", f"remat {layout.remat[0]} double + {layout.remat[1]} single blocks"]
+    if layout.offload:
+        parts.append("weights and optimizer in host memory")
+    parts.append(f"{layout.micro_batches} micro-batch" + ("es" if layout.micro_batches > 1 else "") + " a rank a step")
+    return ", ".join(parts)
+
+
+def stage_words(plan: RunPlan) -> str:
+    """Time and price of the stage in one line."""
+    forecast = plan.forecast
+    mean = f"step {forecast.step_seconds:.3g} s"
+    if plan.report is None:
+        mean += " (every entry of the bucket table equally often)"
+    elif forecast.steps_per_pass:
+        mean += f" on average, a pass {forecast.steps_per_pass:,} steps in {duration(forecast.seconds_per_pass or 0)}"
+    if forecast.days is None or forecast.gpu_hours is None:
+        return f"{mean}; the length of the run follows from the clip table, or from max_steps"
+    return (
+        f"{mean}; {forecast.steps:,} steps take {duration(forecast.days * 86400)}, {forecast.gpu_hours:,.4g} GPU-hours"
+    )
+
+
+def assumed_words(plan: RunPlan) -> str:
+    """What the forecast takes for granted, and which option changes it."""
+    machine = plan.machine
+    network = f"{machine.network / 1e9:g} GB/s a GPU between nodes of {machine.gpus_per_node}"
+    return (
+        f"assumed, not measured: kernels reach {machine.efficiency:.0%} of {machine.gpu.peak_flops / 1e12:g} TFLOP/s "
+        f"(--efficiency), transfers {machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s within a node "
+        f"and of {network} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
+        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); encoding, data loading and "
+        "waiting for slower ranks take no time"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.4 h`, `5.2 days`."""
+    for limit, unit, name in ((100, 1, "s"), (6000, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 86400:.3g} days"
+
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1c2330;--soft:#5d687b;--line:#e3e7ee;--paper:#fff;--bad:#b3261e}
+@media (prefers-color-scheme:dark){:root{--ink:#e6eaf2;--soft:#98a4b8;--line:#2c3443;--paper:#12161e;--bad:#ff8a80}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;max-width:82rem;
+padding:2rem 1.4rem 4rem}
+h1{font-size:1.6rem;margin:0 0 .4rem}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}
+.note{color:var(--soft);font-size:.9rem}.bad{color:var(--bad);font-weight:600}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th{color:var(--soft);font-size:.82rem}th,td{text-align:right;padding:.3rem .8rem .3rem 0;
+border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}
+.bar{display:flex;height:1.1rem;border:1px solid var(--line);border-radius:4px;overflow:hidden;margin:.2rem 0 .7rem}
+.bar i{display:block;height:100%}.key{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin:0 .3rem 0
+.9rem;vertical-align:-.05rem}pre{font:.82rem ui-monospace,Consolas,monospace;overflow-x:auto}
+"""
+
+
+_BUCKET_NOTE = (
+    "Each at its aspect ratio of most tokens, in GiB a GPU at the worst moment of a step (gradients that come later "
+    'are not in it); s and MFU of one micro-batch. "fits" is the largest batch in memory, "suggested" the largest that '
+    "takes no longer than the entry of most tokens at its own."
+)
+
+
+def write_html(path: Path, plan: RunPlan, name: str) -> None:
+    """Writes the plan of the run `name` as a page without links or scripts, whole or not at all."""
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f"<title>Plan of {escape(name)}</title>",
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>',
+        f"<h1>Plan of {escape(name)}</h1>",
+        f"<p>{escape(head_words(plan))}<br>{escape(layout_words(plan.layout))}</p>",
+        f"<p>{escape(stage_words(plan))}</p>",
+        *_misfit_lines(plan),
+        "<h2>Memory a GPU</h2>",
+        _keys(),
+        *(_bar(entry) for entry in plan.entries),
+        "<h2>Buckets</h2>",
+        _table(entry_head(), [entry_row(entry) for entry in plan.entries]),
+        f'<p class="note">{escape(_BUCKET_NOTE)}</p>',
+        "<h2>Clips</h2>",
+        _clips(plan),
+        f'<h2>Assumptions</h2><p class="note">{escape(assumed_words(plan))}.</p>',
+        "</body></html>\n",
+    ]
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("\n".join(parts), encoding="utf-8")
+    partial.replace(path)
+
+
+def head_words(plan: RunPlan) -> str:
+    """The model and the machine in one line."""
+    count, machine = plan.num_parameters, plan.machine
+    size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+    return (
+        f"{size} parameters on {plan.layout.gpus} x {machine.gpu.name}, {gib(machine.usable_bytes)} of "
+        f"{machine.gpu.memory_gib:g} GiB each to be used"
+        + (f", and {gib(plan.host_bytes)} of the host's memory for each" if plan.host_bytes else "")
+    )
+
+
+def entry_head() -> tuple[str, ...]:
+    """Heads of the columns of `entry_row`."""
+    parts = ("weights", "grads", "optim", "ema", "encoders", "gathered", "activ.")
+    return ("bucket", "TxHxW", "tokens", "batch", *parts, "GiB a GPU", "s", "MFU", "fits", "suggested", "samples")
+
+
+def entry_row(entry: EntryPlan) -> tuple[str, ...]:
+    """One entry of the bucket table: parts of its memory in GiB, seconds of a micro-batch, batch sizes."""
+    return (
+        entry.name,
+        "x".join(map(str, entry.bucket.shape)),
+        f"{entry.tokens:,}",
+        str(entry.bucket.batch_size),
+        *(f"{number / 2**30:.2f}" for number in entry.memory.parts().values()),
+        f"{entry.memory.total / 2**30:.1f}" + ("" if entry.fits else " !"),
+        f"{entry.time.seconds:.3g}",
+        f"{entry.time.mfu:.1%}",
+        str(entry.largest_batch),
+        str(entry.suggested_batch),
+        "?" if entry.samples is None else f"{entry.samples:,}",
+    )
+
+
+def _misfit_lines(plan: RunPlan) -> list[str]:
+    lines = [
+        f'<p class="bad">{escape(entry.name)} at batch {entry.bucket.batch_size} needs {gib(entry.memory.total)}: '
+        "it does not fit.</p>"
+        for entry in plan.misfits
+    ]
+    if lines:
+        changes = [f"<li>{escape(r.words)} ({escape(pace(r.slower))})</li>" for r in find_remedies(plan)]
+        lines.append("<p>Changes that fit:</p><ul>" + "".join(changes) + "</ul>")
+    return lines
+
+
+def _keys() -> str:
+    keys = (
+        f'<span class="key" style="background:{colour}"></span>{escape(name)}'
+        for colour, name in zip(_COLOURS, PART_NAMES.values(), strict=True)
+    )
+    return f'<p class="note">{"".join(keys)}</p>'
+
+
+def _bar(entry: EntryPlan) -> str:
+    """The parts of an entry's memory, side by side; the whole width is what may be used, or what is needed if more."""
+    whole = max(entry.usable_bytes, entry.memory.total)
+    pieces = "".join(
+        f'<i style="width:{100 * size / whole:.2f}%;background:{colour}" title="{escape(PART_NAMES[name])}: '
+        f'{gib(size)}"></i>'
+        for colour, (name, size) in zip(_COLOURS, entry.memory.parts().items(), strict=True)
+    )
+    mark = "" if entry.fits else ' <span class="bad">does not fit</span>'
+    return (
+        f"<div>{escape(entry.name)}, batch {entry.bucket.batch_size}: {gib(entry.memory.total)}{mark}"
+        f'<div class="bar">{pieces}</div></div>'
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
+
+
+def _clips(plan: RunPlan) -> str:
+    if plan.report is None:
+        return f'<p class="note">The clip table could not be read ({escape(plan.no_report or "")}).</p>'
+    return f"<pre>{escape(plan.report.text())}</pre>"

@@ -1,0 +1,357 @@
+"""A run's forecast: from its config, a number of GPUs and their kind, without launching anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
+from longtake.contracts import Bucket, UserError
+from longtake.data import DatasetConfig, open_clips
+from longtake.encoders import (
+    AutoencoderConfig,
+    PixelAutoencoder,
+    TextEncoderConfig,
+    build_autoencoder,
+    build_text_encoder,
+)
+from longtake.models import MMDiTConfig
+from longtake.parallel import Mesh, ParallelConfig, resolve_degrees
+from longtake.plan.memory import FP32, Layout, Memory, MicroBatch, forecast_memory
+from longtake.plan.parameters import count_weights
+from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
+
+_DAY_SECONDS = 86400
+_ROUNDING = 1e-9  # by which a time may pass a limit that it was computed from
+_MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
+
+
+class PlannedRun(Protocol):
+    """What a plan reads of a training run's config."""
+
+    model: MMDiTConfig
+    ae: AutoencoderConfig
+    t5: TextEncoderConfig
+    clip: TextEncoderConfig
+    parallel: ParallelConfig
+    dtype: str
+    seed: int
+    compat: str | None
+    size_divisor: int
+    dataset: DatasetConfig
+    bucket_config: Mapping[str, Mapping[int, Any]]
+    ema_decay: float | None
+    accumulation_steps: int
+    slots_per_step: int | None
+    epochs: int
+    max_steps: int | None
+
+
+@dataclass(frozen=True)
+class EntryPlan:
+    """One `resolution: frames` of the bucket table, at the aspect ratio with the most tokens."""
+
+    bucket: Bucket  # of that ratio, with the batch size as written
+    latent_shape: tuple[int, int, int, int]
+    tokens: int  # video tokens of one sample
+    memory: Memory
+    time: MicroBatchTime
+    usable_bytes: int
+    samples: int | None  # of a pass, all ratios together; None where the table could not be read
+    largest_batch: int  # that fits; 0: not even one sample does
+    suggested_batch: int  # largest that fits and takes no longer than the longest entry's; 0 likewise
+
+    @property
+    def name(self) -> str:
+        """As in `bucket_config`: resolution and frames."""
+        return f"{self.bucket.resolution}/{self.bucket.num_frames}f"
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.usable_bytes
+
+    @property
+    def trains(self) -> bool:
+        """Whether any clip is known, or has to be expected, to be trained in it."""
+        return self.samples is None or self.samples > 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Steps, time and price of a whole stage."""
+
+    steps_per_pass: int | None
+    seconds_per_pass: float | None
+    steps: int | None  # of the stage: `max_steps`, or all passes
+    step_seconds: float  # mean over the micro-batches of a pass; over the entries alike where it is not known
+    gpus: int
+
+    @property
+    def days(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step_seconds / _DAY_SECONDS
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.days is None else self.days * 24 * self.gpus
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run as the formulas see it: everything that does not depend on how it is laid out over GPUs."""
+
+    config: PlannedRun
+    rule: BucketRule
+    autoencoder: PixelAutoencoder
+    text_tokens: int
+    encoder_bytes: int
+
+    @property
+    def model(self) -> MMDiTConfig:
+        return self.config.model
+
+    @cached_property
+    def entries(self) -> tuple[Bucket, ...]:
+        """Each entry of the bucket table that clips can take, at the ratio with the most tokens."""
+        reachable = {
+            (resolution.name, entry.num_frames)
+            for resolution in self.rule.resolutions
+            for entry in resolution.entries
+            if entry.reachable
+        }
+        largest: dict[tuple[str, int], Bucket] = {}
+        for bucket in self.rule.buckets:
+            key = bucket.resolution, bucket.num_frames
+            if key in reachable and (key not in largest or self.tokens(bucket) > self.tokens(largest[key])):
+                largest[key] = bucket
+        return tuple(largest.values())
+
+    def tokens(self, bucket: Bucket) -> int:
+        """Video tokens of one sample."""
+        _, frames, height, width = self.autoencoder.latent(*bucket.shape)
+        patch = self.model.patch_size
+        return frames * -(-height // patch) * -(-width // patch)
+
+    def micro_batch(self, bucket: Bucket, batch: int | None = None) -> MicroBatch:
+        """The sizes of one micro-batch of a bucket, of its own batch size where none is given."""
+        channels, frames, height, width = self.autoencoder.latent(*bucket.shape)
+        time, rows, columns = bucket.shape
+        return MicroBatch(
+            batch=bucket.batch_size if batch is None else batch,
+            video_tokens=self.tokens(bucket),
+            text_tokens=self.text_tokens,
+            latent_numbers=channels * frames * height * width,
+            pixel_numbers=3 * time * rows * columns,
+        )
+
+    def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Memory:
+        """Bytes of a step whose micro-batches are of this bucket."""
+        return forecast_memory(self.model, self.micro_batch(bucket, batch), layout, self.encoder_bytes)
+
+    def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
+        """Time of one micro-batch of this bucket."""
+        latent_shape = self.autoencoder.latent(*bucket.shape)
+        return forecast_time(self.model, latent_shape, self.micro_batch(bucket, batch), layout, machine)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All that is known of a run before it is launched."""
+
+    work: Work
+    layout: Layout
+    machine: Machine
+    entries: tuple[EntryPlan, ...]
+    report: BucketReport | None
+    no_report: str | None  # why the clip table could not be read
+    forecast: Forecast
+
+    @property
+    def num_parameters(self) -> int:
+        return count_weights(self.work.model, self.layout.weight_shards).num_parameters
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host that each GPU's masters, gradients, moments and average take where they live there."""
+        if not self.layout.offload:
+            return 0
+        owned = count_weights(self.work.model, self.layout.weight_shards).owned
+        return FP32 * owned * (5 if self.layout.ema else 4)
+
+    @property
+    def misfits(self) -> tuple[EntryPlan, ...]:
+        """Entries that train and need more memory than there is, the worst first."""
+        found = [entry for entry in self.entries if entry.trains and not entry.fits]
+        return tuple(sorted(found, key=lambda entry: -entry.memory.total))
+
+
+def read_work(config: PlannedRun) -> Work:
+    """Raises `UserError` for buckets that the autoencoder cannot take."""
+    rule = BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
+    autoencoder = build_autoencoder(config.ae)
+    for bucket in rule.buckets:
+        autoencoder.check(*bucket.shape)
+    with torch.device("meta"):
+        texts = [build_text_encoder(section) for section in (config.t5, config.clip)]
+    frozen = [part for part in (autoencoder, *texts) if isinstance(part, nn.Module)]
+    encoder_bytes = sum(p.nbytes for part in frozen for p in part.parameters())
+    return Work(config, rule, autoencoder, config.t5.max_length, encoder_bytes)
+
+
+def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
+    """How the config cuts its model over `gpus` GPUs. Raises `UserError` where it does not divide."""
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        raise UserError(
+            f"--gpus {gpus}: does not fill nodes of {gpus_per_node} GPUs; choose a multiple of {gpus_per_node}, or set "
+            "--gpus-per-node"
+        )
+    replicate, shard, sequence, tensor = resolve_degrees(config.parallel, gpus)
+    node = min(gpus, gpus_per_node)
+    if node % tensor:
+        raise UserError(
+            f"parallel.tensor = {tensor}: tensor peers must lie in one node, of {node} GPUs here; choose a divisor of "
+            f"{node}"
+        )
+    mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
+    mesh.check_heads(config.model.num_heads)
+    ranks = replicate * shard
+    slots = config.slots_per_step or ranks * config.accumulation_steps
+    return Layout(
+        replicate=replicate,
+        shard=shard,
+        sequence=sequence,
+        tensor=tensor,
+        zero=config.parallel.zero,
+        remat=config.model.grad_ckpt_settings or (0, 0),
+        ema=config.ema_decay is not None,
+        compute_bytes=2 if config.dtype == "bf16" else 4,
+        reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
+        prefetch=max(1, config.parallel.backward_prefetch),
+        offload=config.parallel.cpu_offload,
+        micro_batches=-(-slots // ranks),
+    )
+
+
+def plan_run(config: PlannedRun, gpus: int, machine: Machine) -> RunPlan:
+    """Forecasts memory, time and use of data of a run on `gpus` GPUs."""
+    work, layout = read_work(config), read_layout(config, gpus, machine.gpus_per_node)
+    report, no_report = _read_report(work, layout)
+    return forecast_run(work, layout, machine, report, no_report)
+
+
+def forecast_run(
+    work: Work, layout: Layout, machine: Machine, report: BucketReport | None = None, no_report: str | None = None
+) -> RunPlan:
+    """The forecast of a layout. `report`: of the first pass, where the clip table can be read."""
+    found = None
+    if report is not None:
+        found = dict.fromkeys(((b.resolution, b.num_frames) for b in work.entries), 0)
+        for line in report.buckets:
+            found[line.bucket.resolution, line.bucket.num_frames] += line.samples
+    largest = {bucket: largest_batch(work, bucket, layout, machine) for bucket in work.entries}
+    limit = longest_seconds(work, layout, machine, largest)
+    entries = []
+    for bucket in work.entries:
+        balanced = largest_batch(work, bucket, layout, machine, limit * (1 + _ROUNDING))
+        entries.append(
+            EntryPlan(
+                bucket=bucket,
+                latent_shape=work.autoencoder.latent(*bucket.shape),
+                tokens=work.tokens(bucket),
+                memory=work.memory(bucket, layout),
+                time=work.time(bucket, layout, machine),
+                usable_bytes=machine.usable_bytes,
+                samples=None if found is None else found[bucket.resolution, bucket.num_frames],
+                largest_batch=largest[bucket],
+                suggested_batch=balanced or min(1, largest[bucket]),
+            )
+        )
+    forecast = _forecast(work, layout, machine, tuple(entries), report)
+    return RunPlan(work, layout, machine, tuple(entries), report, no_report, forecast)
+
+
+def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, limit: float = inf) -> int:
+    """The largest batch size of a bucket that fits and takes no more than `limit` seconds; 0: none does.
+
+    Found by halving, for memory and time grow with it.
+    """
+
+    def is_fine(batch: int) -> bool:
+        fits = work.memory(bucket, layout, batch).total <= machine.usable_bytes
+        return fits and work.time(bucket, layout, machine, batch).seconds <= limit
+
+    low, high = 0, 1
+    while high <= _MOST_SAMPLES and is_fine(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_fine(middle):
+            low = middle
+        else:
+            high = middle
+    return min(low, _MOST_SAMPLES)
+
+
+def longest_seconds(work: Work, layout: Layout, machine: Machine, largest: Mapping[Bucket, int]) -> float:
+    """How long a micro-batch may take: as long as the entry of most tokens takes at its largest batch.
+
+    A step waits for its slowest rank, so others gain nothing from a larger batch that takes longer, and this one
+    cannot be given a larger one.
+    """
+    fitting = [bucket for bucket, batch in largest.items() if batch]
+    if not fitting:
+        return 0.0
+    longest = max(fitting, key=work.tokens)
+    return work.time(longest, layout, machine, largest[longest]).seconds
+
+
+def _forecast(
+    work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...], report: BucketReport | None
+) -> Forecast:
+    update = update_seconds(work.model, layout, machine)
+    config = work.config
+    if report is None or not report.num_steps:
+        mean = sum(entry.time.seconds for entry in entries) / max(1, len(entries))
+        step = layout.micro_batches * mean + update
+        return Forecast(None, None, config.max_steps, step, layout.gpus)
+    micro = sum(line.micro_batches * work.time(line.bucket, layout, machine).seconds for line in report.buckets)
+    seconds = micro / layout.data_ranks + report.num_steps * update
+    steps = report.num_steps * config.epochs
+    steps = steps if config.max_steps is None else min(steps, config.max_steps)
+    return Forecast(report.num_steps, seconds, steps, seconds / report.num_steps, layout.gpus)
+
+
+def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str | None]:
+    """What the first pass keeps and drops; or why that cannot be said."""
+    config = work.config
+    try:
+        table = open_clips(config.dataset)
+    except (UserError, OSError) as error:
+        return None, str(error)
+    ranks = layout.data_ranks
+    inputs = OrderInputs(
+        seed=config.seed,
+        stage=0,
+        slots_per_step=config.slots_per_step or ranks * config.accumulation_steps,
+        rule=work.rule,
+        num_frames=table.num_frames,
+        height=table.height,
+        width=table.width,
+        fps=table.fps,
+        clip_ids=table.clip_ids,
+        weights=table.weights,
+        views=config.dataset.views,
+        table=table.fingerprint,
+    )
+    return plan_pass(inputs, 0).report, None
+
+
+def with_layout(plan: RunPlan, **changes: Any) -> RunPlan:
+    """The same run laid out otherwise."""
+    layout = replace(plan.layout, **changes)
+    return forecast_run(plan.work, layout, plan.machine, plan.report, plan.no_report)

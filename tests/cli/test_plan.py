@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.plan.runs import write_table
+
+RUN = """
+dataset = dict(data_path={table!r})
+bucket_config = {{"64px": {{8: (1.0, 4), 16: (1.0, 2)}}}}
+ae = dict(type="pixel", temporal=8, spatial=8)
+t5 = dict(type="words", dim=128, max_length=16)
+clip = dict(type="words", dim=128, max_length=16)
+model = dict(
+    in_channels=1536, patch_size=1, hidden_size=256, num_heads=4, axes_dim=(16, 24, 24), depth=2,
+    depth_single_blocks=4, vec_in_dim=128, context_in_dim=128,
+)
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """A run on a table of which one clip is too short."""
+    table = write_table(tmp_path, [(16, 64, 64)] * 6 + [(4, 64, 64)])
+    path = tmp_path / "run.py"
+    path.write_text(RUN.format(table=str(table)), encoding="utf-8")
+    return path
+
+
+def test_a_run_is_planned_without_being_launched(longtake, run_file: Path):
+    page, data = run_file.with_name("plan.html"), run_file.with_name("plan.json")
+    code, out, err = longtake("plan", run_file, "--gpus", 2, "--gpu", "h200", "--html", page, "--json", data)
+    assert (code, err) == (0, "")
+    assert "parameters on 2 x h200" in out
+    assert "64px/16f" in out
+    assert "6 of 7 clips used" in out
+    assert "GPU-hours" in out
+    assert "assumed, not measured" in out
+    assert "<title>Plan of" in page.read_text()
+    assert json.loads(data.read_text())["gpus"] == 2
+    assert sorted(p.name for p in run_file.parent.iterdir()) == ["clips.csv", "plan.html", "plan.json", "run.py"]
+
+
+def test_what_cannot_fit_ends_with_one_sentence_and_is_still_shown(longtake, run_file: Path):
+    code, out, err = longtake("plan", run_file, "--gpus", 1, "--gpu", "4090", "--memory-gib", 0.2, "--headroom", 0)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "longtake: bucket_config.64px." in err
+    assert "the cheapest change that fits" in err
+    assert "64px/16f" in out
+
+
+def test_keys_of_the_run_can_be_overridden(longtake, run_file: Path):
+    _, out, _ = longtake("plan", run_file, "--gpus", 4, "--parallel.zero", 2, "--accumulation_steps", 3)
+    assert "zero 2" in out
+    assert "3 micro-batches a rank a step" in out
+
+
+def test_the_assumed_efficiency_is_said_and_can_be_set(longtake, run_file: Path):
+    _, out, _ = longtake("plan", run_file, "--efficiency", 0.55, "--peak-tflops", 100)
+    assert "kernels reach 55% of 100 TFLOP/s" in out
+
+
+def test_mistakes_are_one_sentence(mistake, run_file: Path):
+    assert "choose one of" in mistake("plan", run_file, "--gpu", "abacus")
+    assert "multiple of 8" in mistake("plan", run_file, "--gpus", 12)
+    assert "RUN is expected" in mistake("plan", "--gpus", 8)
+    assert "parallel.tensor" in mistake("plan", run_file, "--parallel.tensor", 3)
+
+
+def test_the_example_of_the_docs_is_what_the_command_says(longtake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    (run,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    said, complained = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "run.py").write_text(run, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert longtake("plan", "run.py", "--gpus", 8, "--gpu", "h200") == (2, said, complained)

@@ -1,0 +1,59 @@
+"""The documented FLOPs formula against torch's own counter, which sees the operations as they are called."""
+
+from __future__ import annotations
+
+import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from longtake.models import MMDiT, MMDiTConfig, build_denoiser
+from longtake.parallel import remat_blocks
+from tests.models.golden import random_inputs
+
+FULL_WIDTH = MMDiTConfig(depth=2, depth_single_blocks=3, attention="math")
+SIZE, TEXT, BATCH = (5, 16, 24), 64, 2
+
+
+def counted(config: MMDiTConfig, remat: tuple[int, int] = (0, 0), backward: bool = True) -> int:
+    """FLOPs that torch counts over a forward, and the backward of it, of a model that is never allocated."""
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        model = build_denoiser(config)
+        remat_blocks(model, remat)
+        prediction = model(*random_inputs(config, SIZE, batch=BATCH, text_tokens=TEXT))
+        if backward:
+            prediction.sum().backward()
+    return counter.get_total_flops()
+
+
+def formula(config: MMDiTConfig) -> int:
+    return BATCH * MMDiT.forward_flops(config, (config.latent_channels, *SIZE), TEXT)
+
+
+@pytest.mark.parametrize("changes", [{}, {"fused_qkv": True, "guidance_embed": True}, {"cond_embed": True}])
+def test_forward_at_full_width_is_counted_exactly(changes: dict) -> None:
+    config = FULL_WIDTH.model_copy(update=changes)
+    assert counted(config, backward=False) == formula(config)
+
+
+def test_training_costs_three_forwards() -> None:
+    """All but the gradients of the model's inputs, which nobody asks for."""
+    assert counted(FULL_WIDTH) == pytest.approx(3 * formula(FULL_WIDTH), rel=0.01)
+
+
+@pytest.mark.parametrize("remat", [(2, 0), (0, 3), (1, 2)])
+def test_recomputation_costs_the_forwards_of_its_blocks(remat: tuple[int, int]) -> None:
+    double, single = MMDiT.block_flops(FULL_WIDTH, (FULL_WIDTH.latent_channels, *SIZE), TEXT)
+    more = counted(FULL_WIDTH, remat) - counted(FULL_WIDTH)
+    # A recomputed block may leave out its last product: nothing of it is saved for backward.
+    tokens, width = BATCH * (5 * 8 * 12 + TEXT), FULL_WIDTH.hidden_size
+    last = remat[0] * 2 * tokens * width * 4 * width + remat[1] * 2 * tokens * width * 5 * width
+    wanted = BATCH * (remat[0] * double + remat[1] * single)
+    assert wanted - last <= more <= wanted
+
+
+def test_blocks_and_the_rest_make_up_the_whole() -> None:
+    shape = (16, *SIZE)
+    double, single = MMDiT.block_flops(FULL_WIDTH, shape, TEXT)
+    without = FULL_WIDTH.model_copy(update={"depth": 0, "depth_single_blocks": 0})
+    whole = MMDiT.forward_flops(FULL_WIDTH, shape, TEXT)
+    assert whole == 2 * double + 3 * single + MMDiT.forward_flops(without, shape, TEXT)

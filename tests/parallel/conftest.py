@@ -1,0 +1,50 @@
+"""Worlds of 2, 4 and 8 processes, each launched once for all that is to be found out in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from longtake.parallel import start_world
+from tests.parallel.one_step import Facts, compare, on_ranks
+from tests.parallel.plays import CASES, degrees_and_groups, forwards_of_peers
+from tests.parallel.runs_on_peers import play_run
+from tests.train.conftest import clips
+from tests.train.runs import write_config
+
+__all__ = ["clips"]
+Worlds = Callable[[int], list[Facts]]
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
+    # eps keeps Adam from blowing rounding errors up; fewer samples a micro-batch make it quick
+    bucket_config = {"32px": {1: (1.0, 2), 8: (1.0, 3), 16: (1.0, 2)}}
+    return write_config(tmp_path_factory.mktemp("run"), clips, eps=1e-4, bucket_config=bucket_config)
+
+
+@pytest.fixture(scope="session")
+def alone(tiny_run: Path) -> Facts:
+    """The run of `play_run` in this one process."""
+    with start_world("cpu") as world:
+        return play_run(tiny_run, "alone", world)
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Worlds:
+    """What the ranks of a world of some size found, by play."""
+    known: dict[int, list[Facts]] = {}
+
+    def of(size: int) -> list[Facts]:
+        plays = {"law": partial(compare, CASES[size])}
+        if size == 4:
+            plays |= {"mesh": degrees_and_groups, "forwards": forwards_of_peers}
+            plays |= {"run": partial(play_run, tiny_run, "peers")}
+        if size not in known:
+            known[size] = on_ranks(size, tmp_path_factory.mktemp(f"world{size}"), plays)
+        return known[size]
+
+    return of

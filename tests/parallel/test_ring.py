@@ -1,0 +1,67 @@
+"""Blocks of keys, merged, are whole attention: results and gradients, whichever kernel attends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longtake.parallel.block_attention import attend_block, attend_block_backward
+from longtake.parallel.ring import merge
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_blocks(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """Result and gradients of q, k, v, block by block, as the ring computes them."""
+    out = torch.zeros(q.shape)
+    lse = torch.full(q.shape[:-1], -torch.inf)
+    pairs = list(zip(k.split(sizes, 2), v.split(sizes, 2), strict=True))
+    for keys, values in pairs:
+        part, part_lse = attend_block(q, keys, values)
+        out, lse = merge(out, lse, part.float(), part_lse)
+    parts = [attend_block_backward(grad, q, keys, values, out.to(q.dtype), lse) for keys, values in pairs]
+    dk, dv = (torch.cat([part[i] for part in parts], 2) for i in (1, 2))
+    return out, sum(part[0] for part in parts), dk, dv
+
+
+@pytest.mark.parametrize("which", ["cpu", "math"])
+@pytest.mark.parametrize("sizes", [[7], [3, 4], [1, 5, 1]])
+def test_blocks_make_up_whole_attention(monkeypatch: pytest.MonkeyPatch, which: str, sizes: list[int]) -> None:
+    monkeypatch.setattr("longtake.parallel.block_attention.kernel", lambda q: which)
+    monkeypatch.setattr("longtake.parallel.block_attention._CHUNK_BYTES", 200)  # several chunks of queries
+    q, k, v = (drawn(2, 3, rows, 8, seed=rows + i).requires_grad_() for i, rows in enumerate((5, 7, 7)))
+    grad = drawn(2, 3, 5, 8, seed=9)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    gradients = torch.autograd.grad(expected, (q, k, v), grad)
+    with torch.no_grad():
+        found = by_blocks(q, k, v, grad, sizes)
+    for ours, theirs in zip(found, (expected, *gradients), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    q, k, v = 30 * drawn(1, 1, 4, 8), 30 * drawn(1, 1, 6, 8, seed=1), drawn(1, 1, 6, 8, seed=2)
+    out, *gradients = by_blocks(q, k, v, torch.ones(1, 1, 4, 8), [2, 2, 2])
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v), atol=1e-6, rtol=1e-5)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_blocks_make_up_whole_attention_on_cuda(dtype: torch.dtype) -> None:
+    shapes = (96, 160, 160)
+    q, k, v = (drawn(2, 3, n, 64, seed=i).cuda().to(dtype).requires_grad_() for i, n in enumerate(shapes))
+    grad = drawn(2, 3, 96, 64, seed=9).cuda().to(dtype)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*exact)
+    gradients = torch.autograd.grad(expected, exact, grad.double())
+    with torch.no_grad(), torch.device("cuda"):
+        found = by_blocks(q, k, v, grad, [100, 60])
+    limit = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    for ours, theirs in zip(found, (expected, *gradients), strict=True):
+        assert (ours.double() - theirs).abs().max() <= limit * theirs.abs().max()

@@ -1,0 +1,147 @@
+"""The memory formula against the real model: what it saves for backward, and the most that a step holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from longtake.models import MMDiTConfig, build_denoiser
+from longtake.plan import Layout, MicroBatch, block_activations, count_weights, forecast_memory
+from longtake.train.optimizer import Ema, ShardedAdamW
+from tests.plan.runs import run_config
+from tests.plan.trace import block_saved_bytes, norms_as_on_cuda, step_bytes
+
+TINY = MMDiTConfig(
+    hidden_size=96,
+    num_heads=4,
+    axes_dim=(8, 8, 8),
+    depth=2,
+    depth_single_blocks=3,
+    context_in_dim=64,
+    vec_in_dim=32,
+    attention="sdpa",
+)
+FULL_WIDTH = MMDiTConfig(depth=1, depth_single_blocks=2, attention="sdpa")
+ELEVEN_B = MMDiTConfig(attention="sdpa")
+
+
+def micro_batch(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> MicroBatch:
+    frames, height, width = latent
+    tokens = frames * (height // 2) * (width // 2)
+    return MicroBatch(batch, tokens, text, config.latent_channels * frames * height * width, 0)
+
+
+@pytest.mark.parametrize("kind", ["double", "single"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("config", "batch", "video", "text"),
+    [
+        (FULL_WIDTH, 1, 1024, 512),
+        (FULL_WIDTH, 3, 8448, 512),
+        (FULL_WIDTH.model_copy(update={"fused_qkv": True}), 2, 300, 77),
+        (FULL_WIDTH.model_copy(update={"mlp_ratio": 3.0, "attention": "math"}), 2, 300, 77),
+        (TINY, 2, 2048, 16),
+    ],
+    ids=["images", "video", "fused", "math", "tiny"],
+)
+def test_a_block_saves_what_the_formula_says(
+    config: MMDiTConfig, batch: int, video: int, text: int, dtype: torch.dtype, kind: str
+) -> None:
+    with norms_as_on_cuda():
+        counted = block_saved_bytes(config, kind, batch, video, text, dtype)
+    sizes = MicroBatch(batch, video, text, 0, 0)
+    said = block_activations(config, kind, sizes, Layout(compute_bytes=dtype.itemsize)).saved
+    assert said == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "shards"), [(TINY, 1), (TINY, 3), (FULL_WIDTH, 64)], ids=["tiny", "tiny, 3 shards", "full width"]
+)
+def test_weights_and_gradients_are_exact(config: MMDiTConfig, shards: int) -> None:
+    counted = step_bytes(config, (1, 4, 4), 4, shard=shards)
+    said = forecast_memory(config, micro_batch(config, (1, 4, 4), 4, 1), Layout(shard=shards, micro_batches=2))
+    assert said.weights == counted["weights"]
+    assert said.gradients == counted["gradients"]
+    assert said.optimizer == 2 * said.weights  # both moments of AdamW in float32, see the next test
+
+
+def test_optimizer_and_average_hold_float32_beside_every_weight() -> None:
+    model = build_denoiser(TINY)
+    state = ShardedAdamW(model, run_config()).state()
+    said = forecast_memory(TINY, micro_batch(TINY, (1, 4, 4), 4, 1), Layout(ema=True))
+    assert said.optimizer == sum(tensor.nbytes for tensor in state.values())
+    assert said.ema == sum(tensor.nbytes for tensor in Ema(model, 0.99).state().values())
+
+
+def test_the_number_of_parameters_is_that_of_the_model() -> None:
+    with torch.device("meta"):
+        model: nn.Module = build_denoiser(ELEVEN_B)
+    assert count_weights(ELEVEN_B, 8).num_parameters == sum(p.numel() for p in model.parameters())
+
+
+STEPS = {
+    "tiny": (TINY, (9, 32, 32), 16, {"batch": 2, "shard": 2}),
+    "tiny, remat": (TINY, (9, 32, 32), 16, {"batch": 2, "shard": 2, "remat": (2, 3)}),
+    "one GPU": (FULL_WIDTH, (9, 32, 32), 512, {"batch": 2}),
+    "shards": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8}),
+    "all remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2)}),
+    "some remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 1, "shard": 64, "remat": (1, 1)}),
+    "zero 2": (FULL_WIDTH, (5, 32, 32), 512, {"shard": 64, "zero": 2, "remat": (1, 2)}),
+    "accumulation": (FULL_WIDTH, (9, 32, 32), 512, {"batch": 2, "shard": 8, "micro_batches": 2}),
+    "sequence peers": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 4, "sequence": 2}),
+    "tensor peers": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 4, "tensor": 2, "remat": (0, 1)}),
+    "all axes": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 2, "sequence": 2, "tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_most_that_a_step_holds_is_foretold_within_a_tenth(name: str) -> None:
+    check_step(*STEPS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "latent", "options"),
+    [
+        (ELEVEN_B, (33, 32, 32), {"batch": 3, "shard": 8, "remat": (19, 38)}),
+        (ELEVEN_B, (9, 32, 32), {"batch": 4, "shard": 8, "remat": (8, 20), "micro_batches": 2}),
+        (
+            ELEVEN_B.model_copy(update={"fused_qkv": True, "guidance_embed": True}),
+            (9, 48, 84),
+            {"shard": 64, "zero": 2, "remat": (19, 0)},
+        ),
+    ],
+    ids=["256px 129 frames", "256px 33 frames", "768px 33 frames"],
+)
+def test_the_11b_model_is_foretold_within_a_tenth(config: MMDiTConfig, latent: tuple, options: dict) -> None:
+    check_step(config, latent, 512, options)
+
+
+def check_step(config: MMDiTConfig, latent: tuple[int, int, int], text: int, options: dict) -> None:
+    with norms_as_on_cuda():
+        counted = step_bytes(config, latent, text, **options)
+    layout = {key: value for key, value in options.items() if key != "batch"}
+    said = forecast_memory(config, micro_batch(config, latent, text, options.get("batch", 1)), Layout(**layout))
+    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.1)
+
+
+def test_memory_grows_with_the_batch_and_shrinks_with_recomputation_and_shards() -> None:
+    def total(batch: int = 2, **layout: object) -> int:
+        return forecast_memory(ELEVEN_B, micro_batch(ELEVEN_B, (9, 32, 32), 512, batch), Layout(**layout)).total
+
+    assert total(1, shard=8) < total(2, shard=8) < total(3, shard=8)
+    assert total(shard=8, remat=(19, 38)) < total(shard=8, remat=(8, 20)) < total(shard=8)
+    assert total(shard=64) < total(shard=16) < total(shard=8)
+    assert total(shard=4, sequence=2) < total(shard=8)
+    assert total(shard=8, zero=2) > total(shard=8)
+    assert total(shard=8, offload=True) < total(shard=8)
+    assert total(shard=8, ema=True) > total(shard=8)
+
+
+def test_offloaded_weights_leave_the_gpu() -> None:
+    said = forecast_memory(
+        ELEVEN_B, micro_batch(ELEVEN_B, (9, 32, 32), 512, 1), Layout(shard=8, ema=True, offload=True)
+    )
+    assert (said.weights, said.gradients, said.optimizer, said.ema) == (0, 0, 0, 0)
+    assert said.gathered > 0

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from longtake.contracts import UserError
+from longtake.plan import Machine, find_remedies, plan_json, plan_run, refuse_misfits, write_html
+from longtake.plan.run import RunPlan, with_layout
+from longtake.track import gpu_named
+from tests.plan.runs import run_config, write_table
+
+MACHINE = Machine(gpu_named("h100"))
+
+
+def machine_of(mib: float) -> Machine:
+    """A machine of which a run may use so much memory."""
+    return Machine(replace(gpu_named("h100"), memory_gib=mib / 1024), headroom=0)
+
+
+def plan(machine: Machine = MACHINE, gpus: int = 4, **changes: object) -> RunPlan:
+    return plan_run(run_config(**changes), gpus, machine)
+
+
+def needed_mib(**changes: object) -> float:
+    """The most that an entry of a run needs."""
+    return max(entry.memory.total for entry in plan(**changes).entries) / 2**20
+
+
+def test_each_entry_is_planned_at_its_ratio_of_most_tokens() -> None:
+    found = {entry.name: entry for entry in plan().entries}
+    assert set(found) == {"64px/8f", "64px/16f"}
+    for entry in found.values():
+        assert entry.tokens == max(
+            plan().work.tokens(bucket)
+            for bucket in plan().work.rule.buckets
+            if bucket.num_frames == entry.bucket.num_frames
+        )
+    assert found["64px/16f"].tokens == 2 * found["64px/8f"].tokens
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    machine = machine_of(2 * needed_mib())
+    found = plan(machine)
+    for entry in found.entries:
+        assert 0 < entry.largest_batch < 4096
+        assert found.work.memory(entry.bucket, found.layout, entry.largest_batch).total <= machine.usable_bytes
+        assert found.work.memory(entry.bucket, found.layout, entry.largest_batch + 1).total > machine.usable_bytes
+
+
+def test_suggested_batches_take_no_longer_than_the_longest_entry_at_its_own() -> None:
+    found = plan(machine_of(2 * needed_mib()))
+    longest = max(found.entries, key=lambda entry: entry.tokens)
+    assert longest.suggested_batch == longest.largest_batch
+    limit = found.work.time(longest.bucket, found.layout, found.machine, longest.largest_batch).seconds
+    for entry in found.entries:
+        assert 0 < entry.suggested_batch <= entry.largest_batch
+        assert (
+            found.work.time(entry.bucket, found.layout, found.machine, entry.suggested_batch).seconds <= limit * 1.001
+        )
+
+
+def test_the_table_gives_the_length_of_the_stage(tmp_path: Path) -> None:
+    table = write_table(tmp_path, [(16, 64, 64)] * 10 + [(8, 64, 64)] * 9 + [(4, 64, 64)] + [(8, 16, 16)])
+    found = plan(gpus=2, dataset={"data_path": str(table)}, max_steps=None, epochs=3)
+    assert found.report is not None
+    assert found.report.num_used == 19  # one is too short, one too small
+    assert {entry.name: entry.samples for entry in found.entries} == {"64px/8f": 9, "64px/16f": 10}
+    forecast = found.forecast
+    assert forecast.steps_per_pass == found.report.num_steps == 4  # 5 + 3 micro-batches, 2 a step
+    assert forecast.steps == 12
+    assert forecast.seconds_per_pass == pytest.approx(4 * forecast.step_seconds)
+    assert forecast.gpu_hours == pytest.approx(12 * forecast.step_seconds * 2 / 3600)
+    shorter = plan(gpus=2, dataset={"data_path": str(table)}, max_steps=5, epochs=3)
+    assert shorter.forecast.steps == 5
+
+
+def test_a_table_that_is_not_there_is_said_and_the_rest_is_planned() -> None:
+    found = plan()
+    assert found.report is None
+    assert "nowhere.csv" in (found.no_report or "")
+    assert found.forecast.steps == 100
+    assert all(entry.samples is None for entry in found.entries)
+
+
+def test_an_entry_without_clips_does_not_make_a_run_unfit(tmp_path: Path) -> None:
+    table = write_table(tmp_path, [(8, 64, 64)] * 8)
+    buckets = {"64px": {8: (1.0, 4), 16: (1.0, 4000)}}
+    machine = machine_of(4 * needed_mib())
+    assert plan(machine, bucket_config=buckets).misfits
+    assert not plan(machine, bucket_config=buckets, dataset={"data_path": str(table)}).misfits
+
+
+def test_more_gpus_need_less_of_each() -> None:
+    assert plan(gpus=8).entries[0].memory.weights < plan(gpus=2).entries[0].memory.weights
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"parallel": {"tensor": 3}}, "4 processes do not divide by 3"),
+        ({"parallel": {"tensor": 4}, "model": {"num_heads": 2, "axes_dim": (32, 48, 48)}}, "2 attention heads"),
+        ({"bucket_config": {"64px": {12: (1.0, 1)}}}, "12 frames do not divide"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_a_sentence(changes: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        plan(**changes)
+
+
+def test_offloaded_weights_are_counted_in_the_hosts_memory() -> None:
+    found = plan(parallel={"cpu_offload": True}, ema_decay=0.99)
+    kept = plan(ema_decay=0.99).entries[0].memory
+    assert found.host_bytes == kept.weights + kept.optimizer + kept.ema + kept.weights  # gradients as large as weights
+    assert plan().host_bytes == 0
+
+
+def test_gpus_must_fill_nodes() -> None:
+    with pytest.raises(UserError, match="--gpus 12: does not fill nodes of 8"):
+        plan(gpus=12)
+
+
+def test_what_does_not_fit_is_refused_with_a_change_that_does() -> None:
+    machine = machine_of(0.8 * needed_mib())
+    found = plan(machine)
+    assert found.misfits
+    with pytest.raises(UserError, match=r"bucket_config.64px.\d+: a micro-batch of \d .* cheapest change that fits"):
+        refuse_misfits(found)
+    remedies = find_remedies(found)
+    assert remedies
+    assert remedies[0].same_steps
+    assert [r.slower for r in remedies if r.same_steps] == sorted(r.slower for r in remedies if r.same_steps)
+
+
+def test_recomputation_is_no_more_than_needed() -> None:
+    buckets = {"64px": {8: (1.0, 4), 16: (1.0, 64)}}
+    machine = machine_of(0.6 * needed_mib(bucket_config=buckets))
+    found = plan(machine, bucket_config=buckets)
+    words = next(r.words for r in find_remedies(found) if r.words.startswith("model.grad_ckpt_settings"))
+    counts = tuple(int(part) for part in words.split("(")[1].rstrip(")").split(","))
+    assert not with_layout(found, remat=counts).misfits
+    for fewer in ((counts[0] - 1, counts[1]), (counts[0], counts[1] - 1)):
+        if min(fewer) >= 0:
+            assert with_layout(found, remat=fewer).misfits
+
+
+def test_every_change_that_is_named_makes_the_run_fit_when_it_is_made() -> None:
+    machine = machine_of(0.8 * needed_mib(parallel={"zero": 2, "replicate": 2}))
+    found = plan(machine, parallel={"zero": 2, "replicate": 2})
+    words = {remedy.words for remedy in find_remedies(found)}
+    tried = {
+        "parallel.zero = 3": {"zero": 3, "replicate": 2},
+        "parallel.replicate = 1 and parallel.shard = 4": {"zero": 2, "replicate": 1, "shard": 4},
+        "parallel.sequence = 2": {"zero": 2, "replicate": 2, "sequence": 2},
+        "parallel.cpu_offload = True": {"zero": 2, "replicate": 2, "cpu_offload": True},
+    }
+    assert words & set(tried)
+    for change, parallel in tried.items():
+        assert (change in words) == (not plan(machine, parallel=parallel).misfits), change
+
+
+def test_where_nothing_helps_no_change_is_named() -> None:
+    with pytest.raises(UserError, match="no change of remat, sharding, offload or batch size"):
+        refuse_misfits(plan(machine_of(1)))
+
+
+def test_a_run_that_fits_is_not_refused() -> None:
+    found = plan()
+    refuse_misfits(found)
+    assert find_remedies(found) == []
+
+
+def test_the_plan_as_data_adds_up() -> None:
+    data = plan_json(plan())
+    assert data["fits"]
+    for line in data["buckets"].values():
+        parts = dict(line["bytes"])
+        assert parts.pop("total") == sum(parts.values())
+        assert line["seconds"]["total"] == pytest.approx(sum(line["seconds"].values()) / 2)
+
+
+def test_the_page_is_whole_and_leads_nowhere(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    write_html(page, plan(machine_of(0.8 * needed_mib())), "a <run>")
+    text = page.read_text()
+    checker = _Page()
+    checker.feed(text)
+    assert checker.open == []
+    assert not {"src", "href"} & checker.attributes
+    assert "a &lt;run&gt;" in text
+    assert "does not fit" in text
+
+
+class _Page(HTMLParser):
+    """Which elements stay open, and which attributes occur."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from longtake.models import MMDiT, MMDiTConfig
+from longtake.plan import Layout, Machine, MicroBatch, count_weights, forecast_time, update_seconds
+from longtake.track import gpu_named
+
+MODEL = MMDiTConfig()
+MACHINE = Machine(gpu_named("h100"), efficiency=0.5, bandwidth=0.5)
+LATENT, BATCH = (16, 33, 32, 32), MicroBatch(3, 33 * 256, 512, 16 * 33 * 1024, 0)
+FORWARD = MMDiT.forward_flops(MODEL, LATENT, 512)
+
+
+def seconds(layout: Layout, machine: Machine = MACHINE, batch: MicroBatch = BATCH):
+    return forecast_time(MODEL, LATENT, batch, layout, machine)
+
+
+def test_alone_a_micro_batch_takes_its_flops_over_the_assumed_rate() -> None:
+    found = seconds(Layout())
+    assert found.seconds == pytest.approx(3 * 3 * FORWARD / (989e12 * 0.5))
+    assert found.mfu == pytest.approx(0.5)
+    assert (found.weights_wait, found.token_exchange) == (0, 0)
+
+
+def test_what_is_computed_again_costs_time_but_is_not_counted_as_use() -> None:
+    found = seconds(Layout(remat=(19, 38)))
+    assert found.seconds == pytest.approx(4 / 3 * seconds(Layout()).seconds, rel=0.01)
+    assert found.mfu == pytest.approx(0.5 * 3 / 4, rel=0.01)
+    assert seconds(Layout(remat=(100, 100))).seconds == found.seconds  # no more blocks than there are
+
+
+def test_gathering_weights_is_hidden_until_it_takes_longer_than_computing() -> None:
+    assert seconds(Layout(shard=8)).weights_wait == 0
+    slow = replace(MACHINE, network=1e9)
+    found = seconds(Layout(shard=64), slow)
+    sent = (2 * 2 + 4) * count_weights(MODEL, 64).num_parameters * 63 / 64
+    assert found.weights_wait + found.compute == pytest.approx(sent / 0.5e9)
+    assert seconds(Layout(shard=64, zero=2), slow).seconds < found.seconds  # gathers once instead of twice
+    assert seconds(Layout(shard=8, replicate=8), slow).seconds < found.seconds  # only gradients leave the node
+
+
+def test_peers_share_the_compute_and_wait_for_each_others_tokens() -> None:
+    for layout in (Layout(sequence=4), Layout(tensor=4)):
+        found = seconds(layout)
+        assert found.compute == pytest.approx(seconds(Layout()).compute / 4)
+        assert found.token_exchange > 0
+        assert found.mfu < 0.5
+
+
+def test_the_update_moves_every_owned_number() -> None:
+    owned = count_weights(MODEL, 8).owned
+    bandwidth = gpu_named("h100").memory_bandwidth * 0.5
+    assert update_seconds(MODEL, Layout(shard=8), MACHINE) == pytest.approx(40 * owned / bandwidth)
+    assert update_seconds(MODEL, Layout(shard=8, ema=True), MACHINE) == pytest.approx(52 * owned / bandwidth)
+    assert update_seconds(MODEL, Layout(shard=8, offload=True), MACHINE) > 10 * 40 * owned / bandwidth

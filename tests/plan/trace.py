@@ -1,0 +1,166 @@
+"""What the real model holds in memory, counted on stand-ins of tensors (nothing is allocated or computed)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from longtake.contracts import Conditions
+from longtake.models import MMDiTConfig, build_denoiser
+from longtake.parallel import Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
+
+CPU = torch.device("cpu")
+
+
+class FusedNorm(torch.autograd.Function):
+    """RMS norm that keeps what the CUDA kernel keeps: its input and one number a row."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32), scale)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, _, scale = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(scale)
+
+
+@contextmanager
+def norms_as_on_cuda() -> Iterator[None]:
+    """Inside, RMS norms save what they save on a GPU. (On a CPU they are made of small ops that keep fp32 copies.)"""
+    kept = F.rms_norm
+    F.rms_norm = lambda x, shape, scale, eps: FusedNorm.apply(x, scale)
+    try:
+        yield
+    finally:
+        F.rms_norm = kept
+
+
+def saved_bytes(call: Callable[[], Tensor | tuple[Tensor, ...]], not_counted: list[Tensor]) -> int:
+    """Bytes of the distinct memory that `call` saves for backward, besides that of the tensors named."""
+    known = {tensor.untyped_storage()._cdata for tensor in not_counted}
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            found[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = call()
+    del result
+    return sum(storage.nbytes() for storage in found.values())
+
+
+def fake_block(config: MMDiTConfig, kind: str, dtype: torch.dtype) -> nn.Module:
+    """The first block of a kind, `double` or `single`, on the fake CPU; call it inside a `FakeTensorMode`."""
+    torch.set_default_dtype(dtype)
+    try:
+        return build_denoiser(config).get_submodule(f"{kind}_blocks.0")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def block_saved_bytes(config: MMDiTConfig, kind: str, batch: int, video: int, text: int, dtype: torch.dtype) -> int:
+    """Bytes that one block saves for backward, its input among them; not its weights, `vec` and the rotary table."""
+    with FakeTensorMode():
+        block = fake_block(config, kind, dtype)
+
+        def tokens(number: int) -> Tensor:
+            return torch.empty(batch, number, config.hidden_size, dtype=dtype, requires_grad=True)
+
+        vec = torch.empty(batch, config.hidden_size, dtype=dtype, requires_grad=True)
+        rope = torch.empty(2, video + text, 1, config.head_dim // 2)
+        streams = (tokens(video), tokens(text)) if kind == "double" else (tokens(video + text),)
+        return saved_bytes(lambda: block(*streams, vec, rope), [*block.parameters(), vec, rope])
+
+
+@contextmanager
+def fake_world(size: int) -> Iterator[None]:
+    """Inside, this process is rank 0 of a world that answers every collective at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def fake_mesh(parallel: ParallelConfig, size: int) -> Iterator[Mesh]:
+    """The mesh of that world, inside a `FakeTensorMode`: made before it, for its table of ranks is a real tensor."""
+    with fake_world(size):
+        mesh = Mesh.create(parallel, World(0, size, 0, CPU))
+        with FakeTensorMode():
+            yield mesh
+
+
+class _NoModules:
+    """In the place of MemTracker's view of modules, whose hooks keep one gradient of every block until the end."""
+
+    is_bw = False
+    parents = frozenset(("Global",))
+
+    def register_user_hooks(self, *hooks: object) -> None: ...
+
+    def clear_user_hooks(self) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def step_bytes(
+    config: MMDiTConfig,
+    latent: tuple[int, int, int],
+    text: int,
+    *,
+    batch: int = 1,
+    shard: int = 1,
+    sequence: int = 1,
+    tensor: int = 1,
+    zero: int = 3,
+    remat: tuple[int, int] = (0, 0),
+    dtype: torch.dtype = torch.bfloat16,
+    micro_batches: int = 1,
+) -> dict[str, int]:
+    """Bytes on rank 0 by MemTracker over the micro-batches of one step of the sharded model.
+
+    `weights`: before it; `gradients`: what its end leaves; `peak`: the most at any moment, weights included.
+    """
+    parallel = ParallelConfig(shard=shard, sequence=sequence, tensor=tensor, zero=zero)
+    with fake_mesh(parallel, shard * sequence * tensor) as mesh:
+        with torch.device("meta"):
+            model = build_denoiser(config)
+        remat_blocks(model, remat, cut_model(model, mesh))
+        shard_model(model, mesh, dtype)
+        model.to_empty(device="cpu")
+        x = torch.empty(batch, config.latent_channels, *latent)
+        visual = torch.empty(batch, 1 + config.latent_channels, *latent) if config.cond_embed else None
+        guidance = torch.empty(batch) if config.guidance_embed else None
+        conditions = Conditions(
+            torch.empty(batch, text, config.context_in_dim), torch.empty(batch, config.vec_in_dim), guidance, visual
+        )
+        tracker = MemTracker()
+        tracker._mod_tracker = _NoModules()
+        tracker.track_external(model)
+        with tracker:
+            before = tracker.get_tracker_snapshot("current")[CPU]["Total"]
+            for _ in range(micro_batches):
+                prediction = model(x, torch.empty(batch), conditions)
+                loss = (prediction.float() - x).square().mean()
+                del prediction
+                loss.backward()
+                del loss
+            peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+        gradients = sum(local_tensor(p.grad).nbytes for p in model.parameters())
+    return {"weights": before, "gradients": gradients, "peak": peak}
