@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,26 +13,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from longtake.checkpoint.folder import damage_sentence, read_marker, sync_folder, verify
+from longtake.checkpoint.folder import FROZEN_FOLDER, damage_sentence, read_marker, read_state, verify
+from longtake.checkpoint.layout import SAFETENSORS_DTYPES, bytes_of, safetensors_head
+from longtake.checkpoint.writer import sync_folder
 from longtake.contracts import UserError
-
-_SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass(frozen=True)
@@ -108,7 +91,9 @@ def export_safetensors(
 
     `part`: `ema` (falls back to `model` where the run kept no EMA) or `model`. `metadata`: strings for the file's
     header, beside `format` and `part`. Dtypes stay as saved. One tensor at a time is in memory. `target` appears only
-    when it is whole. Raises UserError where the checkpoint is damaged, or has no such part.
+    when it is whole. What the run did not train comes from its `frozen/`; where that has a file of its own, the export
+    holds the trained weights alone and names the file as `frozen_source`. Raises UserError where the checkpoint is
+    damaged, or has no such part.
     """
     folder, target = Path(folder), Path(target)
     faults = verify(folder)
@@ -120,14 +105,21 @@ def export_safetensors(
     if not chosen:
         parts = ", ".join(sorted({row.part for row in rows}))
         raise UserError(f"{folder}: has no part '{part}'; choose one of {parts}")
-    chosen.sort(key=lambda row: (-row.dtype.itemsize, row.name))  # aligned without holes
+    found = [(row, saved) for row in chosen]
+    frozen = read_state(folder).get("frozen")
+    if frozen and frozen["source"] is None:
+        found += _frozen_rows(folder.parent / FROZEN_FOLDER)
+    elif frozen:
+        metadata = {**(metadata or {}), "frozen_source": frozen["source"]}
+    found.sort(key=lambda pair: (-pair[0].dtype.itemsize, pair[0].name.split(".", 1)[1]))  # aligned without holes
+    rows = [row for row, _ in found]
     temporary = target.with_name(target.name + ".tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
-            stream.write(_header(chosen, {"format": "pt", "part": chosen[0].part, **(metadata or {})}))
-            for row in chosen:
-                stream.write(_bytes_of(_assemble(row, saved)))
+            stream.write(_header(rows, {"format": "pt", "part": chosen[0].part, **(metadata or {})}))
+            for row, source in found:
+                stream.write(memoryview(bytes_of(_assemble(row, source)).numpy()))
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
@@ -138,20 +130,26 @@ def export_safetensors(
     return target
 
 
+def _frozen_rows(folder: Path) -> list[tuple[TensorRow, Metadata]]:
+    """The tensors that a run did not train. Raises UserError where their folder is damaged."""
+    if faults := verify(folder):
+        raise UserError(damage_sentence(folder, faults))
+    saved = _metadata(folder)
+    return [(row, saved) for row in _rows(saved)]
+
+
 def _header(rows: Iterable[TensorRow], metadata: Mapping[str, str]) -> bytes:
-    """The head of a safetensors file: its length in 8 bytes, then JSON padded with blanks to a multiple of 8."""
+    """The head of a safetensors file that holds the rows under their plain names."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for row in rows:
         entries[row.name.split(".", 1)[1]] = {
-            "dtype": _SAFETENSORS_DTYPES[row.dtype],
+            "dtype": SAFETENSORS_DTYPES[row.dtype],
             "shape": list(row.shape),
             "data_offsets": [offset, offset + row.num_bytes],
         }
         offset += row.num_bytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return safetensors_head(entries)
 
 
 def _assemble(row: TensorRow, saved: Metadata) -> Tensor:
@@ -163,7 +161,3 @@ def _assemble(row: TensorRow, saved: Metadata) -> Tensor:
             index = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
             whole[index] = file.get_tensor(row.name)
     return whole
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())

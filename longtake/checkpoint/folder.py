@@ -4,6 +4,7 @@
       shard-00001-model-00001-of-00003.safetensors   one or more per rank and part (model, ema, optim)
       run.json                                       everything that is not a tensor
       COMPLETE                                       JSON: size and CRC-32 of each file above; written last
+    outputs/<run>/frozen/                            the same, once: tensors that are not trained and have no file
 
 A folder without COMPLETE does not exist. A save works in `<name>.partial` and renames it when COMPLETE is in it, a
 removal takes COMPLETE away before the rest, so whatever a killed process leaves behind is never taken for a checkpoint.
@@ -15,24 +16,22 @@ makes 1.4, so that it costs less than reading the file.
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from longtake.checkpoint.writer import BLOCK_BYTES, MARKER, STATE_FILE
 from longtake.contracts import UserError
 
 FORMAT_VERSION = 1
-MARKER = "COMPLETE"
-STATE_FILE = "run.json"
 SHARD_SUFFIX = ".safetensors"
 PARTIAL_SUFFIX = ".partial"
+FROZEN_FOLDER = "frozen"
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
-_READ_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,6 @@ def is_complete(folder: str | Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def write_marker(folder: Path, marker: Marker) -> None:
-    """Write COMPLETE, durably: its folder entry appears only when its content is on the disk."""
-    content = asdict(marker) | {"saved_at": marker.saved_at.isoformat()}
-    write_durably(folder / MARKER, json.dumps(content, indent=1).encode())
 
 
 def read_marker(folder: str | Path, any_version: bool = False) -> Marker:
@@ -179,40 +172,10 @@ def damage_sentence(folder: Path, faults: list[str]) -> str:
     return f"{folder}: is damaged: {', '.join(faults[:3])}{more}; choose another checkpoint"
 
 
-def record_of(path: Path) -> FileRecord:
-    """Size and checksum of a file."""
-    return FileRecord(path.stat().st_size, crc32_of(path))
-
-
 def crc32_of(path: Path) -> str:
     """CRC-32 of a file's content as eight hexadecimal digits."""
     value = 0
     with path.open("rb", buffering=0) as stream:
-        while block := stream.read(_READ_BYTES):
+        while block := stream.read(BLOCK_BYTES):
             value = zlib.crc32(block, value)
     return f"{value:08x}"
-
-
-def now() -> datetime:
-    """The present moment, UTC."""
-    return datetime.now(UTC)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that after a power cut it is there whole or not at all: temporary name, fsync, rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries (new names, renames, removals) durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from longtake.checkpoint.agree import gather, on_every_rank, rank_and_world
 from longtake.checkpoint.folder import check_files, damage_sentence, read_marker, unlisted_shards
-from longtake.checkpoint.save import first_cause
 from longtake.contracts import UserError
 
 
@@ -117,3 +116,9 @@ def _some(names: Iterable[str], limit: int = 3) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def first_cause(error: CheckpointException) -> BaseException:
+    """The lowest rank's own error inside DCP's collection; a Ctrl-C on any rank comes first."""
+    causes = [error.failures[rank][0] for rank in sorted(error.failures)]
+    return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), causes[0])

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtake.checkpoint.folder import MARKER, PARTIAL_SUFFIX, parse_name, read_marker, sync_folder
+from longtake.checkpoint.folder import PARTIAL_SUFFIX, parse_name, read_marker
+from longtake.checkpoint.writer import MARKER, sync_folder
 from longtake.contracts import UserError
 
 

@@ -1,46 +1,27 @@
-"""Write a checkpoint: shards by PyTorch's distributed checkpoint in safetensors files, run.json, then COMPLETE.
+"""Write a checkpoint: a safetensors shard of each rank, run.json, then COMPLETE.
 
-`save_checkpoint` has three stages, each agreed on by all ranks: `_open_partial` (rank 0 makes the working folder),
-`_write_shards` (each rank its own files) and `_commit` (rank 0 writes run.json and COMPLETE and renames). An
-asynchronous save copies the tensors first and runs the same three stages in a thread.
+`save_checkpoint` has three stages, each agreed on by all ranks: `open_partial` (rank 0 makes the working folder), the
+shards (each rank its own files) and the completion (rank 0 writes run.json and COMPLETE and renames). `background`
+goes through the same stages while training goes on.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.tensor import DTensor
 
+from longtake.checkpoint import writer
 from longtake.checkpoint.agree import gather, on_every_rank, on_first_rank, rank_and_world
-from longtake.checkpoint.folder import (
-    FORMAT_VERSION,
-    PARTIAL_SUFFIX,
-    SHARD_SUFFIX,
-    STATE_FILE,
-    FileRecord,
-    Marker,
-    checkpoint_path,
-    is_complete,
-    now,
-    record_of,
-    sync_folder,
-    write_durably,
-    write_marker,
-)
+from longtake.checkpoint.folder import FORMAT_VERSION, PARTIAL_SUFFIX, checkpoint_path, is_complete
+from longtake.checkpoint.layout import ShardFile, bytes_of, lay_out, local_part
 from longtake.contracts import UserError
 
-SHARD_BYTES = 512 << 20  # safetensors makes each file twice in memory before it is written: this bounds those copies
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -57,25 +38,45 @@ def save_checkpoint(
     Raises UserError on every rank, after removing the half-written folder, where that checkpoint exists already or
     the disk is full or not writable; TypeError where `state` would not come back from JSON as it is.
     """
+    return save_into(checkpoint_path(run_folder, epoch, step), epoch, step, tensors, state)
+
+
+def save_into(target: Path, epoch: int, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+    """`save_checkpoint` into a folder of another name."""
     assert tensors, "a checkpoint without tensors"
-    target = checkpoint_path(run_folder, epoch, step)
-    partial = on_first_rank(lambda: _open_partial(target, state))
-    rank, world = rank_and_world()
+    partial = on_first_rank(lambda: open_partial(target, state))
     try:
-        _write_shards(partial, tensors)
-        shards = gather(on_every_rank(lambda: _own_shards(partial, rank)))
-        files = {name: record for own in shards for name, record in own.items()}
-        on_first_rank(lambda: _commit(partial, target, Marker(FORMAT_VERSION, epoch, step, world, now(), files), state))
+        files = lay_out(tensors)
+        shares = gather(on_every_rank(lambda: _write_shards(partial, files, tensors)))
+        records = {name: record for own in shares for name, record in own.items()}
+        assert records, "no shard was written"
+        content, facts = state_bytes(state), marker_facts(epoch, step)
+        on_first_rank(lambda: writer.commit(partial, target, content, facts, records))
     except Exception as error:
-        if rank == 0:  # no rank is writing any more: each stage ends together, with or without an error
-            shutil.rmtree(partial, ignore_errors=True)
+        discard(partial)  # no rank is writing any more: each stage ends together, with or without an error
         if isinstance(error, OSError):
-            raise UserError(_write_error_sentence(target, tensors, error)) from error
+            raise UserError(write_error_sentence(target, size_of(tensors), error)) from error
         raise
     return target
 
 
-def _open_partial(target: Path, state: Mapping[str, Any]) -> Path:
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """The content of run.json."""
+    return json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1).encode()
+
+
+def marker_facts(epoch: int, step: int) -> dict[str, int]:
+    """What COMPLETE says beside its time and its files."""
+    return {"format_version": FORMAT_VERSION, "epoch": epoch, "step": step, "world_size": rank_and_world()[1]}
+
+
+def discard(partial: Path) -> None:
+    """Removes a working folder, on rank 0."""
+    if rank_and_world()[0] == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def open_partial(target: Path, state: Mapping[str, Any]) -> Path:
     """Make the empty working folder `<target>.partial`; remove what killed saves and removals left beside it."""
     _check_json(state, "state")
     if is_complete(target):
@@ -99,74 +100,16 @@ def remove_leftovers(run_folder: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Each rank writes and fsyncs its files. An error of any rank is raised on all of them."""
-    writer = dcp.HuggingFaceStorageWriter(
-        str(folder), fqn_to_index_mapping=_deal_into_files(tensors), save_distributed=True
-    )
-    _, world = rank_and_world()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.save(dict(tensors), storage_writer=writer, planner=_SeparatePlanner(), no_dist=world == 1)
-    except CheckpointException as error:
-        raise first_cause(error) from error
+def _write_shards(
+    partial: Path, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]
+) -> dict[str, writer.Record]:
+    """Writes and fsyncs this rank's files, one tensor at a time in memory; what COMPLETE says of them."""
 
+    def pieces(file: ShardFile) -> Iterator[memoryview]:
+        for piece in file.pieces:
+            yield memoryview(bytes_of(local_part(tensors[piece.name]).cpu()).numpy())
 
-class _SeparatePlanner(DefaultSavePlanner):
-    """Gives safetensors what it insists on: contiguous tensors, no two of which share memory (tied weights do)."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._storages: set[int] = set()
-
-    def transform_object(self, write_item: Any, object: Any) -> Any:
-        tensor = object.detach().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        if storage in self._storages:
-            return tensor.clone()
-        self._storages.add(storage)
-        return tensor
-
-
-def _deal_into_files(tensors: Mapping[str, Tensor], limit_bytes: int = SHARD_BYTES) -> dict[str, int]:
-    """Which of a rank's files, from 1, each name goes to: one part per file, a new file before it grows past the limit.
-
-    Sizes are those of this rank's shards; only rank 0's answer is used, for all ranks.
-    """
-    files: dict[str, int] = {}
-    index, filled, part = 0, 0, None
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        size = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
-        if name.split(".")[0] != part or filled + size > limit_bytes:
-            index, filled, part = index + 1, 0, name.split(".")[0]
-        filled += size
-        files[name] = index
-    return files
-
-
-def _own_shards(folder: Path, rank: int) -> dict[str, FileRecord]:
-    """Size and checksum of the files that this rank has just written (DCP numbers shards by rank, from 1)."""
-    return {path.name: record_of(path) for path in sorted(folder.glob(f"shard-{rank + 1:05d}-*{SHARD_SUFFIX}"))}
-
-
-def _commit(partial: Path, target: Path, marker: Marker, state: Mapping[str, Any]) -> None:
-    """Rank 0: run.json, COMPLETE, then the folder takes its name."""
-    assert any(name.endswith(SHARD_SUFFIX) for name in marker.files), "no shard was found after writing"
-    content = {"format_version": FORMAT_VERSION, **state}
-    write_durably(partial / STATE_FILE, json.dumps(content, indent=1).encode())
-    files = {**marker.files, STATE_FILE: record_of(partial / STATE_FILE)}
-    fields = {name: getattr(marker, name) for name in ("format_version", "epoch", "step", "world_size", "saved_at")}
-    write_marker(partial, Marker(**fields, files=files))
-    os.replace(partial, target)
-    sync_folder(target.parent)
-
-
-def first_cause(error: CheckpointException) -> BaseException:
-    """The lowest rank's own error inside DCP's collection; a Ctrl-C on any rank comes first."""
-    causes = [error.failures[rank][0] for rank in sorted(error.failures)]
-    return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), causes[0])
+    return {file.name: writer.write_shard(partial / file.name, file.header, pieces(file)) for file in files}
 
 
 def _check_json(value: Any, place: str) -> None:
@@ -185,9 +128,15 @@ def _check_json(value: Any, place: str) -> None:
         raise TypeError(f"{place}: {type(value).__name__} cannot be written as JSON; give plain numbers and strings")
 
 
-def _write_error_sentence(target: Path, tensors: Mapping[str, Tensor], error: OSError) -> str:
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of whole tensors, over all ranks."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def write_error_sentence(target: Path, num_bytes: int, error: OSError) -> str:
+    """What the user reads when the disk refused."""
     if error.errno in _DISK_FULL:
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) / 2**30
+        needed = num_bytes / 2**30
         return (
             f"{target}: the disk is full ({error.strerror}), the checkpoint needs {needed:.3g} GiB; the half-written "
             "folder was removed and earlier checkpoints are untouched: make room, or lower keep_n_latest, and resume"

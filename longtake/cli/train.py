@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
     def train(context: typer.Context, run: Run = None) -> int:
         """Train RUN: a config file, or the folder of an earlier run to continue. --key value overrides any key.
 
-        The same program runs under torchrun: `torchrun --nproc_per_node 8 -m longtake train RUN`. Ctrl-C ends it
-        with a checkpoint. `longtake config show RUN` lists the keys.
+        The same program runs under torchrun: `torchrun --nproc_per_node 8 -m longtake train RUN`. Ctrl-C, SIGTERM and
+        SIGUSR1 end it with a checkpoint and exit status 130. `longtake config show RUN` lists the keys.
         """
         outcome = train_run(*run_and_overrides(context, run, "train"))
         return EXIT_INTERRUPTED if outcome.stopped else 0

@@ -125,6 +125,8 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     if use_cuda:
         torch.cuda.set_device(place)
         options["device_id"] = place
+    if (restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) and size > 1:
+        options |= _store_of_restart(restart, options["timeout"])
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)
     try:
         yield World(rank, size, local_rank, place, local_size)
@@ -139,3 +141,13 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _store_of_restart(restart: int, timeout: datetime.timedelta) -> dict[str, Any]:
+    """A place of its own for each start of the processes in torchrun's store.
+
+    With a static rendezvous (`--master_addr`) the store outlives the processes, and those that come after them would
+    find the addresses of the dead.
+    """
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    return {"store": dist.PrefixStore(f"restart{restart}", store), "rank": rank, "world_size": size}

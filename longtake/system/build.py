@@ -43,6 +43,10 @@ class System:
     pooled: WordEncoder  # pooled vector
     objective: RectifiedFlow
 
+    def frozen(self) -> dict[str, Tensor]:
+        """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
+        return {f"model.{name}": p.data for name, p in self.denoiser.named_parameters() if not p.requires_grad}
+
     def embed(self, texts: list[str] | tuple[str, ...]) -> Conditions:
         """Captions -> text conditions on the device; `guidance` is filled where the model wants one."""
         tokens, _ = self.text.encode(texts)

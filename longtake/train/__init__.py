@@ -6,8 +6,10 @@ from longtake.train.folder import read_run
 from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
 from longtake.train.run import Outcome, train, train_run
 from longtake.train.schedule import learning_rate
+from longtake.train.watchdog import EXIT_HANG
 
 __all__ = [
+    "EXIT_HANG",
     "EXIT_INTERRUPTED",
     "EXIT_NO_FIRST_STEP",
     "Clock",

@@ -60,6 +60,8 @@ class RunConfig(SystemConfig):
     log_every: int = Field(10, ge=1, description="steps between lines on the terminal and tracker points")
     ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")
+    keep_every: int | None = Field(None, ge=1, description="checkpoints of steps divisible by this are kept as well")
+    async_io: bool = Field(True, description="write checkpoints beside the run, which waits for a copy only")
     tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
     wandb: bool = Field(False, description="also log to Weights & Biases")
     wandb_project: str = Field("longtake", description="its project")
@@ -67,6 +69,13 @@ class RunConfig(SystemConfig):
         None, gt=0, description="bf16 peak of one device, 10^12 FLOP/s, that MFU is counted by; None: by its name"
     )
     first_step_timeout: float = Field(1800.0, gt=0, description="seconds until a run that makes no first step gives up")
+    watchdog_seconds: float | None = Field(
+        1800.0, gt=0, description="seconds without a step until a run reports where it hangs and ends; None: never"
+    )
+    skip_grad_norm: float | None = Field(
+        None, gt=0, description="a step with a larger gradient norm is left out; one that is not finite always is"
+    )
+    max_skipped: int = Field(5, ge=0, description="steps in a row that may be left out before the run ends")
 
     load: str | None = Field(None, description="checkpoint to start from: a folder, a glob, a run folder, or `latest`")
     resume: str | None = Field(None, description="`auto`: continue the newest checkpoint of the run of the same name")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from longtake.train.config import RunConfig
 
 CONFIG_FILE = "config.py"
 QUARANTINE_FILE = "quarantine.jsonl"
+LAUNCH_FILE = "launch.json"
 _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
@@ -30,6 +33,7 @@ class RunFolder:
     path: Path
     checkpoint: Path | None
     continues: bool  # an earlier launch made the folder; the checkpoint, if any, is its own
+    restarted: bool = False  # the launcher started the processes again; the checkpoint, if any, goes on
 
 
 def read_run(run: str, overrides: Sequence[str] = ()) -> Resolved[RunConfig]:
@@ -47,10 +51,53 @@ def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
     """Chooses the folder of this launch on rank 0, for all ranks. Nothing in a folder that is continued is changed.
 
     A new launch gets a new folder. RUN being a folder continues its newest checkpoint; `resume = "auto"` that of the
-    newest run of the same name that has one; both in place, with metrics after that checkpoint cut off.
+    newest run of the same name that has one; both in place, with metrics after that checkpoint cut off. Processes that
+    torchrun has started again (`--max-restarts`) go on in the folder of their first start, whatever they are told.
     """
 
-    return world.on_main(lambda: _choose(config, source))
+    def choose() -> RunFolder:
+        place = _begun_before(config) or _choose(config, source)
+        _sign(place.path)
+        return place
+
+    return world.on_main(choose)
+
+
+def _begun_before(config: RunConfig) -> RunFolder | None:
+    """The folder that this job made or took before torchrun started its processes again; None in the first start."""
+    outputs, job = Path(config.outputs), _job()
+    if job is None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return None
+    signed = [path for path in outputs.glob(f"*/{LAUNCH_FILE}") if _signature(path) == job]
+    if not signed:
+        return None
+    folder = max(signed, key=lambda path: path.stat().st_mtime).parent
+    if info := _newest(folder):
+        return RunFolder(folder, info.path, continues=True, restarted=True)
+    if config.load is not None:  # dead before its first own checkpoint
+        return RunFolder(folder, resolve(config.load, outputs), continues=False, restarted=True)
+    return RunFolder(folder, None, continues=True, restarted=True)
+
+
+def _job() -> str | None:
+    """What all starts of one torchrun have in common; None without it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    run_id = os.environ["TORCHELASTIC_RUN_ID"]
+    return run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"  # the parent is torchrun
+
+
+def _sign(folder: Path) -> None:
+    """Leaves word of which job works in the folder."""
+    if (job := _job()) is not None:
+        (folder / LAUNCH_FILE).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
+
+
+def _signature(path: Path) -> str | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["job"]
+    except (OSError, ValueError, KeyError, TypeError):  # another job's, cut off: not ours
+        return None
 
 
 def take_over_quarantine(place: RunFolder, world: World) -> None:
@@ -72,7 +119,7 @@ def save_config(place: RunFolder, config: RunConfig, world: World) -> None:
 
 def give_up(place: RunFolder, world: World) -> None:
     """Removes a folder that this launch has made."""
-    if world.is_main and not place.continues:
+    if world.is_main and not place.continues and not place.restarted:
         shutil.rmtree(place.path, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Stopping well: Ctrl-C and SIGTERM end a run after the step under way, and a run that never starts gives up."""
+"""Stopping well: a signal ends a run after the step under way, and a run that never starts gives up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import sys
 import threading
 from types import FrameType, TracebackType
 
-EXIT_INTERRUPTED = 130  # stopped by Ctrl-C or SIGTERM, with a checkpoint written
+EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, SIGTERM or SIGUSR1, with a checkpoint written
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
 
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a wish that the loop reads; a second one acts as usual.
+    """Turns the first SIGINT, SIGTERM or SIGUSR1 (a scheduler's warning) into a wish that the loop reads; a second
+    one of the same acts as usual.
 
     The wish travels in the step's reduction, so all ranks stop after the same step.
     """
@@ -27,7 +28,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self._before[number] = signal.signal(number, self._ask)
         return self
 

@@ -54,7 +54,8 @@ class Trainer:
             lr = learning_rate(config, self.clock.global_step)
             sums = self.forward_backward(step, empty)
             norm = sums[-2].sqrt()
-            self.optimizer.step(lr, clip_scale(norm, config.grad_clip) if config.grad_clip else None)
+            scale = clip_scale(norm, config.grad_clip) if config.grad_clip else None
+            self.optimizer.step(lr, scale, self.recorder.skipped.judge(sums))
             if self.ema is not None:
                 self.ema.update(self.clock.global_step + 1)
             samples = [int(slot.weights.sum()) for slot in step.slots]
@@ -64,12 +65,14 @@ class Trainer:
             record = StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, sum(samples), tokens, step.faults)
             self.stopped = self.recorder.push(record)
             if self.stopped or (config.ckpt_every and self.clock.global_step % config.ckpt_every == 0):
-                self.save()
+                self.save(ends=self.stopped)
             if self.stopped:
                 break
         if not self.stopped:
             self.recorder.check_trained()
-        self.save()
+        self.save(ends=True)
+        with self.recorder.stopwatch.saving():
+            self.saver.wait()
         self.recorder.close()
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
@@ -87,7 +90,7 @@ class Trainer:
                 sums[slot] = loss.detach()
                 sums[-3] += int(batch.weights.count_nonzero())
         sums[-2] = self.optimizer.grad_square_sum() / mesh.replicate
-        sums[-1] = float(self.stop.asked)
+        sums[-1] = float(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
         if mesh.size > 1:
             dist.all_reduce(sums)
         return sums
@@ -106,11 +109,18 @@ class Trainer:
         prediction = system.denoiser(noised.x, noised.t, conditions)
         return micro_batch_loss(prediction, noised, weights, batch.bucket.batch_size)
 
-    def save(self) -> None:
-        """Writes a checkpoint of this moment, unless it is already written or a result of it is not finite."""
-        self.recorder.flush()
-        with self.recorder.meter.paused():
-            self.saver.save(self.clock, self.position, self.tensors())
+    def save(self, ends: bool = False) -> None:
+        """Writes a checkpoint of this moment, unless it is already written.
+
+        In the middle of steps that are left out none is written, lest they push out those of before.
+        """
+        recorder = self.recorder
+        recorder.flush()
+        if recorder.skipped.in_a_row and not ends:
+            return
+        with recorder.meter.paused(), recorder.stopwatch.saving():
+            self.saver.save(self.clock, self.position, self.tensors(), recorder.state())
+        recorder.watchdog.beat(self.clock.global_step)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name, sharded, sharing memory."""

@@ -42,8 +42,11 @@ class ShardedAdamW:
         grads = [local_tensor(p.grad) for p in self.parameters.values() if p.grad is not None]
         return torch.stack(torch._foreach_norm(grads)).square().sum()
 
-    def step(self, lr: float, scale: Tensor | None) -> None:
-        """One update at rate `lr`; gradients are first multiplied by the 0-d tensor `scale`. Gradients are freed."""
+    def step(self, lr: float, scale: Tensor | None, skip: Tensor | None = None) -> None:
+        """One update at rate `lr`; gradients are first multiplied by the 0-d tensor `scale`. Gradients are freed.
+
+        Where the 0-d tensor `skip` is 1, weights and state stay as they are; the device alone knows.
+        """
         for name, p in self.parameters.items():
             self.locals[name].grad = None if p.grad is None else local_tensor(p.grad)
         if scale is not None:
@@ -51,6 +54,8 @@ class ShardedAdamW:
             torch._foreach_mul_(grads, scale.to(grads[0].device))  # which is the CPU where masters are kept there
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if skip is not None:
+            self.optimizer.found_inf = skip.to(next(iter(self.locals.values())).device)  # PyTorch's word for it
         self.optimizer.step()
         for name, p in self.parameters.items():
             p.grad = self.locals[name].grad = None

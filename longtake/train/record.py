@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
@@ -17,9 +17,12 @@ from longtake.parallel import World
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.clock import Clock
+from longtake.train.goodput import Stopwatch
 from longtake.train.interrupt import FirstStepTimer
+from longtake.train.skipped import SkippedSteps
+from longtake.train.watchdog import Watchdog
 
-_SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share")
+_SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share", "goodput")
 _LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must outlive a bad clip
 
 
@@ -53,10 +56,14 @@ class Recorder:
         meter: StepMeter,
         log_every: int,
         timer: FirstStepTimer,
+        skipped: SkippedSteps,
+        stopwatch: Stopwatch,
+        watchdog: Watchdog,
     ) -> None:
         self.system, self.table, self.world = system, table, world
         self.trackers, self.progress, self.meter = trackers, progress, meter
         self.log_every, self.timer = log_every, timer
+        self.skipped, self.stopwatch, self.watchdog = skipped, stopwatch, watchdog
         self._pending: tuple[StepRecord, float] | None = None
         self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
@@ -69,7 +76,7 @@ class Recorder:
     def push(self, record: StepRecord) -> bool:
         """Takes in a step and reads the one before it; returns whether any rank was asked to stop by then.
 
-        Raises `UserError` if the loss or the gradient of that step is not finite, or nothing can be loaded any more.
+        Raises `UserError` if too many steps in a row had to be left out, or nothing can be loaded any more.
         """
         now = time.perf_counter()
         seconds, self._last_time = now - self._last_time, now
@@ -92,21 +99,33 @@ class Recorder:
     def _read(self, record: StepRecord, seconds: float) -> bool:
         values = record.sums.tolist()
         self.timer.done()
+        self.watchdog.beat(record.clock.global_step)
         losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
-        self._check_finite(record, losses, grad_norm)
+        counts = self.skipped.take(losses, values[-2])
+        self.stopwatch.step(record.wait_seconds, counts)
         self._check_loaded(record, loaded := round(values[-3]))
         if self.world.is_main:
-            self._write(record, seconds, losses, grad_norm, loaded)
+            self._write(record, seconds, losses, grad_norm, loaded, counts)
+        if self.skipped.too_many:
+            self._end_for_skipped_steps(record, losses, grad_norm)
         return values[-1] > 0
 
-    def _write(self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float, loaded: int) -> None:
+    def state(self) -> dict[str, object]:
+        """What a checkpoint keeps of it for `run.json`."""
+        return {"skipped_steps": self.skipped.total, "seconds": asdict(self.stopwatch.seconds)}
+
+    def _write(
+        self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float, loaded: int, counts: bool
+    ) -> None:
         """Rank 0: the step's line, and every `log_every` steps the figures since the last time."""
         step, loss = record.clock.global_step, sum(losses) / len(losses)
         by_bucket: dict[str, list[float]] = defaultdict(list)
         for slot, value in zip(record.slots, losses, strict=True):
             by_bucket[slot.bucket.name].append(value)
-            self._by_bucket[slot.bucket.name].append(value)
-        self._losses.append(loss)
+            if counts:
+                self._by_bucket[slot.bucket.name].append(value)
+        if counts:
+            self._losses.append(loss)
         self.trackers.log_line(
             {
                 "step": step,
@@ -119,6 +138,7 @@ class Recorder:
                 "samples": loaded,
                 "seconds": round(seconds, 4),
                 "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
+                **({} if counts else {"skipped": True, "clips": self._clips(record)}),
             }
         )
         self._last = (step, grad_norm, record)
@@ -126,15 +146,16 @@ class Recorder:
 
     def _log(self, step: int, grad_norm: float, record: StepRecord) -> dict[str, float]:
         """Passes on the figures since the last time; returns those that the terminal shows."""
-        figures = {
-            "loss": sum(self._losses) / len(self._losses),
+        figures = {"loss": sum(self._losses) / len(self._losses)} if self._losses else {}
+        figures |= {
             "grad_norm": grad_norm,
             "lr": record.lr,
             "pass": record.clock.pass_index,
             "samples": record.clock.samples,
         }
         figures |= {f"loss/{name}": sum(v) / len(v) for name, v in sorted(self._by_bucket.items())}
-        figures |= self.meter.read() | memory()
+        figures |= self.meter.read() | memory() | {"goodput": self.stopwatch.seconds.goodput}
+        self.stopwatch.write()
         self.trackers.log(step, figures)
         self._losses.clear()
         self._by_bucket.clear()
@@ -167,15 +188,21 @@ class Recorder:
             "its clips are tried again"
         )
 
-    def _check_finite(self, record: StepRecord, losses: list[float], grad_norm: float) -> None:
+    def _clips(self, record: StepRecord) -> list[str]:
+        """The samples of a step by their clips' ids, 16 hexadecimal digits each."""
+        rows = [int(row) for slot in record.slots for row in slot.rows[: int(slot.weights.sum())]]
+        return [f"{int(self.table.clip_ids[row]) & 0xFFFFFFFFFFFFFFFF:016x}" for row in rows]
+
+    def _end_for_skipped_steps(self, record: StepRecord, losses: list[float], grad_norm: float) -> None:
         bad = [slot for slot, loss in zip(record.slots, losses, strict=True) if not math.isfinite(loss)]
-        if not bad and math.isfinite(grad_norm):
-            return
-        step = record.clock.global_step
-        what = f"loss of bucket {bad[0].bucket.name}" if bad else "gradient norm"
+        step, limit = record.clock.global_step, self.skipped.norm_limit
         rows = (bad[0] if bad else record.slots[0]).rows[:3]
         clips = ", ".join(str(self.table.path(int(row))) for row in rows)
+        what = f"loss of bucket {bad[0].bucket.name} is not finite" if bad else "gradient norm is not finite"
+        if not bad and math.isfinite(grad_norm):
+            what = f"gradient norm is {grad_norm:.4g}, above skip_grad_norm = {limit:g}"
+        before = f" after {self.skipped.in_a_row - 1} steps that were left out" if self.skipped.in_a_row > 1 else ""
         raise UserError(
-            f"step {step}: the {what} is not finite (clips of that micro-batch begin with {clips}); nothing was saved "
-            "after it, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
+            f"step {step}: the {what}{before} (clips of that micro-batch begin with {clips}); nothing was saved "
+            "meanwhile, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
         )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from longtake.buckets import BucketRule, CostModel, OrderInputs, PassOrder, fit_cost
-from longtake.checkpoint import load_tensors, read_state
+from longtake.checkpoint import keep_frozen, load_tensors, read_state, restore_frozen
 from longtake.config import dump_config
 from longtake.contracts import UserError
 from longtake.data import ClipTable, MixedTable, SlotDataset, SlotLoader, open_clips, read_quarantine
@@ -30,12 +31,15 @@ from longtake.train.folder import (
     save_config,
     take_over_quarantine,
 )
+from longtake.train.goodput import Stopwatch
 from longtake.train.interrupt import FirstStepTimer, StopRequest
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import Ema, ShardedAdamW
 from longtake.train.record import Recorder
 from longtake.train.saving import Saver
+from longtake.train.skipped import SkippedSteps
 from longtake.train.stream import StepStream
+from longtake.train.watchdog import Watchdog
 
 STAGE = 0  # stages of a curriculum will count up from here; part of every random key
 
@@ -60,8 +64,8 @@ def train_run(run: str, overrides: Sequence[str] = (), console: Console | None =
 
 def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
     """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
-    timer = FirstStepTimer(config.first_step_timeout)
-    stream = None
+    launched, timer = time.time(), FirstStepTimer(config.first_step_timeout)
+    stream = saver = watchdog = None
     console = console or make_console()
     try:
         mesh = Mesh.create(config.parallel, world)
@@ -80,10 +84,14 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             stream = _stream(config, inputs, table, system, mesh, world, place.path, console)
             order = stream.plan(start.clock.pass_index, start.position)
             save_config(place, config, world)
+            frozen = _keep_frozen(config, place, system)
         if world.is_main:
             console.print(_announcement(config, place, system, start, order, world), markup=False)
         facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
-        saver = Saver(place.path, world, facts, config.keep_n_latest)
+        facts |= {"frozen": frozen} if frozen else {}
+        saver = Saver(place.path, world, facts, config.keep_n_latest, config.keep_every, config.async_io)
+        stopwatch = Stopwatch(place.path, start.seconds, launched, place.restarted, enabled=world.is_main)
+        watchdog = _watchdog(config, place, world)
         if place.checkpoint is not None and place.continues:
             saver.started_from(place.checkpoint, start.clock)
         with (
@@ -97,17 +105,23 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
                 enabled=world.is_main,
             ) as progress,
         ):
+            skipped = SkippedSteps(config.skip_grad_norm, config.max_skipped, total=start.skipped_steps)
             meter = StepMeter(_peak(config, world), world.size)
-            recorder = Recorder(system, table, world, trackers, progress, meter, config.log_every, timer)
+            recorder = Recorder(
+                system, table, world, trackers, progress, meter, config.log_every, timer, skipped, stopwatch, watchdog
+            )
             trainer = Trainer(
                 config, mesh, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
             )
             trainer.run(order, start.skip)
     finally:
         timer.done()
-        if stream is not None:
-            stream.loader.close()
+        for part in (watchdog, saver, stream.loader if stream is not None else None):
+            if part is not None:
+                part.close()
     if world.is_main:
+        stopwatch.write()
+        console.print(str(stopwatch.seconds), markup=False)
         ended = "stopped" if trainer.stopped else "done"
         console.print(f"{ended} at step {trainer.clock.global_step}; checkpoint: {saver.last}", markup=False)
         if trainer.stopped:
@@ -137,6 +151,8 @@ class Start:
     position: dict | None
     skip: int  # steps of the pass to leave out
     slots_per_step: int | None
+    skipped_steps: int = 0  # that were left out up to then
+    seconds: Mapping[str, float] = field(default_factory=dict)  # where time went up to then
 
     def finished(self, config: RunConfig) -> bool:
         """Whether the run has made all its steps."""
@@ -165,13 +181,16 @@ def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: Sha
         return _moved(config, Start(Clock(), None, 0, config.slots_per_step))
     state = read_state(place.checkpoint)
     clock = Clock.from_json(state.get("clock", {}))
-    into = {f"model.{name}": p.data for name, p in system.denoiser.named_parameters()} | optimizer.state()
+    into = {f"model.{name}": p.data for name, p in optimizer.parameters.items()} | optimizer.state()
     load_tensors(place.checkpoint, into)
-    optimizer.set_updates(clock.global_step)
+    restore_frozen(place.checkpoint, system.frozen(), state.get("frozen"))
+    skipped = int(state.get("skipped_steps", 0))
+    optimizer.set_updates(clock.global_step - skipped)
     if ema is not None and not load_tensors(place.checkpoint, ema.state(), strict=False).filled:
         ema.restart()  # the checkpoint kept no average: it begins at the loaded weights
     slots = config.slots_per_step or state.get("slots_per_step")
-    return _moved(config, Start(clock, state.get("data"), 0, slots))
+    start = Start(clock, state.get("data"), 0, slots, skipped, state.get("seconds", {}) if place.continues else {})
+    return start if place.restarted and place.continues else _moved(config, start)
 
 
 def _moved(config: RunConfig, start: Start) -> Start:
@@ -183,7 +202,18 @@ def _moved(config: RunConfig, start: Start) -> Start:
             f"train; choose at most {config.epochs - 1}, or raise epochs"
         )
     pass_index = start.clock.pass_index if config.start_epoch is None else config.start_epoch
-    return Start(replace(start.clock, pass_index=pass_index), None, config.start_step or 0, start.slots_per_step)
+    return replace(start, clock=replace(start.clock, pass_index=pass_index), position=None, skip=config.start_step or 0)
+
+
+def _keep_frozen(config: RunConfig, place: RunFolder, system: System) -> dict | None:
+    """What every checkpoint of the run says of the parameters that are not trained; None where all are."""
+    frozen = system.frozen()
+    return keep_frozen(place.path, frozen, config.model.from_pretrained) if frozen else None
+
+
+def _watchdog(config: RunConfig, place: RunFolder, world: World) -> Watchdog:
+    reports = world.broadcast(f"hang-{time.strftime('%y%m%d_%H%M%S')}")
+    return Watchdog(config.watchdog_seconds, place.path / reports, world.rank, world.size)
 
 
 def _order_inputs(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import longtake
 from longtake.checkpoint import is_complete, list_checkpoints, load_tensors, read_state, save_checkpoint, verify
-from longtake.checkpoint.save import _deal_into_files
+from longtake.checkpoint.layout import Piece, deal_into_files
 from longtake.contracts import UserError
 
 ROOT = str(Path(longtake.__file__).parents[1])
@@ -86,9 +86,9 @@ def test_the_folder_holds_safetensors_json_and_the_marker_and_nothing_else(saved
 
 
 def test_no_file_mixes_parts_or_grows_past_the_limit():
-    tensors = {f"{part}.{i}": torch.zeros(10) for part in ("model", "ema") for i in range(3)}
-    files = _deal_into_files(tensors, limit_bytes=80)
-    assert files == {"ema.0": 1, "ema.1": 1, "ema.2": 2, "model.0": 3, "model.1": 3, "model.2": 4}
+    pieces = [Piece(f"{part}.{i}", (0,), (10,), torch.float32) for part in ("model", "ema") for i in range(3)]
+    files = [[piece.name for piece in file] for file in deal_into_files(pieces, limit_bytes=80)]
+    assert files == [["ema.0", "ema.1"], ["ema.2"], ["model.0", "model.1"], ["model.2"]]
 
 
 def test_a_complete_checkpoint_is_not_overwritten(saved):
@@ -117,9 +117,12 @@ def test_saving_over_an_incomplete_folder_replaces_it(saved):
 def test_a_killed_save_does_not_exist_and_the_next_save_clears_it_away(saved):
     program = """
         import os, signal, sys, torch
-        import longtake.checkpoint.save as save
+        import longtake.checkpoint.writer as writer
         from longtake.checkpoint import save_checkpoint
-        save.write_marker = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        write = writer.write_durably
+        def killed_at_the_marker(path, content):
+            os.kill(os.getpid(), signal.SIGKILL) if path.name == "COMPLETE" else write(path, content)
+        writer.write_durably = killed_at_the_marker
         save_checkpoint(sys.argv[1], 2, 40, {"model.w": torch.ones(3)}, {})
     """
     run = saved.parent

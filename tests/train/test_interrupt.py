@@ -14,7 +14,7 @@ from longtake.train.interrupt import FirstStepTimer, StopRequest
 from tests.train.runs import metrics, steps_saved, train_here
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_first_signal_is_a_wish(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:

@@ -115,20 +115,21 @@ def test_an_empty_mp4_is_left_out_by_probing_and_costs_nothing_else(
     assert "39 of 39 clips used" in said
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(
+def test_losses_that_stay_not_finite_end_the_run_before_they_are_saved(
     capsys: Capture, tmp_path: Path, clips: Path
 ) -> None:
     config = write_config(tmp_path, clips, ckpt_every=1, lr=1e30, warmup_steps=0)
-    refused(capsys, ["train", config], "step 2: the loss of bucket 32px/", "is not finite", "clips/", "a lower lr")
+    refused(capsys, ["train", config], "step 7: the loss of bucket 32px/", "is not finite", "clips/", "a lower lr")
     folder = tmp_path / "outputs" / "tiny"
-    assert steps_saved(folder) == [line["step"] for line in metrics(folder)] == [1]
+    assert steps_saved(folder) == [1]
+    assert [line["step"] for line in metrics(folder) if line.get("skipped")] == [2, 3, 4, 5, 6, 7]
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
+def test_a_gradient_that_is_not_finite_ends_a_run_that_may_leave_out_no_step(
     capsys: Capture, tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overflow = torch.tensor(float("inf"))
     monkeypatch.setattr("longtake.train.optimizer.ShardedAdamW.grad_square_sum", lambda _: overflow)
-    config = write_config(tmp_path, clips, ckpt_every=1)
+    config = write_config(tmp_path, clips, ckpt_every=1, max_skipped=0)
     refused(capsys, ["train", config], "step 1: the gradient norm is not finite", "grad_clip = 1.0")
     assert steps_saved(tmp_path / "outputs" / "tiny") == []

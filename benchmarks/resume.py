@@ -1,0 +1,144 @@
+"""From a restart to the first step, at several positions of a pass: does it matter how far the run had come?
+
+python benchmarks/resume.py                 10 M clips at 0, 25, 50, 75 and 99 % of a pass
+python benchmarks/resume.py --tiny          20,000 clips, to see that it runs
+
+Every line is a process of its own that opens the clip table, reads the data position out of a checkpoint's run.json,
+plans the rest of the pass and names the clips of the first step: all that a restart does with the clips before it
+fetches one. (Weights and processes are not in it: they know nothing of the position.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from bucket_tables import bucket_rule, clip_columns
+from machine import print_table, write_json
+
+from longtake.buckets import OrderInputs, PassOrder, plan_pass
+from longtake.checkpoint import read_state, save_checkpoint
+from longtake.data import DatasetConfig, open_clips
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.99)
+TARGET = 1.25  # slowest over the start of the pass
+SLOTS = 64
+
+
+def main() -> None:
+    """Measures every position and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=float, default=1e7, help="clips")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="restarts at each position, in turns; the fastest counts"
+    )
+    parser.add_argument("--tiny", action="store_true", help="20,000 clips, one restart")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--one", nargs=2, metavar=("TABLE", "CHECKPOINT"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(restart(Path(arguments.one[0]), Path(arguments.one[1]))))
+        return
+    rows, repeats = (20_000, 1) if arguments.tiny else (int(arguments.rows), arguments.repeats)
+    with tempfile.TemporaryDirectory() as place:
+        figures = measure(Path(place), rows, repeats)
+    head = ("clips", "position", "step", "open s", "plan s", "first step s", "together s")
+    print_table(head, [_row(rows, line) for line in figures])
+    ratio = max(line["seconds"] for line in figures) / figures[0]["seconds"]
+    print(f"slowest over the start of the pass: {ratio:.2f} (target <= {TARGET})")
+    write_json(arguments.json, "resume", {"tiny": arguments.tiny, "clips": rows, "ratio": ratio, "runs": figures})
+
+
+def measure(place: Path, rows: int, repeats: int) -> list[dict[str, Any]]:
+    """The fastest restart at each position."""
+    table = place / "clips.parquet"
+    columns = clip_columns(rows)
+    write_table(table, columns)
+    order = plan_pass(_inputs(table), 0)
+    checkpoints = []
+    for share in SHARES:
+        step = int(share * order.num_steps)
+        state = {"data": order.state(step) if step else None}
+        checkpoints.append((share, step, save_checkpoint(place / "run", 0, step, {"model.w": torch.ones(1)}, state)))
+    del order
+    best: dict[int, dict[str, Any]] = {}
+    for _ in range(repeats):
+        for share, step, checkpoint in checkpoints:
+            command = [sys.executable, __file__, "--one", str(table), str(checkpoint)]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            if step not in best or found["seconds"] < best[step]["seconds"]:
+                best[step] = {"share": share, "step": step, **found}
+    return [best[step] for _, step, _ in checkpoints]
+
+
+def restart(table: Path, checkpoint: Path) -> dict[str, float]:
+    """Seconds of one restart, by part."""
+    marks = [time.perf_counter()]
+    position = read_state(checkpoint)["data"]
+    inputs = _inputs(table)
+    marks.append(time.perf_counter())
+    order = plan_pass(inputs, 0, position)
+    marks.append(time.perf_counter())
+    assert _first_step(order)
+    marks.append(time.perf_counter())
+    opened, planned, stepped = np.diff(marks).tolist()
+    return {"open": opened, "plan": planned, "first_step": stepped, "seconds": marks[-1] - marks[0]}
+
+
+def write_table(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """A probed clip table of these columns."""
+    count = len(columns["num_frames"])
+    height, width = columns["height"].astype(np.int32), columns["width"].astype(np.int32)
+    numbers = {
+        "num_frames": columns["num_frames"].astype(np.int32),
+        "height": height,
+        "width": width,
+        "aspect_ratio": height / width,
+        "resolution": height.astype(np.int64) * width,
+        "fps": columns["fps"].astype(np.float32),
+        "clip_id": columns["clip_ids"],
+    }
+    paths = pa.array(np.char.add("clips/", np.arange(count).astype("U9")).tolist())
+    captions = pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), ["a clip"]).cast(pa.string())
+    pq.write_table(pa.table({"path": paths, "text": captions, **numbers}), path)
+
+
+def _inputs(path: Path) -> OrderInputs:
+    table = open_clips(DatasetConfig(data_path=str(path)))
+    return OrderInputs(
+        seed=1,
+        stage=0,
+        slots_per_step=SLOTS,
+        rule=bucket_rule("stage1"),
+        num_frames=table.num_frames,
+        height=table.height,
+        width=table.width,
+        fps=table.fps,
+        clip_ids=table.clip_ids,
+        weights=table.weights,
+        table=table.fingerprint,
+    )
+
+
+def _first_step(order: PassOrder) -> int:
+    """Rows of the clips of the first step."""
+    return sum(len(slot.rows) for slot in order.step(0))
+
+
+def _row(rows: int, line: dict[str, Any]) -> tuple[str, ...]:
+    parts = (f"{line[name]:.2f}" for name in ("open", "plan", "first_step", "seconds"))
+    return (f"{rows:,}", f"{line['share']:.0%}", f"{line['step']:,}", *parts)
+
+
+if __name__ == "__main__":
+    main()

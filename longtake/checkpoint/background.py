@@ -1,0 +1,282 @@
+"""Saving while training goes on: a copy of the tensors is taken, a process beside the run writes it.
+
+The run waits for the copy alone, which is made into memory that stays (pinned on CUDA). One save is under way at a
+time: the next one first waits for it. See `writer` for the process.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longtake.checkpoint import writer
+from longtake.checkpoint.agree import on_every_rank, on_first_rank, rank_and_world
+from longtake.checkpoint.folder import checkpoint_path
+from longtake.checkpoint.layout import ShardFile, bytes_of, lay_out, local_part, signature
+from longtake.checkpoint.save import discard, marker_facts, open_partial, size_of, state_bytes, write_error_sentence
+from longtake.contracts import UserError
+
+_LEAST_BYTES = 1 << 16  # of the memory file: one of no bytes cannot be mapped
+
+
+class BackgroundSaver:
+    """Saves checkpoints of one run, one after another. `save` and `wait` are collective."""
+
+    def __init__(self) -> None:
+        self._staging = Staging()
+        self._writer: _WriterProcess | None = None
+        self._layout: tuple[object, tuple[ShardFile, ...]] | None = None
+        self._job: _Job | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank's part of the save under way has failed. `wait`, on all ranks, says why."""
+        return self._job is not None and self._job.error is not None
+
+    def save(
+        self,
+        run_folder: str | Path,
+        epoch: int,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        then: Callable[[], object] = lambda: None,
+    ) -> Path:
+        """`save_checkpoint`, but returns once the tensors are copied; they may change from then on.
+
+        `then` runs on rank 0, in a thread, when the checkpoint is complete. Raises as `save_checkpoint` for the save
+        before this one, and for what is known at once about this one.
+        """
+        assert tensors, "a checkpoint without tensors"
+        self.wait()
+        target = checkpoint_path(run_folder, epoch, step)
+        partial = on_first_rank(lambda: open_partial(target, state))
+        try:
+            files = self._lay_out(tensors)
+            on_every_rank(lambda: self._begin(partial, target, files, tensors, state, (epoch, step), then))
+        except Exception as error:
+            self.close(0.0)
+            discard(partial)
+            if isinstance(error, OSError):
+                raise UserError(write_error_sentence(target, size_of(tensors), error)) from error
+            raise
+        return target
+
+    def _lay_out(self, tensors: Mapping[str, Tensor]) -> tuple[ShardFile, ...]:
+        known = signature(tensors)
+        if self._layout is None or self._layout[0] != known:
+            self._layout = known, lay_out(tensors)
+        return self._layout[1]
+
+    def _begin(
+        self,
+        partial: Path,
+        target: Path,
+        files: tuple[ShardFile, ...],
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        moment: tuple[int, int],
+        then: Callable[[], object],
+    ) -> None:
+        """Copies this rank's part and hands it to the writer."""
+        rank, _ = rank_and_world()
+        if self._staging.take(files, tensors) or self._writer is None or not self._writer.alive:
+            self.close(0.0)  # the memory file is another one
+            self._writer = _WriterProcess(self._staging.descriptor)
+        request = {
+            "partial": str(partial.resolve()),
+            "target": str(target.resolve()),
+            "rank": rank,
+            "marker": marker_facts(*moment),
+            "state": state_bytes(state).decode("latin-1") if rank == 0 else "",
+            "files": [
+                {"name": f.name, "header": f.header.decode("latin-1"), "start": f.start, "num_bytes": f.num_bytes}
+                for f in files
+            ],
+        }
+        size = size_of(tensors)
+        self._job = _Job(self._writer, request, lambda error: write_error_sentence(target, size, error), then)
+
+    def wait(self) -> None:
+        """Waits until the save under way is complete on all ranks. Raises UserError on all of them if it failed."""
+        job = self._job
+        if job is None:
+            return
+        try:
+            on_every_rank(job.wait_written)
+            on_first_rank(job.wait_committed)
+        except Exception:
+            self.close(0.0)
+            discard(Path(job.request["partial"]))
+            raise
+        self._job = None
+
+    def close(self, seconds: float) -> None:
+        """Ends the writer, at the latest after `seconds`, which a save under way is given to come to its end."""
+        if self._job is not None:
+            self._job.join(seconds)
+        if self._writer is not None:
+            self._writer.end()
+        self._job, self._writer = None, None
+
+
+class Staging:
+    """This rank's part of a checkpoint in one memory file, which the writer maps too."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._map: mmap.mmap | None = None
+        self._bytes: Tensor | None = None  # uint8, the memory file
+        self._pinned = False
+
+    def take(self, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]) -> bool:
+        """Copies the pieces of `files`; returns whether a new memory file was made for them. Waits for the device."""
+        num_bytes = max([_LEAST_BYTES, *(file.start + file.num_bytes for file in files)])
+        on_cuda = any(tensor.is_cuda for tensor in tensors.values())
+        renewed = self._bytes is None or num_bytes > len(self._bytes)
+        if renewed:
+            self._make(num_bytes, on_cuda)
+        assert self._bytes is not None
+        for file in files:
+            place = file.start
+            for piece in file.pieces:
+                source = bytes_of(local_part(tensors[piece.name]))
+                self._bytes[place : place + piece.num_bytes].copy_(source, non_blocking=self._pinned)
+                place += piece.num_bytes
+        if on_cuda:
+            torch.cuda.current_stream().synchronize()
+        return renewed
+
+    def _make(self, num_bytes: int, pinned: bool) -> None:
+        self.free()
+        self.descriptor = _memory_file()
+        os.ftruncate(self.descriptor, num_bytes)
+        self._map = mmap.mmap(self.descriptor, num_bytes)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        if pinned:  # where the system allows no pinning, the copy is only slower
+            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), num_bytes, 0)) == 0
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        if self._bytes is None:
+            return
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._pinned = False
+        os.close(self.descriptor)
+        self.descriptor, self._bytes, self._map = -1, None, None
+
+
+def _memory_file() -> int:
+    """A file without a name: in memory on Linux (/dev/shm, small in containers, is not used), else a temporary one."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("longtake-checkpoint")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class _WriterProcess:
+    """The process beside the run."""
+
+    def __init__(self, descriptor: int) -> None:
+        command = [sys.executable, "-I", "-S", writer.__file__, str(descriptor), str(os.getpid())]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[descriptor],
+            start_new_session=True,  # Ctrl-C in the terminal is for the run alone
+            text=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """The next answer; an error where the process is gone."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line.endswith("\n"):
+            return json.loads(line)
+        code = self._process.wait()
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return {"error": f"its background writer ended ({ended}); is this machine out of memory?", "errno": None}
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class _Job:
+    """One save in the hands of the writer; a thread takes its answers."""
+
+    def __init__(
+        self,
+        process: _WriterProcess,
+        request: Mapping[str, Any],
+        disk_sentence: Callable[[OSError], str],
+        then: Callable[[], object],
+    ) -> None:
+        self.request = request
+        self.error: UserError | None = None
+        self._process, self._disk_sentence, self._then = process, disk_sentence, then
+        self._written, self._ended = threading.Event(), threading.Event()
+        process.send(request)
+        threading.Thread(target=self._follow, name="checkpoint", daemon=True).start()
+
+    def _follow(self) -> None:
+        try:
+            self._take(self._process.answer())
+            self._written.set()
+            if self.error is None and self.request["rank"] == 0:
+                self._take(self._process.answer())
+                if self.error is None:
+                    self._then()
+        except Exception as error:
+            self.error = UserError(f"{self.request['target']}: {error}")
+        finally:
+            self._written.set()
+            self._ended.set()
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        if "error" not in answer:
+            return
+        if answer["errno"] is not None:
+            self.error = UserError(self._disk_sentence(OSError(answer["errno"], answer["error"])))
+        else:
+            self.error = UserError(f"{self.request['target']}: was not saved: {answer['error']}")
+
+    def wait_written(self) -> None:
+        """This rank's files are on the disk, or UserError."""
+        self._written.wait()
+        self._raise()
+
+    def wait_committed(self) -> None:
+        """On rank 0: the checkpoint is complete, or UserError."""
+        self._ended.wait()
+        self._raise()
+
+    def join(self, seconds: float) -> None:
+        """Waits so long at most."""
+        self._ended.wait(seconds)
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,42 @@
+"""The benchmarks of saving, restarting and killing run at their smallest sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(name: str, target: Path, *words: str) -> dict[str, Any]:
+    """The figures that a program wrote; it ended well."""
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words, "--json", str(target)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(target.read_text())["figures"]
+
+
+def test_the_stall_of_a_save_is_measured(tmp_path: Path) -> None:
+    figures = run("checkpoint", tmp_path / "out.json", "--tiny", "--saves", "2")
+    assert 0 < figures["stall_seconds"] < figures["complete_seconds"]
+
+
+def test_restarts_are_measured_at_several_positions(tmp_path: Path) -> None:
+    figures = run("resume", tmp_path / "out.json", "--tiny")
+    assert [line["share"] for line in figures["runs"]] == [0.0, 0.25, 0.5, 0.75, 0.99]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_killed_20_times_is_the_undisturbed_one(tmp_path: Path) -> None:
+    figures = run("chaos", tmp_path / "out.json", "--kills", "20")
+    assert figures["kills"] == 20
+    assert figures["same_steps"]
+    assert figures["same_weights"]

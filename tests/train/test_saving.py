@@ -1,0 +1,172 @@
+"""Saving in a run: in the background or not, what is kept, what is not trained, signals, restarts by torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longtake.checkpoint import inspect, verify
+from longtake.contracts import UserError
+from longtake.system import System
+from longtake.train import run
+from tests.train.runs import (
+    _descendants,
+    assert_same_bits,
+    exact,
+    finish,
+    free_port,
+    kill,
+    metrics,
+    start,
+    state_of,
+    steps_saved,
+    train_here,
+    wait_until,
+    write_config,
+)
+
+
+def test_both_ways_of_saving_give_the_same_checkpoints(tmp_path: Path, clips: Path) -> None:
+    folders = []
+    for name, async_io in (("beside", True), ("waiting", False)):
+        config = write_config(tmp_path / name, clips, ckpt_every=3, async_io=async_io)
+        folders.append(train_here(config)[0].folder)
+    assert steps_saved(folders[0]) == steps_saved(folders[1]) == [3, 6, 8]
+    for path in folders[0].glob("epoch*"):
+        assert verify(path) == []
+        assert_same_bits(path, folders[1] / path.name)
+
+
+@pytest.mark.parametrize("async_io", [True, False])
+def test_the_newest_and_every_so_many_are_kept(tmp_path: Path, clips: Path, async_io: bool) -> None:
+    config = write_config(tmp_path, clips, ckpt_every=1, keep_n_latest=2, keep_every=3, async_io=async_io)
+    assert steps_saved(train_here(config)[0].folder) == [3, 6, 7, 8]
+
+
+def test_a_writer_that_dies_ends_the_run_with_a_sentence(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from longtake.checkpoint import background
+
+    answer = background._WriterProcess.answer
+
+    def dies_at_the_second(self: Any) -> dict:
+        self.answers = getattr(self, "answers", 0) + 1
+        if self.answers == 3:  # of two for each checkpoint
+            self._process.kill()
+        return answer(self)
+
+    monkeypatch.setattr(background._WriterProcess, "answer", dies_at_the_second)
+    monkeypatch.setattr(background._WriterProcess, "send", _slow(background._WriterProcess.send))
+    with pytest.raises(UserError, match="was not saved: its background writer ended"):
+        train_here(config, "--ckpt-every", "2", "--max-steps", "100")
+    assert steps_saved(config.parent / "outputs" / "tiny") == [2]
+
+
+def _slow(send: Any) -> Any:
+    def sends(self: Any, request: Any) -> None:
+        if getattr(self, "sent", 0):
+            os.kill(self._process.pid, signal.SIGSTOP)
+        self.sent = 1
+        send(self, request)
+
+    return sends
+
+
+def freeze(monkeypatch: pytest.MonkeyPatch, value: float | None = None) -> None:
+    """All runs from here on train the last layer alone; `value` changes what is frozen."""
+    build = run.build_system
+
+    def frozen(*args: Any) -> System:
+        system = build(*args)
+        for name, p in system.denoiser.named_parameters():
+            p.requires_grad_(name.startswith("final_layer"))
+            if value is not None and not p.requires_grad:
+                p.data.fill_(value)
+        return system
+
+    monkeypatch.setattr(run, "build_system", frozen)
+
+
+def test_a_run_saves_only_what_it_trains(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze(monkeypatch)
+    outcome, _ = train_here(config, "--ckpt-every", "4")
+    names = {row.name for row in inspect(outcome.checkpoint).rows}
+    assert names
+    assert all(name.split(".", 1)[1].startswith("final_layer") for name in names)
+    assert verify(outcome.folder / "frozen") == []
+    assert state_of(outcome.checkpoint)["frozen"]["source"] is None
+
+
+def test_a_run_with_frozen_parts_goes_on_bit_by_bit(
+    tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze(monkeypatch)
+    whole = train_here(write_config(tmp_path / "whole", clips))[0]
+    config = write_config(tmp_path / "cut", clips)
+    train_here(config, "--max-steps", "4")
+    freeze(monkeypatch, value=0.5)  # the frozen weights come from the folder, not from where the model began
+    resumed = train_here(config, "--resume", "auto")[0]
+    assert exact(resumed.folder) == exact(whole.folder)
+    assert_same_bits(resumed.checkpoint, whole.checkpoint)
+
+
+def test_other_frozen_weights_of_the_same_source_are_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze(monkeypatch)
+    with monkeypatch.context() as patch:  # a source that gives what the model begins with
+        patch.setattr(run, "_keep_frozen", lambda c, place, s: run.keep_frozen(place.path, s.frozen(), "a.safetensors"))
+        train_here(config, "--max-steps", "2")
+    freeze(monkeypatch, value=0.5)
+    with pytest.raises(UserError, match=r"trained on frozen weights of digest .*a.safetensors.*the run has"):
+        train_here(config, "--resume", "auto")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_what_was_made_since_the_last_checkpoint(tmp_path: Path, clips: Path) -> None:
+    settings = {"max_steps": 60, "ckpt_every": 5}
+    config = write_config(tmp_path / "whole", clips, **settings)
+    assert finish(start("train", config, processes=2))[0] == 0
+    whole = tmp_path / "whole" / "outputs" / "tiny"
+    config = write_config(tmp_path / "cut", clips, **settings)
+    folder = tmp_path / "cut" / "outputs" / "tiny"
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--max-restarts", "2")
+    launcher += ("--master_addr", "127.0.0.1", "--master_port", str(free_port()), "-m", "longtake")
+    process = start("train", config, program=launcher)
+    wait_until(process, lambda: len(metrics(folder)) >= 12)
+    saved = steps_saved(folder)[-1]
+    workers = [p for p in _descendants(process.pid) if b"longtake" in _command(p) and b"writer.py" not in _command(p)]
+    os.kill(workers[1], signal.SIGKILL)
+    code, out, error = finish(process)
+    assert code == 0, error
+    assert f"step {saved}" in out or f"step {saved + 5}" in out
+    assert not (folder.parent / "tiny-2").exists()
+    assert exact(folder) == exact(whole)
+    assert_same_bits(*(max(f.glob("epoch*-global_step60")) for f in (folder, whole)))
+
+
+def _command(process: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_writer_outlives_a_run_that_is_killed(tmp_path: Path, clips: Path) -> None:
+    config = write_config(tmp_path, clips, ckpt_every=2, max_steps=1000)
+    folder = tmp_path / "outputs" / "tiny"
+    process = start("train", config)
+    wait_until(process, lambda: bool(steps_saved(folder)))
+    writers = [p for p in _descendants(process.pid) if b"writer.py" in _command(p)]
+    assert writers
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + 20
+    while any(b"writer.py" in _command(p) for p in writers):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    kill(process)

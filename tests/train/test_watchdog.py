@@ -1,0 +1,76 @@
+"""A run that hangs says where every rank stands and ends with its own code."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from longtake.train import EXIT_HANG
+from longtake.train.watchdog import Watchdog
+from tests.train.runs import finish, start
+
+HANGS = """
+import os, sys, time
+from longtake.cli import main
+from longtake.train import loop
+
+forward_backward = loop.Trainer.forward_backward
+
+
+def hangs_in_the_third(self, *args):
+    if self.clock.global_step == 2 and os.environ.get("RANK", "0") == os.environ["HANGING_RANK"]:
+        time.sleep(600)
+    return forward_backward(self, *args)
+
+
+loop.Trainer.forward_backward = hangs_in_the_third
+main(sys.argv[1:])
+"""
+
+
+def reports(config: Path) -> dict[str, str]:
+    folders = list((config.parent / "outputs" / "tiny").glob("hang-*"))
+    assert len(folders) == 1
+    return {path.name: path.read_text(encoding="utf-8") for path in folders[0].glob("rank-*.txt")}
+
+
+def test_a_watchdog_that_is_fed_says_nothing(tmp_path: Path) -> None:
+    watchdog = Watchdog(0.2, tmp_path / "hang", rank=0, world_size=1)
+    for step in range(8):
+        watchdog.beat(step)
+        time.sleep(0.05)
+    watchdog.close()
+    time.sleep(0.4)  # else this process would be gone
+    assert not (tmp_path / "hang").exists()
+
+
+def test_without_seconds_there_is_no_watchdog(tmp_path: Path) -> None:
+    watchdog = Watchdog(None, tmp_path / "hang", rank=0, world_size=1)
+    watchdog.beat(1)
+    time.sleep(0.1)
+    assert not (tmp_path / "hang").exists()
+
+
+def test_a_run_that_hangs_ends_with_its_stacks(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANGING_RANK", "0")
+    code, _, error = finish(start("train", config, "--watchdog-seconds", "2", program=("-c", HANGS)))
+    assert code == EXIT_HANG, error
+    assert "watchdog_seconds = 2: no step was finished in this many seconds after step" in error
+    assert "hangs_in_the_third" in reports(config)["rank-00000.txt"]
+
+
+@pytest.mark.slow
+def test_one_rank_that_hangs_brings_the_stacks_of_all(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANGING_RANK", "1")
+    program = config.parent / "hangs.py"
+    program.write_text(HANGS, encoding="utf-8")
+    command = ("train", config, "--watchdog-seconds", "3")
+    code, _, error = finish(start(*command, processes=2, program=(str(program),)))
+    assert code == 1  # torchrun's own
+    assert f"exitcode  : {EXIT_HANG}" in error
+    found = reports(config)
+    assert found.keys() == {"rank-00000.txt", "rank-00001.txt"}
+    assert "hangs_in_the_third" in found["rank-00001.txt"]
+    assert "loop.py" in found["rank-00000.txt"]  # in whichever collective it waits
