@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,35 +23,55 @@ def read_json(source: Path) -> pa.Table:
 
     Raises `UserError` with the line or row where the file is no such table, and for a column of mixed kinds.
     """
-    objects = _objects_of_lines(source) if source.suffix.lower() == ".jsonl" else _objects_of_list(source)
-    names: dict[str, None] = {}
-    tables = []
-    while rows := list(islice(objects, _ROWS)):
-        for row in rows:
-            names |= dict.fromkeys(row)
-        tables.append({name: _column([row.get(name) for row in rows], name, source) for name in names})
+    tables = list(tables_of(source))
     if not tables:
         raise UserError(f"{source}: the table has no rows; list one clip an object with its path and text")
     try:
-        return pa.concat_tables([pa.table(columns) for columns in tables], promote_options="permissive")
+        return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise UserError(f"{source}: a column changes its kind from row to row ({error}); make it one kind") from error
 
 
+def tables_of(source: Path) -> Iterator[pa.Table]:
+    """The rows, some ten thousand at a time; a `.json` is held in memory whole. Raises as `read_json` does."""
+    objects = _objects_of_lines(source) if source.suffix.lower() == ".jsonl" else _objects_of_list(source)
+    names: dict[str, None] = {}
+    while rows := list(islice(objects, _ROWS)):
+        for row in rows:
+            names |= dict.fromkeys(row)
+        yield pa.table({name: _column([row.get(name) for row in rows], name, source) for name in names})
+
+
 def write_json(columns: pa.Table, path: Path) -> None:
     """Writes a table by the suffix of `path`; what is empty or not a number becomes null."""
-    lines = path.suffix.lower() == ".jsonl"
-    with open(path, "w", encoding="utf-8") as file:
-        before = "" if lines else "[\n"
+    with closing(JsonWriter(path)) as writer:
         for batch in columns.to_batches(max_chunksize=_ROWS):
-            for row in batch.to_pylist():
-                text = json.dumps({name: _jsonable(value) for name, value in row.items()}, ensure_ascii=False)
-                file.write(before + text)
-                before = "\n" if lines else ",\n"
-        if lines:
-            file.write("\n" if columns.num_rows else "")
+            writer.write_batch(batch)
+
+
+class JsonWriter:
+    """A `.json` or `.jsonl` written batch by batch."""
+
+    def __init__(self, path: Path):
+        """Opens the file; the suffix chooses between a list of objects and one object a line."""
+        self._lines, self._empty = path.suffix.lower() == ".jsonl", True
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Adds rows; what is empty or not a number becomes null."""
+        for row in batch.to_pylist():
+            text = json.dumps({name: _jsonable(value) for name, value in row.items()}, ensure_ascii=False)
+            before = ("" if self._lines else "[\n") if self._empty else ("\n" if self._lines else ",\n")
+            self._file.write(before + text)
+            self._empty = False
+
+    def close(self) -> None:
+        """Writes the end and closes the file."""
+        if self._lines:
+            self._file.write("" if self._empty else "\n")
         else:
-            file.write("\n]\n" if columns.num_rows else "[]\n")
+            self._file.write("[]\n" if self._empty else "\n]\n")
+        self._file.close()
 
 
 def _objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,10 @@ import numpy as np
 
 from longtake.contracts import UserError
 from longtake.data.config import DatasetConfig
+from longtake.data.folder import folder_table
+from longtake.data.ids import repeats
+from longtake.data.joined import JoinedColumn
+from longtake.data.shards import is_shards
 from longtake.data.table import ClipTable
 from longtake.random import hash64, sample_ids
 
@@ -19,10 +23,10 @@ _TWIN = 1 << 32  # copies of one clip are counted far below this, so a twin's id
 class MixedTable:
     """Clip tables with weights, read like one `ClipTable`.
 
-    Row numbers run through the tables in their order; columns as there, plus `weights`: float32 [N], the expected
-    copies of each clip in a pass. A clip keeps the id it has in its own table, so adding a table behind, taking one
-    away or changing weights leaves the others' samples as they are. Where an id has occurred in an earlier table (the
-    same path listed twice), the n-th one gets another id, made of the old one and n.
+    Row numbers run through the tables in their order; columns as there (numbers as `JoinedColumn`, which copies
+    nothing), plus `weights`. A clip keeps the id it has in its own table, so adding a table behind, taking one away or
+    changing weights leaves the others' samples as they are. Where an id has occurred in an earlier table (the same
+    path listed twice), the n-th one gets another id, made of the old one and n.
     """
 
     def __init__(self, tables: Sequence[ClipTable], weights: Sequence[float]):
@@ -37,16 +41,24 @@ class MixedTable:
         self.tables, self.table_weights = tuple(tables), tuple(map(float, weights))
         self._starts = np.cumsum([0, *map(len, tables)])
         self.num_frames, self.height, self.width, self.fps, self.motion_score = (
-            np.concatenate([getattr(table, name) for table in tables])
+            JoinedColumn([getattr(table, name) for table in tables])
             for name in ("num_frames", "height", "width", "fps", "motion_score")
         )
-        self.clip_ids = _distinct([table.clip_ids for table in tables])
-        self.weights = np.repeat(np.array(self.table_weights, np.float32), [len(table) for table in tables])
         self.invalid = {
             int(start) + row: reason
             for start, table in zip(self._starts, tables, strict=False)
             for row, reason in table.invalid.items()
         }
+
+    @cached_property
+    def clip_ids(self) -> np.ndarray:
+        """uint64 [N], all different."""
+        return _distinct([table.clip_ids for table in self.tables])
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Expected copies of each clip in a pass: float32 [N]."""
+        return np.repeat(np.array(self.table_weights, np.float32), [len(table) for table in self.tables])
 
     @property
     def source(self) -> Path:
@@ -63,6 +75,11 @@ class MixedTable:
 
     def __reduce__(self) -> tuple:
         return MixedTable, (self.tables, self.table_weights)
+
+    def location(self, row: int) -> str:
+        """The file of a row, as a path or a URL; a relative path starts from the root of its own table."""
+        table, own = self._place(row)
+        return table.location(own)
 
     def path(self, row: int) -> Path:
         """The file of a row; a relative path starts from the root of its own table."""
@@ -88,24 +105,25 @@ class MixedTable:
 
 
 def open_clips(config: DatasetConfig) -> ClipTable | MixedTable:
-    """The table or tables that a run trains on. Raises `UserError` as `ClipTable.open` does."""
-    columns = tuple(config.captions or ("text",))
+    """What a run trains on. Raises `UserError` as `ClipTable.open` and `folder_table` do."""
     if config.mix is None:
         assert config.data_path is not None
-        return ClipTable.open(config.data_path, config.root, columns)
-    tables = [ClipTable.open(path, config.root, columns) for path, _ in config.mix]
+        return _open_source(config.data_path, config)
+    tables = [_open_source(path, config) for path, _ in config.mix]
     return MixedTable(tables, [weight for _, weight in config.mix])
+
+
+def _open_source(path: str, config: DatasetConfig) -> ClipTable:
+    """A table, or the table of a folder of clips; the paths of the latter start from that folder."""
+    captions, source = tuple(config.captions or ("text",)), Path(path)
+    if source.is_dir() and not is_shards(source):
+        return ClipTable.open(folder_table(source), source, captions, config.memory_efficient)
+    return ClipTable.open(source, config.root, captions, config.memory_efficient)
 
 
 def _distinct(ids: Sequence[np.ndarray]) -> np.ndarray:
     """The ids of all tables, uint64 [N]: one that has occurred n times in earlier tables is mixed with n."""
     joined = np.concatenate(ids)
-    by_id = np.argsort(joined, kind="stable")  # equal ids stay in the order of their tables
-    ordered = joined[by_id]
-    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    if len(first) == len(joined):
-        return joined
-    ordinal = np.arange(len(joined)) - np.repeat(first, np.diff(np.r_[first, len(joined)]))
-    twins = by_id[ordinal > 0]
-    joined[twins] = sample_ids(joined[twins], _TWIN + ordinal[ordinal > 0])
+    rows, ordinals = repeats(joined)
+    joined[rows] = sample_ids(joined[rows], _TWIN + ordinals)
     return joined

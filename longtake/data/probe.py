@@ -17,11 +17,17 @@ import pyarrow.compute as pc
 
 from longtake.contracts import UserError
 from longtake.data import json_table
+from longtake.data.ids import compute_clip_ids
 from longtake.data.journal import Journal
+from longtake.data.listing import list_clips
+from longtake.data.paths import moved_paths
 from longtake.data.pool import Crew
 from longtake.data.probe_file import ClipInfo, probe_file
 from longtake.data.probe_write import WRITERS, Answers, complete, write_bad, write_columns
-from longtake.data.table import base_folder, compute_clip_ids, id_column, read_columns, text_column
+from longtake.data.remote import FileCache, default_cache_folder, join_location
+from longtake.data.rows import id_values
+from longtake.data.shards import is_shards
+from longtake.data.table import base_folder, read_columns, text_column
 from longtake.data.video import ClipError
 
 Engine = Literal["local", "ray"]
@@ -50,15 +56,16 @@ def probe_table(
     decode_check: bool = False,
     part: tuple[int, int] | None = None,
     engine: Engine = "local",
+    cache: FileCache | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeResult:
     """Probes every clip of a table and writes the completed one; suffixes choose CSV, Parquet, Arrow, JSON or JSONL.
 
-    `source` needs a column path; text is empty where missing; other columns are kept. Made, or made anew: num_frames,
-    height, width, aspect_ratio (height / width), resolution (height x width), fps, duration (seconds), codec; clip_id
-    if not there. Rows keep their order. A file that cannot be used costs its row: it is listed with the reason in
-    `<target stem>.bad.csv` beside the target. With `strict` any bad file is a `UserError` and only the list is
-    written; so is a table of which no clip can be used.
+    `source` needs a column path, or is a folder of clips (`list_clips`); text is empty where missing; other columns
+    are kept. Made, or made anew: num_frames, height, width, aspect_ratio (height / width), resolution (height x
+    width), fps, duration (seconds), codec; clip_id if not there. Rows keep their order. A file that cannot be used
+    costs its row: it is listed with the reason in `<target stem>.bad.csv` beside the target. With `strict` any bad
+    file is a `UserError` and only the list is written; so is a table of which no clip can be used.
 
     Relative paths that start elsewhere than in the target's folder are rewritten to start there; made clip ids are
     those of the paths as the target has them.
@@ -67,6 +74,7 @@ def probe_table(
     `ClipTable.open`. `decode_check`: also decode every file and leave out those that fail. `part`: (i, n) does the
     i-th (from 1) of n stretches of the table and writes `part_path(target, i, n)`; the parts, one after the other, are
     the whole table. `engine` "ray" spreads the files over a Ray cluster, `workers` processes in all (0: one a core).
+    `cache`: where files that lie on servers are fetched to (None: `FileCache` in the user's cache folder).
     `progress(done, total)` is called as files are finished, first with what was done before.
 
     Answers are kept in `<target>.journal` until the table is written. After an interruption of any kind the same call
@@ -78,23 +86,23 @@ def probe_table(
     _check_target(source, target)
     columns = _checked(read_source(source), source, target)
     paths = columns["path"].to_pylist()
-    folder = base_folder(source, root)
+    folder = source if source.is_dir() else base_folder(source, root)
     rows = _rows_of_part(len(paths), *(part or (1, 1)))
-    files = [os.path.join(folder, path) if path else "" for path in paths[rows]]
+    files = [join_location(folder, path) if path else "" for path in paths[rows]]
     belongs_to = {
         "table": _digest(paths),
-        "root": str(folder.resolve()),
+        "root": folder if isinstance(folder, str) else str(folder.resolve()),
         "decode_check": decode_check,
         "part": list(part or (1, 1)),
     }
-    ask = partial(_ask, decode_check=decode_check)
+    ask = partial(_ask, decode_check=decode_check, cache=cache or FileCache(default_cache_folder()))
     with Journal(target.with_name(f"{target.name}.journal"), belongs_to) as journal:
         answers, continued = _answer_all(files, journal, partial(_ASKERS[engine], ask, workers), progress)
         bad = tuple((rows.start + row, paths[rows.start + row], text) for row, text in sorted(answers.reasons.items()))
         bad_path = write_bad(target.with_name(f"{target.stem}.bad.csv"), bad)
         if bad and (strict or (part is None and len(bad) == len(files))):
             raise UserError(_complaint(source, len(files), bad, bad_path, folder))
-        paths = _moved(paths, folder, target.parent)
+        paths = moved_paths(paths, folder, target.parent)
         columns = columns.set_column(columns.column_names.index("path"), "path", pa.array(paths, pa.string()))
         clip_ids = compute_clip_ids(paths)[rows]  # over all rows: bad files and parts do not change the others' ids
         write_columns(complete(columns, rows, answers, clip_ids, target.suffix.lower() != ".csv"), target)
@@ -112,7 +120,14 @@ def part_path(target: Path, number: int, count: int) -> Path:
 
 
 def read_source(source: Path) -> pa.Table:
-    """The table to probe: columns of a CSV all as text, those of other formats as they are. Raises `UserError`."""
+    """The table to probe: columns of a CSV all as text, those of other formats as they are, or the clips of a folder.
+
+    Raises `UserError`.
+    """
+    if is_shards(source):
+        raise UserError(f"{source}: is a folder of shards; probe the table that they are made from")
+    if source.is_dir():
+        return list_clips(source).select(["path", "text"])
     if source.suffix.lower() not in json_table.SUFFIXES:
         return read_columns(source, as_text=True)
     if not source.is_file():
@@ -130,21 +145,11 @@ def _checked(columns: pa.Table, source: Path, target: Path) -> pa.Table:
     for name in ("path", "text", "clip_id"):
         if name in columns.column_names:
             if name == "clip_id":
-                values = pa.array(id_column(columns, source))
+                values = pa.array(id_values(columns["clip_id"], source))
             else:
                 values = pc.fill_null(text_column(columns, name, source).cast(pa.string()), "")
             columns = columns.set_column(columns.column_names.index(name), name, values)
     return columns
-
-
-def _moved(paths: Sequence[str], old: Path, new: Path) -> list[str]:
-    """Paths that start from folder `old`, written so that they start from folder `new`."""
-    start, end = os.path.realpath(old), os.path.realpath(new)
-    if start == end:
-        return list(paths)
-    return [
-        path if not path or os.path.isabs(path) else os.path.relpath(os.path.join(start, path), end) for path in paths
-    ]
 
 
 def _rows_of_part(num_rows: int, number: int, count: int) -> slice:
@@ -166,10 +171,13 @@ def _digest(paths: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _ask(path: str, decode_check: bool) -> list[Any] | str:
+def _ask(location: str, decode_check: bool, cache: FileCache) -> list[Any] | str:
     """A file's info as a list that JSON can hold, or the reason why it cannot be used."""
+    if not location:
+        return "path is empty"
     try:
-        return list(astuple(probe_file(path, decode_check))) if path else "path is empty"
+        with cache.local(location) as path:
+            return list(astuple(probe_file(path, decode_check)))
     except ClipError as error:
         return str(error)
 
@@ -215,13 +223,14 @@ _ASKERS: dict[Engine, Callable[..., Asked]] = {"local": _ask_here, "ray": _ask_o
 
 
 def _complaint(
-    source: Path, num_files: int, bad: Sequence[tuple[int, str, str]], bad_path: Path | None, folder: Path
+    source: Path, num_files: int, bad: Sequence[tuple[int, str, str]], bad_path: Path | None, folder: Path | str
 ) -> str:
     first = f"the first: {bad[0][1]}: {bad[0][2]}"
     if len(bad) == num_files:
         return (
             f"{source}: no clip is usable, all {num_files} are listed with the reason in {bad_path} ({first}); "
-            f"relative paths start from {folder.absolute()}, which --root changes"
+            f"relative paths start from {os.path.abspath(folder) if isinstance(folder, Path) else folder}, "
+            "which --root changes"
         )
     return (
         f"{source}: {len(bad)} of {num_files} clips cannot be used, listed in {bad_path} ({first}); "

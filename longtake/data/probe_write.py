@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from longtake.data.formats import FORMAT
 from longtake.data.json_table import write_json
 from longtake.data.probe_file import ClipInfo
 
-FORMAT = {"longtake_format": "clip table", "longtake_format_version": "1"}  # in Parquet and Arrow files
+PARQUET_ROWS = 1 << 16  # of a row group: readers hold a few of them at a time
 
 
 class Answers:
@@ -113,15 +115,15 @@ def write_bad(path: Path, bad: Sequence[tuple[int, str, str]]) -> Path | None:
 
 def write_columns(columns: pa.Table, target: Path) -> None:
     """Writes a table in the format of the suffix: under another name first, so it is complete or absent."""
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
+    unfinished = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        WRITERS[target.suffix.lower()](columns, partial)
-        with open(partial, "rb") as file:
+        WRITERS[target.suffix.lower()](columns, unfinished)
+        with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(partial, target)
+        os.replace(unfinished, target)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _write_arrow(columns: pa.Table, path: Path) -> None:
@@ -140,7 +142,7 @@ def _write_csv(columns: pa.Table, path: Path) -> None:
 
 WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
     ".csv": _write_csv,
-    ".parquet": pyarrow.parquet.write_table,
+    ".parquet": partial(pyarrow.parquet.write_table, row_group_size=PARQUET_ROWS),
     ".arrow": _write_arrow,
     ".json": write_json,
     ".jsonl": write_json,

@@ -17,7 +17,15 @@ from longtake.contracts import Fault, UserError
 
 
 def read_quarantine(path: str | os.PathLike[str]) -> dict[int, int]:
-    """`{sample id: the first pass it failed in}`; empty without the file.
+    """`{sample id: the first pass it failed in}`; empty without the file. Raises as `list_quarantine`."""
+    found: dict[int, int] = {}
+    for fault in list_quarantine(path):
+        found[fault.sample] = min(fault.pass_index, found.get(fault.sample, fault.pass_index))
+    return found
+
+
+def list_quarantine(path: str | os.PathLike[str]) -> list[Fault]:
+    """Every entry in the order written; none without the file.
 
     A line cut off by a crash is ignored: its step never ran. Any other unreadable line is a `UserError` with its
     number, since leaving it out would bring the sample back.
@@ -25,20 +33,22 @@ def read_quarantine(path: str | os.PathLike[str]) -> dict[int, int]:
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
-        return {}
-    found: dict[int, int] = {}
+        return []
+    found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line.rstrip(_CUT))
-            sample, pass_index = int(entry["sample"]), int(entry["pass_index"])
-        except (ValueError, KeyError, TypeError) as error:
+            fault = Fault(
+                str(entry.get("path")), int(entry["sample"]), int(entry["pass_index"]), str(entry.get("reason"))
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines) or line.endswith(_CUT):
                 continue
             shown = line[:80].decode(errors="replace")
             raise UserError(f"{path}:{number}: {shown!r} is no quarantine entry; mend or delete the line") from error
-        found[sample] = min(pass_index, found.get(sample, pass_index))
+        found.append(fault)
     return found
 
 

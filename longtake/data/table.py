@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,15 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.random import hash64
-
-REQUIRED = ("path", "text", "num_frames", "height", "width", "fps")
-SCORE = "score_vmafmotion"
-_LARGEST = 2**31  # more frames or pixels a side than any clip has: a larger number is a slip
+from longtake.data import json_table
+from longtake.data.cache import cached_shards, is_large
+from longtake.data.checks import check_columns, fingerprint_of, named, refuse_repeated
+from longtake.data.formats import check_table_format
+from longtake.data.ids import compute_clip_ids
+from longtake.data.numbers import clean_numbers
+from longtake.data.remote import is_url, join_location
+from longtake.data.rows import id_values
+from longtake.data.shards import Shards, is_shards
 
 
 class ClipTable:
@@ -34,31 +38,22 @@ class ClipTable:
     in `invalid` with the reason. Pickling carries the file's name only; the other process opens it again.
     """
 
-    def __init__(self, columns: pa.Table, source: Path, root: Path, captions: Sequence[str] = ("text",)):
-        """Use `open`. `columns`: at least the `REQUIRED` ones; `source` is named in errors."""
-        self.source, self.root = source, root
-        self.invalid: dict[int, str] = {}
-        self._paths = text_column(columns, "path", source)
-        self._texts = {name: text_column(columns, name, source) for name in dict.fromkeys(("text", *captions))}
-        rows = np.arange(len(columns))
-        numbers = {name: _floats(columns, name, source) for name in ("num_frames", "height", "width", "fps")}
-        for name in ("num_frames", "height", "width"):
-            bad = ~((numbers[name] >= 1) & (numbers[name] < _LARGEST)) | (numbers[name] % 1 != 0)
-            self._mark(rows[bad], name, numbers[name], "a whole number from 1")
-        fps = numbers["fps"]
-        self._mark(rows[np.isinf(fps) | (fps < 0)], "fps", fps, "0 or more, or empty where unknown")
-        for row in rows[pc.equal(pc.fill_null(self._paths, ""), "").to_numpy()].tolist():
-            self.invalid[row] = "path is empty"
-        wrong = np.fromiter(self.invalid, dtype=np.int64, count=len(self.invalid))
-        for name in ("num_frames", "height", "width"):
-            numbers[name][wrong] = 0
-        self.num_frames, self.height, self.width = (
-            numbers[name].astype(np.int64) for name in ("num_frames", "height", "width")
-        )
-        self.fps = fps
-        known = SCORE in columns.column_names
-        self.motion_score = _floats(columns, SCORE, source) if known else np.full(len(rows), np.nan)
-        self.clip_ids = _clip_ids(columns, source)
+    def __init__(
+        self,
+        source: Path,
+        root: Path | str,
+        captions: Sequence[str],
+        numbers: Mapping[str, np.ndarray],
+        invalid: dict[int, str],
+        text: Callable[[str, int], str],
+        shards: Shards | None = None,
+    ):
+        """Use `open`. `numbers`: the arrays above; `text(column, row)` reads a cell; `source` is named in errors."""
+        self.source, self.root, self.captions = source, root, tuple(dict.fromkeys(("text", *captions)))
+        self.invalid, self._text, self._shards = invalid, text, shards
+        self.num_frames, self.height, self.width = (numbers[name] for name in ("num_frames", "height", "width"))
+        self.fps, self.clip_ids = numbers["fps"], numbers["clip_ids"]
+        self.motion_score = numbers.get("motion_score", np.broadcast_to(np.nan, len(self.fps)))
 
     @classmethod
     def open(
@@ -66,29 +61,57 @@ class ClipTable:
         path: str | os.PathLike[str],
         root: str | os.PathLike[str] | None = None,
         captions: Sequence[str] = ("text",),
+        memory_efficient: bool | None = False,
     ) -> ClipTable:
-        """Reads `.csv`, `.parquet`, or `.arrow` / `.feather` (the last two memory-mapped).
+        """Reads `.csv`, `.parquet`, `.json`, `.jsonl`, `.arrow` / `.feather` (the last two memory-mapped), or a folder
+        of shards.
 
         `root`: the folder that relative clip paths start from; None: the folder the table lies in.
-        `captions`: further columns that hold captions. Raises `UserError`
+        `captions`: further columns that hold captions. `memory_efficient`: convert the table to shards in a cache and
+        read those; None: where its file is large (`cache.is_large`). Raises `UserError`
         for a missing, unreadable or empty table, a missing column, text where numbers belong, and repeated clip ids.
         """
         source = Path(path)
+        if is_shards(source):
+            return cls.from_shards(source if source.is_dir() else source.parent, root=root, captions=captions)
+        if source.is_dir():
+            raise UserError(f"{source}: is a folder, not a table; `longtake data probe {source} -o ...` makes a table")
+        if memory_efficient or (memory_efficient is None and is_large(source)):
+            return cls.from_shards(cached_shards(source), source, base_folder(source, root), captions)
         columns = read_columns(source)
-        missing = [name for name in REQUIRED if name not in columns.column_names]
-        if missing:
-            raise UserError(
-                f"{source}: column {_names(missing)} is missing (found {_names(columns.column_names)}); "
-                f"`longtake data probe {source} -o {source.with_suffix('.parquet').name}` fills in "
-                "num_frames, height, width and fps for a table with path and text"
-            )
-        for name in captions:
-            if name not in columns.column_names:
-                found = _names(columns.column_names)
-                raise UserError(f"dataset.captions: {source} has no column {name}; choose among its columns {found}")
+        check_columns(columns.column_names, source, captions)
         if not len(columns):
             raise UserError(f"{source}: the table has no rows; list one clip a row with its path and text")
-        return cls(columns, source, base_folder(source, root), captions)
+        texts = {name: text_column(columns, name, source) for name in dict.fromkeys(("path", "text", *captions))}
+        columns = columns.set_column(columns.column_names.index("path"), "path", texts["path"])
+        numbers, invalid = clean_numbers(columns, source)
+        numbers["clip_ids"] = _clip_ids(columns, source)
+
+        def text(column: str, row: int) -> str:
+            return texts[column][row].as_py() or ""
+
+        return cls(source, base_folder(source, root), captions, numbers, invalid, text)
+
+    @classmethod
+    def from_shards(
+        cls,
+        folder: Path,
+        source: Path | None = None,
+        root: str | os.PathLike[str] | None = None,
+        captions: Sequence[str] = ("text",),
+        fingerprint: str | None = None,
+    ) -> ClipTable:
+        """A table over memory-mapped shards. `source`: the table they were made from, if a user knows it by that.
+
+        Raises `UserError` also where `fingerprint` is given and the shards have another one.
+        """
+        shards = Shards(folder)
+        if fingerprint not in (None, shards.index["fingerprint"]):
+            raise UserError(f"{folder}: has been replaced by other shards since the run began; start the run again")
+        check_columns(shards.names, source or folder, captions)
+        shards.open_texts(("path", "text", *captions))
+        start = shards.root if root is None else base_folder(folder, root)
+        return cls(source or folder, start, captions, shards.numbers, shards.invalid(), shards.text, shards)
 
     weights = 1.0  # of every clip; tables in a mix have their own
 
@@ -96,38 +119,45 @@ class ClipTable:
         return len(self.num_frames)
 
     def __reduce__(self) -> tuple:
-        return ClipTable.open, (self.source.absolute(), self.root.absolute(), tuple(self._texts))
+        root = self.root if isinstance(self.root, str) else self.root.absolute()
+        if self._shards is not None:
+            folder, fingerprint = self._shards.folder.absolute(), self.fingerprint
+            return ClipTable.from_shards, (folder, self.source.absolute(), root, self.captions, fingerprint)
+        return ClipTable.open, (self.source.absolute(), root, self.captions)
+
+    def location(self, row: int) -> str:
+        """The file of a row, as a path or a URL; a relative path starts from `root`."""
+        return join_location(self.root, self.written_path(row))
 
     def path(self, row: int) -> Path:
-        """The file of a row; a relative path starts from `root`."""
-        return self.root / (self._paths[row].as_py() or "")
+        """The file of a row of this machine's; what lies on a server has a `location` only."""
+        return Path(self.location(row))
 
     def written_path(self, row: int) -> str:
         """The path of a row as the table has it."""
-        return self._paths[row].as_py() or ""
+        return self._text("path", row)
 
     def caption(self, row: int, column: str = "text") -> str:
         """The text of a row in one of the caption columns, without suffix; empty where the table has none."""
-        return self._texts[column][row].as_py() or ""
+        return self._text(column, row)
 
     @property
     def fingerprint(self) -> str:
         """16 hex digits over clip ids and sizes: the same for a CSV and a Parquet file of the same clips."""
-        digest = hashlib.blake2b(digest_size=8)
-        for values in (self.clip_ids, self.num_frames, self.height, self.width, np.nan_to_num(self.fps)):
-            digest.update(np.ascontiguousarray(values).data)
-        return digest.hexdigest()
-
-    def _mark(self, rows: np.ndarray, name: str, values: np.ndarray, rule: str) -> None:
-        for row in rows.tolist():
-            found = "empty" if np.isnan(values[row]) else f"{values[row]:g}"
-            self.invalid.setdefault(row, f"{name} is {found}, expected {rule}")
+        if self._shards is not None:
+            return self._shards.index["fingerprint"]
+        return fingerprint_of(partial(getattr, self))
 
 
-def base_folder(source: Path, root: str | os.PathLike[str] | None) -> Path:
-    """Where relative paths of a table start: `root`, else the table's folder. Raises `UserError` if `root` is none."""
+def base_folder(source: Path, root: str | os.PathLike[str] | None) -> Path | str:
+    """Where relative paths of a table start: `root`, else the table's folder; a URL is a string.
+
+    Raises `UserError` if `root` is no folder.
+    """
     if root is None:
         return source.parent
+    if is_url(os.fspath(root)):
+        return os.fspath(root)
     if not Path(root).is_dir():
         raise UserError(f"dataset.root = {os.fspath(root)!r}: no such folder; name the one relative paths start from")
     return Path(root)
@@ -139,16 +169,19 @@ def read_columns(source: Path, as_text: bool = False) -> pa.Table:
     Raises `UserError` where the file is missing, of an unknown kind, or damaged, and where columns share a name.
     """
     columns = _read_columns(source, as_text)
+    check_table_format(columns.schema.metadata, source)
     repeated = sorted({name for name in columns.column_names if columns.column_names.count(name) > 1})
     if repeated:
-        raise UserError(f"{source}: there are several columns {_names(repeated)}; names of columns must differ")
+        raise UserError(f"{source}: there are several columns {named(repeated)}; names of columns must differ")
     return columns
 
 
 def _read_columns(source: Path, as_text: bool) -> pa.Table:
     suffix = source.suffix.lower()
     if not source.is_file():
-        raise UserError(f"{source}: no such file; give the clip table as .csv, .parquet or .arrow")
+        raise UserError(f"{source}: no such file; give the clip table as .csv, .parquet, .arrow, .json or .jsonl")
+    if suffix in json_table.SUFFIXES:
+        return json_table.read_json(source)
     try:
         if suffix == ".csv":
             return _read_csv(source, as_text)
@@ -159,7 +192,9 @@ def _read_columns(source: Path, as_text: bool) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{source}: cannot be read as {suffix[1:]} ({first_line}); write the table again") from error
-    raise UserError(f"{source}: tables end in .csv, .parquet, .arrow or .feather, not {suffix or 'nothing'!r}")
+    raise UserError(
+        f"{source}: tables end in .csv, .parquet, .arrow, .feather, .json or .jsonl, not {suffix or 'nothing'!r}"
+    )
 
 
 def _read_csv(source: Path, as_text: bool) -> pa.Table:
@@ -178,58 +213,13 @@ def _read_csv(source: Path, as_text: bool) -> pa.Table:
 _CSV = pyarrow.csv.ParseOptions(newlines_in_values=True)
 
 
-def compute_clip_ids(paths: Sequence[str]) -> np.ndarray:
-    """Ids of clips from their paths as written: uint64 [N]; the n-th row with the same path gets another id."""
-    seen: dict[str, int] = {}
-    ids = np.empty(len(paths), np.uint64)
-    for row, path in enumerate(paths):
-        ordinal = seen.get(path, 0)
-        seen[path] = ordinal + 1
-        ids[row] = hash64(path, ordinal)
-    return ids
-
-
 def _clip_ids(columns: pa.Table, source: Path) -> np.ndarray:
-    if "clip_id" not in columns.column_names:
-        ids = compute_clip_ids(text_column(columns, "path", source).to_pylist())
+    if "clip_id" in columns.column_names:
+        ids = id_values(columns["clip_id"], source)
     else:
-        ids = id_column(columns, source)
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) < len(ids):
-        repeated = unique[counts > 1][0]
-        rows = np.flatnonzero(ids == repeated)
-        raise UserError(
-            f"{source}: rows {rows[0]} and {rows[1]} have the same clip_id {repeated}; "
-            "ids must differ: leave the column out to have them made from the paths"
-        )
+        ids = compute_clip_ids(pc.fill_null(columns["path"], "").to_pylist())
+    refuse_repeated(ids, source)
     return ids
-
-
-def id_column(columns: pa.Table, source: Path) -> np.ndarray:
-    """Column clip_id, of integers or their digits, as uint64 [N]. Raises `UserError` naming the first wrong cell."""
-    column = columns["clip_id"]
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
-    elif not pa.types.is_integer(column.type):
-        raise UserError(f"{source}: column clip_id holds {column.type}; it must hold whole numbers")
-    try:
-        ids = pc.cast(column, pa.uint64())
-        if not ids.null_count:
-            return ids.to_numpy()
-    except pa.ArrowInvalid:
-        pass
-    wrong = ((row, value) for row, value in enumerate(column.to_pylist()) if not _is_id(value))
-    row, value = next(wrong, (0, column[0].as_py()))
-    found = "empty" if value in (None, "") else repr(value)
-    raise UserError(
-        f"{source}: clip_id of row {row} is {found}; it must be a whole number from 0 below 2**64 in every row: "
-        "leave the column out to have ids made from the paths"
-    )
-
-
-def _is_id(value: object) -> bool:
-    text = str(value)
-    return text.isdecimal() and int(text) < 2**64
 
 
 def text_column(columns: pa.Table, name: str, source: Path) -> pa.ChunkedArray:
@@ -240,29 +230,3 @@ def text_column(columns: pa.Table, name: str, source: Path) -> pa.ChunkedArray:
     if pa.types.is_null(column.type) or pa.types.is_dictionary(column.type):
         return column.cast(pa.string())
     raise UserError(f"{source}: column {name} holds {column.type}; it must hold text")
-
-
-def _floats(columns: pa.Table, name: str, source: Path) -> np.ndarray:
-    """A numeric column as float64, NaN where empty. Raises `UserError` naming the first cell that is no number."""
-    column = columns[name]
-    try:
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            trimmed = pc.utf8_trim_whitespace(column)
-            column = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, trimmed.type), trimmed)
-        return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan")).to_numpy().copy()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        row, value = _first_text(column)
-        raise UserError(f"{source}: {name} of row {row} is {value!r}; the column must hold numbers") from error
-
-
-def _first_text(column: pa.ChunkedArray) -> tuple[int, object]:
-    for row, value in enumerate(column.to_pylist()):
-        try:
-            float(value if value is not None else 0)
-        except (TypeError, ValueError):
-            return row, value
-    return 0, column[0].as_py()
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "no column"

@@ -85,7 +85,7 @@ def is_countable(container: av.container.InputContainer, stream: av.video.stream
 
     To be asked before anything is read; leaves the container at its beginning.
     """
-    codec = stream.codec_context.name
+    codec = stream.codec_context.codec.canonical_name  # of AV1, the decoder's own name is another
     if codec not in _COUNTED_CODECS or not any(name in container.format.name for name in _COUNTED_FORMATS):
         return False
     if codec not in _DROPS_LEADING:
@@ -108,7 +108,8 @@ def check_file(path: str) -> None:
     except ValueError as error:  # a null byte in the name
         raise ClipError(f"not a file name: {error}") from error
     if size is None:
-        raise ClipError("is a folder, not a file" if os.path.isdir(path) else "no such file")
+        kind = "a folder" if os.path.isdir(path) else "a pipe or device" if os.path.exists(path) else ""
+        raise ClipError(f"is {kind}, not a file" if kind else "no such file")
     if size == 0:
         raise ClipError("the file is empty")
 
@@ -128,7 +129,26 @@ def reason_of(error: Exception) -> str:
 
 
 def read_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-    """Frames of a video: uint8 [T, H, W, 3] RGB, upright (the file's rotation is applied).
+    """Frames of a video at their own size: uint8 [T, H, W, 3] RGB, in the order of `indices` (None: all).
+
+    As `decode_frames` gives them, and all at once; raises as it does.
+    """
+    if indices is None:
+        return np.stack([pixels for _, pixels in decode_frames(path)])
+    frames = [np.empty(0)] * len(indices)
+    for places, pixels in decode_frames(path, indices):
+        for place in places:
+            frames[place] = pixels
+    return np.stack(frames)
+
+
+def decode_frames(
+    path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Frames of a video one after the other, as they are decoded: `(places, pixels)`.
+
+    `pixels`: uint8 [H, W, 3] RGB, upright (the file's rotation is applied); `places`: where in `indices` this frame
+    stands. Only the frame at hand is alive, so a reader that reduces it at once never holds a clip at source size.
 
     `indices`: frame numbers in showing order, counted from 0, any order, repeats allowed; None reads all. The numbers
     mean what a full decode would count, also where frames are unevenly spaced in time. In MP4, MOV, MKV and WebM only
@@ -138,26 +158,29 @@ def read_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarra
     Raises `ClipError` when the file cannot be decoded or has fewer frames than asked for.
     """
     if indices is None:
-        return _collect(path, None, near=False)
+        yield from _decode(path, None, near=False)
+        return
     wanted = np.asarray(indices, dtype=np.int64)
     if wanted.ndim != 1 or not len(wanted) or wanted.min() < 0:
         raise ValueError(f"indices = {indices}: expected one or more frame numbers from 0")
     if wanted.min() > 0:
         try:
-            return _collect(path, wanted, near=True)
-        except _NotCountable:
-            pass  # rare: counted from the start instead
-    return _collect(path, wanted, near=False)
+            yield from _decode(path, wanted, near=True)
+            return
+        except _NotCountable:  # rare, and found out before the first frame: counted from the start instead
+            pass
+    yield from _decode(path, wanted, near=False)
 
 
-def _collect(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool) -> np.ndarray:
-    """Decodes and keeps the wanted frames (None: all); `near` starts at the key frame before the first."""
+def _decode(
+    path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The wanted frames (None: all); `near` starts at the key frame before the first."""
     places: dict[int, list[int]] = {}
     for place, number in enumerate(() if wanted is None else wanted.tolist()):
         places.setdefault(number, []).append(place)
     last = max(places, default=None)
     reformatter = VideoReformatter()
-    frames: list[np.ndarray] = [] if wanted is None else [np.empty(0)] * len(wanted)
     count = 0
     with open_video(path) as (container, stream):
         size = stream.codec_context.width, stream.codec_context.height
@@ -170,18 +193,13 @@ def _collect(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool
                 size = frame.width, frame.height
             # 3.5 times faster than frame.to_ndarray(format="rgb24"), which makes a scaler for every frame
             rgb = reformatter.reformat(frame, width=size[0], height=size[1], format="rgb24", threads=1)
-            pixels = _upright(rgb.to_ndarray(), frame.rotation)
-            if wanted is None:
-                frames.append(pixels)
-            for place in places.get(number, ()):
-                frames[place] = pixels
+            yield places.get(number, [number]), _upright(rgb.to_ndarray(), frame.rotation)
             if number == last:
                 break
         if count == 0:
             raise ClipError("no frame can be decoded")
         if last is not None and count <= last:
             raise ClipError(f"frame {last} was asked for, but the file ends after {count} frames")
-        return np.stack(frames)
 
 
 def _upright(pixels: np.ndarray, rotation: float) -> np.ndarray:
@@ -339,7 +357,8 @@ def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, cr
     partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with av.open(f"file:{partial}", "w", options={"movflags": "+faststart"}) as container:
+        settings = {"movflags": "+faststart"} if target.suffix.lower() in (".mp4", ".mov") else {}
+        with av.open(f"file:{partial}", "w", options=settings) as container:
             rate = Fraction(fps).limit_denominator(1001)
             options = {"crf": str(crf), "x264-params": "cpu-independent=1"}  # else the bytes change from run to run
             stream = container.add_stream("libx264", rate=rate, options=options)

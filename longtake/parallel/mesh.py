@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch.distributed as dist
 from pydantic import Field, PositiveInt
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -30,6 +31,12 @@ class Mesh:
     zero: int
     data_rank: int
     weights: DeviceMesh  # the axes that weights live on: ("shard",), or ("replicate", "shard") when replicate > 1
+    peers: dist.ProcessGroup | None = None  # ranks of this data rank, parts of whose micro-batches they run; None: one
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank loads data; peers get theirs from it."""
+        return self.peers is None or dist.get_rank(self.peers) == 0
 
     @property
     def data_ranks(self) -> int:

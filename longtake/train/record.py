@@ -18,6 +18,7 @@ from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.clock import Clock
 from longtake.train.interrupt import FirstStepTimer
+from longtake.train.lost import LostSamples
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share")
 _LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must outlive a bad clip
@@ -53,16 +54,18 @@ class Recorder:
         meter: StepMeter,
         log_every: int,
         timer: FirstStepTimer,
+        lost: LostSamples,
     ) -> None:
         self.system, self.table, self.world = system, table, world
         self.trackers, self.progress, self.meter = trackers, progress, meter
         self.log_every, self.timer = log_every, timer
+        self.lost = lost  # up to the last step that was read
         self._pending: tuple[StepRecord, float] | None = None
         self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
         self._by_bucket: dict[str, list[float]] = defaultdict(list)
         self._last_time = time.perf_counter()
-        self._lost = 0  # samples of the steps since the last one of which a sample could be loaded
+        self._in_a_row = 0  # samples of the steps since the last one of which a sample could be loaded
         self._first_fault: Fault | None = None  # that this rank met in those steps
         self._any_loaded = False
 
@@ -95,6 +98,7 @@ class Recorder:
         losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
         self._check_finite(record, losses, grad_norm)
         self._check_loaded(record, loaded := round(values[-3]))
+        self.lost = self.lost.add(record.samples, loaded)
         if self.world.is_main:
             self._write(record, seconds, losses, grad_norm, loaded)
         return values[-1] > 0
@@ -143,12 +147,12 @@ class Recorder:
     def _check_loaded(self, record: StepRecord, loaded: int) -> None:
         """Ends the run, on all ranks together, where whole steps go by without a sample that could be loaded."""
         if loaded:
-            self._lost, self._first_fault, self._any_loaded = 0, None, True
+            self._in_a_row, self._first_fault, self._any_loaded = 0, None, True
             return
-        self._lost += record.samples
+        self._in_a_row += record.samples
         if self._first_fault is None and record.faults:
             self._first_fault = record.faults[0]
-        if self._lost >= _LOST_IN_A_ROW:
+        if self._in_a_row >= _LOST_IN_A_ROW:
             self._end_for_lack_of_data(record)
 
     def check_trained(self) -> None:
@@ -174,7 +178,7 @@ class Recorder:
         step = record.clock.global_step
         what = f"loss of bucket {bad[0].bucket.name}" if bad else "gradient norm"
         rows = (bad[0] if bad else record.slots[0]).rows[:3]
-        clips = ", ".join(str(self.table.path(int(row))) for row in rows)
+        clips = ", ".join(self.table.location(int(row)) for row in rows)
         raise UserError(
             f"step {step}: the {what} is not finite (clips of that micro-batch begin with {clips}); nothing was saved "
             "after it, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"

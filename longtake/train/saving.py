@@ -27,14 +27,20 @@ class Saver:
         """The run continues `path`: that moment needs no second checkpoint."""
         self.last, self._last_step = path, clock.global_step
 
-    def save(self, clock: Clock, position: dict | None, tensors: Mapping[str, Tensor]) -> None:
-        """Collective. Writes `epoch{E}-global_step{N}` with its COMPLETE marker, then deletes what is too old."""
+    def save(
+        self, clock: Clock, position: dict | None, tensors: Mapping[str, Tensor], samples: Mapping[str, int]
+    ) -> None:
+        """Collective. Writes `epoch{E}-global_step{N}` with its COMPLETE marker, then deletes what is too old.
+
+        `samples`: how many were tried and lost so far.
+        """
         if clock.global_step == self._last_step:
             return
         state = {
             **self.facts,
             "clock": clock.to_json(),
             "data": position,
+            "samples": dict(samples),
             "versions": {
                 "longtake": __version__,
                 "torch": torch.__version__,

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-import os
+import ctypes
+import multiprocessing
 import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.contracts import Batch, Slot, UserError
+from longtake.contracts import Batch, Slot
 from longtake.data import (
     ClipError,
     ClipTable,
@@ -27,7 +29,7 @@ from longtake.data import (
     write_image,
     write_video,
 )
-from longtake.data.dataset import ClipCache, SlotDataset, time_limit
+from longtake.data.dataset import ClipCache, time_limit
 from longtake.data.draws import draw, window_draws
 from tests.data.clips import LATENT, make_dataset, make_slot, noise_frames
 
@@ -165,8 +167,10 @@ def test_a_slot_without_a_good_sample_is_zeros_of_the_same_shape(table: ClipTabl
 
 def test_fillers_and_quarantined_samples_are_not_decoded(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    original = dataset.read_frames
-    monkeypatch.setattr(dataset, "read_frames", lambda path, *rest: read.append(path.name) or original(path, *rest))
+    original = dataset.decode_frames
+    monkeypatch.setattr(
+        dataset, "decode_frames", lambda path, *rest: read.append(Path(path).name) or original(path, *rest)
+    )
     bad = {int(table.clip_ids[1]): 4, int(table.clip_ids[2]): 3}
     slot = make_slot(table, [0, 1, 2, 3], weights=[1, 1, 1, 0], pass_index=4)
     batch = make_dataset(table, quarantined=bad)[slot]
@@ -177,7 +181,7 @@ def test_fillers_and_quarantined_samples_are_not_decoded(table: ClipTable, monke
 
 
 def test_a_clip_that_takes_too_long_is_a_fault(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "read_frames", lambda *_: time.sleep(30))
+    monkeypatch.setattr(dataset, "decode_frames", lambda *_: time.sleep(30))
     batch = make_dataset(table, timeout_seconds=0.05)[make_slot(table, [0])]
     assert batch.faults[0].reason == "took longer than 0.05 s (dataset.timeout_seconds)"
     assert batch.fetch_seconds < 5
@@ -187,7 +191,7 @@ def test_a_mistake_of_ours_is_not_taken_for_a_bad_clip(table: ClipTable, monkeyp
     def broken(*_: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(dataset, "read_frames", broken)
+    monkeypatch.setattr(dataset, "decode_frames", broken)
     with pytest.raises(KeyError, match="ours"):
         make_dataset(table)[make_slot(table, [0])]
 
@@ -233,21 +237,22 @@ def test_the_cache_changes_nothing_but_the_reading(table: ClipTable, monkeypatch
     plain = [make_dataset(table)[slot] for slot in slots]
     cached = make_dataset(table, cache_mb=50)
     assert all(same(a, cached[slot]) for a, slot in zip(plain, slots, strict=True))
-    monkeypatch.setattr(dataset, "read_frames", lambda *_: pytest.fail("a clip was read again"))
+    monkeypatch.setattr(dataset, "decode_frames", lambda *_: pytest.fail("a clip was read again"))
     again = make_slot(table, [0, 1, 2])
     assert torch.equal(cached[again].video[0], plain_video(table, again))
 
 
 def test_the_cache_stays_within_its_size_and_gives_up_the_oldest() -> None:
     cache = ClipCache(1000)
-    clips = {row: np.full((3, 10, 10, 1), row, np.uint8) for row in range(5)}  # 300 bytes each
-    for row in range(3):
-        cache.put(row, clips[row])
-    assert cache.get(0) is clips[0]  # used: row 1 is now the oldest
-    cache.put(3, clips[3])
-    assert [row for row in range(5) if cache.get(row) is not None] == [0, 2, 3]
-    cache.put(9, np.zeros(2000, np.uint8))
-    assert cache.get(9) is None
+    clips = {(row, 10, 10): np.full((1, 3, 10, 10), row, np.uint8) for row in range(5)}  # 300 bytes each
+    keys = list(clips)
+    for key in keys[:3]:
+        cache.put(key, clips[key])
+    assert cache.get(keys[0]) is clips[keys[0]]  # used: row 1 is now the oldest
+    cache.put(keys[3], clips[keys[3]])
+    assert [key[0] for key in keys if cache.get(key) is not None] == [0, 2, 3]
+    cache.put((9, 10, 10), np.zeros(2000, np.uint8))
+    assert cache.get((9, 10, 10)) is None
     assert len(cache) == 3
     assert cache.has_room(250)
     assert not cache.has_room(251)
@@ -294,53 +299,6 @@ def test_the_loader_leaves_torchs_generator_alone(table: ClipTable) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class _Doomed(SlotDataset):
-    """A data set that does something else before each slot: dies, fails, takes notes."""
-
-    first: Callable[[], None]
-
-    def __getitem__(self, slot: Slot) -> Batch:
-        self.first()
-        return super().__getitem__(slot)
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _fail() -> None:
-    raise RuntimeError("ours")
-
-
-def _doomed(table: ClipTable, first: Callable[[], None]) -> _Doomed:
-    plain = make_dataset(table)
-    doomed = _Doomed(table, plain.config, seed=7, stage=0, latent=LATENT)
-    doomed.first = first
-    return doomed
-
-
-def test_workers_and_their_caches_outlive_a_fetch(table: ClipTable, tmp_path: Path) -> None:
-    def note_process() -> None:
-        (tmp_path / str(os.getpid())).touch()
-
-    loader = SlotLoader(_doomed(table, note_process), num_workers=2)
-    for _ in range(3):
-        list(loader.fetch(many_slots(table)))
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_worker_that_dies_is_reported_in_one_sentence(table: ClipTable) -> None:
-    with pytest.raises(UserError, match=r"^a data worker died \(DataLoader worker \(pid.*lower num_workers") as raised:
-        next(SlotLoader(_doomed(table, _kill), num_workers=1).fetch([make_slot(table, [0])]))
-    assert "\n" not in str(raised.value)
-
-
-def test_a_mistake_in_a_worker_is_not_taken_for_its_death(table: ClipTable) -> None:
-    with pytest.raises(RuntimeError, match="ours") as raised:
-        next(SlotLoader(_doomed(table, _fail), num_workers=1).fetch([make_slot(table, [0])]))
-    assert not isinstance(raised.value, UserError)
-
-
 def test_a_dataset_survives_pickling_without_its_cache(table: ClipTable) -> None:
     data = make_dataset(table, cache_mb=50)
     slot = make_slot(table, [0, 1])
@@ -355,11 +313,62 @@ def test_a_still_cannot_stand_for_a_video(table: ClipTable) -> None:
     assert make_dataset(table)[make_slot(table, [STILL])].faults[0].reason == "a still cannot fill 5 frames"
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pinned_batches_hold_the_same_numbers(table: ClipTable) -> None:
-    slot = make_slot(table, [0, 1])
-    batch = next(SlotLoader(make_dataset(table), num_workers=1, pin_memory=True).fetch([slot]))
-    assert batch.video.is_pinned()
-    assert batch.draws["noise"].is_pinned()
-    assert same(batch, make_dataset(table)[slot])
+def test_frames_are_reduced_one_by_one_to_what_the_whole_clip_would_give(table: ClipTable) -> None:
+    for compat in (None, "opensora_v2"):
+        slot = make_slot(table, [0, 1], (5, 12, 20))
+        batch = make_dataset(table, compat=compat)[slot]
+        place = window_draws(slot, 7, 0)
+        for i in range(2):
+            frames = read_frames(table.path(i))[window(20, 5, 1, place[i], compat)]
+            assert torch.equal(batch.video[i], resize_crop(frames, (12, 20), compat))
+
+
+def test_a_clip_is_never_held_at_source_size(tmp_path: Path) -> None:
+    height, width, count = 360, 640, 40
+    write_video(tmp_path / "large.mp4", noise_frames(count, height, width), 24)
+    (tmp_path / "clips.csv").write_text(
+        f"path,text,num_frames,height,width,fps\nlarge.mp4,a,{count},{height},{width},24\n"
+    )
+    table = ClipTable.open(tmp_path / "clips.csv")
+    data, slot = make_dataset(table), make_slot(table, [0], (count, 16, 16))
+    data[slot]  # so that what is imported or made once is not counted
+    tracemalloc.start()
+    try:
+        data[slot]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * height * width * 3, "a few frames at a time, of forty"
+
+
+def test_a_slot_that_fails_halfway_through_a_clip_leaves_zeros(
+    table: ClipTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(*_: object) -> Iterator[tuple[list[int], np.ndarray]]:
+        yield [0], np.full((24, 32, 3), 255, np.uint8)
+        raise ClipError("damaged")
+
+    monkeypatch.setattr(dataset, "decode_frames", breaks_off)
+    batch = make_dataset(table)[make_slot(table, [0])]
+    assert batch.faults[0].reason == "damaged"
+    assert not batch.video.any()
+
+
+def _hang_in_c(seconds: float) -> None:
+    """Waits for ever in a call that gives neither Python nor its signal handlers a turn."""
+    lock = ctypes.create_string_buffer(64)
+    library = ctypes.PyDLL(None)
+    with time_limit(seconds):
+        library.pthread_mutex_lock(lock)
+        library.pthread_mutex_lock(lock)
+
+
+def test_a_worker_whose_decoder_hangs_ends_itself() -> None:
+    context = multiprocessing.get_context("fork")
+    for daemon in (True, False):
+        process = context.Process(target=_hang_in_c, args=(0.1,), daemon=daemon)
+        process.start()
+        process.join(10 if daemon else 1)
+        assert process.exitcode == (1 if daemon else None), "only a loader's worker can be spared"
+        process.kill()
+        process.join()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from longtake.contracts import Bucket, Slot, UserError
 from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
 from longtake.data.draws import caption_columns
+from longtake.data.joined import JoinedColumn
 
 
 def table(folder: Path, paths: list[str], **columns: list) -> Path:
@@ -127,3 +128,20 @@ def test_caption_columns_come_up_with_their_probabilities_and_anew_in_each_view(
     assert first_columns(0) != first_columns(1)
     assert first_columns(0, views=2) == first_columns(2, views=2)
     assert caption_columns(slot(2), None, 0, 0) == [("text",)] * 2
+
+
+def test_a_joined_column_reads_like_one_array() -> None:
+    parts = [np.arange(5), np.arange(5, 5), np.arange(5, 12)]
+    column, whole = JoinedColumn(parts), np.arange(12)
+    assert len(column) == 12
+    assert [column[row] for row in range(-12, 12)] == [whole[row] for row in range(-12, 12)]
+    for start in range(13):
+        for stop in range(13):
+            np.testing.assert_array_equal(column[start:stop], whole[start:stop])
+    np.testing.assert_array_equal(column[::-3], whole[::-3])
+    rows = np.array([[11, 0], [4, 5]])
+    np.testing.assert_array_equal(column[rows], whole[rows])
+    np.testing.assert_array_equal(column[whole % 2 == 0], whole[::2])
+    np.testing.assert_array_equal(np.asarray(column, np.float64), whole)
+    with pytest.raises(IndexError):
+        column[12]

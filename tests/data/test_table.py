@@ -166,12 +166,12 @@ def test_a_file_that_is_no_table_is_refused_in_one_sentence(tmp_path: Path) -> N
     (tmp_path / "clips.txt").touch()
     (tmp_path / "ragged.csv").write_text(HEADER + "\na.mp4,x\n")
     for name, part in [
-        ("none.csv", "no such file; give the clip table as .csv, .parquet or .arrow"),
+        ("none.csv", "no such file; give the clip table as .csv, .parquet, .arrow, .json or .jsonl"),
         ("empty.csv", "the file is empty; its first line should name the columns"),
         ("bad.parquet", "cannot be read as parquet"),
         ("bad.arrow", "cannot be read as arrow"),
         ("ragged.csv", "cannot be read as csv"),
-        ("clips.txt", "tables end in .csv, .parquet, .arrow or .feather, not '.txt'"),
+        ("clips.txt", "tables end in .csv, .parquet, .arrow, .feather, .json or .jsonl, not '.txt'"),
     ]:
         with pytest.raises(UserError) as raised:
             ClipTable.open(tmp_path / name)
