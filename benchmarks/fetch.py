@@ -37,8 +37,8 @@ from PIL import Image
 
 from longtake.contracts import Bucket, LatentShape, Slot
 from longtake.data import ClipTable, DatasetConfig, SlotDataset, write_image, write_video
-from longtake.data.transforms import cover_size, fit_frame
-from longtake.data.video import decode_frames
+from longtake.data.clips.transforms import cover_size, fit_frame
+from longtake.data.clips.video import decode_frames
 
 FPS, GROUP = 24, 250
 SIZE = (720, 1280)

@@ -88,7 +88,7 @@ class Batch:
     size: Tensor  # int64 [B, 2], height and width of the source
     keys: np.ndarray  # uint64 [B]
     weights: Tensor  # float32 [B], 0 = present for its shape only
-    draws: Mapping[str, Tensor]  # the sample's random numbers, by purpose (see data.draws)
+    draws: Mapping[str, Tensor]  # the sample's random numbers, by purpose (see data.loading.draws)
     faults: tuple[Fault, ...] = ()  # samples of this slot that failed to load
     fetch_seconds: float = 0.0  # worker time spent on this batch
     # What a latent store knows of the samples: "mean" and, for a random posterior, "std" [B, C, F, h, w],

@@ -25,8 +25,8 @@ from longtake.data import (
     table_facts,
     table_stats,
 )
-from longtake.data.remote import FileCache, default_cache_folder, join_location
-from longtake.data.rows import open_rows
+from longtake.data.clips.remote import FileCache, default_cache_folder, join_location
+from longtake.data.tables.rows import open_rows
 from longtake.track import make_console
 from longtake.train import preview_buckets, read_run
 

@@ -10,7 +10,7 @@ import numpy as np
 from longtake.buckets import BucketRule, OrderInputs
 from longtake.contracts import UserError
 from longtake.data import ClipTable, DatasetConfig, EncoderFacts, LatentStore, MixedTable, SlotDataset, text_hash
-from longtake.data.store import CLIP_FACTS, read_facts
+from longtake.data.latents.store import CLIP_FACTS, read_facts
 from longtake.encode.fingerprint import differences, make_fingerprint
 from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
 from longtake.parallel import World

@@ -19,8 +19,8 @@ import pyarrow as pa
 from longtake.buckets import BucketRule, OrderInputs, assign, keyed_draw
 from longtake.contracts import Slot
 from longtake.data import ClipTable, DatasetConfig, MixedTable, text_hash
-from longtake.data.store import as_array
-from longtake.data.store_shard import partial_name, settle
+from longtake.data.latents.shard import partial_name, settle
+from longtake.data.latents.store import as_array
 from longtake.random import hash64
 
 _CHUNK = 1 << 16  # samples whose captions are made at once

@@ -19,7 +19,8 @@ from longtake._version import __version__
 from longtake.buckets import BucketConfig, BucketRule
 from longtake.contracts import Slot, UserError
 from longtake.data import DatasetConfig, LatentStore, SlotLoader, machine_bytes, open_clips
-from longtake.data.store import (
+from longtake.data.latents.shard import partial_name, settle, write_tensors
+from longtake.data.latents.store import (
     EMPTY_FILE,
     FORMAT_VERSION,
     INDEX_NAMES,
@@ -30,7 +31,6 @@ from longtake.data.store import (
     gather_index,
     read_facts,
 )
-from longtake.data.store_shard import partial_name, settle, write_tensors
 from longtake.encode.fingerprint import differences, make_fingerprint, weights_digest
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (

@@ -16,8 +16,8 @@ from torch import Tensor
 from longtake.buckets import BucketRule
 from longtake.contracts import Batch, Bucket, Slot, UserError
 from longtake.data import SlotDataset, text_hash
-from longtake.data.store import CLIP_FACTS, FORMAT_VERSION, LATENTS, TEXTS, index_schema
-from longtake.data.store_shard import crc_of, partial_name, settle, shard_path, write_tensors
+from longtake.data.latents.shard import crc_of, partial_name, settle, shard_path, write_tensors
+from longtake.data.latents.store import CLIP_FACTS, FORMAT_VERSION, LATENTS, TEXTS, index_schema
 from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from longtake.data import ClipTable, LatentStore, MixedTable
-from longtake.data.store_shard import DamagedShard
+from longtake.data.latents.shard import DamagedShard
 
 _SHOWN = 10
 

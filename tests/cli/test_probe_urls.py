@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from longtake.data import ClipTable, write_video
-from tests.data.clips import noise_frames
+from tests.data.made_clips import noise_frames
 from tests.data.servers import file_server
 from tests.train.runs import run_command
 

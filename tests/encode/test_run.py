@@ -14,7 +14,7 @@ import torch
 from longtake.buckets import BucketRule
 from longtake.contracts import UserError
 from longtake.data import LatentStore, StoredDataset, text_hash
-from longtake.data.dataset import SlotDataset
+from longtake.data.loading.dataset import SlotDataset
 from longtake.encode import make_plan
 from longtake.encode.plan import encode_inputs
 from longtake.encoders import PixelAutoencoder, WordEncoder
@@ -140,7 +140,7 @@ def test_a_half_written_shard_is_never_read(config: Path, tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr("longtake.data.store_shard.save_file", out_of_disk)
+        broken.setattr("longtake.data.latents.shard.save_file", out_of_disk)
         with pytest.raises(OSError, match="No space left"):
             make_store(config, tmp_path / "store")
     assert not list((tmp_path / "store").rglob("0*"))
