@@ -11,6 +11,7 @@ from longtake.buckets.assign import Unused
 from longtake.buckets.sweep import Sorted
 from longtake.contracts import Bucket, UserError
 
+REPORT_VERSION = 1  # of the report as plain data
 _NUM_EXAMPLES = 5
 _TRANSIENT = {Unused.SKIPPED, Unused.NOT_KEPT, Unused.NO_COPY, Unused.SEEN}  # another pass may train on these
 _REMEDIES = {
@@ -98,6 +99,7 @@ class BucketReport:
         """The report as plain data."""
         columns = ("batch_size", "clips", "samples", "micro_batches", "fillers", "frames_cut", "area_cut")
         return {
+            "format_version": REPORT_VERSION,
             "pass": self.pass_index,
             "clips": self.num_clips,
             "used": self.num_used,

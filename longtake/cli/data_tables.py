@@ -54,7 +54,7 @@ def shard(
         Path | None, typer.Option("--output", "-o", help="The folder to write; default: TABLE's name with .shards.")
     ] = None,
 ) -> None:
-    """Write TABLE as memory-mapped shards, so that a run holds its numbers and texts on disk. Any size; read in parts.
+    """Write TABLE as shards, so that a run leaves its numbers and texts on disk. Any size; read in parts.
 
     Train on the folder: --dataset.data_path videos.shards
     """

@@ -35,7 +35,7 @@ class DatasetConfig(Section):
         None, description="folder or URL that relative paths start from; None: the table's own folder"
     )
     memory_efficient: bool | None = Field(
-        None, description="read the table from memory-mapped shards, made once beside it; None: above 256 MB"
+        None, description="leave numbers and texts on disk, in shards made once beside the table; None: above 256 MB"
     )
     transform_name: Literal["resize_crop"] = Field("resize_crop", description="how frames reach the bucket's size")
     fps_max: float | None = Field(24, gt=0, description="faster clips are read with a stride; None: no ceiling")

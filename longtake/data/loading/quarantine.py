@@ -1,8 +1,8 @@
 """The list of samples that could not be loaded, kept beside a run: `quarantine.jsonl`.
 
-One object a line: `{"path", "sample", "pass_index", "reason"}`. A line is on disk before the step of its sample runs,
-so a restart leaves the sample alone; from the next pass on the order leaves it out. Deleting a line gives its sample
-another chance.
+One object a line: `{"path", "sample", "pass_index", "reason", "version"}`. A line is on disk before the step of its
+sample runs, so a restart leaves the sample alone; from the next pass on the order leaves it out. Deleting a line gives
+its sample another chance.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from longtake.contracts import Fault, UserError
+from longtake.data.formats import check_version
+
+VERSION = 1  # of a line
 
 
 def read_quarantine(path: str | os.PathLike[str]) -> dict[int, int]:
@@ -40,6 +43,7 @@ def list_quarantine(path: str | os.PathLike[str]) -> list[Fault]:
             continue
         try:
             entry = json.loads(line.rstrip(_CUT))
+            newer = entry.get("version", 1) > VERSION
             fault = Fault(
                 str(entry.get("path")), int(entry["sample"]), int(entry["pass_index"]), str(entry.get("reason"))
             )
@@ -48,6 +52,8 @@ def list_quarantine(path: str | os.PathLike[str]) -> list[Fault]:
                 continue
             shown = line[:80].decode(errors="replace")
             raise UserError(f"{path}:{number}: {shown!r} is no quarantine entry; mend or delete the line") from error
+        if newer:
+            check_version(entry["version"], VERSION, Path(f"{path}:{number}"))
         found.append(fault)
     return found
 
@@ -57,7 +63,7 @@ _CUT = b"\0"  # marks half a line that a later append closed
 
 def append_quarantine(path: str | os.PathLike[str], faults: Iterable[Fault]) -> None:
     """Adds faults in one write, so that lines of several processes do not mix, and waits until they are on disk."""
-    lines = "".join(json.dumps(asdict(fault), ensure_ascii=True) + "\n" for fault in faults)
+    lines = "".join(json.dumps(asdict(fault) | {"version": VERSION}, ensure_ascii=True) + "\n" for fault in faults)
     if not lines:
         return
     new = not os.path.exists(path)

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from longtake.data.formats import FORMAT
 from longtake.data.probing.one_file import ClipInfo
-from longtake.data.tables.formats import FORMAT
 from longtake.data.tables.json_table import write_json
 
 PARQUET_ROWS = 1 << 16  # of a row group: readers hold a few of them at a time

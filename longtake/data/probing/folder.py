@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from longtake.contracts import UserError
+from longtake.data.formats import FORMAT
 from longtake.data.probing.complete import write_bad, write_columns
 from longtake.data.probing.listing import list_clips
 from longtake.data.probing.probe import probe_table
 from longtake.data.tables.cache import lock, user_cache, writable_folder
-from longtake.data.tables.formats import FORMAT
 
 TABLE = ".longtake.parquet"
 _MOST_WORKERS = 8

@@ -43,7 +43,7 @@ def cached_shards(source: Path) -> Path:
     with lock(folder / f"{name}lock") as alone:
         if is_shards(target):
             return target
-        print(f"{source}: converting it to memory-mapped shards, once, in {target}", file=sys.stderr, flush=True)
+        print(f"{source}: converting it to shards, once, in {target}", file=sys.stderr, flush=True)
         if alone:
             for left in folder.glob(f"{_escaped(f'.{name}')}*.partial"):  # of a conversion that was killed
                 shutil.rmtree(left, ignore_errors=True)

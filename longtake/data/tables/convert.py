@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
+from longtake.data.formats import FORMAT, SHARDS_VERSION
 from longtake.data.tables.checks import check_columns, fingerprint_of, refuse_repeated
-from longtake.data.tables.formats import FORMAT, SHARDS_VERSION
 from longtake.data.tables.ids import path_hashes, repeats
 from longtake.data.tables.numbers import clean_numbers
 from longtake.data.tables.paths import moved_paths, same_start

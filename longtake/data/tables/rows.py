@@ -14,8 +14,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
+from longtake.data.formats import check_table_format
 from longtake.data.tables import json_table
-from longtake.data.tables.formats import check_table_format
 from longtake.data.tables.ids import path_hashes, repeats
 from longtake.data.tables.shards import INDEX, is_shards, read_index, shard_files, shards_root
 from longtake.random import hash64

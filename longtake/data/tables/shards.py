@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from longtake.contracts import UserError
 from longtake.data.clips.remote import is_url
-from longtake.data.tables.formats import SHARDS_VERSION, check_version
+from longtake.data.formats import SHARDS_VERSION, check_version
 
 INDEX = "index.json"
 KIND = "longtake shards"

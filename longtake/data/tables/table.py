@@ -15,10 +15,10 @@ import pyarrow.parquet
 
 from longtake.contracts import UserError
 from longtake.data.clips.remote import is_url, join_location
+from longtake.data.formats import check_table_format
 from longtake.data.tables import json_table
 from longtake.data.tables.cache import cached_shards, is_large
 from longtake.data.tables.checks import check_columns, fingerprint_of, named, refuse_repeated
-from longtake.data.tables.formats import check_table_format
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.numbers import clean_numbers
 from longtake.data.tables.rows import id_values
@@ -101,7 +101,7 @@ class ClipTable:
         captions: Sequence[str] = ("text",),
         fingerprint: str | None = None,
     ) -> ClipTable:
-        """A table over memory-mapped shards. `source`: the table they were made from, if a user knows it by that.
+        """A table over shards on disk. `source`: the table they were made from, if a user knows it by that.
 
         Raises `UserError` also where `fingerprint` is given and the shards have another one.
         """

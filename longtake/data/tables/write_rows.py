@@ -13,8 +13,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
+from longtake.data.formats import FORMAT
 from longtake.data.probing.complete import PARQUET_ROWS, WRITERS
-from longtake.data.tables.formats import FORMAT
 from longtake.data.tables.json_table import JsonWriter
 
 

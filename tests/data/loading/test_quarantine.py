@@ -23,7 +23,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "sample": 5,
         "pass_index": 0,
         "reason": "the file is empty",
+        "version": 1,
     }
+
+
+def test_a_line_of_a_newer_version_is_refused_by_its_number_and_one_without_a_version_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    line = {"path": "a.mp4", "sample": 1, "pass_index": 0, "reason": "x"}
+    path.write_text(json.dumps(line) + "\n")
+    assert read_quarantine(path) == {1: 0}
+    path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"version": 9}) + "\n")
+    with pytest.raises(UserError, match=r"quarantine.jsonl:2: has format version 9, and .* reads up to version 1"):
+        read_quarantine(path)
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 6))

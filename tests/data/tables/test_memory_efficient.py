@@ -37,7 +37,7 @@ def test_the_table_is_the_same_and_lies_in_shards_beside_the_file(
     source = write(tmp_path / "clips.csv", 20)
     plain, mapped = opened(source, False), opened(source)
     assert len(kept(tmp_path)) == 1
-    assert "converting it to memory-mapped shards, once" in capsys.readouterr().err
+    assert "converting it to shards, once" in capsys.readouterr().err
     assert mapped.fingerprint == plain.fingerprint
     assert mapped.source == source
     assert not mapped.clip_ids.flags.owndata
