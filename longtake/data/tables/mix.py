@@ -13,6 +13,7 @@ from longtake.data.config import DatasetConfig
 from longtake.data.probing.folder import folder_table
 from longtake.data.tables.ids import repeats
 from longtake.data.tables.joined import JoinedColumn
+from longtake.data.tables.rows import open_rows
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import ClipTable
 from longtake.random import hash64, sample_ids
@@ -92,9 +93,9 @@ class MixedTable:
         return table.written_path(own)
 
     def caption(self, row: int, column: str = "text") -> str:
-        """The text of a row in one of the caption columns; empty where the table has none."""
+        """The text of a row in one of the caption columns; empty where its table has no such column."""
         table, own = self._place(row)
-        return table.caption(own, column)
+        return table.caption(own, column) if column in table.captions else ""
 
     def _place(self, row: int) -> tuple[ClipTable, int]:
         """The table of a row, and its number there."""
@@ -109,16 +110,25 @@ def open_clips(config: DatasetConfig) -> ClipTable | MixedTable:
     if config.mix is None:
         assert config.data_path is not None
         return _open_source(config.data_path, config)
-    tables = [_open_source(path, config) for path, _ in config.mix]
+    tables = [_open_source(path, config, lenient=True) for path, _ in config.mix]
+    for column in config.captions or ():
+        if not any(column in table.captions for table in tables):
+            raise UserError(f"dataset.captions: no table of dataset.mix has a column {column}; leave it out")
     return MixedTable(tables, [weight for _, weight in config.mix])
 
 
-def _open_source(path: str, config: DatasetConfig) -> ClipTable:
-    """A table, or the table of a folder of clips; the paths of the latter start from that folder."""
-    captions, source = tuple(config.captions or ("text",)), Path(path)
+def _open_source(path: str, config: DatasetConfig, lenient: bool = False) -> ClipTable:
+    """A table, or the table of a folder of clips; the paths of the latter start from that folder.
+
+    `lenient`: the table may lack some of the caption columns.
+    """
+    captions, source, root = tuple(config.captions or ("text",)), Path(path), config.root
     if source.is_dir() and not is_shards(source):
-        return ClipTable.open(folder_table(source), source, captions, config.memory_efficient)
-    return ClipTable.open(source, config.root, captions, config.memory_efficient)
+        source, root = folder_table(source), source
+    if lenient and config.captions is not None:
+        names = open_rows(source).names
+        captions = tuple(column for column in captions if column in names)
+    return ClipTable.open(source, root, captions, config.memory_efficient)
 
 
 def _distinct(ids: Sequence[np.ndarray]) -> np.ndarray:

@@ -145,3 +145,13 @@ def test_a_joined_column_reads_like_one_array() -> None:
     np.testing.assert_array_equal(np.asarray(column, np.float64), whole)
     with pytest.raises(IndexError):
         column[12]
+
+
+def test_a_table_of_a_mix_may_lack_a_caption_column_but_not_all_of_them(pair: tuple[Path, Path]) -> None:
+    table(pair[0].parent, ["a.mp4", "b.mp4", "c.mp4"], short=["s"] * 3)
+    mix = [(str(path), 1.0) for path in pair]
+    both = open_clips(DatasetConfig(mix=mix, captions={"short": 1.0, "text": 1.0}))
+    assert [both.caption(row, "short") for row in range(5)] == ["s", "s", "s", "", ""]
+    assert both.caption(4, "text") == "photos d.png"
+    with pytest.raises(UserError, match=r"no table of dataset\.mix has a column title"):
+        open_clips(DatasetConfig(mix=mix, captions={"title": 1.0}))
