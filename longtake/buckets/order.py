@@ -29,6 +29,9 @@ from longtake.random import Purpose, hash64, mixed, sample_ids, uniforms
 
 STATE_FORMAT = 1
 _ROWS_AT_ONCE = 1 << 20
+_FACTORS = tuple(
+    map(np.uint64, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93))
+)  # odd
 _BLOCK = 1 << 16  # slots between two counts of what has been taken: any position is reached in one block
 
 
@@ -75,17 +78,17 @@ class OrderInputs:
     @cached_property
     def clip_digests(self) -> tuple[str, str]:
         """Hashes of which clips there are, and of those with their numbers; the order of rows does not count."""
-        which, what = np.uint64(0), np.uint64(0)
+        which = what = 0
         columns = (self.num_frames, self.height, self.width, self.fps)
         for first in range(0, self.num_clips, _ROWS_AT_ONCE):
             rows = slice(first, first + _ROWS_AT_ONCE)
             hashes = mixed(np.asarray(self.clip_ids[rows], np.uint64))
-            which += hashes.sum(dtype=np.uint64)
-            for column in columns:
+            which += int(hashes.sum())  # wraps at 2**64, as any sum of these may
+            for column, factor in zip(columns, _FACTORS, strict=True):
                 numbers = np.nan_to_num(np.asarray(column[rows], np.float64)) + 0.0  # -0.0 becomes 0.0
-                hashes = mixed(hashes ^ numbers.view(np.uint64))
-            what += hashes.sum(dtype=np.uint64)
-        return f"{which:016x}", f"{what:016x}"
+                hashes = hashes + numbers.view(np.uint64) * factor
+            what += int(mixed(hashes).sum())
+        return f"{which % 2**64:016x}", f"{what % 2**64:016x}"
 
     def view(self, pass_index: int, views: int | None = None) -> int:
         """The pass number that bucket draws use."""
