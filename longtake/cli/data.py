@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from longtake.cli import data_encode, data_tables
 from longtake.cli.counted import Counted
 from longtake.cli.options import help_without_verb, read_part
+from longtake.contracts import UserError
 from longtake.data import FileCache, default_cache_folder, probe_table
 from longtake.track import make_console
 
@@ -58,6 +60,8 @@ def probe(
     A file that cannot be used costs its row: it is listed with the reason in OUTPUT's name with .bad.csv. After an
     interruption the same command continues where it stopped.
     """
+    if not 0 <= cache_gb < math.inf:
+        raise UserError(f"--cache-gb {cache_gb:g}: must be a size in GB, 0 or more, such as 20")
     console = make_console()
     with Counted(console, "probing", "probed", "files") as shown:
         result = probe_table(
@@ -71,6 +75,7 @@ def probe(
             engine=engine.value,
             cache=FileCache(cache_dir or default_cache_folder(), int(cache_gb * 1e9)),
             progress=shown.update,
+            warn=lambda said: console.print(f"warning: {said}", style="yellow", markup=False),
         )
     if result.continued:
         console.print(f"{result.continued} were probed before", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,9 @@ def register(app: typer.Typer) -> None:
         verify: Annotated[
             bool, typer.Option("--verify", help="Read the whole store and compare its checksums; encode nothing.")
         ] = False,
+        mend: Annotated[
+            bool, typer.Option("--mend", help="Read the whole store as --verify does, and make again what is damaged.")
+        ] = False,
     ) -> int:
         """Encode RUN's clips and captions ahead of time, in all `dataset.views`, for training without the encoders.
 
@@ -57,6 +61,9 @@ def register(app: typer.Typer) -> None:
             raise UserError(f"--store-dtype {store_dtype}: choose bf16 or fp32, or leave it out to round nothing")
         folder = output or _default_folder(config.dataset)
         console = make_console()
+        if mend and (verify or part is not None):
+            other = "--verify" if verify else f"--part {part}"
+            raise UserError(f"--mend {other}: one command mends the whole store; leave {other} out")
         if verify:
             with Counted(console, "verifying", "verified", "entries") as shown:
                 result = verify_store(folder, open_clips(config.dataset), shown.update)
@@ -70,22 +77,32 @@ def register(app: typer.Typer) -> None:
             config.prefetch_factor,
             retry_bad,
         )
-        _encode(config, options, console)
+        _encode(config, options, console, mend)
         return 0
 
 
-def _encode(config: RunConfig, options: EncodeOptions, console: Console) -> None:
+def _encode(config: RunConfig, options: EncodeOptions, console: Console, mend: bool) -> None:
     number, count = options.part
     if not 1 <= number <= count:
         raise UserError(
             f"--part {number}/{count}: parts are counted from 1, the last one of {count} is {count}/{count}"
         )
-    with (
-        start_world(config.device, _LONGEST_WAIT_SECONDS) as world,
-        Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown,
-    ):
-        result = encode(config, config.dataset, config.bucket_config, STAGE, options, world, shown.update)
+    with start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
+        if mend:
+            options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))
+        with Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown:
+            result = encode(config, config.dataset, config.bucket_config, STAGE, options, world, shown.update)
         _report(console, world, result)
+
+
+def _find_damage(config: RunConfig, options: EncodeOptions, console: Console) -> VerifyResult:
+    with Counted(console, "verifying", "verified", "entries") as shown:
+        found = verify_store(options.folder, open_clips(config.dataset), shown.update)
+    for line in found.damaged:
+        console.print(line, markup=False)
+    again = f"to make again: {_to_make(found)}" if found.is_damaged else "nothing to mend"
+    console.print(f"{options.folder}: {found.num_damaged} damaged; {again}", markup=False)
+    return found
 
 
 def _report(console: Console, world: World, result: EncodeResult) -> None:
@@ -115,9 +132,22 @@ def _report_verified(console: Console, folder: Path, result: VerifyResult) -> in
         f"{result.num_damaged} damaged, {result.num_changed} clips changed since",
         markup=False,
     )
-    if not result.complete:
+    if result.is_damaged:
+        console.print(
+            f"to make again {_to_make(result)}: repeat `longtake data encode` with --mend (clips whose file has "
+            "another size are encoded again)",
+            markup=False,
+        )
+    elif not result.complete:
         console.print("not every shard is there yet: repeat `longtake data encode`, or wait for its other parts")
-    return 1 if result.num_damaged or result.num_changed or not result.complete else 0
+    return 1 if result.is_damaged or result.num_changed or not result.complete else 0
+
+
+def _to_make(found: VerifyResult) -> str:
+    """What `--mend` makes again, in words."""
+    count = len(found.shards)
+    shards = [f"{count} shard{'s' if count > 1 else ''}"] if count else []
+    return ", ".join([*shards, *(found.files or ["the index"])])
 
 
 def _default_folder(dataset: DatasetConfig) -> Path:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
+from longtake.cli.options import OPEN_ENDED
 from longtake.cli.tables import print_table
 from longtake.contracts import UserError
 from longtake.data import (
-    ClipError,
+    FileCache,
+    base_folder,
     column_rows,
+    default_cache_folder,
     filter_table,
+    frame_reader,
     make_shards,
     merge_tables,
-    middle_frame,
     split_table,
     stats_page,
     table_facts,
     table_stats,
+    write_page,
 )
-from longtake.data.clips.remote import FileCache, default_cache_folder, join_location
-from longtake.data.tables.rows import open_rows
 from longtake.track import make_console
-from longtake.train import preview_buckets, read_run
+from longtake.train import preview_buckets, read_previewed
 
 Table = Annotated[Path, typer.Argument(help="CSV, Parquet, Arrow, JSON, JSONL, or a folder of shards.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv, .parquet, .arrow, .json(l).")]
@@ -44,8 +45,9 @@ class Repeated(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs to the group."""
-    for verb in (shard, filter_rows, merge, split, stats):
+    for verb in (shard, filter_rows, merge, split):
         app.command(verb.__name__.split("_")[0])(verb)
+    app.command(context_settings=OPEN_ENDED)(stats)
 
 
 def shard(
@@ -114,16 +116,30 @@ def split(
 
 
 def stats(
+    context: typer.Context,
     table: Table,
     html: Annotated[Path | None, typer.Option(help="Also write a page with histograms and example frames.")] = None,
     run: Annotated[
         str | None, typer.Option(help="Config file or folder of a run: show how its buckets take TABLE.")
     ] = None,
     frames: Annotated[int, typer.Option(min=0, help="Example frames on the page.")] = 12,
-    root: Annotated[Path | None, typer.Option(help="Folder that relative paths start from; default: TABLE's.")] = None,
+    root: Annotated[
+        str | None, typer.Option(help="Folder or URL that relative paths start from; default: TABLE's folder.")
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Folder for files fetched from servers; default: in the user's cache folder.")
+    ] = None,
+    cache_gb: Annotated[float, typer.Option(help="Size of that folder, GB.")] = 20,
 ) -> None:
-    """Show what is in TABLE: clips, hours, sizes, rates, captions, empty cells; with --run the buckets too."""
-    config = None if run is None else read_run(run).value
+    """Show what is in TABLE: clips, hours, sizes, rates, captions, empty cells; with --run the buckets too.
+
+    With --run, --key value overrides any key of the run. TABLE takes the place of the run's own table.
+    """
+    if run is None and context.args:
+        raise UserError(f"data stats: there is no option {context.args[0]}; overriding a key of a run needs --run RUN")
+    if not 0 <= cache_gb < math.inf:
+        raise UserError(f"--cache-gb {cache_gb:g}: must be a size in GB, 0 or more, such as 20")
+    config = None if run is None else read_previewed(run, table, context.args)
     console = make_console()
     found = table_stats(table, examples=frames if html else 0)
     print_table(console, ("", ""), table_facts(found))
@@ -135,20 +151,7 @@ def stats(
     if report is not None:
         console.print(report, markup=False, soft_wrap=True)
     if html is not None:
-        start = root or open_rows(table).folder
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(stats_page(found, _frame_reader(start), report), encoding="utf-8")
+        start = found.folder if root is None else base_folder(table, root)
+        cache = FileCache(cache_dir or default_cache_folder(), int(cache_gb * 1e9))
+        write_page(stats_page(found, frame_reader(start, cache), report), html)
         console.print(f"page: {html}", markup=False)
-
-
-def _frame_reader(start: Path | str) -> Callable[[str], np.ndarray]:
-    """Reads the middle frame of a clip by its path as written."""
-    cache = FileCache(default_cache_folder())
-
-    def read(path: str) -> np.ndarray:
-        if not path:
-            raise ClipError("path is empty")
-        with cache.local(join_location(start, path)) as file:
-            return middle_frame(file)
-
-    return read

@@ -24,13 +24,14 @@ from longtake.data.loading.parcel import Parcel
 from longtake.data.loading.quarantine import append_quarantine, list_quarantine, read_quarantine
 from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.probe import ProbeResult, part_path, probe_table
+from longtake.data.tables.captions import told_captions
 from longtake.data.tables.convert import make_shards
 from longtake.data.tables.mix import MixedTable, open_clips
 from longtake.data.tables.numbers import read_numbers
 from longtake.data.tables.select import filter_table, merge_tables, split_table
 from longtake.data.tables.stats import column_rows, table_facts, table_stats
-from longtake.data.tables.stats_page import middle_frame, stats_page
-from longtake.data.tables.table import ClipTable
+from longtake.data.tables.stats_page import frame_reader, middle_frame, stats_page, write_page
+from longtake.data.tables.table import ClipTable, base_folder
 
 __all__ = [
     "ClipError",
@@ -50,11 +51,13 @@ __all__ = [
     "SlotLoader",
     "StoredDataset",
     "append_quarantine",
+    "base_folder",
     "caption",
     "column_rows",
     "default_cache_folder",
     "draw",
     "filter_table",
+    "frame_reader",
     "from_unit",
     "list_quarantine",
     "machine_bytes",
@@ -77,7 +80,9 @@ __all__ = [
     "target_fps",
     "text_hash",
     "to_unit",
+    "told_captions",
     "window",
     "write_image",
+    "write_page",
     "write_video",
 ]

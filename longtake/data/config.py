@@ -45,7 +45,12 @@ class DatasetConfig(Section):
     cache_dir: str | None = Field(
         None, description="folder for clips fetched from servers; None: longtake/clips in the user's cache folder"
     )
-    cache_gb: float = Field(20, gt=0, description="size of `cache_dir`, GB; the least recently used are deleted first")
+    cache_gb: float = Field(
+        20,
+        gt=0,
+        allow_inf_nan=False,
+        description="size of `cache_dir`, GB; the least recently used are deleted first",
+    )
     download_seconds: float = Field(
         300, gt=0, description="longest time for one clip to come from a server, all attempts together"
     )

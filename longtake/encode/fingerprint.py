@@ -12,7 +12,7 @@ from torch import nn
 
 from longtake.buckets import BucketRule
 from longtake.data import DatasetConfig
-from longtake.system import SystemConfig
+from longtake.system import Encoders, SystemConfig
 
 PIXELS = 1  # raised when equal settings begin to give other frames, pixels or captions
 
@@ -70,6 +70,11 @@ def weights_digest(encoder: object) -> str | None:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def encoder_digests(encoders: Encoders) -> dict[str, str | None]:
+    """The digest of each encoder's weights."""
+    return {name: weights_digest(getattr(encoders, name)) for name in ("autoencoder", "text", "pooled")}
 
 
 class _Absent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +11,18 @@ import numpy as np
 from longtake.buckets import BucketRule, OrderInputs
 from longtake.contracts import UserError
 from longtake.data import ClipTable, DatasetConfig, EncoderFacts, LatentStore, MixedTable, SlotDataset, text_hash
+from longtake.data.latents.shard import MEND
 from longtake.data.latents.store import CLIP_FACTS, read_facts
-from longtake.encode.fingerprint import differences, make_fingerprint
+from longtake.encode.fingerprint import differences, encoder_digests, make_fingerprint
 from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
+from longtake.encode.verify import file_size
 from longtake.parallel import World
-from longtake.system import SystemConfig
+from longtake.system import Encoders, SystemConfig
 
 _CHUNK = 1 << 17
 _CAPTIONS_TRIED = 500  # of each view, evenly spread; all others are compared when they are read
+_FILES_TRIED = 200  # clip files whose size is compared, evenly spread; `--verify` looks at all
+_READERS = 16  # threads that look at files: on a network disk each look is a wait
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,20 @@ class FittingStore:
     def facts(self) -> EncoderFacts | None:
         """What takes the place of the encoders; None where they are needed for what is missing."""
         return None if self.missing else self.store.encoders
+
+    def refuse_other_weights(self, encoders: Encoders, world: World) -> None:
+        """Raises `UserError` where encoders have other weights than those that made the store. Collective."""
+
+        def compare() -> None:
+            known = self.store.facts.get("made", {}).get("weights", {})
+            different = differences(encoder_digests(encoders) if known else {}, known, "weights")
+            if different:
+                raise UserError(
+                    f"dataset.latents = {str(self.store.folder)!r}: other weights have made the store "
+                    f"({'; '.join(different)}); train with those, or encode with these into another folder"
+                )
+
+        world.on_main(compare)
 
     def __str__(self) -> str:
         views = self.store.fingerprint["dataset.views"]
@@ -50,7 +69,8 @@ def open_fitting_store(
     """Opens `dataset.latents` on every rank, once rank 0 has compared it with the run. Collective.
 
     Raises `UserError` that names every setting that differs with both values, the first clip whose numbers differ, a
-    caption that does, or how many samples are missing where `dataset.latents_missing` is "refuse".
+    caption that does, how many clip files have another size, or how many samples are missing where
+    `dataset.latents_missing` is "refuse".
     """
     assert dataset.latents is not None
     place = f"dataset.latents = {dataset.latents!r}"
@@ -98,9 +118,40 @@ def _compare_clips(
             rows, ids, codes = view_samples(inputs, view)
             missing += _look_up(store, inputs, table, view, rows, ids, codes, place)
         needed += len(ids)
-        tried = np.unique(np.linspace(0, max(0, len(ids) - 1), _CAPTIONS_TRIED).astype(np.int64))[: len(ids)]
+        tried = _spread(len(ids), _CAPTIONS_TRIED)
         _refuse_other_captions(store, inputs.rule, captions, view, rows[tried], ids[tried], place)
+        if view == 0:
+            tried = _spread(len(ids), _FILES_TRIED)
+            _refuse_other_files(store, table, rows[tried], store.find(view, ids[tried]), place)
     return needed, missing
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """At most `most` of `count` places, evenly spread: int64."""
+    return np.unique(np.linspace(0, max(0, count - 1), most).astype(np.int64))[:count]
+
+
+def _refuse_other_files(
+    store: LatentStore, table: ClipTable | MixedTable, rows: np.ndarray, entries: np.ndarray, place: str
+) -> None:
+    """Raises `UserError` where clip files have another size than when they were encoded.
+
+    Files that are gone do no harm, and a time alone says nothing: a copy has another one.
+    """
+    known = [
+        (table.location(row), table.written_path(row), int(store.column("file_bytes")[entry]))
+        for row, entry in zip(rows.tolist(), entries.tolist(), strict=True)
+        if entry >= 0 and store.column("shard")[entry] >= 0 and store.column("file_bytes")[entry] >= 0
+    ]
+    with ThreadPoolExecutor(_READERS) as readers:
+        sizes = list(readers.map(file_size, (location for location, _, _ in known)))
+    there = [(path, size, now) for (_, path, size), now in zip(known, sizes, strict=True) if now is not None]
+    changed = [path for path, size, now in there if now != size]
+    if changed:
+        raise UserError(
+            f"{place}: {len(changed)} of {len(there)} clip files have another size than when they were encoded (first: "
+            f"{changed[0]}); put the old ones back, or {MEND}, and what belongs to other files"
+        )
 
 
 def _look_up(

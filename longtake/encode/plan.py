@@ -7,6 +7,7 @@ stretches of that order, so whoever makes a shard makes the same one.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from longtake.buckets import BucketRule, OrderInputs, assign, keyed_draw
-from longtake.contracts import Slot
+from longtake.contracts import Slot, UserError
 from longtake.data import ClipTable, DatasetConfig, MixedTable, text_hash
-from longtake.data.latents.shard import partial_name, settle
-from longtake.data.latents.store import as_array
+from longtake.data.latents.shard import MEND, whole_file
+from longtake.data.latents.store import as_array, read_table
 from longtake.random import hash64
 
 _CHUNK = 1 << 16  # samples whose captions are made at once
@@ -121,23 +122,37 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Writes the plan as an Arrow file that is whole or absent."""
-        table = pa.table({name: getattr(self, name) for name in _COLUMNS})
-        partial = partial_name(path)
-        try:
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-            settle(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        table = pa.table({name: getattr(self, name) for name in _SCHEMA.names}, schema=_SCHEMA)
+        with whole_file(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    @property
+    def crc(self) -> int:
+        """CRC-32 over the bytes of all entries."""
+        crc = 0
+        for name in _SCHEMA.names:
+            crc = zlib.crc32(np.ascontiguousarray(getattr(self, name)).data, crc)
+        return crc
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
-        """The plan of a file, mapped into memory."""
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        return cls(*(as_array(table[name]) for name in _COLUMNS))
+    def read(cls, path: Path, crc: int | None = None) -> Plan:
+        """The plan of a file, mapped into memory. Raises `UserError` where it is cut short or has not that `crc`."""
+        table = read_table(path, _SCHEMA)
+        plan = cls(*(as_array(table[name]) for name in _SCHEMA.names))
+        if crc is not None and plan.crc != crc:
+            raise UserError(f"{path}: has another checksum than when written; {MEND}")
+        return plan
 
 
-_COLUMNS = ("view", "bucket", "row", "sample", "text")
+_SCHEMA = pa.schema(
+    [
+        ("view", pa.int32()),
+        ("bucket", pa.int32()),
+        ("row", pa.int64()),
+        ("sample", pa.uint64()),
+        ("text", pa.uint64()),
+    ]
+)
 
 
 def make_plan(inputs: OrderInputs, captions: Captions) -> Plan:

@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 import torch
 
 from longtake._version import __version__
 from longtake.buckets import BucketConfig, BucketRule
 from longtake.contracts import Slot, UserError
 from longtake.data import DatasetConfig, LatentStore, SlotLoader, machine_bytes, open_clips
-from longtake.data.latents.shard import partial_name, settle, write_tensors
+from longtake.data.latents.shard import crc_of, remove_abandoned, whole_file, write_tensors
 from longtake.data.latents.store import (
     EMPTY_FILE,
     FORMAT_VERSION,
@@ -29,9 +28,11 @@ from longtake.data.latents.store import (
     STORE_FILE,
     TEXTS,
     gather_index,
+    index_schema,
     read_facts,
+    read_table,
 )
-from longtake.encode.fingerprint import differences, make_fingerprint, weights_digest
+from longtake.encode.fingerprint import differences, encoder_digests, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
@@ -41,6 +42,7 @@ from longtake.encode.shards import (
     write_index,
     write_text_shard,
 )
+from longtake.encode.verify import VerifyResult, whole_files
 from longtake.parallel import World, tune_host
 from longtake.system import Encoders, SystemConfig, build_encoders
 
@@ -59,6 +61,7 @@ class EncodeOptions:
     num_workers: int = 0
     prefetch_factor: int = 2
     retry_bad: bool = False  # make those shards anew that have clips which could not be read
+    mend: VerifyResult | None = None  # make anew what `verify_store` has found damaged in the folder
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def encode(
     inputs = encode_inputs(config.seed, dataset, rule, table, stage)
     facts = _facts(config, dataset, rule, stage, encoders, options, clips_of(inputs))
     world.on_main(lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts)))
-    plan = Plan.read(options.folder / PLAN_FILE)
+    plan = world.on_all(lambda: Plan.read(options.folder / PLAN_FILE))
     work = _Work(plan, rule, facts, options, source, encoders, (world.rank, world.size))
     continued = work.run(progress or (lambda done, total: None))
     world.barrier()
@@ -137,12 +140,12 @@ def _facts(
         name: {"dtype": str(dtype or value.dtype).removeprefix("torch."), "shape": shapes[name]}
         for name, value in (moments | embedded).items()
     }
-    weights = {name: weights_digest(getattr(encoders, name)) for name in ("autoencoder", "text", "pooled")}
     return {
         "longtake_format": "latent store",
         "longtake_format_version": FORMAT_VERSION,
         "fingerprint": make_fingerprint(config, dataset, rule, stage),
-        "made": clips | {"dtype": options.dtype, "shard_bytes": options.shard_bytes, "weights": weights},
+        "made": clips
+        | {"dtype": options.dtype, "shard_bytes": options.shard_bytes, "weights": encoder_digests(encoders)},
         "longtake": __version__,
         "buckets": [bucket.name for bucket in rule.buckets],
         "latent": asdict(encoders.autoencoder.latent),
@@ -163,6 +166,9 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
                 f"{folder}: holds a store of something else ({'; '.join(found)}); choose another folder with -o, or "
                 "the settings that it was begun with"
             )
+        if options.mend is not None:
+            _discard(options, options.mend, known, encoders, plan)
+        Plan.read(folder / PLAN_FILE, known.get("plan_crc"))
         return
     for kind in (LATENTS, TEXTS):
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -175,13 +181,42 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
             "bucket_config or add clips"
         )
     made.write(folder / PLAN_FILE)
+    facts = facts | {"plan_crc": made.crc, "empty_crc": _write_empty(options, encoders)}
+    with whole_file(folder / STORE_FILE) as file:
+        file.write((json.dumps(facts, indent=1) + "\n").encode())
+
+
+def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
+    """Embeds the empty prompt; returns the CRC-32 of its file's tensors."""
+    dtype = DTYPES.get(options.dtype or "")
     with torch.inference_mode():
-        dtype = DTYPES.get(options.dtype or "")
-        empty = encoders.embed([""])
-        write_tensors(folder / EMPTY_FILE, {k: (v if dtype is None else v.to(dtype)).cpu() for k, v in empty.items()})
-    partial = partial_name(folder / STORE_FILE)
-    partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    settle(partial, folder / STORE_FILE)
+        empty = {k: (v if dtype is None else v.to(dtype)).cpu() for k, v in encoders.embed([""]).items()}
+    write_tensors(options.folder / EMPTY_FILE, empty)
+    return crc_of(empty)
+
+
+def _discard(
+    options: EncodeOptions, found: VerifyResult, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]
+) -> None:
+    """Removes the damaged shards and the whole index; makes the plan and the empty prompt again if they are damaged."""
+    folder = options.folder
+    if found.is_damaged:
+        for path in whole_files(folder):
+            path.unlink(missing_ok=True)
+    for kind, number in found.shards:
+        piece = piece_path(folder, kind, number)
+        piece.unlink(missing_ok=True)  # first: it is what calls the shard whole
+        piece.with_suffix(".safetensors").unlink(missing_ok=True)
+    if PLAN_FILE in found.files:
+        made = plan()
+        if facts.get("plan_crc", made.crc) != made.crc:
+            raise UserError(
+                f"{folder / PLAN_FILE}: is damaged, and cannot be made again: the captions of the table are not those "
+                "that the store was begun with; encode into another folder"
+            )
+        made.write(folder / PLAN_FILE)
+    if EMPTY_FILE in found.files:
+        _write_empty(options, encoders)
 
 
 class _Work:
@@ -235,8 +270,7 @@ class _Work:
         missing += len(missing_pieces(self.folder, TEXTS, range(len(self.texts))))
         if missing:
             return missing, 0
-        whole = [self.folder / f"{name}.arrow" for name in INDEX_NAMES.values()]
-        if not all(path.is_file() for path in whole):
+        if not all(path.is_file() for path in whole_files(self.folder)):
             self._write_whole()
         bad = int((LatentStore.open(self.folder).column("shard") < 0).sum())
         if bad == len(self.plan):
@@ -247,22 +281,24 @@ class _Work:
         return 0, bad
 
     def _write_whole(self) -> None:
-        for kind in (TEXTS, LATENTS):
-            table = gather_index(self.folder, kind)
+        """Writes `bad.csv`, then the whole index; its last file is what says that all is there."""
+        tables = {kind: gather_index(self.folder, kind) for kind in (TEXTS, LATENTS)}
+        self._write_bad(tables[LATENTS].filter(pc.not_equal(tables[LATENTS]["reason"], "")))
+        for kind, table in tables.items():
             for suffix in (".parquet", ".arrow"):  # the second is what readers look for
                 write_index(table, self.folder / f"{INDEX_NAMES[kind]}{suffix}")
-            for partial in (self.folder / kind).glob(".*"):  # of processes that were killed
-                partial.unlink(missing_ok=True)
-            if kind == LATENTS:
-                self._write_bad(table.filter(pc.not_equal(table["reason"], "")))
+        for folder in (self.folder, self.folder / LATENTS, self.folder / TEXTS):
+            remove_abandoned(folder)
 
     def _write_bad(self, bad: pa.Table) -> None:
         """`bad.csv`, for people: which clip, in which view, and why."""
         path = self.folder / "bad.csv"
-        path.unlink(missing_ok=True)
-        if len(bad):
-            names = [self.source.table.written_path(row) for row in bad["row"].to_pylist()]
-            pyarrow.csv.write_csv(pa.table({"path": names, "view": bad["view"], "reason": bad["reason"]}), path)
+        if not len(bad):
+            path.unlink(missing_ok=True)
+            return
+        names = [self.source.table.written_path(row) for row in bad["row"].to_pylist()]
+        with whole_file(path) as file:
+            pyarrow.csv.write_csv(pa.table({"path": names, "view": bad["view"], "reason": bad["reason"]}), file)
 
     def _encode_latents(self, numbers: Sequence[int]) -> Iterator[int]:
         """Makes shards one after the other; yields how many entries were added, batch by batch."""
@@ -279,7 +315,8 @@ class _Work:
                 path = shard.write(self.folder)
                 if not self._good:
                     self._only_bad.append(path)
-            if self._tried and not self._good and self._ranks == 1 and self.options.part[1] == 1:
+            alone = self._ranks == 1 and self.options.part[1] == 1
+            if self._tried and not self._good and alone and len(numbers) == len(self.latents):
                 self._refuse_all_bad()
         finally:
             loader.close()
@@ -304,10 +341,10 @@ class _Work:
         """Removes those pieces, of some shards, that name a clip which could not be read, and the whole index."""
         for number in numbers:
             path = piece_path(self.folder, LATENTS, number)
-            if path.is_file() and pc.any(pc.not_equal(pq.read_table(path, columns=["reason"])["reason"], "")).as_py():
+            if path.is_file() and _has_bad(path):
+                for whole in whole_files(self.folder):
+                    whole.unlink(missing_ok=True)
                 path.unlink()
-                for suffix in (".arrow", ".parquet"):
-                    (self.folder / f"{INDEX_NAMES[LATENTS]}{suffix}").unlink(missing_ok=True)
 
     def _mine(self, shards: np.ndarray) -> list[int]:
         return list(range(len(shards)))[self._first :: self._stride]
@@ -319,6 +356,12 @@ class _Work:
     def _latent_bytes(self, bucket: int) -> int:
         latent = self.source.latent(*self.rule.buckets[bucket].shape)
         return self._entry_bytes[0] * int(np.prod(latent))
+
+
+def _has_bad(piece: Path) -> bool:
+    """Whether a piece of the index names a clip that could not be read."""
+    reasons = read_table(piece, index_schema(LATENTS))["reason"]
+    return bool(pc.any(pc.not_equal(reasons, "")).as_py())
 
 
 def _entry_bytes(facts: dict[str, Any]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from longtake.buckets import BucketRule
 from longtake.contracts import Batch, Bucket, Slot, UserError
 from longtake.data import SlotDataset, text_hash
-from longtake.data.latents.shard import crc_of, partial_name, settle, shard_path, write_tensors
+from longtake.data.latents.shard import crc_of, shard_path, whole_file, write_tensors
 from longtake.data.latents.store import CLIP_FACTS, FORMAT_VERSION, LATENTS, TEXTS, index_schema
 from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders
@@ -44,16 +44,12 @@ def piece_path(folder: Path, kind: str, number: int) -> Path:
 def write_index(table: pa.Table, path: Path) -> None:
     """Writes a Parquet or Arrow file that is whole or absent."""
     table = table.replace_schema_metadata(_METADATA)
-    partial = partial_name(path)
-    try:
+    with whole_file(path) as file:
         if path.suffix == ".parquet":
-            pq.write_table(table, partial, compression="zstd")
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
         else:
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
-        settle(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class LatentShard:

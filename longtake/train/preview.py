@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from pydantic import model_validator
 
 from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
 from longtake.data import read_numbers
 from longtake.train.config import RunConfig
+from longtake.train.folder import read_run
+
+
+class PreviewedRun(RunConfig):
+    """A run whose data alone is looked at: the parts of its model need not fit each other yet."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> PreviewedRun:
+        return self
+
+
+def read_previewed(run: str, table: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of RUN (a config file, or the folder of a run) with `table` in place of its own `dataset`'s.
+
+    `overrides` are command-line words. Raises `ConfigError`.
+    """
+    own = ["--dataset.mix", "None", f"--dataset.data_path={str(table)!r}"]
+    return read_run(run, [*overrides, *own], PreviewedRun).value
 
 
 def preview_buckets(config: RunConfig, table: Path) -> BucketReport:

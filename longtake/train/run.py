@@ -26,6 +26,7 @@ from longtake.data import (
     machine_bytes,
     open_clips,
     read_quarantine,
+    told_captions,
 )
 from longtake.encode import FittingStore, open_fitting_store
 from longtake.parallel import Mesh, World, start_world
@@ -85,6 +86,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         with given_up_on_error(place, world):
             latents = _open_latents(config, table, world)
             system = build_system(config, mesh, world, None if latents is None else latents.facts)
+            if latents is not None and system.encoders is not None:
+                latents.refuse_other_weights(system.encoders, world)
             optimizer = ShardedAdamW(system.denoiser, config)
             ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
             start = _restore(config, place, system, optimizer, ema)
@@ -99,6 +102,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             save_config(place, config, world)
         if world.is_main:
             console.print(_announcement(config, place, system, start, order, world), markup=False)
+            tables = table.tables if isinstance(table, MixedTable) else (table,)
+            console.print(told_captions(tables, config.dataset.captions), markup=False)
             if latents is not None:
                 console.print(str(latents), markup=False)
         facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}

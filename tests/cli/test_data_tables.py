@@ -111,5 +111,34 @@ def test_stats_with_a_run_and_a_page(longtake, mistake, table: Path):
     assert "none.py" in mistake("data", "stats", table, "--run", table.parent / "none.py")
 
 
+def test_stats_take_a_run_without_a_table_and_without_a_model_that_fits(longtake, mistake, table: Path):
+    run = table.parent / "run.py"
+    run.write_text('bucket_config = {"32px": {1: (1.0, 4), 8: (1.0, 3)}}\nmodel = dict(in_channels=64)\n')
+    code, out, err = longtake("data", "stats", table, "--run", run)
+    assert (code, err) == (0, "")
+    assert "9 clips" in out
+    code, fewer, _ = longtake("data", "stats", table, "--run", run, "--bucket_config.32px.1", "[0.0, 4]")
+    assert code == 0
+    assert fewer != out
+    run.write_text(run.read_text() + 'dataset = dict(mix=[("no.csv", 1.0)])\n')
+    assert longtake("data", "stats", table, "--run", run)[:2] == (0, out)
+    assert "bucket_konfig" in mistake("data", "stats", table, "--run", run, "--bucket_konfig", "3")
+    assert "no option --htlm" in mistake("data", "stats", table, "--htlm", "page.html")
+
+
+def test_frames_of_remote_clips_are_kept_where_the_user_says(longtake, mistake, table: Path):
+    fsspec = pytest.importorskip("fsspec")
+    page, cache = table.with_name("stats.html"), table.with_name("cache")
+    for file in (table.parent / "clips").iterdir():
+        fsspec.filesystem("memory").pipe(f"/{table.parent.name}/clips/{file.name}", file.read_bytes())
+    roots = ("--root", f"memory://{table.parent.name}", "--cache-dir", cache, "--cache-gb", "1")
+    code, _, err = longtake("data", "stats", table, "--html", page, *roots)
+    assert (code, err) == (0, "")
+    assert page.read_text().count("data:image/jpeg;base64,") == 9
+    assert any(cache.rglob("*")), "fetched files lie in --cache-dir"
+    assert "--cache-gb nan: must be a size" in mistake("data", "stats", table, "--cache-gb", "nan")
+    assert "no such folder" in mistake("data", "stats", table, "--html", page, "--root", table.with_name("none"))
+
+
 def test_a_folder_is_told_how_to_become_a_table(mistake, table: Path):
     assert "longtake data probe" in mistake("data", "stats", table.parent)

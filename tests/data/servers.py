@@ -21,10 +21,10 @@ class FileServer:
     downloads by path.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, port: int = 0):
         self.folder, self.asked, self.faults = folder, Counter[str](), Counter[str]()
         self.ended = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -38,8 +38,8 @@ class FileServer:
 
 
 @contextmanager
-def file_server(folder: Path) -> Iterator[FileServer]:
-    server = FileServer(folder)
+def file_server(folder: Path, port: int = 0) -> Iterator[FileServer]:
+    server = FileServer(folder, port)
     try:
         yield server
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from longtake.buckets import BucketRule
 from longtake.contracts import UserError
 from longtake.data import LatentStore, StoredDataset, text_hash
+from longtake.data.latents.shard import whole_file
 from longtake.data.loading.dataset import SlotDataset
-from longtake.encode import make_plan
+from longtake.encode import make_plan, run
 from longtake.encode.plan import encode_inputs
 from longtake.encoders import PixelAutoencoder, WordEncoder
 from longtake.system import build_encoders
@@ -108,12 +110,8 @@ def test_a_shard_that_has_lost_its_end_is_named(config: Path, tmp_path: Path) ->
     make_store(config, tmp_path / "store")
     path = tmp_path / "store" / "latents" / "000001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"latents/000001.safetensors is cut short; delete latents/000001.\* and index"):
+    with pytest.raises(UserError, match=r"latents/000001.safetensors is cut short; repeat .* with --mend"):
         LatentStore.open(tmp_path / "store")
-    for name in ("latents/000001.safetensors", "latents/000001.parquet", "index.parquet", "index.arrow"):
-        (tmp_path / "store" / name).unlink()
-    make_store(config, tmp_path / "store")
-    LatentStore.open(tmp_path / "store")
 
 
 def test_an_interruption_costs_the_shard_under_way(config: Path, tmp_path: Path, store: Path) -> None:
@@ -135,12 +133,11 @@ def test_an_interruption_costs_the_shard_under_way(config: Path, tmp_path: Path,
 
 
 def test_a_half_written_shard_is_never_read(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_disk(tensors: object, path: Path) -> None:
-        Path(path).write_bytes(b"half")
+    def out_of_disk(tensor: object) -> bytes:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr("longtake.data.latents.shard.save_file", out_of_disk)
+        broken.setattr("longtake.data.latents.shard._bytes_of", out_of_disk)
         with pytest.raises(OSError, match="No space left"):
             make_store(config, tmp_path / "store")
     assert not list((tmp_path / "store").rglob("0*"))
@@ -230,3 +227,52 @@ def test_a_caption_that_changes_under_way_is_refused(tmp_path: Path, clips: Path
     pq.write_table(table.set_column(table.column_names.index("text"), "text", [texts.tolist()]), path)
     with pytest.raises(UserError, match=r"'other words.*' now, which is not the one that the store was begun with"):
         make_store(config, tmp_path / "store", part=(2, 2))
+
+
+def test_the_list_of_bad_clips_is_there_before_the_index(
+    tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(clips.parent / "clips", tmp_path / "clips")
+    shutil.copy(clips, tmp_path)
+    (tmp_path / "clips" / "clip_00003.mp4").unlink()
+    config = write_config(tmp_path, tmp_path / "clips.parquet")
+    write = run.write_index
+
+    def die(table: object, path: Path) -> None:
+        if path.parent == tmp_path / "store":
+            raise KeyboardInterrupt
+        write(table, path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("longtake.encode.run.write_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            make_store(config, tmp_path / "store")
+    assert "clips/clip_00003.mp4" in (tmp_path / "store" / "bad.csv").read_text()
+    assert make_store(config, tmp_path / "store").bad == 2
+
+
+def test_bad_clips_that_stay_bad_can_be_tried_again(tmp_path: Path, clips: Path) -> None:
+    shutil.copytree(clips.parent / "clips", tmp_path / "clips")
+    shutil.copy(clips, tmp_path)
+    (tmp_path / "clips" / "clip_00003.mp4").unlink()
+    config = write_config(tmp_path, tmp_path / "clips.parquet")
+    made = make_store(config, tmp_path / "store", shard_bytes=1)  # a shard an entry
+    again = make_store(config, tmp_path / "store", shard_bytes=1, retry_bad=True)
+    assert made.bad == again.bad == 2
+    assert again.continued == again.num_entries + again.num_texts - 2
+
+
+def test_all_files_follow_the_umask_and_those_of_living_writers_stay(config: Path, tmp_path: Path) -> None:
+    before = os.umask(0o007)
+    try:
+        make_store(config, tmp_path / "store", part=(1, 2))
+        with whole_file(tmp_path / "store" / "latents" / "999999.safetensors"):  # another process's
+            (partial,) = tmp_path.rglob("*.partial")
+            (partial.parent / ".000001.safetensors.dead.partial").touch()
+            make_store(config, tmp_path / "store", part=(2, 2))
+            assert list(tmp_path.rglob("*.partial")) == [partial]
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".arrow", ".parquet", ".safetensors"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o660}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from longtake.contracts import UserError
 from longtake.data import read_quarantine
 from longtake.encoders import PixelAutoencoder, WordEncoder
-from tests.train.runs import exact, finish, run_command, start, train_here, write_config
+from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, train_here, write_config
 
 VIEWS = ("--dataset.views", "2")
 Losses = list[tuple[int, str, str]]
@@ -168,6 +169,66 @@ def test_samples_that_are_missing_are_refused_with_their_count_or_encoded_online
     mixed, said = train(config, "mixed", tmp_path / "part", "--dataset.latents_missing", "online")
     assert "of them are missing and encoded here" in said
     assert exact(mixed.folder) == online[:8]
+
+
+def test_samples_whose_caption_is_missing_are_missing(config: Path, tmp_path: Path, online: Losses) -> None:
+    encode(config, tmp_path / "part", "--part", "1/2", "--shard-mb", "0.002")
+    for path in tmp_path.glob("part/latents/*.parquet"):  # the latents are all there, the captions are not
+        path.unlink()
+    captions = pq.read_table(sorted(tmp_path.glob("part/texts/*.parquet")))
+    encode(config, tmp_path / "whole", "--shard-mb", "0.002")
+    for path in (tmp_path / "whole").glob("*.arrow"):
+        path.unlink()
+    shutil.rmtree(tmp_path / "whole" / "texts")
+    shutil.copytree(tmp_path / "part" / "texts", tmp_path / "whole" / "texts")
+    index = pq.read_table(sorted(tmp_path.glob("whole/latents/*.parquet")))
+    missing = pc.sum(pc.invert(pc.is_in(index["text"], captions["text"].combine_chunks()))).as_py()
+    assert 0 < missing < len(index) == 80
+    with pytest.raises(UserError, match=f"{missing} of the 80 samples that the run asks for are not in it"):
+        train(config, "refused", tmp_path / "whole")
+    mixed, said = train(config, "mixed", tmp_path / "whole", "--dataset.latents_missing", "online")
+    assert f"{missing} of them are missing and encoded here" in said
+    assert exact(mixed.folder) == online[:8]
+
+
+def test_a_store_of_other_weights_is_refused_where_encoders_are_loaded(config: Path, tmp_path: Path) -> None:
+    encode(config, tmp_path / "part", "--part", "1/2")
+    facts = tmp_path / "part" / "store.json"
+    facts.write_text(facts.read_text().replace('"autoencoder": null', '"autoencoder": "0123456789abcdef"'))
+    with pytest.raises(UserError) as refused:
+        train(config, "refused", tmp_path / "part", "--dataset.latents_missing", "online")
+    assert 'weights.autoencoder is null here and "0123456789abcdef" in the store' in str(refused.value)
+
+
+def test_a_clip_that_was_replaced_is_refused_and_a_copy_is_not(tmp_path: Path, clips: Path) -> None:
+    shutil.copytree(clips.parent / "clips", tmp_path / "clips")
+    shutil.copy(clips, tmp_path)
+    config = write_config(tmp_path, tmp_path / "clips.parquet", max_steps=1)
+    encode(config, tmp_path / "store")
+    for file in (tmp_path / "clips").iterdir():
+        os.utime(file, (1, 1))
+    (tmp_path / "clips" / "clip_00001.mp4").unlink()
+    train(config, "copies", tmp_path / "store")
+    for name in ("clip_00002.mp4", "clip_00004.mp4"):
+        with open(tmp_path / "clips" / name, "ab") as file:
+            file.write(b"more")
+    with pytest.raises(UserError, match=r"2 of 39 clip files have another size than .*clip_0000[24].mp4.* --mend"):
+        train(config, "refused", tmp_path / "store")
+    shutil.copy(clips.parent / "clips" / "clip_00001.mp4", tmp_path / "clips")
+    encode(config, tmp_path / "store", "--mend")
+    train(config, "mended", tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["index.arrow", "texts.arrow", "empty.safetensors"])
+def test_a_damaged_store_is_one_sentence(
+    config: Path, tmp_path: Path, store: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    path = tmp_path / "store" / name
+    path.write_bytes(path.read_bytes()[:100])
+    code, _, error = run_command(capsys, ["train", config, *VIEWS, "--dataset.latents", tmp_path / "store"])
+    assert_one_sentence(code, error, f"{name}: cannot be read (")
+    assert "--mend" in error
 
 
 def test_a_folder_without_a_store_and_a_run_without_views_are_mistakes(

@@ -10,7 +10,8 @@ their process, whatever ends it:
   spoils nothing; the complete one is renamed. A partial file that nobody has locked was left by a process that died,
   and is deleted;
 - the file `used` holds the bytes taken, downloads in progress included. It may say too much after an interruption,
-  never too little; the folder is only listed, and the sum made right, when the cache looks full.
+  never too little; the folder is only listed, and the sum made right, when the cache looks full;
+- a file `<hash of the server>.absent` says since when, and why, a server is taken not to be there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import hashlib
 import os
 import re
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ _KEPT_SHARE = 0.9  # of the capacity, when room is made: the folder is then not 
 _ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS = 0.5  # before the second attempt; doubled each time
 _SILENCE_SECONDS = 30.0  # without a byte: the attempt is given up
+_ABSENT_SECONDS = 10.0  # so long a server that is not there is not asked again
+_ABSENT = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PASSING_STATUS = (408, 425, 429)  # of the HTTP codes that blame the client, those worth another attempt
 
@@ -54,11 +58,37 @@ def is_url(location: str) -> bool:
 
 
 def join_location(root: str | os.PathLike[str], path: str) -> str:
-    """A path as a table has it, starting from `root`, either of which may be a URL; URLs and absolute paths stay."""
+    """A path as a table has it, starting from `root`, either of which may be a URL; URLs and absolute paths stay.
+
+    A relative path is the name of a file: below a web address, what has a meaning there (`%`, `#`, `?`) is escaped.
+    """
     if is_url(path) or os.path.isabs(path):
         return path
     start = os.fspath(root)
-    return f"{start.rstrip('/')}/{path}" if is_url(start) else os.path.join(start, path)
+    if not is_url(start):
+        return os.path.join(start, path)
+    if start.rsplit("::", 1)[-1].lower().startswith(("http://", "https://")):
+        path = path.replace("%", "%25").replace("#", "%23").replace("?", "%3F")  # the rest is done when it is asked for
+    return f"{start.rstrip('/')}/{path}"
+
+
+def refuse_url(table: str | os.PathLike[str]) -> None:
+    """Raises `UserError` for a table or folder given as a URL, also one that a `Path` has robbed of a slash."""
+    name = os.fspath(table)
+    found = re.match(r"([a-z][a-z0-9+.:-]+):/+(?=[^/])", name, re.IGNORECASE)
+    if found and not os.path.lexists(f"{found[1]}:"):  # a folder may be called so
+        url = f"{found[1]}://{name[found.end() :]}"
+        raise UserError(
+            f"{url}: a table must lie on this machine, and so must a folder of clips; fetch the table (its paths, "
+            "dataset.root and --root may be URLs)"
+        )
+
+
+def check_protocols(locations: Iterable[str]) -> None:
+    """Raises `UserError` where some of these files could never be fetched: fsspec or one of its parts is missing."""
+    for url in {location.split("://", 1)[0]: location for location in locations if is_url(location)}.values():
+        if not url.lower().startswith("file://"):
+            _system_of(url)
 
 
 def file_name(location: str) -> str:
@@ -119,18 +149,34 @@ class FileCache:
 
     def _fetch(self, url: str, path: Path, deadline: float) -> None:
         """Puts the file in its place, unless another process does: then returns when it should be there."""
-        for attempt in range(_ATTEMPTS):
+        mark = self.folder / f"{_server_of(url)}.absent"
+        attempts = 1 if _absent_for(mark) is not None else _ATTEMPTS  # as long as nobody has found it again
+        for attempt in range(attempts):
+            since = _absent_for(mark)
+            if since is not None and since < _ABSENT_SECONDS:
+                with suppress(OSError):
+                    raise ClipError(f"cannot be fetched: {mark.read_text(encoding='utf-8')}")
             try:
                 self._fetch_once(url, path, deadline)
+                if since is not None:
+                    mark.unlink(missing_ok=True)
                 return
             except (ClipError, UserError):
                 raise
             except Exception as error:
                 pause = _FIRST_PAUSE_SECONDS * 2**attempt
                 cause = _cause(error)
-                if not _may_pass(cause) or attempt == _ATTEMPTS - 1 or time.monotonic() + pause > deadline:
+                if not _may_pass(cause) or attempt == attempts - 1 or time.monotonic() + pause > deadline:
+                    if _is_absence(cause):
+                        self._note_absence(mark, _reason(cause))
                     raise ClipError(f"cannot be fetched: {_reason(cause)}") from error
                 time.sleep(pause)
+
+    def _note_absence(self, mark: Path, reason: str) -> None:
+        """Tells all processes that a server is not there: each file of it would take seconds to find that out."""
+        with _blaming_the_folder(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mark.write_text(reason, encoding="utf-8")
 
     def _fetch_once(self, url: str, path: Path, deadline: float) -> None:
         system, place, size = _in_time(lambda: _ask(url), deadline, lambda: None)
@@ -215,14 +261,13 @@ class FileCache:
 
 def _ask(url: str) -> tuple[Any, str, int | None]:
     """The file system of a URL, the file's name there, and its size in bytes where the server says it."""
+    _system_of(url)
     try:
         import fsspec
 
         system, place = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise UserError(
-            f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'"
-        ) from error
+        raise _lacking(url, error) from error
     info = system.info(place)
     if info.get("type") == "directory":
         raise IsADirectoryError("is a folder, not a file")
@@ -230,6 +275,28 @@ def _ask(url: str) -> tuple[Any, str, int | None]:
     if size == 0:
         raise ClipError("the file is empty")
     return system, place, size
+
+
+def _system_of(url: str) -> None:
+    """Imports the kinds of file systems that a URL goes through. Raises `UserError`."""
+    first, *others = url.split("::")  # as it may also stand in a file's name
+    for part in [first, *(other for other in others if "://" in other)]:
+        protocol = part.split("://", 1)[0].lower()
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(protocol)
+        except ImportError as error:
+            raise _lacking(url, error) from error
+        except ValueError as error:
+            raise UserError(
+                f"{url}: {protocol}:// is no protocol that fsspec knows; write s3://, gs://, https:// ... in the "
+                "table's paths, dataset.root or --root"
+            ) from error
+
+
+def _lacking(url: str, error: ImportError) -> UserError:
+    return UserError(f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'")
 
 
 def _in_time(function: Callable[[], Result], deadline: float, progress: Callable[[], Any]) -> Result:
@@ -323,6 +390,34 @@ def _blaming_the_folder(folder: Path) -> Iterator[None]:
                 "room for dataset.cache_gb"
             ) from error
         raise
+
+
+def _server_of(url: str) -> str:
+    """16 hex digits for the protocol and host (or bucket) of a URL."""
+    address = urlsplit(url.rsplit("::", 1)[-1])
+    return hashlib.blake2b(f"{address.scheme}://{address.netloc}".encode(), digest_size=8).hexdigest()
+
+
+def _absent_for(mark: Path) -> float | None:
+    """Seconds since a server was last found to be absent; None where it was not."""
+    try:
+        return max(0.0, time.time() - mark.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _is_absence(error: BaseException | None) -> bool:
+    """Whether an error says that nothing answers at the address, or that there is no such address."""
+    for _ in range(8):
+        if error is None:
+            return False
+        named = type(error).__name__ in ("EndpointConnectionError", "ClientConnectorDNSError")
+        if named or isinstance(error, ConnectionRefusedError | socket.gaierror):
+            return True
+        if getattr(error, "errno", None) in _ABSENT:
+            return True
+        error = getattr(error, "os_error", None) or error.__cause__ or error.__context__
+    return False
 
 
 def _cause(error: Exception) -> BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import av
@@ -80,23 +80,27 @@ def open_video(
         raise ClipError(f"cannot be decoded: {reason_of(error)}") from error
 
 
-def is_countable(container: av.container.InputContainer, stream: av.video.stream.VideoStream) -> bool:
-    """Whether every packet of the stream is one shown frame, by its format, codec and start.
+def countable_packets(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+) -> Iterator[av.Packet] | None:
+    """All packets of the stream where each is one shown frame, by its format, codec and start; else None.
 
-    To be asked before anything is read; leaves the container at its beginning.
+    To be asked before anything is read. After None, what was read is lost: decoding needs the file opened anew.
     """
     codec = stream.codec_context.codec.canonical_name  # of AV1, the decoder's own name is another
     if codec not in _COUNTED_CODECS or not any(name in container.format.name for name in _COUNTED_FORMATS):
-        return False
-    if codec not in _DROPS_LEADING:
-        return True
-    head = list(islice(container.demux(stream), 2))  # the last one may be the end mark, of size 0
-    key, second = head[0], head[-1]
-    known = [time for time in (key.dts, key.pts, stream.start_time) if time is not None]
-    container.seek(known[0] if known else 0, stream=stream)
-    if key.pts is None or not key.is_keyframe:
-        return False
-    return second is key or second.size == 0 or (second.pts is not None and second.pts > key.pts)
+        return None
+    packets = container.demux(stream)
+    head = list(islice(packets, 2))  # the last one may be the end mark, of size 0
+    first, second = head[0], head[-1]
+    if not first.is_keyframe:  # decoders leave out what they cannot begin with, each in its own way
+        return None
+    if codec in _DROPS_LEADING:
+        if first.pts is None:
+            return None
+        if second is not first and second.size and (second.pts is None or second.pts <= first.pts):
+            return None
+    return chain(head, packets)
 
 
 def check_file(path: str) -> None:
@@ -218,10 +222,11 @@ def _frames_near(
     container: av.container.InputContainer, stream: av.video.stream.VideoStream, first: int
 ) -> Iterator[tuple[int, av.VideoFrame]]:
     """Numbered frames from the last key frame at or before frame `first` on. Raises `_NotCountable`."""
-    if not is_countable(container, stream):
+    whole = countable_packets(container, stream)
+    if whole is None:
         raise _NotCountable
     position = _seek_by_index(container, stream, first)
-    packets = _packets_near(container.demux(stream), position, first)
+    packets = _packets_near(whole if position is None else container.demux(stream), position or 0, first)
     number, key_pts = next(packets)
     started = number == 0
     for packet in packets:
@@ -238,17 +243,19 @@ def _frames_near(
             number += 1
 
 
-def _seek_by_index(container: av.container.InputContainer, stream: av.video.stream.VideoStream, first: int) -> int:
+def _seek_by_index(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream, first: int
+) -> int | None:
     """Seeks to a key frame at or before frame `first` where the file has an index of every packet (MP4, MOV).
 
-    Returns how many packets lie before the place; 0 (nothing is sought) without such an index.
+    Returns how many packets lie before the place; None (nothing is sought) without such an index.
     """
     index = stream.index_entries
     if stream.frames <= 0 or len(index) != stream.frames or index[0].is_discard:
-        return 0
+        return None
     key = index.search_timestamp(index[min(first, len(index) - 1)].timestamp, backward=True)
     if key <= 0:
-        return 0
+        return None
     container.seek(index[key].timestamp, stream=stream, backward=True)
     packet = next(container.demux(stream), None)  # FFmpeg may have chosen an earlier key frame: look where we are
     if packet is None or packet.dts is None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, Fault, Slot, UserError
-from longtake.data.latents.shard import DamagedShard
-from longtake.data.latents.store import LatentStore
+from longtake.data.latents.shard import MEND, DamagedShard
+from longtake.data.latents.store import OF_VIDEO, LatentStore
 from longtake.data.loading.dataset import SlotDataset
 from longtake.data.loading.draws import draw, view_of
 from longtake.random import hash64
@@ -28,9 +28,10 @@ def text_hash(caption: str) -> int:
 class StoredDataset(SlotDataset):
     """A `SlotDataset` whose batches carry latents and embeddings of a store in place of pixels.
 
-    A clip that could not be read when the store was made, or whose bytes in the store are damaged, is a fault as a clip
-    that cannot be read is: weight 0, quarantine. A slot with a sample that the store has not is made from its files, as
-    a whole; the caller sees to it that this happens only where it is wanted.
+    A clip that could not be read when the store was made, or whose bytes in the store are damaged (those of its caption
+    too), is a fault as a clip that cannot be read is: weight 0, quarantine. A slot with a sample that the store has
+    not, or not its caption, is made from its files, as a whole; the caller sees to it that this happens only where it
+    is wanted.
 
     Indexing raises `UserError` where a caption is not the one that was encoded.
     """
@@ -59,14 +60,17 @@ class StoredDataset(SlotDataset):
         weights = np.array(slot.weights, dtype=np.float32)
         rows, faults = self._latents(slot, entries, weights)
         batch = self.batch(slot, torch.empty(0, dtype=torch.uint8), weights, faults, draws, started)
-        texts = [
-            self._embedding(slot, i, text, int(self.store.column("text")[entry]))
-            for i, (text, entry) in enumerate(zip(batch.text, entries.tolist(), strict=True))
-        ]
+        texts, more = self._embeddings(slot, batch.text, entries, weights)
         encoded = {
-            name: self._stack(rows if name in _OF_VIDEO else texts, name, slot.bucket) for name in self.store.tensors
+            name: self._stack(rows if name in OF_VIDEO else texts, name, slot.bucket) for name in self.store.tensors
         }
-        return replace(batch, encoded=encoded, fetch_seconds=time.perf_counter() - started)
+        return replace(
+            batch,
+            encoded=encoded,
+            weights=torch.from_numpy(weights),
+            faults=(*faults, *more),
+            fetch_seconds=time.perf_counter() - started,
+        )
 
     def _latents(
         self, slot: Slot, entries: np.ndarray, weights: np.ndarray
@@ -88,26 +92,35 @@ class StoredDataset(SlotDataset):
                     rows[i] = self.store.read(entry)
                     continue
                 except DamagedShard as error:
-                    reason = str(error)
+                    reason = f"{error}; {MEND}"
             weights[i] = 0
-            faults.append(Fault(self.table.written_path(row), sample, slot.pass_index, f"latent store: {reason}"))
+            faults.append(self._fault(row, sample, slot.pass_index, reason))
         return rows, faults
 
-    def _embedding(self, slot: Slot, i: int, text: str, stored: int) -> dict[str, Tensor]:
-        path = self.table.written_path(int(slot.rows[i]))
-        if text_hash(text) != stored:
-            raise UserError(
-                f"dataset.latents = {str(self.store.folder)!r}: the caption of {path} is {text[:80]!r} now, which is "
-                "not the one that was encoded; encode again into another folder"
-            )
-        try:
-            return self.store.read_text(stored)
-        except (KeyError, DamagedShard) as error:
-            why = error if isinstance(error, DamagedShard) else "no finished shard has it"
-            raise UserError(
-                f"dataset.latents = {str(self.store.folder)!r}: the embedded caption of {path} cannot be read ({why}); "
-                "repeat `longtake data encode` with --verify"
-            ) from error
+    def _embeddings(
+        self, slot: Slot, captions: Sequence[str], entries: np.ndarray, weights: np.ndarray
+    ) -> tuple[list[dict[str, Tensor] | None], list[Fault]]:
+        """The embedded captions, None where one is damaged; `weights` of those become 0."""
+        found: list[dict[str, Tensor] | None] = []
+        faults = []
+        for i, (caption, entry) in enumerate(zip(captions, entries.tolist(), strict=True)):
+            row, stored = int(slot.rows[i]), int(self.store.column("text")[entry])
+            if text_hash(caption) != stored:
+                raise UserError(
+                    f"dataset.latents = {str(self.store.folder)!r}: the caption of {self.table.written_path(row)} is "
+                    f"{caption[:80]!r} now, which is not the one that was encoded; encode again into another folder"
+                )
+            try:
+                found.append(self.store.read_text(stored))
+            except DamagedShard as error:
+                found.append(None)
+                if weights[i]:
+                    weights[i] = 0
+                    faults.append(self._fault(row, int(slot.samples[i]), slot.pass_index, f"{error}; {MEND}"))
+        return found, faults
+
+    def _fault(self, row: int, sample: int, pass_index: int, reason: str) -> Fault:
+        return Fault(self.table.written_path(row), sample, pass_index, f"latent store: {reason}")
 
     def _stack(self, rows: Sequence[dict[str, Tensor] | None], name: str, bucket: Bucket) -> Tensor:
         """One tensor of all samples, zeros where a sample has none: its weight is 0."""
@@ -116,6 +129,3 @@ class StoredDataset(SlotDataset):
         shape = [letters.get(axis, axis) for axis in entry["shape"]]
         blank = torch.zeros(shape, dtype=getattr(torch, entry["dtype"]))
         return torch.stack([blank if row is None else row[name] for row in rows])
-
-
-_OF_VIDEO = ("mean", "std")

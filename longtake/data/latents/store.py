@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,11 +31,12 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from longtake.contracts import LatentShape, UserError
-from longtake.data.latents.shard import Shards, read_tensors
+from longtake.data.latents.shard import MEND, Shards, crc_of, read_tensors
 
 FORMAT_VERSION = 1
 STORE_FILE, PLAN_FILE, EMPTY_FILE = "store.json", "plan.arrow", "empty.safetensors"
 LATENTS, TEXTS = "latents", "texts"  # folders of shards
+OF_VIDEO = ("mean", "std")  # the tensors of LATENTS; the others are those of TEXTS
 INDEX_NAMES = {LATENTS: "index", TEXTS: "texts"}  # of the whole index of each
 SORTED_BY = {LATENTS: ("view", "sample"), TEXTS: ("text",)}
 _READERS = 16  # threads that look at shards when a store is opened: on a network disk each look is a wait
@@ -99,7 +100,7 @@ class LatentStore:
         self.fingerprint: Mapping[str, Any] = facts["fingerprint"]
         self.buckets: tuple[str, ...] = tuple(facts["buckets"])
         self.complete = all((folder / f"{name}.arrow").is_file() for name in INDEX_NAMES.values())
-        self._shards = Shards(folder)
+        self._shards = Shards(folder, tensors_of(facts))
         self._index = {kind: _columns(read_index(folder, kind)) for kind in INDEX_NAMES}
         views = self._index[LATENTS]["view"]
         self._starts = np.searchsorted(views, np.arange(int(facts["fingerprint"]["dataset.views"]) + 1))
@@ -134,7 +135,7 @@ class LatentStore:
     @cached_property
     def encoders(self) -> EncoderFacts:
         """The facts of the encoders that made the store."""
-        empty = read_tensors(self.folder / EMPTY_FILE)
+        empty = read_empty(self.folder, self.facts)
         return EncoderFacts(LatentShape(**self.facts["latent"]), int(self.facts["text_length"]), empty)
 
     def column(self, name: str) -> np.ndarray:
@@ -142,11 +143,18 @@ class LatentStore:
         return self._index[LATENTS][name]
 
     def find(self, view: int, samples: np.ndarray) -> np.ndarray:
-        """The entries of samples (uint64 [B]) in a view: int64 [B], -1 where there is none."""
+        """The entries of samples (uint64 [B]) in a view: int64 [B], -1 where there is none or its caption is not there.
+
+        The shard of a caption may be another part's to make than that of the latents.
+        """
         if not 0 <= view < len(self._starts) - 1:
             return np.full(len(samples), -1, np.int64)
         start, stop = int(self._starts[view]), int(self._starts[view + 1])
-        return _find(self.column("sample")[start:stop], samples, start)
+        entries = _find(self.column("sample")[start:stop], samples, start)
+        there = np.flatnonzero(entries >= 0)
+        texts = _find(self._index[TEXTS]["text"], self.column("text")[entries[there]], 0)
+        entries[there[texts < 0]] = -1
+        return entries
 
     def samples(self, view: int) -> tuple[np.ndarray, np.ndarray]:
         """All entries of a view: rows of the clip table that was encoded, int64, and sample ids, uint64 ascending."""
@@ -174,15 +182,6 @@ class LatentStore:
             raise KeyError(text)
         return self._read(TEXTS, place)
 
-    @property
-    def num_texts(self) -> int:
-        """How many different captions there are."""
-        return len(self._index[TEXTS]["text"])
-
-    def read_text_at(self, place: int) -> dict[str, Tensor]:
-        """The embedding of the caption at a place of the index of captions."""
-        return self._read(TEXTS, place)
-
     def check_sizes(self) -> None:
         """Raises `UserError` where a shard that the index names is missing or has lost bytes at its end."""
         for kind, columns in self._index.items():
@@ -190,12 +189,9 @@ class LatentStore:
             shards = np.flatnonzero(counts).tolist()
             with ThreadPoolExecutor(_READERS) as readers:
                 faults = readers.map(partial(self._shards.fault, kind), shards, counts[shards].tolist())
-                shard, why = next(((shard, why) for shard, why in zip(shards, faults, strict=True) if why), (0, None))
+                why = next(filter(None, faults), None)
             if why:
-                raise UserError(
-                    f"{self.folder}: {why}; delete {kind}/{shard:06d}.* and {INDEX_NAMES[kind]}.*, and repeat "
-                    "`longtake data encode`, which makes what is missing"
-                )
+                raise UserError(f"{self.folder}: {why}; {MEND}")
 
     def _read(self, kind: str, place: int) -> dict[str, Tensor]:
         columns = self._index[kind]
@@ -209,11 +205,16 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         version = facts["longtake_format_version"]
+        if version == FORMAT_VERSION and facts["longtake_format"] == "latent store":
+            _ = int(facts["fingerprint"]["dataset.views"]), tuple(facts["buckets"]), tensors_of(facts)
+            _ = LatentShape(**facts["latent"]), int(facts["text_length"])
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: no {STORE_FILE} in it; give a folder that `longtake data encode` has made"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions and the disk") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: is no description of a latent store; encode again into another folder") from error
     if facts.get("longtake_format") != "latent store" or version != FORMAT_VERSION:
         raise UserError(
@@ -223,21 +224,62 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
+def tensors_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Kind of shard -> name -> {"dtype", "shape"} of an entry's tensor, by what `store.json` says."""
+    found: dict[str, dict[str, Any]] = {LATENTS: {}, TEXTS: {}}
+    for name, entry in facts["tensors"].items():
+        found[LATENTS if name in OF_VIDEO else TEXTS][name] = {"dtype": entry["dtype"], "shape": entry["shape"]}
+    return found
+
+
+def read_empty(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The embedding of the empty prompt. Raises `UserError` where its file is damaged."""
+    empty = read_tensors(folder / EMPTY_FILE)
+    if facts.get("empty_crc", crc_of(empty)) != crc_of(empty):
+        raise UserError(f"{folder / EMPTY_FILE}: has another checksum than when written; {MEND}")
+    return empty
+
+
 def read_index(folder: Path, kind: str) -> pa.Table:
-    """The index of `LATENTS` or `TEXTS`, sorted: the whole one, mapped, or what the finished shards say."""
+    """The index of `LATENTS` or `TEXTS`, sorted: the whole one, mapped, or what the finished shards say.
+
+    Raises `UserError` where a file of it is damaged.
+    """
     whole = folder / f"{INDEX_NAMES[kind]}.arrow"
-    if whole.is_file():
-        return pa.ipc.open_file(pa.memory_map(str(whole))).read_all()
-    return gather_index(folder, kind)
+    return read_table(whole, index_schema(kind)) if whole.is_file() else gather_index(folder, kind)
 
 
 def gather_index(folder: Path, kind: str) -> pa.Table:
-    """The pieces of the index that belong to finished shards, in one table and sorted."""
-    pieces = [pq.read_table(path) for path in sorted((folder / kind).glob("*.parquet"))]
+    """The pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
     schema = index_schema(kind)
-    table = pa.concat_tables([piece.cast(schema) for piece in pieces]) if pieces else schema.empty_table()
+    return join_pieces([read_table(path, schema) for path in sorted((folder / kind).glob("*.parquet"))], kind)
+
+
+def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
+    """Pieces of the index in one table, sorted."""
+    table = pa.concat_tables(pieces) if pieces else index_schema(kind).empty_table()
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in SORTED_BY[kind]])
     return table.take(order).combine_chunks()
+
+
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """A Parquet file, or an Arrow file mapped into memory, whose columns are those of `schema`.
+
+    Raises `UserError` that names the file and the remedy where it is damaged.
+    """
+    try:
+        if path.suffix == ".parquet":
+            table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        else:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table = table.replace_schema_metadata(None).select(schema.names)
+        if not table.schema.equals(schema):
+            raise ValueError("other columns")
+        table.validate()
+        return table
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        why = getattr(error, "strerror", None) or "cut short, or other bytes than were written"
+        raise UserError(f"{path}: cannot be read ({why}); {MEND}") from error
 
 
 def _columns(table: pa.Table) -> dict[str, Any]:

@@ -24,7 +24,11 @@ _SECONDS_UNSYNCED = 10.0  # what a power cut can cost
 
 
 class Journal:
-    """An open journal. Use as a context manager; leaving it writes what is held."""
+    """An open journal. Use as a context manager; leaving it writes what is held.
+
+    An answer that is a text says why there is none. A journal that holds no others is deleted when it is left, or
+    begun anew: it would keep nothing, and must not stand in the way of a better question.
+    """
 
     def __init__(self, path: Path, belongs_to: Mapping[str, Any]):
         """Opens or starts the journal at `path`.
@@ -50,12 +54,17 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if not self._file.closed:
             self._write()
+            if not self._is_worth_keeping():
+                self.path.unlink(missing_ok=True)
             self._file.close()
 
     def read(self) -> Iterator[tuple[int, Any]]:
         """The answers had so far: (row, answer), in the order they came."""
+        yield from self._read(self._start)
+
+    def _read(self, start: int) -> Iterator[tuple[int, Any]]:
         with open(self.path, "rb") as file:
-            file.seek(self._start)
+            file.seek(start)
             for line in file:
                 try:
                     row, answer = json.loads(line)
@@ -75,6 +84,12 @@ class Journal:
         self.path.unlink(missing_ok=True)
         self._file.close()
 
+    def _is_worth_keeping(self) -> bool:
+        try:
+            return any(not isinstance(answer, str) for _, answer in self._read(self._start))
+        except UserError:  # damaged: for its owner to decide
+            return True
+
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,12 +101,8 @@ class Journal:
     def _find_start(self, belongs_to: dict[str, Any]) -> int:
         """Checks or writes the first line, drops a half last one, and returns where the answers begin."""
         ours = {"format": "longtake journal", "version": FORMAT_VERSION} | belongs_to
-        size = self._drop_half_line()
-        if size == 0:
-            self._held.append(json.dumps(ours) + "\n")
-            self._write()
-            os.fsync(self._file.fileno())
-            return self._file.tell()
+        if self._drop_half_line() == 0:
+            return self._begin(ours)
         with open(self.path, "rb") as file:
             line = file.readline()
         try:
@@ -101,10 +112,20 @@ class Journal:
         if not isinstance(theirs, dict) or theirs.get("format") != ours["format"]:
             raise UserError(f"{self.path}: is no journal of Longtake; delete it or give the output another name")
         differing = [name for name in ours if theirs.get(name) != ours[name]]
+        self._start = len(line)
+        if differing and theirs.get("version") == FORMAT_VERSION and not self._is_worth_keeping():
+            os.ftruncate(self._file.fileno(), 0)
+            return self._begin(ours)
         if differing:
             shown = ", ".join(f"{name} {theirs.get(name)!r} there, {ours[name]!r} here" for name in differing)
             raise UserError(f"{self.path}: was begun with another input ({shown}); delete it to start over")
         return len(line)
+
+    def _begin(self, first_line: dict[str, Any]) -> int:
+        self._held.append(json.dumps(first_line) + "\n")
+        self._write()
+        os.fsync(self._file.fileno())
+        return self._file.seek(0, os.SEEK_END)
 
     def _drop_half_line(self) -> int:
         """Cuts off what follows the last line's end. Returns the size that is left."""

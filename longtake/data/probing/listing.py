@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from longtake.contracts import UserError
+from longtake.data.clips.remote import refuse_url
 from longtake.data.clips.video import IMAGE_SUFFIXES
 from longtake.data.tables.ids import path_hashes
 
@@ -23,6 +24,7 @@ def list_clips(folder: Path) -> pa.Table:
     is none. `changed` is a text that differs once the clip or its caption does. Names that begin with a dot are left
     out. Raises `UserError` where there is no clip, and for a caption or a name that is not UTF-8.
     """
+    refuse_url(folder)
     paths = sorted(_clips_below(folder))
     if not paths:
         raise UserError(f"{folder}: no video or picture in it or below; name a folder of clips, or a clip table")

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from longtake.data.probing.sps import read_avcc, read_hvcc
+from longtake.data.probing.times import FrameTimes, length_of, mean_rate
 
 _FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _LARGEST_INDEX = 256 << 20  # bytes; a day of video at 60 frames a second has 100 MB
@@ -145,9 +146,20 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
     if b"edts" in boxes and not _shows_all(moov, boxes[b"edts"], shown, scale, movie_scale):
         return None
     turned = _is_quarter_turn(moov, boxes[b"tkhd"], headers[0])
-    duration = min(times.total, length) if length > 0 else times.total
-    rate = Fraction(scale * len(shown), times.total)
-    return Mp4Video(len(shown), height, width, rate, duration / scale, codec, turned)
+    length = min(times.total, length) if length > 0 else times.total
+    rate, duration = Fraction(scale * len(shown), times.total), Fraction(length, scale)
+    if not is_even(times.decoded):
+        last = int(np.flatnonzero(shown == shown.max())[-1])
+        end = int(times.decoded[last + 1]) if last + 1 < len(shown) else times.total
+        shows = FrameTimes(len(shown), int(shown.min()), int(shown.max()), end - int(times.decoded[last]))
+        rate = mean_rate(shows, Fraction(1, scale), rate)
+        duration = length_of(shows, Fraction(1, scale), rate, duration)
+    return Mp4Video(len(shown), height, width, rate, float(duration), codec, turned)
+
+
+def is_even(times: np.ndarray) -> bool:
+    """Whether frames come to be decoded at equal steps, by the times int64 [N] at which they do."""
+    return len(times) < 3 or bool((np.diff(times) == times[1] - times[0]).all())
 
 
 def _is_quarter_turn(data: bytes, track: Span, movie: Span) -> bool:
@@ -183,6 +195,7 @@ def _read_description(data: bytes, span: Span | None) -> tuple[str, int, int] | 
 @dataclass(frozen=True)
 class _Times:
     shown: np.ndarray  # when each frame is shown, in ticks: int64 [N], in the order of the file
+    decoded: np.ndarray  # when each frame is decoded: int64 [N]
     total: int  # ticks, the last frame's included
 
 
@@ -202,9 +215,10 @@ def _read_times(data: bytes, samples: dict[bytes, Span]) -> _Times | None:
         if counts.min() < 0 or int(counts.sum()) != num:
             return None
         shown = shown + np.repeat(delays, counts)
-    if b"stss" in samples and 1 not in _table(data, samples[b"stss"], ">u4", 1)[:1]:
+    # Without a list of key frames all frames should be some, but muxers also leave it out where none is.
+    if b"stss" not in samples or _table(data, samples[b"stss"], ">u4", 1)[0, 0] != 1:
         return None
-    return _Times(shown, total) if total > 0 and shown.min() >= 0 else None
+    return _Times(shown, decoded[:-1], total) if total > 0 and shown.min() >= 0 else None
 
 
 def _num_samples(data: bytes, samples: dict[bytes, Span]) -> int:

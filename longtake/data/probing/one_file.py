@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import av
 import av.logging
+import numpy as np
 from PIL import Image
 
-from longtake.data.clips.video import ClipError, check_file, is_countable, is_image, open_video, reason_of
-from longtake.data.probing.mp4 import read_mp4, turns_on_its_side
+from longtake.data.clips.video import ClipError, check_file, countable_packets, is_image, open_video, reason_of
+from longtake.data.probing.mp4 import is_even, read_mp4, turns_on_its_side
+from longtake.data.probing.times import FrameTimes, length_of, mean_rate
 
 _EXIF_ORIENTATION = 0x0112
 _PNG_TEXTS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
@@ -61,10 +65,13 @@ def count_frames(path: str | os.PathLike[str], way: Way) -> int | None:
         return info.num_frames
     with open_video(path) as (container, stream):
         if way == "frames":
-            return _count_by_decoding(container, stream)[0]
-        if not _has_packets_for_frames(container, stream):
+            return _decode_through(container, stream).times.count
+        packets = _packets(container, stream)
+        if packets is None:
             return None
-        return _count_by_header(path, container, stream) if way == "header" else _count_packets(container, stream)
+        if way == "header":
+            return _count_by_header(path, container, stream)
+        return sum(_is_frame(packet) for packet in packets)
 
 
 def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
@@ -83,23 +90,51 @@ def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
 
 def _probe_by_ffmpeg(path: str | os.PathLike[str]) -> ClipInfo:
     with open_video(path) as (container, stream):
-        count, rotated = _count(path, container, stream)
-        if count < 1:
-            raise ClipError("no video frames")
-        height, width = stream.codec_context.height, stream.codec_context.width
-        if min(height, width) < 1:
-            raise ClipError("the frame size is unknown")
-        rate = stream.average_rate or stream.guessed_rate
-        if _is_gif(stream) and stream.duration:  # delays of 4, 4 and 5/100 s are said to be 25 a second
-            rate = count / (stream.duration * stream.time_base)
+        seen = _look_through(path, container, stream)
+        if seen is not None:
+            return _info(container, stream, seen)
+    with open_video(path) as (container, stream):  # anew: what was read of it is lost
+        return _info(container, stream, _decode_through(container, stream))
+
+
+@dataclass
+class _Seen:
+    """What a file holds behind its header."""
+
+    times: FrameTimes
+    on_its_side: bool = False  # shown a quarter turn from how it is stored
+    by_header: bool = False  # the times are not known, and need not be: they are evenly spaced
+
+
+def _info(container: Container, stream: Stream, seen: _Seen) -> ClipInfo:
+    count = seen.times.count
+    if count < 1:
+        raise ClipError("no frame can be decoded")
+    height, width = stream.codec_context.height, stream.codec_context.width
+    if min(height, width) < 1:
+        raise ClipError("the frame size is unknown")
+    if seen.on_its_side:
+        height, width = width, height
+    fps, duration = _pace(stream, seen)
+    return ClipInfo(count, height, width, fps, duration, _codec(stream))
+
+
+def _pace(stream: Stream, seen: _Seen) -> tuple[float, float]:
+    """Frames a second, and seconds; NaN where unknown."""
+    tick, times = stream.time_base, seen.times
+    said, length = stream.average_rate, stream.duration * tick if stream.duration and tick else None
+    if _is_gif(stream) and length:  # delays of 4, 4 and 5/100 s are said to be 25 a second
+        return round(float(times.count / length), 3), float(length)
+    if seen.by_header or not tick:
+        rate = said or stream.guessed_rate or Fraction(0)
         fps = round(float(rate), 3) if rate else math.nan
-        if stream.duration and stream.time_base:
-            duration = float(stream.duration * stream.time_base)
-        else:
-            duration = count / fps if fps > 0 else math.nan
-        if rotated:
-            height, width = width, height
-        return ClipInfo(count, height, width, fps, duration, _codec(stream))
+        return fps, float(length) if length else times.count / fps
+    rate = mean_rate(times, tick, said, stream.guessed_rate)
+    fps = round(float(rate), 3) if rate else math.nan
+    duration = length_of(times, tick, rate, length)
+    if not length and rate == said and times.known:
+        return fps, times.count / fps
+    return fps, float(duration) if duration else math.nan
 
 
 def _probe_image(path: str, decode_check: bool) -> ClipInfo:
@@ -109,7 +144,8 @@ def _probe_image(path: str, decode_check: bool) -> ClipInfo:
             width, height = image.size
             if decode_check:
                 image.load()
-            if _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5:  # on its side
+            on_its_side = _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+            if on_its_side and image.format != "TIFF":  # of which Pillow tells the upright size
                 height, width = width, height
             return ClipInfo(1, height, width, math.nan, math.nan, (image.format or "").lower())
     except Exception as error:  # Pillow lets any kind through on damaged files
@@ -138,8 +174,9 @@ def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
     FFmpeg steps over much damage in silence, so what it says of the container's is listened to, and H.265, whose
     decoder marks no frame as damaged, is told to be strict.
     """
-    level, count = av.logging.get_level(), 0
+    level, skipping, count = av.logging.get_level(), av.logging.get_skip_repeated(), 0
     av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)  # else a complaint that the file before it gave rise to would be left out
     try:
         with av.logging.Capture(local=True) as said, open_video(path) as (container, stream):
             if _codec(stream) == "hevc":
@@ -151,27 +188,35 @@ def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
             complaint = next((text for _, who, text in said if who == container.format.name), "")
     finally:
         av.logging.set_level(level)
+        av.logging.set_skip_repeated(skipping)
     if complaint:
         raise ClipError(f"its container is damaged: {complaint.strip()}")
     if count != info.num_frames:
         raise ClipError(f"{count} frames can be decoded, but its container says {info.num_frames}")
 
 
-def _count(path: str | os.PathLike[str], container: Container, stream: Stream) -> tuple[int, bool]:
-    """The number of frames, and whether they are shown on their side."""
-    if not _has_packets_for_frames(container, stream):
-        return _count_by_decoding(container, stream)
-    if "mp4" in container.format.name:
-        rotated = turns_on_its_side(os.fspath(path), stream.id)
+def _look_through(path: str | os.PathLike[str], container: Container, stream: Stream) -> _Seen | None:
+    """What the header and the packets tell; None where only decoding tells more."""
+    packets = _packets(container, stream)
+    if packets is None:
+        return None
+    is_mp4 = "mp4" in container.format.name
+    if is_mp4:
+        seen = _Seen(FrameTimes(), turns_on_its_side(os.fspath(path), stream.id))
         count = _count_by_header(path, container, stream)
-        return _count_packets(container, stream) if count is None else count, rotated
+        if count is not None and is_even(np.array([entry.timestamp for entry in stream.index_entries])):
+            return _Seen(FrameTimes(count, known=False), seen.on_its_side, by_header=True)
+    else:
+        seen = _Seen(FrameTimes())
     first = None  # Matroska keeps a rotation that PyAV shows only on a decoded frame
-    count = 0
-    for packet in container.demux(stream):
-        if first is None:
+    for packet in packets:
+        if first is None and not is_mp4:
             first = next(iter(packet.decode()), None)
-        count += _is_frame(packet)
-    return count, first is not None and _is_quarter_turn(first)
+        if _is_frame(packet):
+            seen.times.add(packet.pts, packet.duration)
+    if first is not None:
+        seen.on_its_side = _is_quarter_turn(first)
+    return seen
 
 
 def _count_by_header(path: str | os.PathLike[str], container: Container, stream: Stream) -> int | None:
@@ -184,23 +229,21 @@ def _count_by_header(path: str | os.PathLike[str], container: Container, stream:
     return stream.frames if len(index) == stream.frames > 0 and not index[0].is_discard else None
 
 
-def _count_packets(container: Container, stream: Stream) -> int:
-    return sum(_is_frame(packet) for packet in container.demux(stream))
-
-
-def _count_by_decoding(container: Container, stream: Stream) -> tuple[int, bool]:
-    count, rotated = 0, False
+def _decode_through(container: Container, stream: Stream) -> _Seen:
+    seen, before = _Seen(FrameTimes()), None
     for frame in container.decode(stream):
-        rotated = rotated or (count == 0 and _is_quarter_turn(frame))
-        count += 1
-    return count, rotated
+        if seen.times.count == 0:
+            seen.on_its_side = _is_quarter_turn(frame)
+        seen.times.add(frame.pts, frame.duration)
+        if before is not None and frame.pts is not None and frame.pts <= before:  # the clock was set back
+            seen.times.known = False
+        before = frame.pts
+    return seen
 
 
-def _has_packets_for_frames(container: Container, stream: Stream) -> bool:
-    if _is_gif(stream) or is_countable(container, stream):
-        return True
-    # A packet of AV1 is a temporal unit, which has exactly one shown frame; its decoder goes by the name libdav1d.
-    return _codec(stream) == "av1" and ("mp4" in container.format.name or "matroska" in container.format.name)
+def _packets(container: Container, stream: Stream) -> Iterator[av.Packet] | None:
+    """All packets where each is one frame; None where the file must be opened anew, and decoded."""
+    return container.demux(stream) if _is_gif(stream) else countable_packets(container, stream)
 
 
 def _codec(stream: Stream) -> str:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -108,7 +109,8 @@ class _Worker:
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, function), daemon=True)
         # Ctrl-C is for the parent. A child inherits the mask, so it is deaf from its first instruction on: a handler
-        # set in `_serve` would come after seconds of imports.
+        # set in `_serve` would come after seconds of imports. Starting the tracker would lift the mask: it goes first.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -138,22 +140,20 @@ class _Worker:
 
 
 def _serve(connection: Connection, function: Callable[[str], Any]) -> None:
-    """A worker's life: answers each argument of each list it is sent, until the other side hangs up."""
-    connection.send(_READY)
-    while True:
-        try:
+    """A worker's life: answers each argument of each list it is sent, until the other side hangs up or is gone."""
+    with suppress(EOFError, ConnectionError):
+        connection.send(_READY)
+        while True:
             careful, arguments = connection.recv()
-        except EOFError:
-            return
-        held, sent = [], time.monotonic()
-        for argument in arguments:
-            try:
-                held.append(function(argument))
-            except Exception as error:
-                connection.send(error)
-                return
-            if careful or time.monotonic() - sent > _SECONDS_HELD:
+            held, sent = [], time.monotonic()
+            for argument in arguments:
+                try:
+                    held.append(function(argument))
+                except Exception as error:
+                    connection.send(error)
+                    return
+                if careful or time.monotonic() - sent > _SECONDS_HELD:
+                    connection.send(held)
+                    held, sent = [], time.monotonic()
+            if held:
                 connection.send(held)
-                held, sent = [], time.monotonic()
-        if held:
-            connection.send(held)

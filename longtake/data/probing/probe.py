@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import FileCache, default_cache_folder, join_location
+from longtake.data.clips.remote import FileCache, check_protocols, default_cache_folder, join_location, refuse_url
 from longtake.data.clips.video import ClipError
 from longtake.data.probing.complete import WRITERS, Answers, complete, write_bad, write_columns
 from longtake.data.probing.journal import Journal
@@ -24,6 +24,7 @@ from longtake.data.probing.listing import list_clips
 from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.pool import Crew
 from longtake.data.tables import json_table
+from longtake.data.tables.captions import probe_warning
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.paths import moved_paths
 from longtake.data.tables.rows import id_values
@@ -58,6 +59,7 @@ def probe_table(
     engine: Engine = "local",
     cache: FileCache | None = None,
     progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> ProbeResult:
     """Probes every clip of a table and writes the completed one; suffixes choose CSV, Parquet, Arrow, JSON or JSONL.
 
@@ -75,7 +77,8 @@ def probe_table(
     i-th (from 1) of n stretches of the table and writes `part_path(target, i, n)`; the parts, one after the other, are
     the whole table. `engine` "ray" spreads the files over a Ray cluster, `workers` processes in all (0: one a core).
     `cache`: where files that lie on servers are fetched to (None: `FileCache` in the user's cache folder).
-    `progress(done, total)` is called as files are finished, first with what was done before.
+    `progress(done, total)` is called as files are finished, first with what was done before; `warn(sentence)` before
+    the first file, where clips have no caption.
 
     Answers are kept in `<target>.journal` until the table is written. After an interruption of any kind the same call
     continues from it; bad files are tried again. Output files are complete or absent.
@@ -85,10 +88,13 @@ def probe_table(
         target = part_path(target, *part)
     _check_target(source, target)
     columns = _checked(read_source(source), source, target)
+    if warn and (said := probe_warning(columns, source)):
+        warn(said)
     paths = columns["path"].to_pylist()
     folder = source if source.is_dir() else base_folder(source, root)
     rows = _rows_of_part(len(paths), *(part or (1, 1)))
     files = [join_location(folder, path) if path else "" for path in paths[rows]]
+    check_protocols(files)
     belongs_to = {
         "table": _digest(paths),
         "root": folder if isinstance(folder, str) else str(folder.resolve()),
@@ -157,6 +163,8 @@ def _rows_of_part(num_rows: int, number: int, count: int) -> slice:
 
 
 def _check_target(source: Path, target: Path) -> None:
+    refuse_url(source)
+    refuse_url(target)
     if target.suffix.lower() not in WRITERS:
         *most, last = WRITERS
         raise UserError(f"{target}: tables end in {', '.join(most)} or {last}, not {target.suffix or 'nothing'!r}")

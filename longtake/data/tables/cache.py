@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from longtake.contracts import UserError
+from longtake.data.clips.remote import refuse_url
 from longtake.data.tables.convert import make_shards
 from longtake.data.tables.shards import INDEX, is_shards
 
@@ -33,6 +34,7 @@ def cached_shards(source: Path) -> Path:
     an earlier state of the file are removed when no process reads them any more. Raises `UserError` as `make_shards`.
     """
     if not source.is_file():
+        refuse_url(source)
         raise UserError(f"{source}: no such file; give a clip table as .csv, .parquet, .arrow, .json or .jsonl")
     name, key = f".{source.name}.", _key(source)
     for folder in (source.absolute().parent, user_cache(source)):

@@ -27,7 +27,10 @@ from longtake.data.tables.shards import INDEX, KIND, NUMBERS, ROWS_PER_BATCH, RO
 from longtake.random import hash64
 
 _NPY_HEADER_BYTES = 128
-_INVALID = pa.schema([("row", pa.int64()), ("reason", pa.string())])
+_INVALID = pa.schema(
+    [("row", pa.int64()), ("reason", pa.string())],
+    metadata={"longtake_format": "invalid rows", "longtake_format_version": str(SHARDS_VERSION)},
+)
 
 
 @dataclass(frozen=True)

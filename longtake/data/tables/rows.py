@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
+from longtake.data.clips.remote import refuse_url
 from longtake.data.formats import check_table_format
 from longtake.data.tables import json_table
 from longtake.data.tables.ids import path_hashes, repeats
@@ -122,16 +123,32 @@ def open_rows(source: Path) -> Rows:
             "table of the clips in a folder"
         )
     if not source.is_file():
+        refuse_url(source)
         raise UserError(f"{source}: no such file; give a clip table as .csv, .parquet, .arrow, .json, .jsonl or shards")
     if suffix not in SUFFIXES:
         raise UserError(f"{source}: tables end in {', '.join(SUFFIXES[:-1])} or .jsonl, not {suffix or 'nothing'!r}")
     with readable(source):
         raw, read = _READERS[suffix](source)
-    repeated = sorted({name for name in raw.names if raw.names.count(name) > 1})
-    if repeated:
-        raise UserError(f"{source}: there are several columns {', '.join(repeated)}; names of columns must differ")
+    refuse_repeated_names(raw.names, source)
     check_table_format(raw.metadata, source)
     return Rows(source, _plain_schema(raw, source), source.parent, read)
+
+
+def refuse_repeated_names(names: Sequence[str], source: Path) -> None:
+    """Raises `UserError` where columns share a name."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(f"{source}: there are several columns {', '.join(repeated)}; names of columns must differ")
+
+
+def csv_names(written: Sequence[str], source: Path) -> list[str]:
+    """The columns of a CSV by its header line, without the blanks around the names: `path, text` has a column text.
+
+    Raises `UserError` where columns share a name, or would without the blanks.
+    """
+    names = [name.strip() for name in written]
+    refuse_repeated_names(names, source)
+    return names
 
 
 def id_values(column: pa.Array | pa.ChunkedArray, source: Path, first_row: int = 0) -> np.ndarray:
@@ -208,21 +225,28 @@ def _csv_rows(source: Path) -> tuple[pa.Schema, Read]:
         raise UserError(f"{source}: the file is empty; its first line should name the columns, at least path and text")
     read_options = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
     with pyarrow.csv.open_csv(source, read_options=read_options, parse_options=_CSV) as reader:
-        names = reader.schema.names
-    as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+        written = reader.schema.names
+    names = csv_names(written, source)
+    as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(written, pa.string()), strings_can_be_null=False)
     kinds = dict.fromkeys(names, pa.null()) | dict.fromkeys(("path", "text", "clip_id"), pa.string())
     with pyarrow.csv.open_csv(source, read_options, _CSV, as_text) as reader:
         for batch in reader:
-            for name in names:
-                kinds[name] = _widened(kinds[name], batch[name])
+            for name, cells in zip(names, batch.columns, strict=True):
+                kinds[name] = _widened(kinds[name], cells)
     kinds = {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in kinds.items()}
 
+    places = dict(zip(names, written, strict=True))
+
     def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        wanted = list(columns or names)
         options = pyarrow.csv.ConvertOptions(
-            column_types=kinds, strings_can_be_null=False, include_columns=list(columns or names)
+            column_types={places[name]: kinds[name] for name in wanted},
+            strings_can_be_null=False,
+            include_columns=[places[name] for name in wanted],
         )
         with pyarrow.csv.open_csv(source, read_options, _CSV, options) as reader:
-            yield from reader
+            for batch in reader:
+                yield batch.rename_columns(wanted)
 
     return pa.schema([(name, kinds[name]) for name in names]), read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
+from longtake.data.tables.condition import check_condition
 from longtake.data.tables.ids import repeats
 from longtake.data.tables.paths import moved_paths, same_start
 from longtake.data.tables.rows import Rows, aligned, open_rows, readable
@@ -40,13 +42,14 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
     Clip ids stay, those that the paths give too: the output has a column clip_id. Relative paths are rewritten to
     start from the output's folder. In the condition, NaN counts as empty, and `resolution` (height x width),
     `aspect_ratio` (height / width) and `duration` (seconds) can be used where the table has not got them but what
-    they are made of. Raises `UserError` for a condition that DuckDB refuses, naming the columns.
+    they are made of. Raises `UserError` as `check_condition` does, and for what else DuckDB refuses in it.
     """
     import duckdb
 
     check_target(target, [source])
     rows = open_rows(source)
     _need_path(rows)
+    check_condition(where, source, rows.names)
     schema = _with_id(rows.schema)
     count, failed = 0, None
 
@@ -75,8 +78,7 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
     except duckdb.Error as error:
         if failed is not None:
             raise failed from None
-        said = " ".join(str(error).strip().split("LINE ")[0].split())
-        raise UserError(f"--where {where!r}: {said}; the columns of {source} are {names}") from error
+        raise UserError(f"--where {where!r}: {_one_line(error)}; the columns of {source} are {names}") from error
     return Selected(target, writer.rows, count)
 
 
@@ -159,7 +161,7 @@ def _check_split(targets: Sequence[Path], fractions: Sequence[float]) -> None:
     told = ",".join(f"{fraction:g}" for fraction in fractions)
     if len(targets) != len(fractions):
         raise UserError(f"--fractions {told}: {len(fractions)} for {len(targets)} outputs; give one for each -o")
-    if any(fraction <= 0 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-6:
+    if not all(math.isfinite(fraction) and fraction > 0 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-6:
         raise UserError(f"--fractions {told}: they must be above 0 and add up to 1; they add up to {sum(fractions):g}")
     if len({target.absolute() for target in targets}) < len(targets):
         raise UserError(f"-o {targets[0]}: two outputs have the same name; give each its own")
@@ -188,6 +190,10 @@ def _with_id(schema: pa.Schema) -> pa.Schema:
     """The schema of an output: with clip_id."""
     place, field = schema.get_field_index("clip_id"), pa.field("clip_id", pa.uint64())
     return schema.append(field) if place < 0 else schema.set(place, field)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).strip().split("LINE ")[0].split())
 
 
 def _made(names: Sequence[str]) -> dict[str, str]:

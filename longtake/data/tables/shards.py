@@ -28,6 +28,7 @@ import pyarrow as pa
 from longtake.contracts import UserError
 from longtake.data.clips.remote import is_url
 from longtake.data.formats import SHARDS_VERSION, check_version
+from longtake.data.tables.captions import are_empty
 
 INDEX = "index.json"
 KIND = "longtake shards"
@@ -122,6 +123,16 @@ class Shards:
         """The cell of a column of texts that `open_texts` has found; empty where the table has none."""
         batch, place = divmod(row if row >= 0 else row + len(self), ROWS_PER_BATCH)
         return self._columns[name][batch].read(place)
+
+    def count_empty(self, names: Sequence[str]) -> int:
+        """How many rows have no text in any of these columns. Reads their lengths, 4 bytes a row, from each file."""
+        count = 0
+        for file in shard_files(self.folder, self.index):
+            with pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as reader:
+                for number in range(reader.num_record_batches):
+                    batch = reader.get_batch(number)
+                    count += int(np.logical_and.reduce([are_empty(batch.column(name)) for name in names]).sum())
+        return count
 
     def _find_texts(self, file: int, mapped: mmap.mmap, names: Sequence[str]) -> None:
         buffer = pa.py_buffer(mapped)

@@ -46,6 +46,7 @@ class TableStats:
 
     source: Path
     columns: list[str]
+    folder: Path | str = ""  # where relative paths start; a URL is a string
     rows: int = 0
     stills: int = 0
     invalid: Counter[str] = field(default_factory=Counter)  # what is wrong -> rows
@@ -67,13 +68,17 @@ class TableStats:
 def table_stats(source: Path, examples: int = 0) -> TableStats:
     """Sweeps over a table. `examples`: so many rows are drawn to be shown. Raises `UserError` as `open_rows` does."""
     rows = open_rows(source)
-    found = TableStats(rows.source, rows.names)
+    found = TableStats(rows.source, rows.names, rows.folder)
     numeric = [
         name
         for name, kind in zip(rows.names, rows.schema.types, strict=True)
         if name != "clip_id" and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
     ]
-    texts = [name for name, kind in zip(rows.names, rows.schema.types, strict=True) if pa.types.is_string(kind)]
+    texts = [
+        name
+        for name, kind in zip(rows.names, rows.schema.types, strict=True)
+        if name != "clip_id" and pa.types.is_string(kind)  # text in a CSV, and no value to count
+    ]
     made = [name for name in ("aspect_ratio", "resolution") if name not in rows.names]
     numeric += made if {"height", "width"} <= set(numeric) else []
     found.numbers = {name: NumberColumn(name) for name in numeric}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from longtake.data.clips.remote import FileCache, join_location
 from longtake.data.clips.video import ClipError, is_image, read_frames, read_image
 from longtake.data.probing.one_file import probe_file
 from longtake.data.tables.stats import NumberColumn, TableStats, column_rows, number, table_facts
@@ -52,6 +55,35 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], np.ndarray], report
     if report is not None:
         parts.append(f"<h2>Buckets</h2><pre>{escape(report)}</pre>")
     return "\n".join(parts) + "\n</html>\n"
+
+
+def write_page(text: str, target: Path) -> None:
+    """Writes a page under another name first, so that `target` is complete or what it was. Makes its folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def frame_reader(start: Path | str, cache: FileCache) -> Callable[[str], np.ndarray]:
+    """Reads the middle frame of a clip by its path as written, for `stats_page`.
+
+    `start`: the folder or URL that relative paths start from; `cache`: where files that lie on servers are fetched to.
+    """
+
+    def read(path: str) -> np.ndarray:
+        if not path:
+            raise ClipError("path is empty")
+        with cache.local(join_location(start, path)) as file:
+            return middle_frame(file)
+
+    return read
 
 
 def middle_frame(path: str) -> np.ndarray:

@@ -14,14 +14,15 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import is_url, join_location
+from longtake.data.clips.remote import is_url, join_location, refuse_url
 from longtake.data.formats import check_table_format
 from longtake.data.tables import json_table
 from longtake.data.tables.cache import cached_shards, is_large
-from longtake.data.tables.checks import check_columns, fingerprint_of, named, refuse_repeated
+from longtake.data.tables.captions import are_empty
+from longtake.data.tables.checks import check_columns, fingerprint_of, refuse_repeated
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.numbers import clean_numbers
-from longtake.data.tables.rows import id_values
+from longtake.data.tables.rows import csv_names, id_values, refuse_repeated_names
 from longtake.data.tables.shards import Shards, is_shards
 
 
@@ -46,11 +47,15 @@ class ClipTable:
         numbers: Mapping[str, np.ndarray],
         invalid: dict[int, str],
         text: Callable[[str, int], str],
+        names: Sequence[str],
+        count_empty: Callable[[Sequence[str]], int],
         shards: Shards | None = None,
     ):
-        """Use `open`. `numbers`: the arrays above; `text(column, row)` reads a cell; `source` is named in errors."""
+        """Use `open`. `numbers`: the arrays above; `text(column, row)` reads a cell; `source` is named in errors;
+        `names`: all columns; `count_empty(columns)`: as the method."""
         self.source, self.root, self.captions = source, root, tuple(dict.fromkeys(("text", *captions)))
         self.invalid, self._text, self._shards = invalid, text, shards
+        self.names, self._count_empty = tuple(names), count_empty
         self.num_frames, self.height, self.width = (numbers[name] for name in ("num_frames", "height", "width"))
         self.fps, self.clip_ids = numbers["fps"], numbers["clip_ids"]
         self.motion_score = numbers.get("motion_score", np.broadcast_to(np.nan, len(self.fps)))
@@ -90,7 +95,11 @@ class ClipTable:
         def text(column: str, row: int) -> str:
             return texts[column][row].as_py() or ""
 
-        return cls(source, base_folder(source, root), captions, numbers, invalid, text)
+        def count_empty(names: Sequence[str]) -> int:
+            return int(np.logical_and.reduce([are_empty(texts[name]) for name in names]).sum())
+
+        names = columns.column_names
+        return cls(source, base_folder(source, root), captions, numbers, invalid, text, names, count_empty)
 
     @classmethod
     def from_shards(
@@ -111,7 +120,8 @@ class ClipTable:
         check_columns(shards.names, source or folder, captions)
         shards.open_texts(("path", "text", *captions))
         start = shards.root if root is None else base_folder(folder, root)
-        return cls(source or folder, start, captions, shards.numbers, shards.invalid(), shards.text, shards)
+        texts = (shards.text, shards.names, shards.count_empty)
+        return cls(source or folder, start, captions, shards.numbers, shards.invalid(), *texts, shards)
 
     weights = 1.0  # of every clip; tables in a mix have their own
 
@@ -140,6 +150,10 @@ class ClipTable:
     def caption(self, row: int, column: str = "text") -> str:
         """The text of a row in one of the caption columns, without suffix; empty where the table has none."""
         return self._text(column, row)
+
+    def count_empty(self, columns: Sequence[str]) -> int:
+        """How many rows have no text in any of some caption columns; of shards, the texts themselves are not read."""
+        return self._count_empty(columns) if columns else len(self)
 
     @property
     def fingerprint(self) -> str:
@@ -170,15 +184,14 @@ def read_columns(source: Path, as_text: bool = False) -> pa.Table:
     """
     columns = _read_columns(source, as_text)
     check_table_format(columns.schema.metadata, source)
-    repeated = sorted({name for name in columns.column_names if columns.column_names.count(name) > 1})
-    if repeated:
-        raise UserError(f"{source}: there are several columns {named(repeated)}; names of columns must differ")
+    refuse_repeated_names(columns.column_names, source)
     return columns
 
 
 def _read_columns(source: Path, as_text: bool) -> pa.Table:
     suffix = source.suffix.lower()
     if not source.is_file():
+        refuse_url(source)
         raise UserError(f"{source}: no such file; give the clip table as .csv, .parquet, .arrow, .json or .jsonl")
     if suffix in json_table.SUFFIXES:
         return json_table.read_json(source)
@@ -201,13 +214,16 @@ def _read_csv(source: Path, as_text: bool) -> pa.Table:
     if source.stat().st_size == 0:
         raise UserError(f"{source}: the file is empty; its first line should name the columns, at least path and text")
     with pyarrow.csv.open_csv(source, parse_options=_CSV) as reader:
-        names = reader.schema.names
-    texts = names if as_text else [name for name in names if name in ("path", "text")]
+        written = reader.schema.names
+    names = csv_names(written, source)
+    kinds = {"path": pa.string(), "text": pa.string(), "clip_id": pa.uint64()}
+    if as_text:
+        kinds = dict.fromkeys(names, pa.string())
     options = pyarrow.csv.ConvertOptions(
-        column_types={name: pa.string() for name in texts} | ({} if as_text else {"clip_id": pa.uint64()}),
+        column_types={place: kinds[name] for place, name in zip(written, names, strict=True) if name in kinds},
         strings_can_be_null=False,
     )
-    return pyarrow.csv.read_csv(source, parse_options=_CSV, convert_options=options)
+    return pyarrow.csv.read_csv(source, parse_options=_CSV, convert_options=options).rename_columns(names)
 
 
 _CSV = pyarrow.csv.ParseOptions(newlines_in_values=True)

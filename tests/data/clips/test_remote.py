@@ -82,6 +82,10 @@ def test_relative_paths_start_from_a_folder_or_a_url() -> None:
     assert join_location("s3://bucket/set/", "sub/a.mp4") == "s3://bucket/set/sub/a.mp4"
     assert join_location("s3://bucket/set", "/local/a.mp4") == "/local/a.mp4"
     assert join_location(Path("/data"), "https://host/a.mp4") == "https://host/a.mp4"
+    assert join_location("https://host/set/", "a b#1?.mp4") == "https://host/set/a b%231%3F.mp4"
+    assert join_location("https://host/set", "50%20.mp4") == "https://host/set/50%2520.mp4"
+    assert join_location("s3://bucket/set", "a#b%20?.mp4") == "s3://bucket/set/a#b%20?.mp4"
+    assert join_location("https://host/set", "https://host/a%20b.mp4") == "https://host/a%20b.mp4"
     assert file_name("https://host/a.png?key=1.mp4#x") == "/a.png"
     assert file_name("s3://bucket/what?.png") == "s3://bucket/what?.png"
 
@@ -132,6 +136,40 @@ def test_a_server_that_is_not_there_is_said(cache: FileCache) -> None:
         read(cache, "http://127.0.0.1:9/a.mp4")
 
 
+def test_a_server_that_is_not_there_is_asked_for_one_file_and_not_for_its_others(
+    server: FileServer, cache: FileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    original = remote._ask
+    monkeypatch.setattr(remote, "_ask", lambda url: asked.append(url) or original(url))
+    for number in range(10):
+        with pytest.raises(ClipError, match=r"^cannot be fetched: .*[Cc]onnect"):
+            read(FileCache(cache.folder), f"http://127.0.0.1:9/{number}.mp4")  # another process's, for all it knows
+    assert set(asked) == {"http://127.0.0.1:9/0.mp4"}
+    assert read(cache, server.url("0.mp4?there")), "other servers are"
+
+
+def test_a_server_that_comes_back_is_found_again(
+    folder: Path, cache: FileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with file_server(folder) as server:
+        urls = [server.url(f"{number}.mp4") for number in range(3)]
+        port = server._server.server_port
+    with pytest.raises(ClipError):
+        read(cache, urls[0])
+    [mark] = cache.folder.glob("*.absent")
+    monkeypatch.setattr(remote, "_ABSENT_SECONDS", 0.0)
+    with file_server(folder, port):
+        assert read(cache, urls[1]) == (folder / "1.mp4").read_bytes()
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("url", ["foo://bucket/a.mp4", "foo::http://127.0.0.1/a.mp4"])
+def test_an_unknown_protocol_is_not_the_clips_fault(url: str, cache: FileCache) -> None:
+    with pytest.raises(UserError, match=r"foo:// is no protocol that fsspec knows; write s3://"):
+        read(cache, url)
+
+
 def test_a_server_that_falls_silent_is_given_up(
     server: FileServer, cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,11 +218,7 @@ def test_a_download_that_was_given_up_and_wakes_up_late_spoils_nothing(
     assert len(kept(cache)) == 1, "and is swept"
 
 
-def test_an_unknown_protocol_is_the_rows_fault_and_a_missing_package_is_not(
-    cache: FileCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ClipError, match=r"^cannot be fetched: Protocol not known: nowhere"):
-        read(cache, "nowhere://a.mp4")
+def test_a_missing_package_is_not_the_clips_fault(cache: FileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UserError, match=r"^s3://b/a.mp4: fetching it needs .*; pip install 'longtake\[remote\]'$"):
         read(cache, "s3://b/a.mp4")

@@ -110,6 +110,71 @@ def test_damaged_latents_cost_their_sample(folder: Path, table: ClipTable) -> No
     assert "row 1 of latents/000000.safetensors has another checksum" in batch.faults[0].reason
 
 
+def test_a_damaged_caption_costs_its_sample_and_names_the_remedy(folder: Path, table: ClipTable) -> None:
+    path = shard_path(folder, TEXTS, 0)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the third caption
+    path.write_bytes(data)
+    batch = make(folder, table)[make_slot(table, [0, 2])]
+    assert batch.weights.tolist() == [1, 0]
+    assert torch.equal(batch.encoded["text"][0], embedding(0)["text"])
+    assert not batch.encoded["text"][1].any()
+    (fault,) = batch.faults
+    assert "row 2 of texts/000000.safetensors has another checksum" in fault.reason
+    assert "`longtake data encode` with --mend" in fault.reason
+    assert make(folder, table)[make_slot(table, [1])].faults[0].reason == "latent store: no such file"
+
+
+def test_a_sample_whose_caption_is_not_there_is_missing(folder: Path, table: ClipTable) -> None:
+    index = folder / TEXTS / "000000.parquet"
+    pq.write_table(pq.read_table(index).slice(0, 2), index)
+    write_tensors(
+        shard_path(folder, TEXTS, 0),
+        {name: torch.stack([embedding(row)[name] for row in (0, 1)]) for name in embedding(0)},
+    )
+    dataset = make(folder, table)
+    assert (dataset.store.find(0, table.clip_ids) < 0).tolist() == [False, False, True]
+    assert dict(dataset[make_slot(table, [0, 2])].encoded) == {}
+    assert set(dataset[make_slot(table, [0, 1])].encoded) == set(TENSORS)
+
+
+@pytest.mark.parametrize("name", ["latents/000000.parquet", "texts/000000.parquet", "index.arrow", "texts.arrow"])
+@pytest.mark.parametrize("part", [0.0, 0.6])
+def test_a_file_of_the_index_that_is_cut_short_is_named_with_the_remedy(folder: Path, name: str, part: float) -> None:
+    path = folder / name
+    if path.suffix == ".arrow":
+        kind = TEXTS if path.stem == "texts" else LATENTS
+        with pa.ipc.new_file(path, index_schema(kind)) as writer:
+            writer.write_table(pq.read_table(folder / kind / "000000.parquet"))
+        LatentStore.open(folder)
+    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+    with pytest.raises(UserError) as refused:
+        LatentStore.open(folder)
+    assert str(refused.value).startswith(f"{path}: cannot be read (")
+    assert "repeat `longtake data encode` with --mend" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"longtake_format_version": 1, "longtake_format": "latent store"}'])
+def test_a_damaged_description_is_said(folder: Path, content: str) -> None:
+    (folder / STORE_FILE).write_text(content)
+    with pytest.raises(UserError, match=r"store\.json: is no description of a latent store"):
+        LatentStore.open(folder)
+
+
+def test_a_damaged_empty_prompt_is_said(folder: Path) -> None:
+    path = folder / EMPTY_FILE
+    whole = path.read_bytes()
+    facts = json.loads((folder / STORE_FILE).read_text())
+    crc = crc_of({name: value[None] for name, value in embedding(9).items()})
+    (folder / STORE_FILE).write_text(json.dumps(facts | {"empty_crc": crc}))
+    assert LatentStore.open(folder).encoders.text_length == 6
+    for damaged, said in ((whole[:-1], "cannot be read"), (whole[:-1] + b"?", "another checksum than when written")):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"empty\.safetensors: .*{said}.* with --mend"):
+            _ = LatentStore.open(folder).encoders
+
+
 def test_a_caption_that_was_not_encoded_is_a_mistake(folder: Path, table: ClipTable) -> None:
     columns = pq.read_table(table.source)
     other = table.source.with_name("other.parquet")

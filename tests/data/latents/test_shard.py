@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from longtake.data.latents.shard import DamagedShard, Shards, crc_of, read_header, shard_path, write_tensors
+from longtake.data.latents.shard import (
+    DamagedShard,
+    Shards,
+    crc_of,
+    read_header,
+    remove_abandoned,
+    shard_path,
+    whole_file,
+    write_tensors,
+)
 
 ROWS = {
     "mean": torch.arange(4 * 6, dtype=torch.float32).reshape(4, 2, 3),
@@ -61,7 +72,41 @@ def test_another_file_is_no_shard(folder: Path, content: bytes) -> None:
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_tensors(tmp_path / "no folder" / "a.safetensors", ROWS)
-    same = torch.zeros(4)
-    with pytest.raises(RuntimeError):  # two names of one memory are refused by the format
-        write_tensors(tmp_path / "a.safetensors", {"a": same, "b": same})
+    with pytest.raises(KeyError):  # a type that shards do not hold
+        write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(4, dtype=torch.int8)})
+    with pytest.raises(TypeError), whole_file(tmp_path / "b.csv") as file:
+        file.write("no bytes")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_what_the_library_writes_and_follows_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    for umask, mode in ((0o022, 0o644), (0o007, 0o660)):
+        before = os.umask(umask)
+        try:
+            write_tensors(path, ROWS)
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o777 == mode
+    assert path.read_bytes() == save(ROWS)
+
+
+def test_only_files_whose_writer_has_ended_are_removed(tmp_path: Path) -> None:
+    abandoned = tmp_path / ".000001.safetensors.0123.partial"
+    abandoned.write_bytes(b"half")
+    with whole_file(tmp_path / "a.csv") as file:  # a lock counts for other files opened by the same process, too
+        remove_abandoned(tmp_path)
+        assert not abandoned.exists()
+        file.write(b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+    assert (tmp_path / "a.csv").read_text() == "whole"
+
+
+def test_a_shard_of_other_tensors_than_the_store_says_is_damaged(folder: Path) -> None:
+    wanted = {"latents": {"mean": {"dtype": "float32", "shape": [2, 3]}, "std": {"dtype": "float16", "shape": [5]}}}
+    with pytest.raises(DamagedShard, match="its 'std' is not what the store holds"):
+        Shards(folder, wanted).read("latents", 5, 0, crc_of(row(0)))
+    path = shard_path(folder, "latents", 5)
+    path.write_bytes(path.read_bytes().replace(b"[4,2,3]", b"[4,2,9]"))
+    with pytest.raises(DamagedShard, match="no safetensors file"):
+        Shards(folder).read("latents", 5, 0, crc_of(row(0)))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, ClipTable, probe_file, probe_table
-from longtake.data.clips.video import read_frames, write_image, write_video
+from longtake.data.clips.video import read_frames, read_image, write_image, write_video
 from longtake.data.probing.pool import Crew
 from longtake.random import hash64
 from tests.data.clips.test_video import FILES
@@ -61,6 +61,18 @@ def test_stills_have_one_frame_and_no_rate(tmp_path: Path) -> None:
     image.save(tmp_path / "turned.jpg", exif=exif)
     info = probe_file(tmp_path / "turned.jpg")
     assert (info.height, info.width, info.codec) == (30, 20, "jpeg")
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_a_stills_size_is_that_of_the_upright_picture(suffix: str, orientation: int, tmp_path: Path) -> None:
+    image = Image.fromarray(noise_frames(1, 20, 30)[0])
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / f"a.{suffix}", exif=exif)
+    for check in (False, True):
+        info = probe_file(tmp_path / f"a.{suffix}", check)
+        assert (info.height, info.width) == read_image(tmp_path / f"a.{suffix}").shape[1:3]
 
 
 def _broken_files(folder: Path) -> dict[str, str]:
@@ -274,7 +286,7 @@ def test_a_table_without_a_usable_clip_is_refused_with_the_list(tmp_path: Path) 
     (tmp_path / "list.csv").write_text("path\na.mp4\nb.mp4\n")
     with pytest.raises(UserError, match=r"list\.csv: no clip is usable, all 2 are listed .*out\.bad\.csv .*no such"):
         probe_table(tmp_path / "list.csv", tmp_path / "out.parquet")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["list.csv", "out.bad.csv", "out.parquet.journal"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list.csv", "out.bad.csv"]
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,55 @@ def test_two_probes_do_not_write_one_journal(tmp_path: Path) -> None:
 def test_a_journal_states_its_format(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", {"table": "x"}) as journal:
         journal.add(3, "reason")
+        journal.add(4, [5])
     lines = [json.loads(line) for line in (tmp_path / "j").read_text().splitlines()]
-    assert lines == [{"format": "longtake journal", "version": 1, "table": "x"}, [3, "reason"]]
+    assert lines == [{"format": "longtake journal", "version": 1, "table": "x"}, [3, "reason"], [4, [5]]]
+
+
+def test_a_wrong_root_does_not_stand_in_the_way_of_the_right_one(clips: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target = clips.with_name("out.csv")
+    with pytest.raises(UserError, match="no clip is usable"):
+        probe_table(clips, target, root=tmp_path / "elsewhere")
+    assert not _journal(target).exists()
+    assert probe_table(clips, target, root=tmp_path).kept == NUM_FILES - 2
+
+
+def test_an_interrupt_before_the_first_answer_leaves_no_journal(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "probe_file", _stop_after(0))
+    with pytest.raises(_Stop):
+        probe_table(clips, clips.with_name("out.csv"))
+    assert not _journal(clips.with_name("out.csv")).exists()
+
+
+def test_a_journal_of_reasons_alone_is_begun_anew(tmp_path: Path) -> None:
+    """As a kill leaves it."""
+    lines = [{"format": "longtake journal", "version": 1, "root": "wrong"}, [0, "no such file"]]
+    (tmp_path / "j").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Journal(tmp_path / "j", {"root": "right"}) as journal:
+        assert list(journal.read()) == []
+        journal.add(0, [5])
+    with Journal(tmp_path / "j", {"root": "right"}) as journal:
+        assert list(journal.read()) == [(0, [5])]
+
+
+def test_a_worker_whose_parent_was_killed_ends_quietly(clips: Path) -> None:
+    lines = clips.read_text().splitlines()
+    clips.write_text("\n".join(lines[:1] + (lines[1:4] + lines[6:8]) * 200) + "\n")
+    target = clips.with_name("out.csv")
+    arguments = ["data", "probe", str(clips), "-o", str(target), "--workers", "2", "--decode-check"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "longtake", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (_journal(target).exists() and _journal(target).stat().st_size > 6000):
+            assert time.monotonic() < deadline, "nothing is written"
+            time.sleep(0.01)
+    finally:
+        running.kill()
+    _, said = running.communicate(timeout=30)  # ends when the last worker has
+    assert said == ""
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(signal.SIGKILL, 0), (signal.SIGINT, 2)])

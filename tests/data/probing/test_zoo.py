@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -71,7 +72,7 @@ ZOO: dict[str, dict] = {
     "an ünïcode ✓ name.mp4": {},
     "öffnen (1) #2%20.mkv": {},
 }
-BY_INDEX = [name for name in ZOO if name.endswith((".mp4", ".mov")) and name[:3] not in ("vp9", "av1", "mpe")]
+BY_INDEX = [name for name in ZOO if name.endswith((".mp4", ".mov")) and name[:3] not in ("vp9", "av1", "mpe", "sin")]
 TURNED = {"turned.mp4", "turned.mov", "turned.mkv", "hevc_turned.mp4"}
 CODECS = {"h264", "hevc", "vp9", "av1", "mpeg4", "gif"}
 
@@ -94,6 +95,80 @@ def test_the_numbers_are_those_of_a_full_decode(name: str, zoo: Path) -> None:
     assert (info.height, info.width) == read_frames(zoo / name, [0]).shape[1:3]
     assert info.codec in CODECS
     assert probe_file(zoo / name, decode_check=True) == info
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_rate_and_length_are_those_of_a_full_decodes_timestamps(name: str, zoo: Path) -> None:
+    """Rates to 1 % and two ticks of the file's clock, lengths to one mean step: headers round both."""
+    info, (count, span, tick) = probe_file(zoo / name), _decoded_times(zoo / name)
+    if count == 1:
+        assert info.duration == pytest.approx(1 / info.fps, abs=0.02)
+        return
+    step = span / (count - 1)
+    assert info.fps == pytest.approx(1 / step, rel=0.01 + 2 * tick / span)
+    assert info.duration == pytest.approx(span + step, abs=step)
+
+
+@pytest.mark.parametrize("name", ["screen.mkv", "screen.webm", "screen.flv", "screen.ts", "screen.avi", "screen.mp4"])
+def test_frames_with_gaps_between_them_give_one_rate_and_length_in_every_container(name: str, tmp_path: Path) -> None:
+    """As a recorder of the screen or a camera in the dark writes them: a third of the frames of a 30 Hz clock."""
+    times = np.sort(np.random.default_rng(0).choice(300, 100, replace=False)) * 20
+    codec = VP9 if name.endswith("webm") else {"codec": "mpeg4"} if name.endswith("avi") else {}
+    info = probe_file(encode(tmp_path / name, count=100, fps=30, times=times.tolist(), **codec))
+    span = (times[-1] - times[0]) / 600
+    assert info.num_frames == 100
+    assert info.fps == pytest.approx(99 / span, rel=0.01)
+    assert info.duration == pytest.approx(span * 100 / 99, rel=0.015)
+
+
+@pytest.mark.parametrize("suffix", [".mkv", ".webm"])
+@pytest.mark.parametrize("fps", [24, 25, 30, 50])
+def test_the_rate_behind_a_clock_of_milliseconds_is_found(suffix: str, fps: int, tmp_path: Path) -> None:
+    """As a browser records: the file says 1000 frames a second, of which most never come."""
+    times = (600 // fps * np.arange(60)).tolist()
+    path = encode(tmp_path / f"a{suffix}", count=60, fps=1000, times=times, **(VP9 if suffix == ".webm" else {}))
+    with av.open(str(path)) as container:
+        assert container.streams.video[0].average_rate == 1000
+    info = probe_file(path)
+    assert (info.num_frames, info.fps) == (60, fps)
+    assert info.duration == pytest.approx(60 / fps, abs=1 / fps)
+
+
+NO_KEY_FIRST = {
+    "h264.mp4": {"options": {"x264-params": "keyint=10:open-gop=0:bframes=3"}},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "keyint=10:open-gop=1:bframes=3:log-level=none"}},
+    "mpeg4.mp4": {"codec": "mpeg4", "options": {"g": "10", "bf": "2"}},
+    "vp9.mp4": {**VP9, "options": {"g": "10", "cpu-used": "8"}},
+}
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+@pytest.mark.parametrize("name", NO_KEY_FIRST)
+def test_a_file_that_begins_without_a_key_frame_is_counted_as_it_decodes(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    path = _without_packets(
+        encode(tmp_path / name, **NO_KEY_FIRST[name]), tmp_path / f"cut{suffix}", lambda n, _: n < 4
+    )
+    try:
+        every = decode_all(path)
+    except (av.FFmpegError, ValueError):  # no frame, or none before an error
+        with pytest.raises(ClipError, match=r"cannot be decoded: |no frame can be decoded"):
+            probe_file(path)
+        return
+    assert 0 < len(every) < 40
+    assert probe_file(path).num_frames == len(every)
+    for number in (0, 3, len(every) - 1):
+        np.testing.assert_array_equal(read_frames(path, [number])[0], every[number])
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_a_file_without_any_key_frame_is_bad_with_a_reason(suffix: str, tmp_path: Path) -> None:
+    whole = encode(tmp_path / "whole.mp4", options={"g": "10", "bf": "0"})
+    path = _without_packets(whole, tmp_path / f"cut{suffix}", lambda _, packet: packet.is_keyframe)
+    for probe in (probe_file, _probe_by_ffmpeg):
+        with pytest.raises(ClipError, match="no frame can be decoded"):
+            probe(path)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -244,6 +319,19 @@ def test_decode_check_finds_files_that_open_but_do_not_decode(name: str, zoo: Pa
         probe_file(tmp_path / name, decode_check=True)
 
 
+@pytest.mark.parametrize("name", ["h264.mkv", "vp9.webm", "animated.gif"])
+def test_decode_check_says_the_same_of_a_file_whatever_was_checked_before(name: str, zoo: Path, tmp_path: Path) -> None:
+    path = _cut(zoo / name, tmp_path / name, 0.7)
+    skipping = av.logging.get_skip_repeated()
+    reasons = set()
+    for _ in range(3):
+        with pytest.raises(ClipError) as raised:
+            probe_file(path, decode_check=True)
+        reasons.add(str(raised.value))
+    assert len(reasons) == 1
+    assert av.logging.get_skip_repeated() is skipping
+
+
 def test_decode_check_finds_stills_that_are_cut_short(tmp_path: Path) -> None:
     for suffix in ("jpg", "png"):
         path = tmp_path / f"a.{suffix}"
@@ -252,6 +340,24 @@ def test_decode_check_finds_stills_that_are_cut_short(tmp_path: Path) -> None:
         assert probe_file(path).height == 200
         with pytest.raises(ClipError, match="cannot be read"):
             probe_file(path, decode_check=True)
+
+
+def _decoded_times(path: Path) -> tuple[int, float, float]:
+    """Frames of a full decode, seconds from the first to the last, and seconds of a tick."""
+    with av.open(str(path)) as container:
+        times = [frame.pts for frame in container.decode(video=0)]
+        tick = container.streams.video[0].time_base
+    return len(times), float((max(times) - min(times)) * tick), float(tick)
+
+
+def _without_packets(source: Path, target: Path, leave_out: Callable[[int, av.Packet], bool]) -> Path:
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for number, packet in enumerate(old.demux(old.streams.video[0])):
+            if packet.size and not leave_out(number, packet):
+                packet.stream = stream
+                new.mux(packet)
+    return target
 
 
 def _cut(source: Path, target: Path, left: float) -> Path:

@@ -79,7 +79,16 @@ def test_a_condition_may_use_what_other_columns_give_and_end_in_a_comment(tmp_pa
         ("score_aesthetic > 5", r"(?s)score_aesthetic.*the columns of .*clips.csv are path, text, num_frames"),
         ("fps >", "the columns of .* are path"),
         ("fps > 'fast'", "fast.*the columns of"),
-        ("fps > (SELECT max(x) FROM read_csv('/etc/hostname'))", "disabled by configuration"),
+        ("fps > (SELECT max(fps) FROM clips)", "has a SELECT in it"),
+        ("fps > 8) or (1=1", "syntax error.*write one condition such as"),
+        ("fps > 8 ORDER BY fps", "syntax error"),
+        ("fps > 8; DROP TABLE clips", 'syntax error at or near ";"'),
+        ("true) -- ", "syntax error"),
+        ("-- fps > 8", "syntax error"),
+        ("*", "the columns of"),
+        ("fps > ?", "the columns of"),
+        ("", "--where is empty; write a condition such as .*; the columns of .* are path"),
+        (" \t", "--where is empty"),
     ],
 )
 def test_a_condition_that_makes_no_sense_is_one_sentence(tmp_path: Path, where: str, said: str) -> None:
@@ -194,7 +203,13 @@ def test_a_split_by_a_column_keeps_equal_values_together(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("fractions", "said"),
-    [([0.5], "1 for 2 outputs"), ([0.5, 0.4], "add up to 0.9"), ([1.5, -0.5], "must be above 0")],
+    [
+        ([0.5], "1 for 2 outputs"),
+        ([0.5, 0.4], "add up to 0.9"),
+        ([1.5, -0.5], "must be above 0"),
+        ([float("nan"), 0.5], "--fractions nan,0.5: they must be above 0"),
+        ([float("inf"), 0.5], "--fractions inf,0.5: they must be above 0"),
+    ],
 )
 def test_fractions_that_make_no_sense_are_refused(tmp_path: Path, fractions: list[float], said: str) -> None:
     source = write(good(), tmp_path / "clips.parquet")

@@ -150,6 +150,14 @@ def test_shards_replace_shards_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "videos" / "a.mp4").exists()
 
 
+def test_every_file_of_shards_says_its_version(tmp_path: Path) -> None:
+    made = make_shards(write(clips(), tmp_path / "clips.parquet"), tmp_path / "clips.shards").folder
+    assert json.loads((made / "index.json").read_text())["version"] == 1
+    for file in made.glob("*.arrow"):
+        with pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as reader:
+            assert reader.schema.metadata[b"longtake_format_version"] == b"1", file.name
+
+
 def test_a_newer_format_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     made = make_shards(write(clips(), tmp_path / "clips.csv"), tmp_path / "clips.shards").folder
     index = json.loads((made / "index.json").read_text())
