@@ -4,7 +4,9 @@ python benchmarks/order.py                      1 M, 10 M and 100 M clips, five 
 python benchmarks/order.py --rows 1e6 --table stage1
 python benchmarks/order.py --tiny               a small table, to see that it runs
 
-Every line is a process of its own, so its peak memory is its own: Python, the columns (24 bytes a clip) and the work.
+Every line is a process of its own, so its peak memory is its own: Python, the columns (28 bytes a clip) and the work.
+Slots are balanced by cost, as a run's are. The last line of a size has the first table with each clip at weight 1.25 of
+a mix, so a quarter of the clips has a second copy.
 The loop is run on a few thousand rows before and after, and the faster of the two counts: it is short, uses no data
 frame, and the rule is all it does (no sort, no keys), so the reference itself is slower.
 """
@@ -25,12 +27,15 @@ import numpy as np
 from bucket_tables import CONFIGS, bucket_rule, clip_columns
 from machine import print_table, write_json
 
-from longtake.buckets import BucketRule, OrderInputs, plan_pass
+from longtake.buckets import BucketRule, CostModel, OrderInputs, plan_pass
+from longtake.contracts import LatentShape
 
 TARGET_RATIO = 25  # times the loop, per core
 TARGET_SECONDS = {10_000_000: 6.0, 100_000_000: 75.0}  # on 2 cores
 TARGET_GB = {10_000_000: 1.5}
 LOOP_ROWS = 20_000
+SLOTS = 64  # of a step
+MIX_WEIGHT = 1.25  # of every clip, in the lines that show what a mix costs
 
 
 def main() -> None:
@@ -41,15 +46,32 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="passes planned in each process; the fastest counts")
     parser.add_argument("--tiny", action="store_true", help="20,000 clips, two tables")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--one", nargs=3, metavar=("TABLE", "ROWS", "REPEATS"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, metavar=("TABLE", "ROWS", "REPEATS", "WEIGHT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one[0], *map(int, arguments.one[1:]))))
+        table, rows, repeats, weight = arguments.one
+        print(json.dumps(measure(table, int(rows), int(repeats), float(weight))))
         return
     sizes = [20_000] if arguments.tiny else [int(rows) for rows in arguments.rows or (1e6, 1e7, 1e8)]
     tables = ["stage1", "B3"] if arguments.tiny else arguments.table or list(CONFIGS)
-    figures = [_in_process(table, rows, arguments.repeats) for rows in sizes for table in tables]
-    head = ("clips", "table", "buckets", "seconds", "core-seconds", "peak GB", "us a clip", "loop us", "ratio", "steps")
+    figures = [
+        _in_process(table, rows, arguments.repeats, weight)
+        for rows in sizes
+        for table, weight in [*((table, 1.0) for table in tables), (tables[0], MIX_WEIGHT)]
+    ]
+    head = (
+        "clips",
+        "table",
+        "weight",
+        "buckets",
+        "seconds",
+        "core-seconds",
+        "peak GB",
+        "us a clip",
+        "loop us",
+        "ratio",
+        "steps",
+    )
     print_table(head, [_row(line) for line in figures])
     print(
         f"targets: ratio >= {TARGET_RATIO} per core; 10 M in <= 6 s and <= 1.5 GB, 100 M in <= 75 s, on 2 quiet cores"
@@ -60,12 +82,15 @@ def main() -> None:
     write_json(arguments.json, "order", {"tiny": arguments.tiny, "cores": _cores(), "runs": figures})
 
 
-def measure(table: str, num_clips: int, repeats: int) -> dict[str, Any]:
-    """Plans passes over a made-up table; the figures of the fastest."""
+def measure(table: str, num_clips: int, repeats: int, weight: float) -> dict[str, Any]:
+    """Plans passes over a made-up table, as a run does by default; the figures of the fastest."""
     rule = bucket_rule(table)
     columns = clip_columns(num_clips)
     loop = [row_loop(bucket_rule(table, compat=True), columns, LOOP_ROWS)]
-    inputs = OrderInputs(seed=1, stage=0, slots_per_step=64, rule=rule, table="made up", **columns)
+    cost = CostModel(1e9, 1e9, 1e4, LatentShape(16, 4, 8, causal=True), patch=2, side_by_side=SLOTS)
+    weights = np.full(num_clips, weight, np.float32)
+    made = {"seed": 1, "stage": 0, "slots_per_step": SLOTS, "rule": rule, "table": "made up", "cost": cost}
+    inputs = OrderInputs(**made, **columns, weights=weights)
     runs = []
     for pass_index in range(repeats):
         wall, core = time.perf_counter(), time.process_time()
@@ -79,6 +104,7 @@ def measure(table: str, num_clips: int, repeats: int) -> dict[str, Any]:
     return {
         "clips": num_clips,
         "table": table,
+        "weight": weight,
         "buckets": len(rule.buckets),
         "seconds": seconds,
         "core_seconds": core_seconds,
@@ -151,8 +177,8 @@ def _ratios(rule: BucketRule, table: dict[str, tuple[int, int]]) -> dict[str, fl
     return {name: float(name.split(":")[1]) / float(name.split(":")[0]) for name in table}
 
 
-def _in_process(table: str, num_clips: int, repeats: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", table, str(num_clips), str(repeats)]
+def _in_process(table: str, num_clips: int, repeats: int, weight: float) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", table, str(num_clips), str(repeats), str(weight)]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(found.stdout)
 
@@ -161,6 +187,7 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{line['clips']:,}",
         line["table"],
+        f"{line['weight']:g}",
         str(line["buckets"]),
         f"{line['seconds']:.2f}",
         f"{line['core_seconds']:.2f}",

@@ -34,7 +34,7 @@ from machine import print_table, write_json
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 
 from longtake.contracts import Bucket, Conditions, LatentShape, Slot
-from longtake.data.draws import draw
+from longtake.data.loading.draws import draw
 from longtake.diffusion import FlowConfig, RectifiedFlow, drop_text, micro_batch_loss
 from longtake.models import MMDiT, MMDiTConfig, build_denoiser
 from longtake.parallel import Mesh, ParallelConfig, World, initialise_sharded, remat_blocks, shard_model, start_world

@@ -78,18 +78,22 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the data plane hands to the trainer for one slot. Tensors are on the CPU until `to_device` moves them."""
+    """What the data plane hands to the trainer for one slot. Loaders make it on the CPU; the trainer gets it on its
+    device (see data.DeviceFeed)."""
 
     bucket: Bucket
-    video: Tensor  # [B, C, T, H, W], uint8 0..255, or float32 in [-1, 1]
+    video: Tensor  # [B, C, T, H, W], uint8 0..255, or float32 in [-1, 1]; [0] where `encoded` has the latents
     text: tuple[str, ...]  # B captions, suffix included
     fps: Tensor  # float32 [B], frames per second after the frame-rate rule, 0 where unknown
     size: Tensor  # int64 [B, 2], height and width of the source
     keys: np.ndarray  # uint64 [B]
     weights: Tensor  # float32 [B], 0 = present for its shape only
-    draws: Mapping[str, Tensor]  # the sample's random numbers, by purpose (see data.draws)
+    draws: Mapping[str, Tensor]  # the sample's random numbers, by purpose (see data.loading.draws)
     faults: tuple[Fault, ...] = ()  # samples of this slot that failed to load
     fetch_seconds: float = 0.0  # worker time spent on this batch
+    # What a latent store knows of the samples: "mean" and, for a random posterior, "std" [B, C, F, h, w],
+    # "text" [B, L, Dt], "vector" [B, Dv], of the dtype stored. Empty where the encoders run in the trainer.
+    encoded: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

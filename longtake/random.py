@@ -122,17 +122,21 @@ def sample_keys(seed: int, stage: int, pass_index: int, samples: np.ndarray) -> 
     return (raw[:, 1] << np.uint64(32)) | raw[:, 0]
 
 
+def mixed(values: np.ndarray) -> np.ndarray:
+    """Each value by the 64-bit finaliser of SplitMix64 (Steele et al., OOPSLA 2014): uint64 [N], one to one."""
+    with np.errstate(over="ignore"):
+        z = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
 def sample_ids(clip_ids: np.ndarray, copies: np.ndarray | int = 0) -> np.ndarray:
-    """The id of (clip, copy): uint64 [N]. Copy 0 keeps the clip's own id; others are mixed by the 64-bit finaliser
-    of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    """The id of (clip, copy): uint64 [N]. Copy 0 keeps the clip's own id; others are mixed with their number."""
     clip_ids = np.asarray(clip_ids, dtype=np.uint64)
     copies = np.broadcast_to(np.asarray(copies, dtype=np.uint64), clip_ids.shape)
     with np.errstate(over="ignore"):
-        z = clip_ids + copies * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return np.where(copies == 0, clip_ids, z)
+        numbered = clip_ids + copies * np.uint64(0x9E3779B97F4A7C15)
+    return np.where(copies == 0, clip_ids, mixed(numbered))
 
 
 def parameter_normals(seed: int, name: str, count: int) -> np.ndarray:

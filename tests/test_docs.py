@@ -1,15 +1,93 @@
-"""Documentation that is made from the code says what the code says."""
+"""Documentation that is made from the code says what the code says, and its worked examples work."""
 
 from __future__ import annotations
 
+import csv
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from longtake.data import write_video
+from tests.train.runs import run_command
+
 ROOT = Path(__file__).parent.parent
+Walk = Callable[[str], str]
+
+
+def blocks(section: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a section of docs/data.md: (language or nothing, text)."""
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^## {section}.*?\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_key_reference_is_what_the_schemas_say() -> None:
     check = [sys.executable, str(ROOT / "tools" / "config_keys.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_worked_run_file_is_the_one_that_is_shipped() -> None:
+    (shown,) = [text for language, text in blocks("In short") if language == "python"]
+    assert shown == (ROOT / "configs" / "custom.py").read_text(encoding="utf-8")
+
+
+def test_the_data_commands_of_the_worked_example_do_what_the_page_says(folder: Path, walk: Walk) -> None:
+    (*data, train) = _commands()
+    assert [words.split()[2] for words in data] == ["probe", "stats", "filter"]
+    assert train.startswith("longtake train run.py")
+    probed, counted, filtered = map(walk, data)
+    assert "6 clips in pexels.parquet" in probed
+    assert "1 bad file" in probed
+    assert "micro-batches" in counted
+    assert "micro-batches" in (folder / "stats.html").read_text(encoding="utf-8")
+    assert "5 of 6 rows kept, in good.parquet" in filtered
+    assert "max_steps = 10 " in walk(train.replace("train", "config show"))
+
+
+@pytest.mark.slow
+def test_the_worked_example_trains_as_written(folder: Path, walk: Walk) -> None:
+    said = [walk(line) for line in _commands()]
+    assert "captions: column text, empty for 0 of 5 clips" in said[-1]
+    assert "done at step 10" in said[-1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a reader who has the page's table, with some clips more, and its run file."""
+    (_, table), (_, run), _ = blocks("In short")
+    rows = list(csv.reader(table.splitlines()))
+    texts = ["no", *(f"A caption that says enough, {number}" for number in range(3))]
+    rows += [[f"videos/{number}.mp4", text] for number, text in enumerate(texts)]
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 72, 128, 3), np.uint8)
+    for path, _ in rows[1:]:
+        write_video(tmp_path / path, pixels, 25)
+    with open(tmp_path / "pexels.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([*rows, ["videos/missing.mp4", "A clip that was never downloaded"]])
+    (tmp_path / "run.py").write_text(run, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def walk(capsys: pytest.CaptureFixture[str]) -> Walk:
+    """What a command line of the page prints; it must not fail."""
+
+    def walk(line: str) -> str:
+        program, *words = shlex.split(line)
+        assert program == "longtake"
+        code, out, error = run_command(capsys, words)
+        assert code == 0, f"{line}\n{out}\n{error}"
+        return out
+
+    return walk
+
+
+def _commands() -> list[str]:
+    return blocks("In short")[-1][1].splitlines()

@@ -66,7 +66,7 @@ def fill_windows(
     total = int(left.sum())
     num_windows = -(-total // window_slots)
     out = np.empty(total, np.int32)
-    num_words = min(window_slots, total) + 2
+    num_words = min(window_slots, total) + 2  # of a filling, at most
     num_balanced = 0 if costs is None or side_by_side == 1 else num_words // side_by_side
     block = max(1, _WORDS_AT_ONCE // (num_words + num_balanced))
     for first in range(0, num_windows, block):
@@ -79,6 +79,7 @@ def fill_windows(
             filled = fill_window(left, size, window_words[: size + 2])
             left -= np.bincount(filled, minlength=len(left))
             if num_balanced:
-                filled = balance_window(filled, costs, side_by_side, window_words[num_words:])
+                # the words behind those of the filling: where they begin must not depend on what is left of the pass
+                filled = balance_window(filled, costs, side_by_side, window_words[size + 2 :])
             out[slots] = filled
     return out

@@ -25,9 +25,13 @@ from longtake.buckets.mix import fill_windows
 from longtake.buckets.report import BucketReport, make_report
 from longtake.buckets.sweep import Era, Sweep, sort_samples
 from longtake.contracts import Slot, UserError
-from longtake.random import Purpose, hash64, sample_ids, uniforms
+from longtake.random import Purpose, hash64, mixed, sample_ids, uniforms
 
 STATE_FORMAT = 1
+_ROWS_AT_ONCE = 1 << 20
+_FACTORS = tuple(
+    map(np.uint64, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93))
+)  # odd
 _BLOCK = 1 << 16  # slots between two counts of what has been taken: any position is reached in one block
 
 
@@ -70,6 +74,21 @@ class OrderInputs:
     @property
     def num_clips(self) -> int:
         return len(self.clip_ids)
+
+    @cached_property
+    def clip_digests(self) -> tuple[str, str]:
+        """Hashes of which clips there are, and of those with their numbers; the order of rows does not count."""
+        which = what = 0
+        columns = (self.num_frames, self.height, self.width, self.fps)
+        for first in range(0, self.num_clips, _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            hashes = mixed(np.asarray(self.clip_ids[rows], np.uint64))
+            which += int(hashes.sum())  # wraps at 2**64, as any sum of these may
+            for column, factor in zip(columns, _FACTORS, strict=True):
+                numbers = np.nan_to_num(np.asarray(column[rows], np.float64)) + 0.0  # -0.0 becomes 0.0
+                hashes = hashes + numbers.view(np.uint64) * factor
+            what += int(mixed(hashes).sum())
+        return f"{which % 2**64:016x}", f"{what % 2**64:016x}"
 
     def view(self, pass_index: int, views: int | None = None) -> int:
         """The pass number that bucket draws use."""
@@ -228,7 +247,8 @@ def plan_pass(
     With unchanged inputs the order goes on exactly where the state was, in the middle of a window too. With changed
     ones (rule, batch sizes, G, rows, weights, quarantine, window, views, cost) what is unseen is dealt anew.
     `num_threads`: None for one on each core this process may use, at most 8; the result does not depend on it. Raises
-    UserError if no clip fits a bucket, clip ids repeat, or the state is of another run.
+    UserError if no clip fits a bucket, clip ids repeat, the state is of another run, or the clips are those of the
+    state with other numbers: a clip's bucket, and with it what was taken, follows from them.
     """
     state = _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
     rows, ids = inputs.samples(pass_index)
@@ -305,6 +325,7 @@ def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None =
         "views": inputs.views,
         "cost": None if inputs.cost is None else inputs.cost.to_json(),
         "inputs": fingerprint or inputs.fingerprint(pass_index),
+        "clips": list(inputs.clip_digests),
     }
 
 
@@ -321,6 +342,14 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
     fresh = _empty_state(inputs, pass_index)
     if state["inputs"] == fresh["inputs"]:
         return dict(state)
+    taken = bool(state["last"] or state["eras"])
+    (which, what), (which_now, what_now) = state.get("clips", ("", "")), inputs.clip_digests
+    if taken and which == which_now and what != what_now:
+        raise UserError(
+            f"order state: frames, size or rate of some clips have changed in the middle of pass {pass_index}, so what"
+            " of them was trained cannot be told; finish the pass with the table it began with, or deal it anew with"
+            f" --start-epoch {pass_index}"
+        )
     finished = {"rule": state["rule"], "views": state["views"], "last": dict(state["last"])}
     fresh["eras"] = [*state["eras"], finished] if finished["last"] else list(state["eras"])
     fresh["era"] = len(fresh["eras"])

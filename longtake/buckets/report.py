@@ -11,6 +11,7 @@ from longtake.buckets.assign import Unused
 from longtake.buckets.sweep import Sorted
 from longtake.contracts import Bucket, UserError
 
+REPORT_VERSION = 1  # of the report as plain data
 _NUM_EXAMPLES = 5
 _TRANSIENT = {Unused.SKIPPED, Unused.NOT_KEPT, Unused.NO_COPY, Unused.SEEN}  # another pass may train on these
 _REMEDIES = {
@@ -98,6 +99,7 @@ class BucketReport:
         """The report as plain data."""
         columns = ("batch_size", "clips", "samples", "micro_batches", "fillers", "frames_cut", "area_cut")
         return {
+            "format_version": REPORT_VERSION,
             "pass": self.pass_index,
             "clips": self.num_clips,
             "used": self.num_used,
@@ -170,10 +172,12 @@ def make_report(
     if rows is None:
         clips = samples
     else:
-        # np.unique on (row, bucket) pairs: a clip counts once in each bucket that has a copy of it
+        # distinct (row, bucket) pairs: a clip counts once in each bucket that has a copy of it
         used = found.codes >= 0
-        pairs = np.unique(rows[used] * len(buckets) + found.codes[used])
-        clips = np.bincount(pairs % len(buckets), minlength=len(buckets))
+        pairs = rows[used] * len(buckets) + found.codes[used]
+        pairs.sort(kind="stable")  # rows ascend already, so little is left to do
+        distinct = pairs[np.diff(pairs, prepend=-1) != 0]
+        clips = np.bincount(distinct % len(buckets), minlength=len(buckets))
         reasons = _reason_of_rows(found.codes, rows, num_clips)
     lines = []
     for index in np.flatnonzero(samples).tolist():

@@ -28,3 +28,11 @@ def help_without_verb(context: typer.Context) -> None:
         if text := context.get_help():  # with rich, typer has printed it by now
             print(text)
         raise typer.Exit
+
+
+def read_part(words: str) -> tuple[int, int]:
+    """The two numbers of `--part I/N`. Raises `UserError` for other words."""
+    number, slash, count = words.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal()):
+        raise UserError(f"--part {words}: expected I/N, the number of the part and of all parts, such as 3/16")
+    return int(number), int(count)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtake.config import Section
+
+_SURE_AFTER = 100  # samples: one bad clip among the first ten says nothing of the rest
 
 
 class DatasetConfig(Section):
     """What is trained on and how clips become samples."""
 
     data_path: str | None = Field(
-        None, description="clip table: .csv, .parquet or .arrow, as made by `longtake data probe`; or `mix`"
+        None, description="clip table (.csv, .parquet, .arrow, .json, .jsonl, shards) or folder of clips; or `mix`"
     )
     mix: list[tuple[str, float]] | None = Field(
         None,
@@ -24,23 +26,79 @@ class DatasetConfig(Section):
         None, min_length=1, description="caption columns and their probabilities (any scale); None: column text"
     )
     balance: bool = Field(True, description="fill the slots of a step with equal predicted time; False: at random")
-    cost: tuple[float, float, float] | None = Field(
+    cost: tuple[float, float, float] | Literal["measure"] | None = Field(
         None,
-        description="measured time of a sample of L tokens, a + b L + c L^2, any unit: (a, b, c); None: model FLOPs",
+        description="time of a sample of L tokens, a + b L + c L^2, any unit: (a, b, c); None: from the model's FLOPs; "
+        '"measure": timed once, before the first step',
     )
-    root: str | None = Field(None, description="folder that relative paths start from; None: the table's own folder")
+    root: str | None = Field(
+        None, description="folder or URL that relative paths start from; None: the table's own folder"
+    )
+    memory_efficient: bool | None = Field(
+        None, description="leave numbers and texts on disk, in shards made once beside the table; None: above 256 MB"
+    )
     transform_name: Literal["resize_crop"] = Field("resize_crop", description="how frames reach the bucket's size")
     fps_max: float | None = Field(24, gt=0, description="faster clips are read with a stride; None: no ceiling")
     vmaf: bool = Field(True, description="put the motion score (column score_vmafmotion) into the caption")
     cache_mb: float = Field(0, ge=0, description="decoded clips kept by each worker, MB; 0: none")
     timeout_seconds: float = Field(60, ge=0, description="longest time for one clip before it counts as bad; 0: none")
+    cache_dir: str | None = Field(
+        None, description="folder for clips fetched from servers; None: longtake/clips in the user's cache folder"
+    )
+    cache_gb: float = Field(
+        20,
+        gt=0,
+        allow_inf_nan=False,
+        description="size of `cache_dir`, GB; the least recently used are deleted first",
+    )
+    download_seconds: float = Field(
+        300, gt=0, description="longest time for one clip to come from a server, all attempts together"
+    )
+    max_bad: int | float | str = Field(
+        "5%",
+        description="more samples than this that cannot be loaded end the run: share of those tried, or a whole number",
+    )
+    max_host_gb: float | None = Field(
+        None,
+        gt=0,
+        description="most memory for batches made ahead on one machine, GB; None: a quarter of its memory",
+    )
     views: int = Field(0, ge=0, description="number of different windows of a clip over all passes; 0: one a pass")
+    latents: str | None = Field(
+        None, description="store made by `longtake data encode`: training then holds no autoencoder and no text encoder"
+    )
+    latents_missing: Literal["refuse", "online"] = Field(
+        "refuse", description="what to do with samples that the store has not; `online`: encode them in training"
+    )
+
+    @field_validator("max_bad")
+    @classmethod
+    def _share_or_count(cls, value: int | float | str) -> int | float | str:
+        limit = _limit(value)
+        if limit is None or not 0 <= limit <= (1 if isinstance(limit, float) else limit):
+            raise ValueError(f'max_bad = {value!r}: write a share such as "5%" or 0.05, or a whole number of samples')
+        return value
+
+    def most_bad(self, tried: int) -> float:
+        """How many of `tried` samples may be bad. Before the hundredth sample, a share is that of a hundred."""
+        limit = _limit(self.max_bad)
+        assert limit is not None
+        return limit * max(tried, _SURE_AFTER) if isinstance(limit, float) else limit
 
     @model_validator(mode="after")
     def _one_source(self) -> DatasetConfig:
         if (self.data_path is None) == (self.mix is None):
             found = "neither is given" if self.mix is None else "both are given"
             raise ValueError(f"data_path, mix: {found}; give one table as data_path, or several with weights as mix")
+        return self
+
+    @model_validator(mode="after")
+    def _stored_views_are_counted(self) -> DatasetConfig:
+        if self.latents is not None and not self.views:
+            raise ValueError(
+                f"views = 0: latents = {self.latents!r} holds a fixed number of views of each clip; write the "
+                "dataset.views it was made with"
+            )
         return self
 
     @model_validator(mode="after")
@@ -55,6 +113,16 @@ class DatasetConfig(Section):
                 raise ValueError(f"mix: the weight of {path} is {weight}; a number of at least 0 is expected")
         if self.mix is not None and not any(weight for _, weight in self.mix):
             raise ValueError("mix: every weight is 0; give at least one table a weight above 0")
-        if self.cost is not None and (min(self.cost) < 0 or not any(self.cost)):
+        if isinstance(self.cost, tuple) and (min(self.cost) < 0 or not any(self.cost)):
             raise ValueError(f"cost = {self.cost}: numbers of at least 0 are expected, and one above 0")
         return self
+
+
+def _limit(value: int | float | str) -> int | float | None:
+    """A number of samples (int) or a share of them (float); None where `value` is neither."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value.removesuffix("%")) / 100 if value.endswith("%") else None
+    except ValueError:
+        return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longtake.data.video import write_image, write_video
+from longtake.data.clips.video import write_image, write_video
 from longtake.random import Purpose, hash64, uniforms
 
 # Six hues 60 degrees apart, none fully saturated, so that the encoder's rounding keeps them apart too.

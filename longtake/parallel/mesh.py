@@ -94,6 +94,12 @@ class Mesh:
     rank: int
     config: ParallelConfig
     weights: DeviceMesh  # the axes that weights live on: ("shard",), or ("replicate", "shard") when replicate > 1
+    peers: dist.ProcessGroup | None = None  # ranks of this data rank, parts of whose micro-batches they run; None: one
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank loads data; peers get theirs from it."""
+        return self.peers is None or dist.get_rank(self.peers) == 0
 
     @property
     def data_ranks(self) -> int:
@@ -135,7 +141,9 @@ class Mesh:
         if replicate == 1:
             axes, names = axes[1:], names[1:]
         weights = init_device_mesh(world.device.type, axes, mesh_dim_names=names)
-        return cls(replicate, shard, sequence, tensor, world.rank, config, weights)
+        together = sequence * tensor
+        peers = _own_group([list(range(first, first + together)) for first in range(0, world.size, together)])
+        return cls(replicate, shard, sequence, tensor, world.rank, config, weights, peers)
 
     def check_heads(self, heads: int) -> None:
         """Raises `UserError` where `heads` attention heads cannot be shared as the config asks."""

@@ -4,6 +4,7 @@ from longtake.train.clock import Clock
 from longtake.train.config import OptimizerConfig, RunConfig
 from longtake.train.folder import read_run
 from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
+from longtake.train.preview import preview_buckets, read_previewed
 from longtake.train.run import Outcome, train, train_run
 from longtake.train.schedule import learning_rate
 from longtake.train.watchdog import EXIT_HANG
@@ -17,6 +18,8 @@ __all__ = [
     "Outcome",
     "RunConfig",
     "learning_rate",
+    "preview_buckets",
+    "read_previewed",
     "read_run",
     "train",
     "train_run",

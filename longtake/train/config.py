@@ -54,6 +54,9 @@ class RunConfig(SystemConfig):
     max_steps: int | None = Field(None, ge=1, description="stop at this many optimizer steps")
     num_workers: int = Field(4, ge=0, description="loader processes of each rank; 0: in process")
     prefetch_factor: int = Field(2, ge=1, description="batches that each loader process makes ahead")
+    gc_every: int = Field(
+        50, ge=0, description="steps between runs of Python's garbage collector, together on all ranks; 0: Python's own"
+    )
 
     outputs: str = Field("outputs", description="folder of run folders")
     exp_name: str | None = Field(None, description="the run's folder name; default: date, time and config name")

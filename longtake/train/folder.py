@@ -36,15 +36,18 @@ class RunFolder:
     restarted: bool = False  # the launcher started the processes again; the checkpoint, if any, goes on
 
 
-def read_run(run: str, overrides: Sequence[str] = ()) -> Resolved[RunConfig]:
-    """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read."""
+def read_run(run: str, overrides: Sequence[str] = (), schema: type[RunConfig] = RunConfig) -> Resolved[RunConfig]:
+    """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
+
+    `schema`: checks less than `RunConfig` where no model is built.
+    """
     path = Path(run)
     if path.is_dir():
         file = path / CONFIG_FILE
         if not file.exists():
             raise UserError(f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run")
         path = file
-    return load_config(path, overrides, RunConfig)
+    return load_config(path, overrides, schema)
 
 
 def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:

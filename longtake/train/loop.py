@@ -15,6 +15,7 @@ from longtake.parallel import Mesh
 from longtake.system import System
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
+from longtake.train.garbage import GarbageClock, collected_by_hand
 from longtake.train.interrupt import StopRequest
 from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
 from longtake.train.record import Recorder, StepRecord
@@ -47,8 +48,12 @@ class Trainer:
 
         The loop never waits for the device: results of a step are read while the next one is under way.
         """
+        with collected_by_hand(self.config.gc_every) as garbage:
+            self._run(order, skip, garbage)
+
+    def _run(self, order: PassOrder, skip: int, garbage: GarbageClock) -> None:
         config = self.config
-        empty = self.system.embed([""])
+        empty = self.system.embed_empty()
         steps = self.stream.steps(order, skip, config.epochs, whole=self.position is None)
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
             lr = learning_rate(config, self.clock.global_step)
@@ -64,16 +69,24 @@ class Trainer:
             self.position = step.state
             record = StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, sum(samples), tokens, step.faults)
             self.stopped = self.recorder.push(record)
-            if self.stopped or (config.ckpt_every and self.clock.global_step % config.ckpt_every == 0):
-                self.save(ends=self.stopped)
-            if self.stopped:
+            garbage.tick(self.clock.global_step)
+            if self.stopped or self._too_many_lost:
                 break
+            if config.ckpt_every and self.clock.global_step % config.ckpt_every == 0:
+                self.save()
         if not self.stopped:
             self.recorder.check_trained()
         self.save(ends=True)
         with self.recorder.stopwatch.saving():
             self.saver.wait()
         self.recorder.close()
+        if self._too_many_lost:
+            lost, quarantine = self.recorder.lost, self.stream.quarantine
+            raise self.stream.world.on_main(lambda: lost.refusal(config.dataset, quarantine))
+
+    @property
+    def _too_many_lost(self) -> bool:
+        return self.recorder.lost.too_many(self.config.dataset)
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
         """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [G + 3].
@@ -88,7 +101,8 @@ class Trainer:
             (loss * (ranks / count)).backward()  # FSDP takes the mean over ranks
             if (slot := i * ranks + mesh.data_rank) < count and mesh.peer_index == 0:  # peers have the same loss
                 sums[slot] = loss.detach()
-                sums[-3] += int(batch.weights.count_nonzero())
+        if mesh.peer_index == 0:
+            sums[-3] = step.loaded
         sums[-2] = self.optimizer.grad_square_sum() / mesh.replicate
         sums[-1] = float(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
         if mesh.size > 1:
@@ -102,7 +116,7 @@ class Trainer:
         draws = {name: draw.to(system.device, non_blocking=True) for name, draw in batch.draws.items()}
         with torch.no_grad():
             latents = system.encode(batch)
-            conditions = system.embed(batch.text)
+            conditions = system.conditions(batch)
             conditions = drop_text(conditions, empty, draws["dropout"], self.config.dropout_ratio.ratios)
             conditions = system.blank_visual(conditions, latents)
             noised = system.objective.noise(latents, draws, weights)

@@ -19,6 +19,7 @@ from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.clock import Clock
 from longtake.train.goodput import Stopwatch
 from longtake.train.interrupt import FirstStepTimer
+from longtake.train.lost import LostSamples
 from longtake.train.skipped import SkippedSteps
 from longtake.train.watchdog import Watchdog
 
@@ -59,17 +60,19 @@ class Recorder:
         skipped: SkippedSteps,
         stopwatch: Stopwatch,
         watchdog: Watchdog,
+        lost: LostSamples,
     ) -> None:
         self.system, self.table, self.world = system, table, world
         self.trackers, self.progress, self.meter = trackers, progress, meter
         self.log_every, self.timer = log_every, timer
         self.skipped, self.stopwatch, self.watchdog = skipped, stopwatch, watchdog
+        self.lost = lost  # up to the last step that was read
         self._pending: tuple[StepRecord, float] | None = None
         self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
         self._by_bucket: dict[str, list[float]] = defaultdict(list)
         self._last_time = time.perf_counter()
-        self._lost = 0  # samples of the steps since the last one of which a sample could be loaded
+        self._in_a_row = 0  # samples of the steps since the last one of which a sample could be loaded
         self._first_fault: Fault | None = None  # that this rank met in those steps
         self._any_loaded = False
 
@@ -104,6 +107,7 @@ class Recorder:
         counts = self.skipped.take(losses, values[-2])
         self.stopwatch.step(record.wait_seconds, counts)
         self._check_loaded(record, loaded := round(values[-3]))
+        self.lost = self.lost.add(record.samples, loaded)
         if self.world.is_main:
             self._write(record, seconds, losses, grad_norm, loaded, counts)
         if self.skipped.too_many:
@@ -112,7 +116,11 @@ class Recorder:
 
     def state(self) -> dict[str, object]:
         """What a checkpoint keeps of it for `run.json`."""
-        return {"skipped_steps": self.skipped.total, "seconds": asdict(self.stopwatch.seconds)}
+        return {
+            "skipped_steps": self.skipped.total,
+            "seconds": asdict(self.stopwatch.seconds),
+            "samples": self.lost.to_json(),
+        }
 
     def _write(
         self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float, loaded: int, counts: bool
@@ -164,12 +172,12 @@ class Recorder:
     def _check_loaded(self, record: StepRecord, loaded: int) -> None:
         """Ends the run, on all ranks together, where whole steps go by without a sample that could be loaded."""
         if loaded:
-            self._lost, self._first_fault, self._any_loaded = 0, None, True
+            self._in_a_row, self._first_fault, self._any_loaded = 0, None, True
             return
-        self._lost += record.samples
+        self._in_a_row += record.samples
         if self._first_fault is None and record.faults:
             self._first_fault = record.faults[0]
-        if self._lost >= _LOST_IN_A_ROW:
+        if self._in_a_row >= _LOST_IN_A_ROW:
             self._end_for_lack_of_data(record)
 
     def check_trained(self) -> None:
@@ -197,7 +205,7 @@ class Recorder:
         bad = [slot for slot, loss in zip(record.slots, losses, strict=True) if not math.isfinite(loss)]
         step, limit = record.clock.global_step, self.skipped.norm_limit
         rows = (bad[0] if bad else record.slots[0]).rows[:3]
-        clips = ", ".join(str(self.table.path(int(row))) for row in rows)
+        clips = ", ".join(self.table.location(int(row)) for row in rows)
         what = f"loss of bucket {bad[0].bucket.name} is not finite" if bad else "gradient norm is not finite"
         if not bad and math.isfinite(grad_norm):
             what = f"gradient norm is {grad_norm:.4g}, above skip_grad_norm = {limit:g}"

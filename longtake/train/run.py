@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from longtake.buckets import BucketRule, CostModel, OrderInputs, PassOrder, fit_cost
+from longtake.buckets import BucketRule, OrderInputs, PassOrder
 from longtake.checkpoint import keep_frozen, load_tensors, read_state, restore_frozen
 from longtake.config import dump_config
 from longtake.contracts import UserError
-from longtake.data import ClipTable, MixedTable, SlotDataset, SlotLoader, open_clips, read_quarantine
+from longtake.data import (
+    ClipTable,
+    MixedTable,
+    SlotDataset,
+    SlotLoader,
+    StoredDataset,
+    machine_bytes,
+    open_clips,
+    read_quarantine,
+    told_captions,
+)
+from longtake.encode import FittingStore, open_fitting_store
 from longtake.parallel import Mesh, World, start_world
 from longtake.system import System, build_system
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
+from longtake.train.cost import cost_model
 from longtake.train.folder import (
     QUARANTINE_FILE,
     RunFolder,
@@ -34,6 +49,7 @@ from longtake.train.folder import (
 from longtake.train.goodput import Stopwatch
 from longtake.train.interrupt import FirstStepTimer, StopRequest
 from longtake.train.loop import Trainer
+from longtake.train.lost import LostSamples
 from longtake.train.optimizer import Ema, ShardedAdamW
 from longtake.train.record import Recorder
 from longtake.train.saving import Saver
@@ -72,21 +88,29 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         table = world.on_all(lambda: open_clips(config.dataset))
         place = open_folder(config, world, source)
         with given_up_on_error(place, world):
-            system = build_system(config, mesh, world)
+            latents = _open_latents(config, table, world)
+            system = build_system(config, mesh, world, None if latents is None else latents.facts)
+            if latents is not None and system.encoders is not None:
+                latents.refuse_other_weights(system.encoders, world)
             optimizer = ShardedAdamW(system.denoiser, config)
             ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
             start = _restore(config, place, system, optimizer, ema)
             if place.checkpoint is not None and start.finished(config):
                 return _nothing_to_train(config, place, start, world, console)
             take_over_quarantine(place, world)
+            lost = world.on_main(lambda: _lost_so_far(config, start, place))
             slots = start.slots_per_step or mesh.data_ranks * config.accumulation_steps
-            inputs = _order_inputs(config, system, table, slots, start.position)
-            stream = _stream(config, inputs, table, system, mesh, world, place.path, console)
+            inputs = _order_inputs(config, system, table, slots, start.position, world)
+            stream = _stream(config, inputs, table, latents, system, mesh, world, place.path, console)
             order = stream.plan(start.clock.pass_index, start.position)
             save_config(place, config, world)
             frozen = _keep_frozen(config, place, system)
         if world.is_main:
             console.print(_announcement(config, place, system, start, order, world), markup=False)
+            tables = table.tables if isinstance(table, MixedTable) else (table,)
+            console.print(told_captions(tables, config.dataset.captions), markup=False)
+            if latents is not None:
+                console.print(str(latents), markup=False)
         facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
         facts |= {"frozen": frozen} if frozen else {}
         saver = Saver(place.path, world, facts, config.keep_n_latest, config.keep_every, config.async_io)
@@ -107,9 +131,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         ):
             skipped = SkippedSteps(config.skip_grad_norm, config.max_skipped, total=start.skipped_steps)
             meter = StepMeter(_peak(config, world), world.size)
-            recorder = Recorder(
-                system, table, world, trackers, progress, meter, config.log_every, timer, skipped, stopwatch, watchdog
-            )
+            parts = (trackers, progress, meter, config.log_every, timer, skipped, stopwatch, watchdog, lost)
+            recorder = Recorder(system, table, world, *parts)
             trainer = Trainer(
                 config, mesh, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
             )
@@ -153,6 +176,7 @@ class Start:
     slots_per_step: int | None
     skipped_steps: int = 0  # that were left out up to then
     seconds: Mapping[str, float] = field(default_factory=dict)  # where time went up to then
+    state: Mapping[str, Any] = field(default_factory=dict)  # the checkpoint's `run.json`
 
     def finished(self, config: RunConfig) -> bool:
         """Whether the run has made all its steps."""
@@ -189,7 +213,8 @@ def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: Sha
     if ema is not None and not load_tensors(place.checkpoint, ema.state(), strict=False).filled:
         ema.restart()  # the checkpoint kept no average: it begins at the loaded weights
     slots = config.slots_per_step or state.get("slots_per_step")
-    start = Start(clock, state.get("data"), 0, slots, skipped, state.get("seconds", {}) if place.continues else {})
+    seconds = state.get("seconds", {}) if place.continues else {}
+    start = Start(clock, state.get("data"), 0, slots, skipped, seconds, state)
     return start if place.restarted and place.continues else _moved(config, start)
 
 
@@ -216,12 +241,41 @@ def _watchdog(config: RunConfig, place: RunFolder, world: World) -> Watchdog:
     return Watchdog(config.watchdog_seconds, place.path / reports, world.rank, world.size)
 
 
+def _lost_so_far(config: RunConfig, start: Start, place: RunFolder) -> LostSamples:
+    """The samples tried and lost up to the checkpoint. Raises `UserError` where they are too many already."""
+    quarantine = place.path / QUARANTINE_FILE
+    lost = LostSamples.going_on(start.state, len(read_quarantine(quarantine)))
+    if lost.too_many(config.dataset):
+        raise lost.refusal(config.dataset, quarantine)
+    return lost
+
+
+def _bucket_rule(config: RunConfig) -> BucketRule:
+    return BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
+
+
+def _open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World) -> FittingStore | None:
+    """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
+    if config.dataset.latents is None:
+        return None
+    return open_fitting_store(config, config.dataset, _bucket_rule(config), table, STAGE, world)
+
+
 def _order_inputs(
-    config: RunConfig, system: System, table: ClipTable | MixedTable, slots_per_step: int, position: dict | None
+    config: RunConfig,
+    system: System,
+    table: ClipTable | MixedTable,
+    slots_per_step: int,
+    position: dict | None,
+    world: World,
 ) -> OrderInputs:
-    rule = BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
-    for bucket in rule.buckets:
-        system.autoencoder.check(*bucket.shape)
+    rule = _bucket_rule(config)
+    if system.encoders is not None:
+        for bucket in rule.buckets:
+            system.autoencoder.check(*bucket.shape)
+    cost = None
+    if config.dataset.balance:
+        cost = cost_model(config, system, rule.buckets, slots_per_step, position, world)
     return OrderInputs(
         seed=config.seed,
         stage=STAGE,
@@ -234,31 +288,16 @@ def _order_inputs(
         clip_ids=table.clip_ids,
         weights=table.weights,
         views=config.dataset.views,
-        cost=_cost_model(config, system, slots_per_step, position) if config.dataset.balance else None,
+        cost=cost,
         table=table.fingerprint,
     )
-
-
-def _cost_model(config: RunConfig, system: System, slots_per_step: int, position: dict | None) -> CostModel:
-    """Given constants, else those the run began with, else what the model's FLOPs of three stills say.
-
-    All slots of a step count as side by side, so that the order is the same on any number of ranks.
-    """
-    kept = (position or {}).get("cost")
-    if config.dataset.cost is None and kept is not None:
-        return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
-    constants = config.dataset.cost
-    if constants is None:
-        stills = [(1, side * config.size_divisor, side * config.size_divisor) for side in (8, 32, 128)]
-        fitted = fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
-        constants = tuple(float(f"{constant:.6g}") for constant in fitted)
-    return CostModel(*constants, system.autoencoder.latent, config.model.patch_size, slots_per_step)
 
 
 def _stream(
     config: RunConfig,
     inputs: OrderInputs,
     table: ClipTable | MixedTable,
+    latents: FittingStore | None,
     system: System,
     mesh: Mesh,
     world: World,
@@ -266,17 +305,28 @@ def _stream(
     console: Console,
 ) -> StepStream:
     quarantine = folder / QUARANTINE_FILE
-    dataset = SlotDataset(
+    dataset = (SlotDataset if latents is None else partial(StoredDataset, latents.store))(
         table,
         config.dataset,
         seed=config.seed,
         stage=STAGE,
-        latent=system.autoencoder.latent,
+        latent=system.latent,
         compat=config.compat,
         quarantined=read_quarantine(quarantine),
     )
-    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, pin_memory=world.device.type == "cuda")
-    return StepStream(inputs, loader, mesh, world, quarantine, lambda line: console.print(line, markup=False))
+
+    def say(line: str) -> None:
+        console.print(line, markup=False)
+
+    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
+    return StepStream(inputs, loader, mesh, world, quarantine, say)
+
+
+def _host_bytes(config: RunConfig, world: World) -> int:
+    """This rank's part of what its machine keeps for batches made ahead."""
+    gb, name = config.dataset.max_host_gb, socket.gethostname()
+    ranks_here = world.gather(name).count(name)
+    return int((machine_bytes() / 4 if gb is None else gb * 1e9) / ranks_here)
 
 
 def _trackers(config: RunConfig, folder: Path, world: World, step: int) -> Trackers:

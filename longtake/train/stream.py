@@ -5,34 +5,33 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from longtake.buckets import OrderInputs, PassOrder, deal
 from longtake.contracts import Batch, Fault, Slot, UserError
-from longtake.data import SlotLoader, append_quarantine, read_quarantine
+from longtake.data import Delivery, DeviceFeed, SlotLoader, append_quarantine, read_quarantine
 from longtake.parallel import Mesh, World
+from longtake.train.peers import share_parcel
 from longtake.train.shared_order import plan_shared
 
 SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FAULTS`
 COUNTED_FAULTS = 100
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepInput:
-    """What one optimizer step is made of on this rank."""
+    """What one optimizer step is made of on this rank. The last three fields are complete once `batches` is used up."""
 
     pass_index: int
     slots: Sequence[Slot]  # the step's real slots, of all ranks
-    batches: Sequence[Batch]  # this rank's micro-batches; number i is slot i * ranks + rank
     state: dict  # data position after the step
-    wait_seconds: float  # time this rank waited for its data
-
-    @property
-    def faults(self) -> list[Fault]:
-        """What this rank could not load for the step."""
-        return [fault for batch in self.batches for fault in batch.faults]
+    batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    # this rank's micro-batches on its device, one at a time; number i is slot i * ranks + rank
+    loaded: int = 0  # samples of `batches` that could be loaded
+    faults: list[Fault] = field(default_factory=list)  # those that could not
+    wait_seconds: float = 0.0  # time this rank waited for its data
 
 
 class StepStream:
@@ -49,6 +48,7 @@ class StepStream:
     ) -> None:
         self.inputs, self.loader, self.mesh, self.world, self.quarantine = inputs, loader, mesh, world, quarantine
         self.say = say  # puts a line on this rank's terminal
+        self._feed = DeviceFeed.to(world.device)
         self._num_faults = 0
 
     def plan(self, pass_index: int, state: dict | None) -> PassOrder:
@@ -79,16 +79,48 @@ class StepStream:
 
     def _one_pass(self, order: PassOrder, skip: int) -> Iterator[StepInput]:
         ahead: deque[_Ahead] = deque()
-        fetched = self.loader.fetch(_feed(order, skip, self.mesh.data_ranks, self.mesh.data_rank, ahead))
+        for line in order.report.buckets:
+            self._feed.buffers.expect(self.loader.source.batch_bytes(line.bucket))
+        deliveries = self._deliveries(_feed(order, skip, self.mesh.data_ranks, self.mesh.data_rank, ahead))
         for _ in range(skip, order.num_steps):
             start = time.perf_counter()
-            batches = [next(fetched)]
-            slots, num_micro, state = ahead.popleft()
-            batches += [next(fetched) for _ in range(num_micro - 1)]
+            first = [next(deliveries)]  # only now is it known which step begins
             waited = time.perf_counter() - start
-            step = StepInput(order.pass_index, slots, batches, state, waited)
-            self._leave_out(step.faults)
+            slots, num_micro, state = ahead.popleft()
+            step = StepInput(order.pass_index, slots, state, wait_seconds=waited)
+            step.batches = self._batches(step, first, deliveries, num_micro)
             yield step
+
+    def _batches(
+        self, step: StepInput, first: list[Delivery], others: Iterator[Delivery], num_micro: int
+    ) -> Iterator[Batch]:
+        """The micro-batches of a step, none of them kept behind its turn.
+
+        What a micro-batch lost is in the quarantine before it is handed over, and so before the step's update.
+        """
+        for _ in range(num_micro):
+            start = time.perf_counter()
+            delivery = first.pop() if first else next(others)
+            step.wait_seconds += time.perf_counter() - start
+            step.loaded += delivery.loaded
+            step.faults += delivery.batch.faults
+            self._leave_out(delivery.batch.faults)
+            yield delivery.batch
+            del delivery
+
+    def _deliveries(self, slots: Iterator[Slot]) -> Iterator[Delivery]:
+        """This rank's batches on its device. Where ranks hold parts of the same micro-batches, one of them decodes."""
+        peers = self.mesh.peers
+        if peers is None:
+            yield from self._feed.batches(self.loader.fetch(slots))
+            return
+        if self.mesh.reads:
+            for parcel, loaded in self._feed.parcels(self.loader.fetch(slots)):
+                yield Delivery(share_parcel(parcel, loaded, peers, self.world.device)[0].batch, loaded)
+        else:
+            for _ in slots:
+                parcel, loaded = share_parcel(None, 0, peers, self.world.device)
+                yield Delivery(replace(parcel.batch, faults=()), loaded)  # the rank that decodes writes them down
 
     def _leave_out(self, faults: Sequence[Fault]) -> None:
         """Puts what could not be loaded into the quarantine, and says so."""

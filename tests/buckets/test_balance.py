@@ -100,3 +100,14 @@ def test_any_balanced_window_can_be_made_from_what_is_left_at_its_start() -> Non
     slots = fill_windows(left, 16, first_window=0, **where)
     before = np.bincount(slots[:48], minlength=5)
     np.testing.assert_array_equal(fill_windows(left - before, 16, first_window=3, **where), slots[48:])
+
+
+@pytest.mark.parametrize("cost", [COST, None], ids=["balanced", "at random"])
+def test_a_restart_at_any_step_goes_on_as_the_pass_would_have_to_its_last_window(cost: CostModel | None) -> None:
+    made = balanced(600, slots_per_step=4, window_steps=16, cost=cost)
+    order = plan_pass(made, 0)
+    assert order.num_steps > 2 * 16
+    assert order.num_steps % 16, "the last window is a short one"
+    whole = digests(order)
+    for step in range(order.num_steps + 1):
+        assert digests(plan_pass(made, 0, through_json(order.state(step)))) == whole[step:]

@@ -184,3 +184,17 @@ def test_every_input_that_matters_begins_an_era(change: dict[str, Any]) -> None:
     state = plan_pass(inputs(), PASS).state(3)
     assert len(plan_pass(inputs(**change), PASS, state).eras) == 1
     assert len(plan_pass(inputs(), PASS, state).eras) == 0
+
+
+def test_other_numbers_of_the_same_clips_are_refused_in_the_middle_of_a_pass_only() -> None:
+    made = inputs(300)
+    order = plan_pass(made, PASS)
+    turned = replace(made, height=made.width, width=made.height, table="turned")
+    with pytest.raises(UserError, match=r"frames, size or rate of some clips have changed .* --start-epoch 2"):
+        plan_pass(turned, PASS, order.state(5))
+    assert plan_pass(turned, PASS, order.state(0)).num_steps > 0
+    backwards = {name: getattr(made, name)[::-1] for name in NUMBERS}
+    reordered = replace(made, **backwards, table="the same rows in another order")
+    assert digests(plan_pass(reordered, PASS, order.state(5))) == digests(
+        plan_pass(replace(made, table="renamed"), PASS, order.state(5))
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cli import data
+from longtake.cli import counted
 from longtake.data import ClipTable
 from longtake.data.shapes import make_shapes
 
@@ -52,6 +52,21 @@ def test_a_table_of_good_files_gives_no_warning(longtake, tmp_path: Path):
     assert (code, out) == (0, f"3 clips in {tmp_path / 't.csv'}\n")
 
 
+def test_captions_under_another_name_are_said_to_be_missing_before_the_first_file(longtake, tmp_path: Path):
+    table = make_shapes(tmp_path, num_clips=2, num_stills=1).table
+    table.write_text(table.read_text().replace("path,text", "path,caption"))
+    code, out, _ = longtake("data", "probe", table, "--output", tmp_path / "t.parquet")
+    assert code == 0
+    said = " ".join(out.split())
+    assert "warning:" in said
+    assert "there is no column text (found path, caption), so no clip has a caption" in said
+    assert "--dataset.captions.caption 1" in said
+    assert ClipTable.open(tmp_path / "t.parquet", captions=("caption",)).caption(0, "caption") != ""
+    table.write_text(table.read_text().replace("path,caption", "path, text"))
+    code, out, _ = longtake("data", "probe", table, "--output", tmp_path / "u.parquet")
+    assert (code, out) == (0, f"3 clips in {tmp_path / 'u.parquet'}\n")
+
+
 def test_mistakes_of_the_command_line_are_one_sentence(mistake, clips: Path, tmp_path: Path):
     assert "gone.csv" in mistake("data", "probe", tmp_path / "gone.csv", "-o", tmp_path / "t.csv")
     assert "column path is missing" in mistake("data", "probe", _captions(tmp_path), "-o", tmp_path / "t.csv")
@@ -61,6 +76,21 @@ def test_mistakes_of_the_command_line_are_one_sentence(mistake, clips: Path, tmp
     assert "would overwrite" in mistake("data", "probe", clips, "-o", clips)
     assert "--output" in mistake("data", "probe", clips)
     assert "--workers" in mistake("data", "probe", clips, "-o", tmp_path / "t.csv", "--workers", "-1")
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "-1", "-inf"])
+def test_a_cache_size_that_is_none_is_refused(mistake, clips: Path, size: str):
+    said = mistake("data", "probe", clips, "-o", clips.with_name("o.csv"), "--cache-gb", size)
+    assert f"--cache-gb {size}: must be a size in GB" in said
+
+
+@pytest.mark.parametrize("url", ["https://x.y/clips.csv", "s3://bucket/set", "https://x.y/clips.json"])
+def test_a_table_on_a_server_is_refused_with_its_url(mistake, clips: Path, tmp_path: Path, url: str):
+    sentence = f"{url}: a table must lie on this machine"
+    assert sentence in mistake("data", "probe", url, "-o", tmp_path / "t.csv")
+    assert sentence in mistake("data", "filter", url, "-o", tmp_path / "t.csv", "--where", "fps > 1")
+    target = f"{url.rpartition('/')[0]}/t.csv"
+    assert f"{target}: a table must lie" in mistake("data", "probe", clips, "-o", target)
 
 
 def test_parts_of_a_table_are_probed_one_by_one(longtake, mistake, clips: Path):
@@ -86,7 +116,7 @@ def test_the_same_command_continues_after_strict(longtake, mistake, clips: Path)
 
 
 def test_where_nobody_watches_a_line_tells_rate_and_time_left(longtake, clips: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(counted, "_SECONDS_BETWEEN_LINES", 0.0)
     _, _, err = longtake("data", "probe", clips, "-o", clips.with_name("o.csv"))
     assert re.search(r"^probed 4/8  [\d,]+ files/s  0:00:00 left$", err, re.MULTILINE)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from longtake.buckets.aspect import aspect_table, closest_ratio
+from longtake.data.clips.video import read_frames, read_image
 from longtake.data.shapes import (
     COLOURS,
     DIRECTIONS,
@@ -20,7 +21,6 @@ from longtake.data.shapes import (
     make_shapes,
     split_prompts,
 )
-from longtake.data.video import read_frames, read_image
 
 NUM_CLIPS, NUM_STILLS = 120, 18
 

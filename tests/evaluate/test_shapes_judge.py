@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from longtake.data.clips.video import read_frames, read_image
 from longtake.data.shapes import COLOURS, DIRECTIONS, SHAPES, caption, draw_clip, make_shapes
-from longtake.data.video import read_frames, read_image
 from longtake.evaluate import Accuracy, judge, score
 
 GREY = np.full((8, 32, 32, 3), 120, np.uint8)

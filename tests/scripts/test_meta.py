@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data.video import write_video
-from tests.data.clips import noise_frames
+from longtake.data.clips.video import write_video
+from tests.data.made_clips import noise_frames
 
 Answer = tuple[int | str | None, str, str]  # exit code, stdout, stderr
 SCRIPT = Path(__file__).parents[2] / "scripts" / "cnv" / "meta.py"

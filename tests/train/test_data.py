@@ -109,6 +109,21 @@ def quarantined(folder: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
+def test_clips_without_a_caption_are_counted_before_the_first_step(tmp_path: Path, own_clips: Path) -> None:
+    columns = pq.read_table(own_clips)
+    texts = columns["text"]
+    place = columns.column_names.index("text")
+    columns = columns.set_column(place, "text", [[""] * len(texts)]).append_column("caption", texts)
+    pq.write_table(columns, own_clips)
+    config = write_config(tmp_path, own_clips, max_steps=1)
+    _, said = train_here(config)
+    said = " ".join(said.split())
+    assert f"warning: captions: column text, empty for {len(texts)} of {len(texts)} clips; if another" in said
+    _, said = train_here(config, "--dataset.captions.caption", "1")
+    assert f"captions: column caption, empty for 0 of {len(texts)} clips" in said
+    assert "warning: captions" not in said
+
+
 @pytest.mark.parametrize("damage", ["emptied", "cut", "missing"])
 def test_a_bad_clip_costs_that_clip(tmp_path: Path, own_clips: Path, seen: Seen, damage: str) -> None:
     bad = own_clips.parent / "clips" / "clip_00003.mp4"

@@ -249,8 +249,8 @@ main(sys.argv[1:])
 
 
 def test_a_run_whose_data_never_come_gives_up_and_says_where_it_waits(config: Path) -> None:
-    words = ("train", config, "--num-workers", "1", "--first-step-timeout", "2")
+    words = ("train", config, "--num-workers", "1", "--first-step-timeout", "8")
     code, _, error = finish(start(*words, program=("-c", HANGING)))
     assert code == EXIT_NO_FIRST_STEP, error
-    assert "first_step_timeout = 2: no training step was finished in this many seconds" in error
+    assert "first_step_timeout = 8: no training step was finished in this many seconds" in error
     assert "stream.py" in error  # where the trainer waits

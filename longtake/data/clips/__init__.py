@@ -1,0 +1,1 @@
+"""One clip: where its file lies, its frames, their size, its caption."""

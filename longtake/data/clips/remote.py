@@ -1,0 +1,444 @@
+"""Clips that lie on a server: fetched whole through fsspec into a bounded folder that the processes of a machine share.
+
+A location is the path of a file or a URL of any protocol that fsspec knows (`s3://`, `gs://`, `https://` ...). The
+folder holds one file a URL, named by the URL's hash. Locks are `flock`s on the files themselves, so they end with
+their process, whatever ends it:
+
+- a reader holds a shared lock on its file; what is to be deleted must be locked exclusively first;
+- who downloads a file holds `<name>.<bytes>.partial`, which is empty and stands for the bytes to come; each attempt
+  writes to a file of its own, `<name>.<bytes>.<token>.partial`, so that a call that was given up and wakes up late
+  spoils nothing; the complete one is renamed. A partial file that nobody has locked was left by a process that died,
+  and is deleted;
+- the file `used` holds the bytes taken, downloads in progress included. It may say too much after an interruption,
+  never too little; the folder is only listed, and the sum made right, when the cache looks full;
+- a file `<hash of the server>.absent` says since when, and why, a server is taken not to be there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from longtake.contracts import UserError
+from longtake.data.clips.video import ClipError, reason_of
+
+_URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
+_OURS = re.compile(
+    r"[0-9a-f]{32}(\.[A-Za-z0-9]{1,8})?(\.(?P<reserved>\d+)(?P<token>\.[0-9a-f]{8})?(?P<partial>\.partial))?"
+)
+_KEPT_SHARE = 0.9  # of the capacity, when room is made: the folder is then not listed again for a while
+_ATTEMPTS = 4
+_FIRST_PAUSE_SECONDS = 0.5  # before the second attempt; doubled each time
+_SILENCE_SECONDS = 30.0  # without a byte: the attempt is given up
+_ABSENT_SECONDS = 10.0  # so long a server that is not there is not asked again
+_ABSENT = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_PASSING_STATUS = (408, 425, 429)  # of the HTTP codes that blame the client, those worth another attempt
+
+Result = TypeVar("Result")
+
+
+def is_url(location: str) -> bool:
+    """Whether a location names a protocol (`s3://...`), also `file://`."""
+    return _URL.match(location) is not None
+
+
+def join_location(root: str | os.PathLike[str], path: str) -> str:
+    """A path as a table has it, starting from `root`, either of which may be a URL; URLs and absolute paths stay.
+
+    A relative path is the name of a file: below a web address, what has a meaning there (`%`, `#`, `?`) is escaped.
+    """
+    if is_url(path) or os.path.isabs(path):
+        return path
+    start = os.fspath(root)
+    if not is_url(start):
+        return os.path.join(start, path)
+    if start.rsplit("::", 1)[-1].lower().startswith(("http://", "https://")):
+        path = path.replace("%", "%25").replace("#", "%23").replace("?", "%3F")  # the rest is done when it is asked for
+    return f"{start.rstrip('/')}/{path}"
+
+
+def refuse_url(table: str | os.PathLike[str]) -> None:
+    """Raises `UserError` for a table or folder given as a URL, also one that a `Path` has robbed of a slash."""
+    name = os.fspath(table)
+    found = re.match(r"([a-z][a-z0-9+.:-]+):/+(?=[^/])", name, re.IGNORECASE)
+    if found and not os.path.lexists(f"{found[1]}:"):  # a folder may be called so
+        url = f"{found[1]}://{name[found.end() :]}"
+        raise UserError(
+            f"{url}: a table must lie on this machine, and so must a folder of clips; fetch the table (its paths, "
+            "dataset.root and --root may be URLs)"
+        )
+
+
+def check_protocols(locations: Iterable[str]) -> None:
+    """Raises `UserError` where some of these files could never be fetched: fsspec or one of its parts is missing."""
+    for url in {location.split("://", 1)[0]: location for location in locations if is_url(location)}.values():
+        if not url.lower().startswith("file://"):
+            _system_of(url)
+
+
+def file_name(location: str) -> str:
+    """The location without what a web address has behind its path (`?...`), so that its suffix is the file's."""
+    return urlsplit(location).path if location.lower().startswith(("http://", "https://")) else location
+
+
+def default_cache_folder() -> Path:
+    """`longtake/clips` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longtake" / "clips"
+
+
+@dataclass(frozen=True)
+class FileCache:
+    """A folder of fetched files, used by any number of processes of one machine; needs a file system with `flock`.
+
+    What a URL holds is taken to stay the same: a file that is here is not asked for again.
+    """
+
+    folder: Path
+    capacity_bytes: int = 20_000_000_000  # a file larger than this is fetched all the same, alone
+    download_seconds: float = 300.0  # for one file, all attempts together
+
+    @contextmanager
+    def local(self, location: str) -> Iterator[str]:
+        """The path of a local file with what lies at `location`, which stays there for the body; a path is its own.
+
+        Raises `ClipError` where it cannot be fetched, and `UserError` where that is not the clip's fault: a missing
+        package, a cache folder that cannot be written.
+        """
+        if not is_url(location):
+            yield location
+        elif location.lower().startswith("file://"):
+            yield unquote(urlsplit(location).path)
+        else:
+            path, handle = self._lease(location)
+            try:
+                yield str(path)
+            finally:
+                os.close(handle)
+
+    def _lease(self, url: str) -> tuple[Path, int]:
+        """The local file and a handle that holds it."""
+        digest = hashlib.blake2b(url.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        suffix = os.path.splitext(file_name(url))[1]
+        path = self.folder / digest[:2] / (digest + (suffix if _SUFFIX.fullmatch(suffix) else ""))
+        deadline = time.monotonic() + self.download_seconds
+        while True:
+            with _blaming_the_folder(self.folder), suppress(FileNotFoundError):
+                handle = os.open(path, os.O_RDONLY)
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                if _is_at(handle, path):
+                    with suppress(OSError):
+                        os.utime(handle)  # the time of the last use, by which the oldest are found
+                    return path, handle
+                os.close(handle)
+            self._fetch(url, path, deadline)
+
+    def _fetch(self, url: str, path: Path, deadline: float) -> None:
+        """Puts the file in its place, unless another process does: then returns when it should be there."""
+        mark = self.folder / f"{_server_of(url)}.absent"
+        attempts = 1 if _absent_for(mark) is not None else _ATTEMPTS  # as long as nobody has found it again
+        for attempt in range(attempts):
+            since = _absent_for(mark)
+            if since is not None and since < _ABSENT_SECONDS:
+                with suppress(OSError):
+                    raise ClipError(f"cannot be fetched: {mark.read_text(encoding='utf-8')}")
+            try:
+                self._fetch_once(url, path, deadline)
+                if since is not None:
+                    mark.unlink(missing_ok=True)
+                return
+            except (ClipError, UserError):
+                raise
+            except Exception as error:
+                pause = _FIRST_PAUSE_SECONDS * 2**attempt
+                cause = _cause(error)
+                if not _may_pass(cause) or attempt == attempts - 1 or time.monotonic() + pause > deadline:
+                    if _is_absence(cause):
+                        self._note_absence(mark, _reason(cause))
+                    raise ClipError(f"cannot be fetched: {_reason(cause)}") from error
+                time.sleep(pause)
+
+    def _note_absence(self, mark: Path, reason: str) -> None:
+        """Tells all processes that a server is not there: each file of it would take seconds to find that out."""
+        with _blaming_the_folder(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mark.write_text(reason, encoding="utf-8")
+
+    def _fetch_once(self, url: str, path: Path, deadline: float) -> None:
+        system, place, size = _in_time(lambda: _ask(url), deadline, lambda: None)
+        claim = path.with_name(f"{path.name}.{size or 0}.partial")
+        with self._held(claim, deadline) as held:
+            if held is None or path.exists():
+                return
+            self._reserve(size or 0, claim)
+            content = claim.with_name(f"{path.name}.{size or 0}.{secrets.token_hex(4)}.partial")
+            with self._held(content, deadline) as handle:
+                assert handle is not None
+                with _blaming_the_folder(self.folder):
+                    _in_time(lambda: system.get_file(place, str(content)), deadline, lambda: _written(content))
+                    got = content.stat().st_size
+                    if size is not None and got != size:
+                        raise OSError(f"{got} of {size} bytes came")
+                    os.fsync(handle)
+                if got > (size or 0):
+                    self._reserve(got - (size or 0), claim)
+                os.replace(content, path)
+
+    @contextmanager
+    def _held(self, path: Path, deadline: float) -> Iterator[int | None]:
+        """A handle of a new file, locked, and deleted behind the body unless it was renamed.
+
+        Waits for the process that has it now; None: that one has deleted it meanwhile.
+        """
+        with _blaming_the_folder(self.folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            while not _try_lock(handle):
+                if time.monotonic() > deadline:
+                    raise ClipError("cannot be fetched: another process took longer than dataset.download_seconds")
+                time.sleep(0.05)
+            mine = _is_at(handle, path)
+            try:
+                yield handle if mine else None
+            finally:
+                if mine and _is_at(handle, path):
+                    path.unlink(missing_ok=True)
+        finally:
+            os.close(handle)
+
+    def _reserve(self, num_bytes: int, claim: Path) -> None:
+        """Counts bytes that are about to be written, after deleting what was not used for the longest time."""
+        with _blaming_the_folder(self.folder):
+            counter = os.open(self.folder / "used", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(counter, fcntl.LOCK_EX)
+            said = os.pread(counter, 32, 0).strip()
+            used = int(said) if said.isdigit() else self.capacity_bytes
+            if used + num_bytes > self.capacity_bytes:
+                used = self._evict(int(self.capacity_bytes * _KEPT_SHARE) - num_bytes, claim)
+            with _blaming_the_folder(self.folder):
+                os.pwrite(counter, f"{used + num_bytes:<32d}".encode(), 0)
+        finally:
+            os.close(counter)
+
+    def _evict(self, keep_bytes: int, claim: Path) -> int:
+        """Deletes the oldest files that nobody reads until at most `keep_bytes` are left; returns what is left."""
+        files, used = [], 0
+        for folder in (entry for entry in os.scandir(self.folder) if entry.is_dir()):
+            for entry in os.scandir(folder):
+                ours = _OURS.fullmatch(entry.name)
+                if ours is None or entry.path == str(claim):
+                    continue
+                with suppress(FileNotFoundError):
+                    stat = entry.stat(follow_symlinks=False)
+                    if ours["partial"] is None:
+                        files.append((stat.st_mtime_ns, stat.st_size, entry.path))
+                        used += stat.st_size
+                    elif not _delete(entry.path):  # a download in progress: its claim says its size, if it is known
+                        used += int(ours["reserved"]) if ours["token"] is None else 0
+                        used += stat.st_size if not int(ours["reserved"]) else 0
+        for _, size, path in sorted(files):
+            if used <= keep_bytes:
+                break
+            used -= size if _delete(path) else 0
+        return used
+
+
+def _ask(url: str) -> tuple[Any, str, int | None]:
+    """The file system of a URL, the file's name there, and its size in bytes where the server says it."""
+    _system_of(url)
+    try:
+        import fsspec
+
+        system, place = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise _lacking(url, error) from error
+    info = system.info(place)
+    if info.get("type") == "directory":
+        raise IsADirectoryError("is a folder, not a file")
+    size = info.get("size")
+    if size == 0:
+        raise ClipError("the file is empty")
+    return system, place, size
+
+
+def _system_of(url: str) -> None:
+    """Imports the kinds of file systems that a URL goes through. Raises `UserError`."""
+    first, *others = url.split("::")  # as it may also stand in a file's name
+    for part in [first, *(other for other in others if "://" in other)]:
+        protocol = part.split("://", 1)[0].lower()
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(protocol)
+        except ImportError as error:
+            raise _lacking(url, error) from error
+        except ValueError as error:
+            raise UserError(
+                f"{url}: {protocol}:// is no protocol that fsspec knows; write s3://, gs://, https:// ... in the "
+                "table's paths, dataset.root or --root"
+            ) from error
+
+
+def _lacking(url: str, error: ImportError) -> UserError:
+    return UserError(f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'")
+
+
+def _in_time(function: Callable[[], Result], deadline: float, progress: Callable[[], Any]) -> Result:
+    """`function()`, given up at the deadline, or when `progress()` has not changed for a while.
+
+    It runs in a thread of its own, because a call that waits for a server cannot be interrupted in another way. A
+    thread that is given up is left to itself and ends with its connection, at the latest with the process.
+    """
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def work() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True, name="fetch")
+    thread.start()
+    seen, since = progress(), time.monotonic()
+    while True:
+        thread.join(min(0.2, _SILENCE_SECONDS))
+        if outcome:
+            result, error = outcome[0]
+            if error is not None:
+                raise error
+            return result
+        now, found = time.monotonic(), progress()
+        if found != seen:
+            seen, since = found, now
+        if now > deadline:
+            raise ClipError("cannot be fetched: took longer than dataset.download_seconds")
+        if now - since > _SILENCE_SECONDS:
+            raise TimeoutError(f"nothing came for {_SILENCE_SECONDS:g} s")
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """What changes with every byte written to a file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file still is the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _delete(path: str) -> bool:
+    """Deletes a file unless a process holds it."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    except PermissionError:  # another user's
+        return False
+    try:
+        if not _try_lock(handle):
+            return False
+        if _is_at(handle, Path(path)):
+            os.unlink(path)
+        return True
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _blaming_the_folder(folder: Path) -> Iterator[None]:
+    """Turns this machine's troubles with the cache folder into a `UserError`: no clip is to blame for them."""
+    try:
+        yield
+    except OSError as error:
+        local = isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(folder)
+        if error.errno in _NO_SPACE or (
+            local and isinstance(error, PermissionError | NotADirectoryError | FileExistsError)
+        ):
+            raise UserError(
+                f"dataset.cache_dir = {str(folder)!r}: {reason_of(error)}; name a folder that can be written, with "
+                "room for dataset.cache_gb"
+            ) from error
+        raise
+
+
+def _server_of(url: str) -> str:
+    """16 hex digits for the protocol and host (or bucket) of a URL."""
+    address = urlsplit(url.rsplit("::", 1)[-1])
+    return hashlib.blake2b(f"{address.scheme}://{address.netloc}".encode(), digest_size=8).hexdigest()
+
+
+def _absent_for(mark: Path) -> float | None:
+    """Seconds since a server was last found to be absent; None where it was not."""
+    try:
+        return max(0.0, time.time() - mark.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _is_absence(error: BaseException | None) -> bool:
+    """Whether an error says that nothing answers at the address, or that there is no such address."""
+    for _ in range(8):
+        if error is None:
+            return False
+        named = type(error).__name__ in ("EndpointConnectionError", "ClientConnectorDNSError")
+        if named or isinstance(error, ConnectionRefusedError | socket.gaierror):
+            return True
+        if getattr(error, "errno", None) in _ABSENT:
+            return True
+        error = getattr(error, "os_error", None) or error.__cause__ or error.__context__
+    return False
+
+
+def _cause(error: Exception) -> BaseException:
+    """What lies behind the "file not found" that fsspec makes of every failure to ask a web server about a file."""
+    return error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another attempt could go better."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in _PASSING_STATUS
+    lasting = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, ImportError)
+    return not isinstance(error, lasting)
+
+
+def _reason(error: BaseException) -> str:
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return "no such file on the server"
+    if isinstance(status, int):
+        return f"the server answers {status} {getattr(error, 'message', '')}".rstrip()
+    assert isinstance(error, Exception)
+    return reason_of(error)

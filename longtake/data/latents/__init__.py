@@ -1,0 +1,1 @@
+"""Slots to batches from a store of latents and text embeddings."""

@@ -1,0 +1,304 @@
+"""Reading a store of latents and text embeddings that `longtake data encode` has made.
+
+    store.json           format, what the store was made for, shapes and types, the names of the buckets
+    plan.arrow           every (view, sample) to encode, in the order of the shards
+    latents/000012.*     a shard (.safetensors) and its piece of the index (.parquet), there once the shard is whole
+    texts/000003.*       the same for captions, each different one once
+    empty.safetensors    the empty prompt
+    index.*, texts.*     all pieces in one, written last: .parquet to look at, .arrow to be mapped into memory
+
+Columns of the index: `view`, `sample` (id), `row` (of the clip table then), `bucket` (place in `store.json`'s names),
+`num_frames, height, width, fps` (of the table then), `file_bytes, file_mtime_ns` (-1: no local file), `text` (64-bit
+hash of the caption), `shard`, `place` (row of the shard's tensors), `crc` (CRC-32 of its bytes), `reason` (why the clip
+could not be read; its `shard` is -1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from longtake.contracts import LatentShape, UserError
+from longtake.data.latents.shard import MEND, Shards, crc_of, read_tensors
+
+FORMAT_VERSION = 1
+STORE_FILE, PLAN_FILE, EMPTY_FILE = "store.json", "plan.arrow", "empty.safetensors"
+LATENTS, TEXTS = "latents", "texts"  # folders of shards
+OF_VIDEO = ("mean", "std")  # the tensors of LATENTS; the others are those of TEXTS
+INDEX_NAMES = {LATENTS: "index", TEXTS: "texts"}  # of the whole index of each
+SORTED_BY = {LATENTS: ("view", "sample"), TEXTS: ("text",)}
+_READERS = 16  # threads that look at shards when a store is opened: on a network disk each look is a wait
+CLIP_FACTS = ("num_frames", "height", "width", "fps")  # columns of the clip table that decide what is encoded
+
+_INDEX_SCHEMA = {
+    LATENTS: pa.schema(
+        [
+            ("view", pa.int32()),
+            ("sample", pa.uint64()),
+            ("row", pa.int64()),
+            ("bucket", pa.int32()),
+            ("num_frames", pa.int64()),
+            ("height", pa.int64()),
+            ("width", pa.int64()),
+            ("fps", pa.float64()),
+            ("file_bytes", pa.int64()),
+            ("file_mtime_ns", pa.int64()),
+            ("text", pa.uint64()),
+            ("shard", pa.int32()),
+            ("place", pa.int32()),
+            ("crc", pa.uint32()),
+            ("reason", pa.string()),
+        ]
+    ),
+    TEXTS: pa.schema(
+        [
+            ("text", pa.uint64()),
+            ("shard", pa.int32()),
+            ("place", pa.int32()),
+            ("crc", pa.uint32()),
+            ("caption", pa.string()),
+        ]
+    ),
+}
+
+
+def index_schema(kind: str) -> pa.Schema:
+    """The columns of the index of `LATENTS` or `TEXTS`."""
+    return _INDEX_SCHEMA[kind]
+
+
+@dataclass(frozen=True)
+class EncoderFacts:
+    """What a run needs to know of encoders that it does not hold."""
+
+    latent: LatentShape
+    text_length: int  # tokens of an embedded caption
+    empty: Mapping[str, Tensor]  # the empty prompt: "text" [1, L, Dt], "vector" [1, Dv]
+
+
+class LatentStore:
+    """A store on disk. Entries are read by memory map, one at a time; the index is mapped too where it is complete.
+
+    Pickling carries the folder's name only. `complete`: every shard of the plan is there.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]):
+        """Use `open`."""
+        self.folder, self.facts = folder, facts
+        self.fingerprint: Mapping[str, Any] = facts["fingerprint"]
+        self.buckets: tuple[str, ...] = tuple(facts["buckets"])
+        self.complete = all((folder / f"{name}.arrow").is_file() for name in INDEX_NAMES.values())
+        self._shards = Shards(folder, tensors_of(facts))
+        self._index = {kind: _columns(read_index(folder, kind)) for kind in INDEX_NAMES}
+        views = self._index[LATENTS]["view"]
+        self._starts = np.searchsorted(views, np.arange(int(facts["fingerprint"]["dataset.views"]) + 1))
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], check: bool = True) -> LatentStore:
+        """Raises `UserError` where there is no store, one of another format, or (with `check`) one whose files are cut
+        short."""
+        folder = Path(folder).absolute()
+        store = cls(folder, read_facts(folder))
+        if check:
+            store.check_sizes()
+        return store
+
+    def __reduce__(self) -> tuple:
+        return LatentStore, (self.folder, self.facts)
+
+    def __len__(self) -> int:
+        """Entries: (view, sample) pairs, those that could not be read included."""
+        return len(self._index[LATENTS]["view"])
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Name -> {"dtype", "shape"} of one entry; shapes in the letters of the design: C F h w, L Dt, Dv."""
+        return self.facts["tensors"]
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether latents are drawn from "mean" and "std"; otherwise the mean is the latent."""
+        return "std" in self.tensors
+
+    @cached_property
+    def encoders(self) -> EncoderFacts:
+        """The facts of the encoders that made the store."""
+        empty = read_empty(self.folder, self.facts)
+        return EncoderFacts(LatentShape(**self.facts["latent"]), int(self.facts["text_length"]), empty)
+
+    def column(self, name: str) -> np.ndarray:
+        """A numeric column of the index, one value an entry; entries are in the order of (view, sample)."""
+        return self._index[LATENTS][name]
+
+    def find(self, view: int, samples: np.ndarray) -> np.ndarray:
+        """The entries of samples (uint64 [B]) in a view: int64 [B], -1 where there is none or its caption is not there.
+
+        The shard of a caption may be another part's to make than that of the latents.
+        """
+        if not 0 <= view < len(self._starts) - 1:
+            return np.full(len(samples), -1, np.int64)
+        start, stop = int(self._starts[view]), int(self._starts[view + 1])
+        entries = _find(self.column("sample")[start:stop], samples, start)
+        there = np.flatnonzero(entries >= 0)
+        texts = _find(self._index[TEXTS]["text"], self.column("text")[entries[there]], 0)
+        entries[there[texts < 0]] = -1
+        return entries
+
+    def samples(self, view: int) -> tuple[np.ndarray, np.ndarray]:
+        """All entries of a view: rows of the clip table that was encoded, int64, and sample ids, uint64 ascending."""
+        part = slice(int(self._starts[view]), int(self._starts[view + 1]))
+        return self.column("row")[part], self.column("sample")[part]
+
+    def reason(self, entry: int) -> str:
+        """Why the clip of an entry could not be read; empty where it could."""
+        return self._index[LATENTS]["reason"][entry].as_py()
+
+    def read(self, entry: int) -> dict[str, Tensor]:
+        """The latents of one entry, CPU, as stored: "mean" [C, F, h, w] and the like.
+
+        Raises `DamagedShard` where its bytes are not those that were written.
+        """
+        return self._read(LATENTS, entry)
+
+    def read_text(self, text: int) -> dict[str, Tensor]:
+        """The embedding of the caption with a hash: "text" [L, Dt] and "vector" [Dv].
+
+        Raises KeyError where the store has no such caption, and `DamagedShard`.
+        """
+        place = int(_find(self._index[TEXTS]["text"], np.array([text], np.uint64), 0)[0])
+        if place < 0:
+            raise KeyError(text)
+        return self._read(TEXTS, place)
+
+    def check_sizes(self) -> None:
+        """Raises `UserError` where a shard that the index names is missing or has lost bytes at its end."""
+        for kind, columns in self._index.items():
+            counts = np.bincount(columns["shard"][columns["shard"] >= 0])
+            shards = np.flatnonzero(counts).tolist()
+            with ThreadPoolExecutor(_READERS) as readers:
+                faults = readers.map(partial(self._shards.fault, kind), shards, counts[shards].tolist())
+                why = next(filter(None, faults), None)
+            if why:
+                raise UserError(f"{self.folder}: {why}; {MEND}")
+
+    def _read(self, kind: str, place: int) -> dict[str, Tensor]:
+        columns = self._index[kind]
+        shard, row, crc = (int(columns[name][place]) for name in ("shard", "place", "crc"))
+        return self._shards.read(kind, shard, row, crc)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What `store.json` says. Raises `UserError` where there is none, or one of another format."""
+    path = folder / STORE_FILE
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        version = facts["longtake_format_version"]
+        if version == FORMAT_VERSION and facts["longtake_format"] == "latent store":
+            _ = int(facts["fingerprint"]["dataset.views"]), tuple(facts["buckets"]), tensors_of(facts)
+            _ = LatentShape(**facts["latent"]), int(facts["text_length"])
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder}: no {STORE_FILE} in it; give a folder that `longtake data encode` has made"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions and the disk") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: is no description of a latent store; encode again into another folder") from error
+    if facts.get("longtake_format") != "latent store" or version != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format version {version} of {facts.get('longtake_format')!r} was found, version {FORMAT_VERSION} "
+            "of 'latent store' is read here; encode again into another folder"
+        )
+    return facts
+
+
+def tensors_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Kind of shard -> name -> {"dtype", "shape"} of an entry's tensor, by what `store.json` says."""
+    found: dict[str, dict[str, Any]] = {LATENTS: {}, TEXTS: {}}
+    for name, entry in facts["tensors"].items():
+        found[LATENTS if name in OF_VIDEO else TEXTS][name] = {"dtype": entry["dtype"], "shape": entry["shape"]}
+    return found
+
+
+def read_empty(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The embedding of the empty prompt. Raises `UserError` where its file is damaged."""
+    empty = read_tensors(folder / EMPTY_FILE)
+    if facts.get("empty_crc", crc_of(empty)) != crc_of(empty):
+        raise UserError(f"{folder / EMPTY_FILE}: has another checksum than when written; {MEND}")
+    return empty
+
+
+def read_index(folder: Path, kind: str) -> pa.Table:
+    """The index of `LATENTS` or `TEXTS`, sorted: the whole one, mapped, or what the finished shards say.
+
+    Raises `UserError` where a file of it is damaged.
+    """
+    whole = folder / f"{INDEX_NAMES[kind]}.arrow"
+    return read_table(whole, index_schema(kind)) if whole.is_file() else gather_index(folder, kind)
+
+
+def gather_index(folder: Path, kind: str) -> pa.Table:
+    """The pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
+    schema = index_schema(kind)
+    return join_pieces([read_table(path, schema) for path in sorted((folder / kind).glob("*.parquet"))], kind)
+
+
+def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
+    """Pieces of the index in one table, sorted."""
+    table = pa.concat_tables(pieces) if pieces else index_schema(kind).empty_table()
+    order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in SORTED_BY[kind]])
+    return table.take(order).combine_chunks()
+
+
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """A Parquet file, or an Arrow file mapped into memory, whose columns are those of `schema`.
+
+    Raises `UserError` that names the file and the remedy where it is damaged.
+    """
+    try:
+        if path.suffix == ".parquet":
+            table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        else:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table = table.replace_schema_metadata(None).select(schema.names)
+        if not table.schema.equals(schema):
+            raise ValueError("other columns")
+        table.validate()
+        return table
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        why = getattr(error, "strerror", None) or "cut short, or other bytes than were written"
+        raise UserError(f"{path}: cannot be read ({why}); {MEND}") from error
+
+
+def _columns(table: pa.Table) -> dict[str, Any]:
+    """Numbers as arrays (of a mapped table: without a copy), strings as Arrow has them."""
+    return {
+        name: table[name] if pa.types.is_string(table[name].type) else as_array(table[name])
+        for name in table.column_names
+    }
+
+
+def as_array(column: pa.ChunkedArray) -> np.ndarray:
+    """A numeric column as an array, without a copy where it is in one piece."""
+    return column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
+
+
+def _find(values: np.ndarray, wanted: np.ndarray, start: int) -> np.ndarray:
+    """Where each wanted value lies in ascending `values`, counted from `start`: int64, -1 where it does not."""
+    wanted = np.asarray(wanted, np.uint64)
+    if not len(values):
+        return np.full(len(wanted), -1, np.int64)
+    places = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    return np.where(values[places] == wanted, places + start, -1)

@@ -1,0 +1,109 @@
+"""A folder of clips as a training set: its table is made once, kept, and brought up to date when files change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from longtake.contracts import UserError
+from longtake.data.formats import FORMAT
+from longtake.data.probing.complete import write_bad, write_columns
+from longtake.data.probing.listing import list_clips
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.cache import lock, user_cache, writable_folder
+
+TABLE = ".longtake.parquet"
+_MOST_WORKERS = 8
+
+
+def folder_table(folder: Path) -> Path:
+    """The table of the clips below a folder, with paths that start from the folder: made, or as it was if all is.
+
+    It is `.longtake.parquet` in the folder, or lies in the user's cache folder where that cannot be written. Files
+    that are new or have changed are probed; of files that are gone the rows go. Files that cannot be used are listed
+    with their reasons in `.longtake.bad.csv` beside it, and said on stderr; they are tried again when anything in the
+    folder changes. One process of a machine does this, the others wait. Raises `UserError` as `list_clips` and
+    `probe_table` do.
+    """
+    table = writable_folder(folder.absolute(), user_cache(folder)) / TABLE
+    clips = list_clips(folder)
+    state = _digest(clips)
+    if _state_of(table) == state:
+        return table
+    with lock(table.with_suffix(".lock")):
+        if _state_of(table) != state:
+            _bring_up_to_date(folder, clips, table, state)
+    return table
+
+
+def _bring_up_to_date(folder: Path, clips: pa.Table, table: Path, state: str) -> None:
+    known = pyarrow.parquet.read_table(table) if _state_of(table) else None
+    same = np.zeros(len(clips), bool)
+    if known is not None:
+        same = pc.is_in(_facts(clips), value_set=_facts(known)).to_numpy(zero_copy_only=False)
+        known = known.filter(pc.is_in(_facts(known), value_set=_facts(clips)))
+    parts = [known] if known is not None and len(known) else []
+    bad: list[tuple[int, str, str]] = []
+    if not same.all():
+        new = clips.filter(pa.array(~same))
+        print(f"{folder}: probing {len(new)} of {len(clips)} files, once, into {table}", file=sys.stderr, flush=True)
+        places = np.flatnonzero(~same)
+        found, lost = _probed(new, folder)
+        parts += [found] if found is not None else []
+        bad = [(int(places[row]), path, reason) for row, path, reason in lost]
+    bad_list = write_bad(table.with_suffix(".bad.csv"), bad)
+    if not parts:
+        raise UserError(
+            f"{folder}: none of its {len(clips)} videos and pictures can be used, see {bad_list} (the first: "
+            f"{bad[0][1]}: {bad[0][2]}); mend the files or name another folder"
+        )
+    joined = pa.concat_tables(parts, promote_options="permissive").sort_by("path")
+    write_columns(joined.replace_schema_metadata(FORMAT | {"folder_state": state}), table)
+    if bad_list:
+        print(f"{folder}: {len(bad)} files cannot be used, see {bad_list}", file=sys.stderr, flush=True)
+
+
+def _probed(clips: pa.Table, folder: Path) -> tuple[pa.Table | None, list[tuple[int, str, str]]]:
+    """The rows of the clips that can be used, in their order, and the bad ones; None where none can."""
+    with tempfile.TemporaryDirectory(prefix="longtake-") as place:
+        source, target = Path(place) / "listing.parquet", Path(place) / "probed.parquet"
+        write_columns(clips, source)
+        workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(clips) // 32)
+        # One part of one: where no file can be used, an empty table is written.
+        result = probe_table(source, target, workers=workers, root=folder, part=(1, 1))
+        found = pyarrow.parquet.read_table(result.target)
+    if not len(found):
+        return None, list(result.bad_rows)
+    kept = clips.filter(pc.is_in(clips["clip_id"], value_set=found["clip_id"]))
+    found = found.set_column(found.column_names.index("path"), "path", kept["path"])
+    return found, list(result.bad_rows)
+
+
+def _facts(clips: pa.Table) -> pa.ChunkedArray:
+    """A text for each clip that is equal where nothing has changed."""
+    return pc.binary_join_element_wise(clips["path"], clips["changed"], "\0")
+
+
+def _digest(clips: pa.Table) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("path", "changed"):
+        for text in clips[name].to_pylist():
+            digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _state_of(table: Path) -> str | None:
+    """What a table was made from; None where it is not there or of another kind."""
+    try:
+        metadata = pyarrow.parquet.read_schema(table).metadata or {}
+    except (OSError, pa.ArrowException):
+        return None
+    return metadata.get(b"folder_state", b"").decode()

@@ -1,0 +1,152 @@
+"""Answers to a long list of questions, appended to a file as they come, so that a restart asks only the rest.
+
+The first line says what the journal belongs to; each further line is a JSON list `[row, answer]`. A line is complete
+or, after a crash, the last one is cut off and dropped. One process writes a journal at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from longtake.contracts import UserError
+
+FORMAT_VERSION = 1
+_LINES_HELD = 64
+_SECONDS_HELD = 0.5  # what a kill can cost
+_SECONDS_UNSYNCED = 10.0  # what a power cut can cost
+
+
+class Journal:
+    """An open journal. Use as a context manager; leaving it writes what is held.
+
+    An answer that is a text says why there is none. A journal that holds no others is deleted when it is left, or
+    begun anew: it would keep nothing, and must not stand in the way of a better question.
+    """
+
+    def __init__(self, path: Path, belongs_to: Mapping[str, Any]):
+        """Opens or starts the journal at `path`.
+
+        `belongs_to`: JSON values that must be the same for its answers to hold. Raises `UserError` where they are not,
+        naming them, where the file is no journal, and where another process writes it.
+        """
+        self.path = path
+        self._held: list[str] = []
+        self._written = self._synced = time.monotonic()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
+        try:
+            self._lock()
+            self._start = self._find_start(dict(belongs_to))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._file.closed:
+            self._write()
+            if not self._is_worth_keeping():
+                self.path.unlink(missing_ok=True)
+            self._file.close()
+
+    def read(self) -> Iterator[tuple[int, Any]]:
+        """The answers had so far: (row, answer), in the order they came."""
+        yield from self._read(self._start)
+
+    def _read(self, start: int) -> Iterator[tuple[int, Any]]:
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            for line in file:
+                try:
+                    row, answer = json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{self.path}: {line[:60]!r} is no line of a journal; delete the file") from error
+                yield row, answer
+
+    def add(self, row: int, answer: Any) -> None:
+        """Notes one answer; it reaches the file within half a second of the next one's coming."""
+        self._held.append(json.dumps([row, answer]) + "\n")
+        if len(self._held) >= _LINES_HELD or time.monotonic() - self._written > _SECONDS_HELD:
+            self._write()
+
+    def remove(self) -> None:
+        """Deletes the journal: its answers have been written elsewhere."""
+        self._held.clear()
+        self.path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _is_worth_keeping(self) -> bool:
+        try:
+            return any(not isinstance(answer, str) for _, answer in self._read(self._start))
+        except UserError:  # damaged: for its owner to decide
+            return True
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise UserError(f"{self.path}: another process is writing it; wait for it or stop it") from error
+            # some network file systems have no locks
+
+    def _find_start(self, belongs_to: dict[str, Any]) -> int:
+        """Checks or writes the first line, drops a half last one, and returns where the answers begin."""
+        ours = {"format": "longtake journal", "version": FORMAT_VERSION} | belongs_to
+        if self._drop_half_line() == 0:
+            return self._begin(ours)
+        with open(self.path, "rb") as file:
+            line = file.readline()
+        try:
+            theirs = json.loads(line)
+        except ValueError:
+            theirs = None
+        if not isinstance(theirs, dict) or theirs.get("format") != ours["format"]:
+            raise UserError(f"{self.path}: is no journal of Longtake; delete it or give the output another name")
+        differing = [name for name in ours if theirs.get(name) != ours[name]]
+        self._start = len(line)
+        if differing and theirs.get("version") == FORMAT_VERSION and not self._is_worth_keeping():
+            os.ftruncate(self._file.fileno(), 0)
+            return self._begin(ours)
+        if differing:
+            shown = ", ".join(f"{name} {theirs.get(name)!r} there, {ours[name]!r} here" for name in differing)
+            raise UserError(f"{self.path}: was begun with another input ({shown}); delete it to start over")
+        return len(line)
+
+    def _begin(self, first_line: dict[str, Any]) -> int:
+        self._held.append(json.dumps(first_line) + "\n")
+        self._write()
+        os.fsync(self._file.fileno())
+        return self._file.seek(0, os.SEEK_END)
+
+    def _drop_half_line(self) -> int:
+        """Cuts off what follows the last line's end. Returns the size that is left."""
+        size = at = self._file.seek(0, os.SEEK_END)
+        while at > 0:
+            before = max(0, at - (1 << 16))
+            found = os.pread(self._file.fileno(), at - before, before).rfind(b"\n")
+            if found >= 0:
+                at = before + found + 1
+                break
+            at = before
+        if at < size:
+            os.ftruncate(self._file.fileno(), at)
+        return at
+
+    def _write(self) -> None:
+        data = memoryview("".join(self._held).encode())
+        self._held.clear()
+        while data:
+            data = data[self._file.write(data) :]
+        self._written = time.monotonic()
+        if self._written - self._synced > _SECONDS_UNSYNCED:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()

@@ -1,0 +1,262 @@
+"""What a video or a still holds, read from its container; pixels are decoded only where nothing else is exact."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import av
+import av.logging
+import numpy as np
+from PIL import Image
+
+from longtake.data.clips.video import ClipError, check_file, countable_packets, is_image, open_video, reason_of
+from longtake.data.probing.mp4 import is_even, read_mp4, turns_on_its_side
+from longtake.data.probing.times import FrameTimes, length_of, mean_rate
+
+_EXIF_ORIENTATION = 0x0112
+_PNG_TEXTS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
+
+Way = Literal["header", "packets", "frames"]
+Container = av.container.InputContainer
+Stream = av.video.stream.VideoStream
+
+
+@dataclass(frozen=True)
+class ClipInfo:
+    """What a reader of the file will get: sizes are those of the upright picture."""
+
+    num_frames: int  # 1 for a still
+    height: int
+    width: int
+    fps: float  # frames per second rounded to 3 decimals; NaN for stills and where the container does not say
+    duration: float  # seconds; NaN where unknown
+    codec: str  # "h264", "jpeg" ...
+
+
+def probe_file(path: str | os.PathLike[str], decode_check: bool = False) -> ClipInfo:
+    """Reads what the container says about a video or a still; pixels are decoded only where nothing else is exact.
+
+    The frame count is the header's where the file's index agrees with it; else packets are counted; formats in which
+    packets are not frames (AVI, VP8, transport streams ...) are decoded. Raises `ClipError`, also for an MP4 whose
+    index reaches beyond the file's end; other damage behind the header is noticed only with `decode_check`, which
+    decodes the whole file and compares.
+    """
+    if is_image(path):
+        return _probe_image(os.fspath(path), decode_check)
+    info = _probe_by_index(path) or _probe_by_ffmpeg(path)
+    if decode_check:
+        _check_decodes(path, info)
+    return info
+
+
+def count_frames(path: str | os.PathLike[str], way: Way) -> int | None:
+    """The frames of a video counted in one way only; None where that way cannot be trusted with this file.
+
+    "header" asks the container's index, "packets" reads the file without decoding, "frames" decodes all of it.
+    Raises `ClipError`.
+    """
+    if way == "header" and (info := _probe_by_index(path)):
+        return info.num_frames
+    with open_video(path) as (container, stream):
+        if way == "frames":
+            return _decode_through(container, stream).times.count
+        packets = _packets(container, stream)
+        if packets is None:
+            return None
+        if way == "header":
+            return _count_by_header(path, container, stream)
+        return sum(_is_frame(packet) for packet in packets)
+
+
+def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
+    """A plain MP4 or MOV by its index; None for everything else. Raises `ClipError` where there is no file."""
+    name = os.fspath(path)
+    check_file(name)
+    try:
+        video = read_mp4(name)
+    except OSError as error:
+        raise ClipError(f"cannot be read: {error.strerror or error}") from error
+    if video is None:
+        return None
+    height, width = (video.width, video.height) if video.on_its_side else (video.height, video.width)
+    return ClipInfo(video.num_frames, height, width, round(float(video.fps), 3), video.duration, video.codec)
+
+
+def _probe_by_ffmpeg(path: str | os.PathLike[str]) -> ClipInfo:
+    with open_video(path) as (container, stream):
+        seen = _look_through(path, container, stream)
+        if seen is not None:
+            return _info(container, stream, seen)
+    with open_video(path) as (container, stream):  # anew: what was read of it is lost
+        return _info(container, stream, _decode_through(container, stream))
+
+
+@dataclass
+class _Seen:
+    """What a file holds behind its header."""
+
+    times: FrameTimes
+    on_its_side: bool = False  # shown a quarter turn from how it is stored
+    by_header: bool = False  # the times are not known, and need not be: they are evenly spaced
+
+
+def _info(container: Container, stream: Stream, seen: _Seen) -> ClipInfo:
+    count = seen.times.count
+    if count < 1:
+        raise ClipError("no frame can be decoded")
+    height, width = stream.codec_context.height, stream.codec_context.width
+    if min(height, width) < 1:
+        raise ClipError("the frame size is unknown")
+    if seen.on_its_side:
+        height, width = width, height
+    fps, duration = _pace(stream, seen)
+    return ClipInfo(count, height, width, fps, duration, _codec(stream))
+
+
+def _pace(stream: Stream, seen: _Seen) -> tuple[float, float]:
+    """Frames a second, and seconds; NaN where unknown."""
+    tick, times = stream.time_base, seen.times
+    said, length = stream.average_rate, stream.duration * tick if stream.duration and tick else None
+    if _is_gif(stream) and length:  # delays of 4, 4 and 5/100 s are said to be 25 a second
+        return round(float(times.count / length), 3), float(length)
+    if seen.by_header or not tick:
+        rate = said or stream.guessed_rate or Fraction(0)
+        fps = round(float(rate), 3) if rate else math.nan
+        return fps, float(length) if length else times.count / fps
+    rate = mean_rate(times, tick, said, stream.guessed_rate)
+    fps = round(float(rate), 3) if rate else math.nan
+    duration = length_of(times, tick, rate, length)
+    if not length and rate == said and times.known:
+        return fps, times.count / fps
+    return fps, float(duration) if duration else math.nan
+
+
+def _probe_image(path: str, decode_check: bool) -> ClipInfo:
+    check_file(path)
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            if decode_check:
+                image.load()
+            on_its_side = _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+            if on_its_side and image.format != "TIFF":  # of which Pillow tells the upright size
+                height, width = width, height
+            return ClipInfo(1, height, width, math.nan, math.nan, (image.format or "").lower())
+    except Exception as error:  # Pillow lets any kind through on damaged files
+        raise ClipError(f"cannot be read: {reason_of(error)}") from error
+
+
+def _may_have_exif(image: Image.Image, path: str) -> bool:
+    """False where asking a PNG for its EXIF would decode all of it, to find none behind the pixels."""
+    if image.format != "PNG" or "exif" in image.info or "Raw profile type exif" in image.info:
+        return True
+    with open(path, "rb") as file:
+        file.seek(8)
+        behind_pixels = False
+        while len(header := file.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", header)
+            behind_pixels = behind_pixels or kind == b"IDAT"
+            if behind_pixels and kind in _PNG_TEXTS:
+                return True
+            file.seek(length + 4, os.SEEK_CUR)
+    return False
+
+
+def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
+    """Decodes every frame. Raises `ClipError` where one is damaged or they are not as many as the container says.
+
+    FFmpeg steps over much damage in silence, so what it says of the container's is listened to, and H.265, whose
+    decoder marks no frame as damaged, is told to be strict.
+    """
+    level, skipping, count = av.logging.get_level(), av.logging.get_skip_repeated(), 0
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)  # else a complaint that the file before it gave rise to would be left out
+    try:
+        with av.logging.Capture(local=True) as said, open_video(path) as (container, stream):
+            if _codec(stream) == "hevc":
+                stream.codec_context.options = {"err_detect": "explode"}
+            for frame in container.decode(stream):
+                if frame.is_corrupt:
+                    raise ClipError(f"frame {count} is damaged")
+                count += 1
+            complaint = next((text for _, who, text in said if who == container.format.name), "")
+    finally:
+        av.logging.set_level(level)
+        av.logging.set_skip_repeated(skipping)
+    if complaint:
+        raise ClipError(f"its container is damaged: {complaint.strip()}")
+    if count != info.num_frames:
+        raise ClipError(f"{count} frames can be decoded, but its container says {info.num_frames}")
+
+
+def _look_through(path: str | os.PathLike[str], container: Container, stream: Stream) -> _Seen | None:
+    """What the header and the packets tell; None where only decoding tells more."""
+    packets = _packets(container, stream)
+    if packets is None:
+        return None
+    is_mp4 = "mp4" in container.format.name
+    if is_mp4:
+        seen = _Seen(FrameTimes(), turns_on_its_side(os.fspath(path), stream.id))
+        count = _count_by_header(path, container, stream)
+        if count is not None and is_even(np.array([entry.timestamp for entry in stream.index_entries])):
+            return _Seen(FrameTimes(count, known=False), seen.on_its_side, by_header=True)
+    else:
+        seen = _Seen(FrameTimes())
+    first = None  # Matroska keeps a rotation that PyAV shows only on a decoded frame
+    for packet in packets:
+        if first is None and not is_mp4:
+            first = next(iter(packet.decode()), None)
+        if _is_frame(packet):
+            seen.times.add(packet.pts, packet.duration)
+    if first is not None:
+        seen.on_its_side = _is_quarter_turn(first)
+    return seen
+
+
+def _count_by_header(path: str | os.PathLike[str], container: Container, stream: Stream) -> int | None:
+    """The header's count where the index of an MP4 agrees with it; `ClipError` where it reaches beyond the file."""
+    if "mp4" not in container.format.name:
+        return None
+    index = stream.index_entries
+    if len(index) and index[-1].pos + index[-1].size > os.path.getsize(path):
+        raise ClipError("cut short: its index reaches beyond the end of the file")
+    return stream.frames if len(index) == stream.frames > 0 and not index[0].is_discard else None
+
+
+def _decode_through(container: Container, stream: Stream) -> _Seen:
+    seen, before = _Seen(FrameTimes()), None
+    for frame in container.decode(stream):
+        if seen.times.count == 0:
+            seen.on_its_side = _is_quarter_turn(frame)
+        seen.times.add(frame.pts, frame.duration)
+        if before is not None and frame.pts is not None and frame.pts <= before:  # the clock was set back
+            seen.times.known = False
+        before = frame.pts
+    return seen
+
+
+def _packets(container: Container, stream: Stream) -> Iterator[av.Packet] | None:
+    """All packets where each is one frame; None where the file must be opened anew, and decoded."""
+    return container.demux(stream) if _is_gif(stream) else countable_packets(container, stream)
+
+
+def _codec(stream: Stream) -> str:
+    return stream.codec_context.codec.canonical_name
+
+
+def _is_frame(packet: av.Packet) -> bool:
+    return packet.size > 0 and not packet.is_discard
+
+
+def _is_gif(stream: Stream) -> bool:
+    return stream.codec_context.name == "gif"
+
+
+def _is_quarter_turn(frame: av.VideoFrame) -> bool:
+    return round(frame.rotation / 90) % 2 == 1

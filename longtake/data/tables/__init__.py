@@ -1,0 +1,1 @@
+"""Tables of clips: opening, checking, converting, choosing, and what is in them in numbers."""

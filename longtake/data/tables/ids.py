@@ -1,0 +1,81 @@
+"""Ids of clips: made from paths, many at a time, and the search for repeated ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from longtake.random import hash64
+
+_ROWS_AT_ONCE = 1 << 22  # sorted together: bounds the memory of a search
+
+
+def compute_clip_ids(paths: Sequence[str]) -> np.ndarray:
+    """Ids of clips from their paths as written: uint64 [N], `hash64(path, n)` for the n-th row (from 0) of a path."""
+    ids = path_hashes(path.encode("utf-8", "surrogateescape") for path in paths)
+    rows, ordinals = repeats(ids)
+    ids[rows] = [hash64(paths[row], n) for row, n in zip(rows.tolist(), ordinals.tolist(), strict=True)]
+    return ids
+
+
+def path_hashes(paths: Iterable[bytes]) -> np.ndarray:
+    """`hash64(path, 0)` of UTF-8 paths: uint64 [N], with one call of the hash a path."""
+    blake, lengths = hashlib.blake2b, _Lengths()
+    end = (1).to_bytes(8, "little") + b"0"
+    digests = b"".join([blake(lengths[len(path)] + path + end, digest_size=8).digest() for path in paths])
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+class _Lengths(dict[int, bytes]):
+    """The eight bytes that stand before a text of each length."""
+
+    def __missing__(self, length: int) -> bytes:
+        self[length] = found = length.to_bytes(8, "little")
+        return found
+
+
+def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows whose id occurs in an earlier row, and in how many: two int64 arrays, rows ascending.
+
+    `ids`: uint64 [N], a memory map too; what is held besides it is bounded by a few million rows and the answer.
+    """
+    parts = 1 << (len(ids) // _ROWS_AT_ONCE).bit_length()
+    found_rows, found_ordinals = [], []
+    for part in range(parts):
+        rows = _rows_of_part(ids, part, parts)
+        values = ids[rows]
+        order = np.argsort(values, kind="stable")  # equal ids stay in the order of their rows
+        ordered = values[order]
+        first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
+        if len(first) == len(ordered):
+            continue
+        ordinal = np.arange(len(ordered)) - np.repeat(first, np.diff(np.append(first, len(ordered))))
+        found_rows.append(rows[order[ordinal > 0]])
+        found_ordinals.append(ordinal[ordinal > 0])
+    if not found_rows:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows, ordinals = np.concatenate(found_rows), np.concatenate(found_ordinals)
+    order = np.argsort(rows)
+    return rows[order], ordinals[order]
+
+
+def first_repeated(ids: np.ndarray) -> tuple[int, int, int] | None:
+    """The first row whose id an earlier row has: (earlier row, row, id); None where all differ."""
+    rows, _ = repeats(ids)
+    if not len(rows):
+        return None
+    repeated = ids[rows[0]]
+    return int(np.flatnonzero(ids == repeated)[0]), int(rows[0]), int(repeated)
+
+
+def _rows_of_part(ids: np.ndarray, part: int, parts: int) -> np.ndarray:
+    """The rows of one of `parts` (a power of two) shares of about equal size; equal ids are in the same one."""
+    if parts == 1:
+        return np.arange(len(ids))
+    shift, found = np.uint64(65 - parts.bit_length()), []
+    for start in range(0, len(ids), _ROWS_AT_ONCE):
+        mixed = ids[start : start + _ROWS_AT_ONCE] * np.uint64(0x9E3779B97F4A7C15)  # ids given by hand may be small
+        found.append(start + np.flatnonzero((mixed >> shift) == np.uint64(part)))
+    return np.concatenate(found)

@@ -1,0 +1,176 @@
+"""What there is to encode: every view of every sample that has a bucket in it, and every caption once.
+
+The plan is a pure function of the clip table and the settings, in an order of its own: by view, bucket, row. Shards are
+stretches of that order, so whoever makes a shard makes the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from longtake.buckets import BucketRule, OrderInputs, assign, keyed_draw
+from longtake.contracts import Slot, UserError
+from longtake.data import ClipTable, DatasetConfig, MixedTable, text_hash
+from longtake.data.latents.shard import MEND, whole_file
+from longtake.data.latents.store import as_array, read_table
+from longtake.random import hash64
+
+_CHUNK = 1 << 16  # samples whose captions are made at once
+
+Captions = Callable[[Slot], tuple[str, ...]]
+
+
+def encode_inputs(
+    config_seed: int, dataset: DatasetConfig, rule: BucketRule, table: ClipTable | MixedTable, stage: int
+) -> OrderInputs:
+    """What decides the samples of a view and their buckets.
+
+    With a mix weight of 2.25 a clip's third copy trains in some passes only; a store has all three in every view.
+    """
+    return OrderInputs(
+        seed=config_seed,
+        stage=stage,
+        slots_per_step=1,
+        rule=rule,
+        num_frames=table.num_frames,
+        height=table.height,
+        width=table.width,
+        fps=table.fps,
+        clip_ids=table.clip_ids,
+        weights=np.ceil(table.weights),
+        views=dataset.views,
+        table=table.fingerprint,
+    )
+
+
+def clips_of(inputs: OrderInputs) -> dict[str, Any]:
+    """What tells whether two stores are of the same samples: the table, and how many copies of its clips there are."""
+    copies = np.ascontiguousarray(np.broadcast_to(inputs.weights, inputs.num_clips), np.float64)
+    return {"table": inputs.table, "copies": f"{hash64(copies.tobytes()):016x}"}
+
+
+def view_samples(inputs: OrderInputs, view: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The samples of a view that have a bucket, in table order: rows int64, ids uint64, buckets int32, [n] each."""
+    rows, ids = inputs.samples(view)
+    rows = np.arange(inputs.num_clips) if rows is None else rows
+    columns = (column[rows] for column in (inputs.num_frames, inputs.height, inputs.width, inputs.fps))
+    codes = assign(inputs.rule, *columns, keyed_draw(inputs.seed, inputs.stage, view, ids))
+    kept = codes >= 0
+    return rows[kept], ids[kept], codes[kept]
+
+
+def slot_of(rule: BucketRule, view: int, bucket: int, rows: np.ndarray, samples: np.ndarray) -> Slot:
+    """Samples of one bucket and view as a slot; pass number `view` has that view."""
+    shape = replace(rule.buckets[bucket], batch_size=len(rows))
+    weights = np.ones(len(rows), np.float32)
+    return Slot(shape, view, np.asarray(rows), np.asarray(samples), np.zeros(len(rows), np.uint64), weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Every entry of a store, in the order of the shards; arrays of one length, from a mapped file if there is one."""
+
+    view: np.ndarray  # int32
+    bucket: np.ndarray  # int32, place in the rule's buckets
+    row: np.ndarray  # int64, of the clip table
+    sample: np.ndarray  # uint64
+    text: np.ndarray  # uint64, hash of the caption
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    @cached_property
+    def first_of_texts(self) -> np.ndarray:
+        """int64 [U]: the first entry of each different caption, ascending."""
+        return np.sort(np.unique(self.text, return_index=True)[1])
+
+    def latent_shards(self, entries_of: Callable[[int], int]) -> np.ndarray:
+        """int64 [n, 2]: (first entry, one past the last) of each shard; `entries_of(bucket)` fit into one.
+
+        A shard holds one bucket of one view.
+        """
+        both = np.stack([self.view, self.bucket], axis=1)
+        edges = np.flatnonzero((both[1:] != both[:-1]).any(axis=1)) + 1
+        shards = []
+        for start, stop in zip(np.r_[0, edges], np.r_[edges, len(self)], strict=True):
+            size = entries_of(int(self.bucket[start])) if stop > start else 1
+            starts = np.arange(start, stop, size)
+            shards.append(np.stack([starts, np.minimum(starts + size, stop)], axis=1))
+        return np.concatenate(shards).astype(np.int64)
+
+    def text_shards(self, size: int) -> np.ndarray:
+        """int64 [n, 2]: (first, one past the last) of each shard among `first_of_texts`."""
+        starts = np.arange(0, len(self.first_of_texts), size)
+        return np.stack([starts, np.minimum(starts + size, len(self.first_of_texts))], axis=1)
+
+    def slots(self, rule: BucketRule, start: int, stop: int, size: int | None = None) -> Iterator[Slot]:
+        """Entries of one shard, in slots of at most `size` samples (None: of the bucket's batch size)."""
+        bucket = int(self.bucket[start])
+        size = size or rule.buckets[bucket].batch_size
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
+            yield slot_of(rule, int(self.view[start]), bucket, self.row[first:last], self.sample[first:last])
+
+    def write(self, path: Path) -> None:
+        """Writes the plan as an Arrow file that is whole or absent."""
+        table = pa.table({name: getattr(self, name) for name in _SCHEMA.names}, schema=_SCHEMA)
+        with whole_file(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    @property
+    def crc(self) -> int:
+        """CRC-32 over the bytes of all entries."""
+        crc = 0
+        for name in _SCHEMA.names:
+            crc = zlib.crc32(np.ascontiguousarray(getattr(self, name)).data, crc)
+        return crc
+
+    @classmethod
+    def read(cls, path: Path, crc: int | None = None) -> Plan:
+        """The plan of a file, mapped into memory. Raises `UserError` where it is cut short or has not that `crc`."""
+        table = read_table(path, _SCHEMA)
+        plan = cls(*(as_array(table[name]) for name in _SCHEMA.names))
+        if crc is not None and plan.crc != crc:
+            raise UserError(f"{path}: has another checksum than when written; {MEND}")
+        return plan
+
+
+_SCHEMA = pa.schema(
+    [
+        ("view", pa.int32()),
+        ("bucket", pa.int32()),
+        ("row", pa.int64()),
+        ("sample", pa.uint64()),
+        ("text", pa.uint64()),
+    ]
+)
+
+
+def make_plan(inputs: OrderInputs, captions: Captions) -> Plan:
+    """The plan of all views. `captions(slot)` gives the captions of a slot's samples, suffix included."""
+    pieces = []
+    for view in range(inputs.views):
+        rows, ids, codes = view_samples(inputs, view)
+        order = np.argsort(codes, kind="stable")
+        rows, ids, codes = rows[order], ids[order], codes[order]
+        texts = np.empty(len(rows), np.uint64)
+        for start in range(0, len(rows), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            found = captions(slot_of(inputs.rule, view, 0, rows[chunk], ids[chunk]))
+            texts[chunk] = np.fromiter(map(text_hash, found), np.uint64, len(found))
+        pieces.append((np.full(len(rows), view, np.int32), codes, rows, ids, texts))
+    return Plan(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+
+
+def entries_per_shard(shard_bytes: int, entry_bytes: int) -> int:
+    """How many entries of a size make a shard; at least one."""
+    return max(1, math.floor(shard_bytes / max(1, entry_bytes)))

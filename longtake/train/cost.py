@@ -1,0 +1,101 @@
+"""The constants by which slots are balanced: given, taken from the model's FLOPs, or measured before the first step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from longtake.buckets import CostModel, fit_cost
+from longtake.contracts import Bucket
+from longtake.parallel import World
+from longtake.system import System
+from longtake.train.config import RunConfig
+
+MOST_BUCKETS = 5  # measured: the smallest, the largest and those between them
+_REPEATS = 2  # timed runs of each, after one that is not; the faster counts
+
+
+def cost_model(
+    config: RunConfig,
+    system: System,
+    buckets: Sequence[Bucket],
+    slots_per_step: int,
+    position: dict | None,
+    world: World,
+) -> CostModel:
+    """Given constants, else those the run began with (`position`: of its checkpoint), else new ones.
+
+    All slots of a step count as side by side, so that the order is the same on any number of ranks.
+    """
+    wanted, kept = config.dataset.cost, (position or {}).get("cost")
+    if isinstance(wanted, tuple):
+        constants = wanted
+    elif kept is not None:
+        return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
+    else:
+        fitted = _cost_of_flops(config, system) if wanted is None else measure_cost(system, buckets, world)
+        constants = tuple(float(f"{constant:.6g}") for constant in fitted)
+    return CostModel(*constants, system.latent, config.model.patch_size, slots_per_step)
+
+
+def _cost_of_flops(config: RunConfig, system: System) -> tuple[float, float, float]:
+    stills = _stills(config.size_divisor, (8, 32, 128))
+    return fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
+
+
+def measure_cost(system: System, buckets: Sequence[Bucket], world: World) -> tuple[float, float, float]:
+    """`(a, b, c)` of a + b L + c L² seconds for a sample of L video tokens, from a few buckets run forward and back.
+
+    Each is encoded (where the encoders are here), predicted and differentiated as in training, on made-up pixels; the
+    slowest rank counts, so all have the same constants. Stills join in where the buckets have fewer than three sizes.
+    Weights stay as they are, gradients are freed.
+    """
+    by_tokens = {system.tokens(bucket.shape): (bucket.shape, bucket.batch_size) for bucket in buckets}
+    if len(by_tokens) < 3:
+        for still in _stills(system.config.size_divisor, (2, 4, 8)):
+            by_tokens.setdefault(system.tokens(still), (still, 1))
+    sizes = sorted(by_tokens)
+    places = range(min(MOST_BUCKETS, len(sizes)))
+    sizes = [sizes[place * (len(sizes) - 1) // (len(places) - 1)] for place in places]
+    seconds = [_seconds(system, *by_tokens[size]) / by_tokens[size][1] for size in sizes]
+    slowest = [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
+    return fit_cost(sizes, slowest)
+
+
+def _stills(divisor: int, sides: Sequence[int]) -> list[tuple[int, int, int]]:
+    return [(1, side * divisor, side * divisor) for side in sides]
+
+
+def _seconds(system: System, shape: tuple[int, int, int], batch_size: int) -> float:
+    """The time of one micro-batch forward and backward on this rank."""
+    video = torch.zeros(batch_size, 3, *shape, dtype=torch.uint8)
+    latents = torch.zeros(batch_size, *system.latent(*shape), device=system.device)
+    t = torch.full((batch_size,), 0.5, device=system.device)
+    one = system.embed_empty()
+    conditions = replace(
+        one,
+        text=one.text.expand(batch_size, -1, -1),
+        vector=one.vector.expand(batch_size, -1),
+        guidance=None if one.guidance is None else one.guidance.expand(batch_size),
+    )
+    conditions = system.blank_visual(conditions, latents)
+    times = []
+    for _ in range(1 + _REPEATS):
+        _wait_for(system.device)
+        start = time.perf_counter()
+        if system.encoders is not None:
+            with torch.no_grad():
+                system.encoders.moments(video)
+        system.denoiser(latents, t, conditions).float().square().mean().backward()
+        _wait_for(system.device)
+        times.append(time.perf_counter() - start)
+        system.denoiser.zero_grad(set_to_none=True)
+    return min(times[1:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,216 @@
+"""From the loader to the device: batches as bytes, buffers that are never written while they are read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longtake.contracts import Batch
+from longtake.data import DeviceFeed, SlotLoader
+from longtake.data.loading.buffers import HostBuffers
+from longtake.data.loading.parcel import pack, plan_parcel
+from tests.data.sources import Numbers, same, slot_of, slots_of
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Copy:
+    """Stands for the event behind a copy: over when `over` is set, or when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.over, self.waited = False, False
+
+    def query(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        self.over = self.waited = True
+
+
+def batch() -> Batch:
+    """With what stored latents bring: half precision, an empty tensor, a lone element of odd stride."""
+    found = Numbers()[slot_of([1, 2, 3])]
+    encoded = {"mean": torch.randn(3, 4, 5).bfloat16(), "text": torch.randn(3, 7, 2).transpose(1, 2)}
+    return replace(found, video=torch.empty(0), encoded=encoded, fps=torch.arange(6.0)[::2][:1])
+
+
+def test_a_packed_batch_is_the_same_batch() -> None:
+    for original in (batch(), Numbers()[slot_of([4, 5])]):
+        parcel = pack(original)
+        assert same(parcel.batch, original)
+        assert all(place.start % 256 == 0 for place, _ in plan_parcel(original)[1])
+        moved = torch.full((len(parcel.data) + 100,), 7, dtype=torch.uint8)
+        there = parcel.on(moved)
+        there.data.copy_(parcel.data)
+        assert same(there.batch, original), "a longer buffer does as well"
+
+
+def test_a_packed_batch_has_no_memory_of_its_own() -> None:
+    parcel = pack(Numbers()[slot_of([1, 2])])
+    parcel.batch.video[:] = 9
+    assert (parcel.batch.video == 9).all()
+    plan, contents, num_bytes = plan_parcel(parcel.batch)
+    assert sum(place.num_bytes for place, _ in contents) <= num_bytes == len(parcel.data)
+    assert plan == parcel.plan
+
+
+def test_buffers_are_made_once_and_used_again() -> None:
+    buffers = HostBuffers(limit=2, pin=False)
+    buffers.expect(1000)
+    seen = set()
+    for size in (10, 1000, 300, 1000, 1, 999):
+        buffer = buffers.take(size)
+        assert len(buffer.data) == 1000
+        seen.add(buffer.data.data_ptr())
+        done = Copy()
+        done.over = True
+        buffers.give_back(buffer, done)
+    assert len(seen) == 1
+    assert buffers.num_bytes == 1000
+
+
+def test_a_buffer_whose_copy_is_not_over_is_not_handed_out() -> None:
+    buffers = HostBuffers(limit=2, pin=False)
+    first, under_way = buffers.take(100), Copy()
+    buffers.give_back(first, under_way)
+    second = buffers.take(100)
+    assert second is not first
+    buffers.give_back(second, later := Copy())
+    assert not under_way.waited
+    assert buffers.take(100) in (first, second)
+    assert [under_way.waited, later.waited].count(True) == 1, "both were busy: one was waited for"
+
+
+def test_a_lent_buffer_is_nobody_elses() -> None:
+    buffers = HostBuffers(limit=2, pin=False)
+    first, second = buffers.take(100), buffers.take(100)
+    assert first is not second
+    with pytest.raises(AssertionError, match="every buffer is lent out"):
+        buffers.take(100)
+    buffers.give_back(first, None)
+    assert buffers.take(100) is first
+    with pytest.raises(AssertionError):
+        buffers.give_back(replace_lent(first), None)
+
+
+def replace_lent(buffer: object) -> object:
+    buffer.lent = False  # type: ignore[attr-defined]
+    return buffer
+
+
+def test_a_larger_batch_than_all_before_replaces_a_buffer_once_its_copy_is_over() -> None:
+    buffers = HostBuffers(limit=2, pin=False)
+    small = [buffers.take(100), buffers.take(100)]
+    copies = [Copy(), Copy()]
+    for buffer, copy in zip(small, copies, strict=True):
+        buffers.give_back(buffer, copy)
+    large = buffers.take(500)
+    assert len(large.data) == 500
+    assert [copy.waited for copy in copies].count(True) == 1
+    assert buffers.num_bytes == 600
+    buffers.give_back(large, None)
+    assert buffers.take(50) is large, "the other one is still being read"
+
+
+def test_on_the_cpu_batches_pass_as_they_are() -> None:
+    slots = slots_of(5)
+    feed = DeviceFeed.to(torch.device("cpu"))
+    for num_workers in (0, 1):
+        loader = SlotLoader(Numbers(), num_workers)
+        got = list(feed.batches(loader.fetch(slots)))
+        assert all(same(one.batch, Numbers()[slot]) for one, slot in zip(got, slots, strict=True))
+        assert [one.loaded for one in got] == [3] * 5
+        parcels = list(feed.parcels(loader.fetch(slots)))
+        assert all(same(p.batch, Numbers()[slot]) and n == 3 for (p, n), slot in zip(parcels, slots, strict=True))
+    assert feed.buffers.num_bytes == 0
+
+
+class LateLane:
+    """A device that copies at the last moment: a buffer written too early, or bytes used too early, would show."""
+
+    def __init__(self) -> None:
+        self.copies: list[LateCopy] = []
+
+    def send(self, staged: torch.Tensor) -> tuple[torch.Tensor, LateCopy]:
+        self.copies.append(LateCopy(staged, torch.zeros_like(staged)))
+        return self.copies[-1].target, self.copies[-1]
+
+    def receive(self, sent: torch.Tensor, copied: LateCopy) -> None:
+        assert sent.data_ptr() == copied.target.data_ptr()
+        copied.synchronize()
+
+
+class LateCopy:
+    def __init__(self, source: torch.Tensor, target: torch.Tensor):
+        self.source, self.target, self.over = source, target, False
+
+    def query(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        if not self.over:
+            self.target.copy_(self.source)
+        self.over = True
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> None:
+    shapes = [(2, 8, 8), (16, 32, 32), (4, 64, 64)]
+    slots = [slot_of([2 * n, 2 * n + 1], shapes[n % 3]) for n in range(30)]
+    lane = LateLane()
+    feed = DeviceFeed(lane, pin=False)
+    fetched = SlotLoader(Numbers(), num_workers).fetch(slots)
+    for delivery, slot in zip(feed.batches(fetched), slots, strict=True):
+        assert same(delivery.batch, Numbers()[slot])
+        assert delivery.loaded == 2
+        time.sleep(0.005)  # training: workers make the next batch meanwhile
+    assert len(feed.buffers._buffers) <= 2
+
+
+def test_the_next_batch_is_on_its_way_before_this_one_is_used() -> None:
+    lane = LateLane()
+    fetched = SlotLoader(Numbers(), num_workers=2).fetch(slots_of(4))
+    deliveries = DeviceFeed(lane, pin=False).batches(fetched)
+    next(deliveries)
+    while not fetched.ready():
+        time.sleep(0.01)
+    time.sleep(0.5)  # for the one behind it
+    next(deliveries)
+    assert [copy.over for copy in lane.copies] == [True, True, False]
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_on_a_device_batches_hold_the_same_numbers_while_kernels_run(num_workers: int) -> None:
+    """The device is kept busy, so that a copy into memory still read, or one not waited for, would show."""
+    shapes = [(2, 8, 8), (16, 64, 64), (4, 256, 256)]
+    slots = [slot_of([2 * n, 2 * n + 1], shapes[n % 3]) for n in range(60)]
+    device = torch.device("cuda", 0)
+    feed = DeviceFeed.to(device)
+    feed.buffers.expect(max(Numbers().batch_bytes(slot.bucket) for slot in slots))
+    work = torch.randn(2048, 2048, device=device)
+    sums = []
+    for delivery in feed.batches(SlotLoader(Numbers(), num_workers).fetch(slots)):
+        assert delivery.batch.video.device == device
+        for _ in range(4):
+            work = (work @ work).tanh()
+        sums.append((delivery.batch.video.double().sum(), delivery.batch.draws["mask"].clone()))
+    for (total, mask), slot in zip(sums, slots, strict=True):
+        expected = Numbers()[slot]
+        assert total.item() == expected.video.double().sum().item()
+        assert torch.equal(mask.cpu(), expected.draws["mask"])
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_a_device_two_pinned_buffers_serve_for_ever() -> None:
+    feed = DeviceFeed.to(torch.device("cuda", 0))
+    slots = slots_of(50)
+    for _ in range(2):
+        list(feed.batches(SlotLoader(Numbers(), 1).fetch(slots)))
+    assert len(feed.buffers._buffers) <= 2
+    assert all(buffer.data.is_pinned() for buffer in feed.buffers._buffers)

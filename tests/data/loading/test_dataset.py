@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import pickle
+import signal
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longtake.contracts import Batch, Slot
+from longtake.data import (
+    ClipError,
+    ClipTable,
+    SlotLoader,
+    caption,
+    probe_table,
+    read_frames,
+    resize_crop,
+    window,
+    write_image,
+    write_video,
+)
+from longtake.data.loading import dataset
+from longtake.data.loading.dataset import ClipCache, time_limit
+from longtake.data.loading.draws import draw, window_draws
+from tests.data.made_clips import LATENT, make_dataset, make_slot, noise_frames
+
+FAST, STILL, CUT, MISSING = 5, 6, 7, 8  # rows
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> ClipTable:
+    """Rows 0-4: clips of 20 frames; then a fast clip, a still, a clip with fewer frames than stated, a missing file."""
+    folder = tmp_path_factory.mktemp("set")
+    for number in range(5):
+        write_video(folder / f"{number}.mp4", noise_frames(20, 24, 32, seed=number), 12)
+    write_video(folder / "fast.mp4", noise_frames(20, 24, 32, seed=9), 48)
+    write_image(folder / "still.png", noise_frames(1, 40, 24)[0])
+    write_video(folder / "cut.mp4", noise_frames(20, 24, 32, seed=7), 12)
+    write_video(folder / "missing.mp4", noise_frames(20, 24, 32, seed=8), 12)
+    names = [*(f"{number}.mp4" for number in range(5)), "fast.mp4", "still.png", "cut.mp4", "missing.mp4"]
+    rows = [f"{name},clip {place},{'' if name == 'still.png' else place}" for place, name in enumerate(names)]
+    (folder / "list.csv").write_text("path,text,score_vmafmotion\n" + "\n".join(rows) + "\n")
+    probe_table(folder / "list.csv", folder / "clips.parquet")
+    write_video(folder / "cut.mp4", noise_frames(2, 24, 32, seed=7), 12)
+    (folder / "missing.mp4").unlink()
+    return ClipTable.open(folder / "clips.parquet")
+
+
+def same(a: Batch, b: Batch) -> bool:
+    """Bitwise equality of everything but the time it took."""
+    for field in fields(Batch):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if field.name == "fetch_seconds":
+            continue
+        if field.name == "draws":
+            if x.keys() != y.keys() or not all(torch.equal(x[name], y[name]) for name in x):
+                return False
+        elif isinstance(x, torch.Tensor):
+            if x.dtype != y.dtype or not torch.equal(x, y):
+                return False
+        elif not np.array_equal(x, y) if isinstance(x, np.ndarray) else x != y:
+            return False
+    return True
+
+
+def many_slots(table: ClipTable, count: int = 12) -> list[Slot]:
+    rng = np.random.default_rng(0)
+    return [make_slot(table, rng.permutation(9)[:3].tolist(), pass_index=place % 2) for place in range(count)]
+
+
+def test_a_sample_is_its_window_resized_with_its_caption_and_draws(table: ClipTable) -> None:
+    slot = make_slot(table, [3, FAST])
+    batch = make_dataset(table)[slot]
+    place = window_draws(slot, 7, 0)
+    for i, (row, interval) in enumerate([(3, 1), (FAST, 2)]):
+        frames = read_frames(table.path(row))[window(20, 5, interval, place[i])]
+        assert torch.equal(batch.video[i], resize_crop(frames, (16, 16)))
+    assert batch.video.dtype == torch.uint8
+    assert batch.video.shape == (2, 3, 5, 16, 16)
+    assert batch.text == (caption("clip 3", 12, 3), caption("clip 5", 24, 5))
+    assert batch.fps.tolist() == [12, 24]
+    assert batch.size.tolist() == [[24, 32], [24, 32]]
+    assert batch.weights.tolist() == [1, 1]
+    assert batch.faults == ()
+    assert batch.keys is slot.keys
+    assert batch.fetch_seconds > 0
+    for name, values in draw(slot, 7, 0, LATENT).items():
+        assert torch.equal(batch.draws[name], values)
+
+
+def test_a_still_fills_a_bucket_of_one_frame(table: ClipTable) -> None:
+    batch = make_dataset(table)[make_slot(table, [STILL], (1, 16, 16))]
+    assert batch.video.shape == (1, 3, 1, 16, 16)
+    assert batch.text == ("clip 6.",)
+    assert batch.fps.tolist() == [0]
+    assert batch.size.tolist() == [[40, 24]]
+
+
+def test_the_motion_score_can_be_left_out(table: ClipTable) -> None:
+    assert make_dataset(table, vmaf=False)[make_slot(table, [3])].text == ("clip 3. 12 FPS.",)
+
+
+def test_compat_gives_the_floats_and_texts_of_the_reference(table: ClipTable) -> None:
+    slot = make_slot(table, [3])
+    batch = make_dataset(table, compat="opensora_v2")[slot]
+    frames = read_frames(table.path(3))[window(20, 5, 1, window_draws(slot, 7, 0)[0], "opensora_v2")]
+    assert batch.video.dtype == torch.float32
+    assert torch.equal(batch.video[0], resize_crop(frames, (16, 16), "opensora_v2"))
+    assert batch.text == ("clip 3 12.0 FPS, 3 motion score.",)
+    unlimited = make_dataset(table, compat="opensora_v2", fps_max=None)[slot]
+    assert unlimited.text == ("clip 3 3 motion score.",), "no rate is told without a ceiling"
+
+
+def test_another_pass_takes_another_window_and_views_come_back(table: ClipTable) -> None:
+    passes = [make_dataset(table)[make_slot(table, [0, 1, 2], pass_index=number)].video for number in range(3)]
+    assert not torch.equal(passes[0], passes[1])
+    assert not torch.equal(passes[0], passes[2])
+    viewed = [make_dataset(table, views=2)[make_slot(table, [0, 1, 2], pass_index=n)].video for n in range(4)]
+    assert torch.equal(viewed[0], viewed[2])
+    assert torch.equal(viewed[1], viewed[3])
+    assert not torch.equal(viewed[0], viewed[1])
+
+
+def test_a_sample_is_the_same_alone_and_among_others(table: ClipTable) -> None:
+    together = make_dataset(table)[make_slot(table, [0, 1, 2])]
+    alone = make_dataset(table)[make_slot(table, [2])]
+    assert torch.equal(together.video[2], alone.video[0])
+    assert torch.equal(together.draws["noise"][2], alone.draws["noise"][0])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [(MISSING, "^no such file$"), (CUT, "^frame [0-9]+ was asked for, but the file ends after 2 frames$")],
+)
+@pytest.mark.parametrize("cache_mb", [0, 50])
+def test_a_failing_sample_keeps_its_place_at_weight_0(row: int, reason: str, cache_mb: int, table: ClipTable) -> None:
+    slot = make_slot(table, [row, 3, 4], pass_index=2)
+    batch = make_dataset(table, cache_mb=cache_mb)[slot]
+    assert batch.weights.tolist() == [0, 1, 1]
+    assert torch.equal(batch.video[0], batch.video[1]), "the place is filled from a neighbour"
+    assert len(batch.faults) == 1
+    fault = batch.faults[0]
+    assert (fault.path, fault.sample, fault.pass_index) == (table.written_path(row), int(slot.samples[0]), 2)
+    with pytest.raises(ClipError, match=reason):
+        raise ClipError(fault.reason)
+    good = make_dataset(table)[make_slot(table, [3, 4], pass_index=2)]
+    assert torch.equal(batch.video[1:], good.video), "its neighbours are not touched"
+    assert slot.weights.tolist() == [1, 1, 1], "the slot is not changed"
+
+
+def test_a_slot_without_a_good_sample_is_zeros_of_the_same_shape(table: ClipTable) -> None:
+    batch = make_dataset(table)[make_slot(table, [MISSING, MISSING])]
+    assert batch.video.shape == (2, 3, 5, 16, 16)
+    assert not batch.video.any()
+    assert batch.weights.tolist() == [0, 0]
+    assert len(batch.faults) == 2
+
+
+def test_fillers_and_quarantined_samples_are_not_decoded(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    original = dataset.decode_frames
+    monkeypatch.setattr(
+        dataset, "decode_frames", lambda path, *rest: read.append(Path(path).name) or original(path, *rest)
+    )
+    bad = {int(table.clip_ids[1]): 4, int(table.clip_ids[2]): 3}
+    slot = make_slot(table, [0, 1, 2, 3], weights=[1, 1, 1, 0], pass_index=4)
+    batch = make_dataset(table, quarantined=bad)[slot]
+    assert read == ["0.mp4", "2.mp4"], "row 1 failed in this pass, row 3 is a filler"
+    assert batch.weights.tolist() == [1, 0, 1, 0]
+    assert batch.faults == ()
+    assert torch.equal(batch.video[1], batch.video[0])
+
+
+def test_a_clip_that_takes_too_long_is_a_fault(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "decode_frames", lambda *_: time.sleep(30))
+    batch = make_dataset(table, timeout_seconds=0.05)[make_slot(table, [0])]
+    assert batch.faults[0].reason == "took longer than 0.05 s (dataset.timeout_seconds)"
+    assert batch.fetch_seconds < 5
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_bad_clip(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(dataset, "decode_frames", broken)
+    with pytest.raises(KeyError, match="ours"):
+        make_dataset(table)[make_slot(table, [0])]
+
+
+def test_the_time_limit_gives_back_the_timer_it_found() -> None:
+    rung: list[float] = []
+    handler = signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    before = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    started = time.monotonic()
+    try:
+        with time_limit(10):
+            time.sleep(0.05)
+        while not rung and time.monotonic() < started + 5:
+            time.sleep(0.01)
+        assert 0.1 < rung[0] - started < 3
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def test_the_time_limit_is_left_out_in_other_threads() -> None:
+    done: list[bool] = []
+
+    def body() -> None:
+        with time_limit(0.01):
+            time.sleep(0.05)
+            done.append(True)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def plain_video(table: ClipTable, slot: Slot) -> torch.Tensor:
+    """The first sample of a slot, put together by hand."""
+    frames = read_frames(table.path(int(slot.rows[0])))
+    return resize_crop(frames[window(20, 5, 1, window_draws(slot, 7, 0)[0])], (16, 16))
+
+
+def test_the_cache_changes_nothing_but_the_reading(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = many_slots(table)
+    plain = [make_dataset(table)[slot] for slot in slots]
+    cached = make_dataset(table, cache_mb=50)
+    assert all(same(a, cached[slot]) for a, slot in zip(plain, slots, strict=True))
+    monkeypatch.setattr(dataset, "decode_frames", lambda *_: pytest.fail("a clip was read again"))
+    again = make_slot(table, [0, 1, 2])
+    assert torch.equal(cached[again].video[0], plain_video(table, again))
+
+
+def test_the_cache_stays_within_its_size_and_gives_up_the_oldest() -> None:
+    cache = ClipCache(1000)
+    clips = {(row, 10, 10): np.full((1, 3, 10, 10), row, np.uint8) for row in range(5)}  # 300 bytes each
+    keys = list(clips)
+    for key in keys[:3]:
+        cache.put(key, clips[key])
+    assert cache.get(keys[0]) is clips[keys[0]]  # used: row 1 is now the oldest
+    cache.put(keys[3], clips[keys[3]])
+    assert [key[0] for key in keys if cache.get(key) is not None] == [0, 2, 3]
+    cache.put((9, 10, 10), np.zeros(2000, np.uint8))
+    assert cache.get((9, 10, 10)) is None
+    assert len(cache) == 3
+    assert cache.has_room(250)
+    assert not cache.has_room(251)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_batches_are_bitwise_the_same_for_any_number_of_workers(num_workers: int, table: ClipTable) -> None:
+    slots = many_slots(table)
+    expected = [make_dataset(table)[slot] for slot in slots]
+    assert any(batch.faults for batch in expected)
+    loader = SlotLoader(make_dataset(table, cache_mb=10), num_workers)
+    for part in (slice(0, 7), slice(7, None)):  # the workers live on between fetches
+        got = list(loader.fetch(iter(slots[part])))
+        assert all(same(a, b) for a, b in zip(got, expected[part], strict=True))
+
+
+def test_a_fetch_that_is_left_early_does_not_mix_into_the_next(table: ClipTable) -> None:
+    slots = many_slots(table)
+    loader = SlotLoader(make_dataset(table), num_workers=2)
+    assert next(loader.fetch(slots)).keys.tolist() == slots[0].keys.tolist()
+    got = list(loader.fetch(slots[5:9]))
+    assert [batch.keys.tolist() for batch in got] == [slot.keys.tolist() for slot in slots[5:9]]
+
+
+def test_slots_are_read_only_a_little_ahead(table: ClipTable) -> None:
+    asked: list[int] = []
+
+    def endless() -> object:
+        while True:
+            asked.append(len(asked))
+            yield make_slot(table, [0])
+
+    batches = SlotLoader(make_dataset(table), num_workers=1, prefetch_factor=3).fetch(endless())
+    for _ in range(4):
+        next(batches)
+    assert len(asked) <= 4 + 3
+
+
+def test_the_loader_leaves_torchs_generator_alone(table: ClipTable) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    for num_workers in (0, 1):
+        next(SlotLoader(make_dataset(table), num_workers).fetch([make_slot(table, [0])]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_dataset_survives_pickling_without_its_cache(table: ClipTable) -> None:
+    data = make_dataset(table, cache_mb=50)
+    slot = make_slot(table, [0, 1])
+    expected = data[slot]
+    packed = pickle.dumps(data)
+    assert len(packed) < 4000
+    assert same(pickle.loads(packed)[slot], expected)
+    assert same(pickle.loads(pickle.dumps(expected)), expected)
+
+
+def test_a_still_cannot_stand_for_a_video(table: ClipTable) -> None:
+    assert make_dataset(table)[make_slot(table, [STILL])].faults[0].reason == "a still cannot fill 5 frames"
+
+
+def test_frames_are_reduced_one_by_one_to_what_the_whole_clip_would_give(table: ClipTable) -> None:
+    for compat in (None, "opensora_v2"):
+        slot = make_slot(table, [0, 1], (5, 12, 20))
+        batch = make_dataset(table, compat=compat)[slot]
+        place = window_draws(slot, 7, 0)
+        for i in range(2):
+            frames = read_frames(table.path(i))[window(20, 5, 1, place[i], compat)]
+            assert torch.equal(batch.video[i], resize_crop(frames, (12, 20), compat))
+
+
+def test_a_clip_is_never_held_at_source_size(tmp_path: Path) -> None:
+    height, width, count = 360, 640, 40
+    write_video(tmp_path / "large.mp4", noise_frames(count, height, width), 24)
+    (tmp_path / "clips.csv").write_text(
+        f"path,text,num_frames,height,width,fps\nlarge.mp4,a,{count},{height},{width},24\n"
+    )
+    table = ClipTable.open(tmp_path / "clips.csv")
+    data, slot = make_dataset(table), make_slot(table, [0], (count, 16, 16))
+    data[slot]  # so that what is imported or made once is not counted
+    tracemalloc.start()
+    try:
+        data[slot]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * height * width * 3, "a few frames at a time, of forty"
+
+
+def test_a_slot_that_fails_halfway_through_a_clip_leaves_zeros(
+    table: ClipTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(*_: object) -> Iterator[tuple[list[int], np.ndarray]]:
+        yield [0], np.full((24, 32, 3), 255, np.uint8)
+        raise ClipError("damaged")
+
+    monkeypatch.setattr(dataset, "decode_frames", breaks_off)
+    batch = make_dataset(table)[make_slot(table, [0])]
+    assert batch.faults[0].reason == "damaged"
+    assert not batch.video.any()
+
+
+def _hang_in_c(seconds: float) -> None:
+    """Waits for ever in a call that gives neither Python nor its signal handlers a turn."""
+    lock = ctypes.create_string_buffer(64)
+    library = ctypes.PyDLL(None)
+    with time_limit(seconds):
+        library.pthread_mutex_lock(lock)
+        library.pthread_mutex_lock(lock)
+
+
+def test_a_worker_whose_decoder_hangs_ends_itself() -> None:
+    context = multiprocessing.get_context("fork")
+    for daemon in (True, False):
+        process = context.Process(target=_hang_in_c, args=(0.1,), daemon=daemon)
+        process.start()
+        process.join(10 if daemon else 1)
+        assert process.exitcode == (1 if daemon else None), "only a loader's worker can be spared"
+        process.kill()
+        process.join()

@@ -1,0 +1,3 @@
+from tests.train.conftest import clips, config
+
+__all__ = ["clips", "config"]
