@@ -231,7 +231,7 @@ def test_loaders_end_with_their_run(config: Path) -> None:
 
 
 def test_a_run_stopped_while_it_loads_ends_at_once(config: Path) -> None:
-    process = start("train", config)
+    process = start("train", config, "--max-steps", "100000")  # not over before the signal comes
     wait_until(process, lambda: run_folder(config).exists())
     process.send_signal(signal.SIGINT)
     code, _, error = finish(process)
