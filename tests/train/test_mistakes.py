@@ -83,7 +83,7 @@ def test_text_that_does_not_fit_the_model(capsys: Capture, config: Path) -> None
 
 def test_a_mesh_that_does_not_fit_the_processes(capsys: Capture, config: Path) -> None:
     refused(capsys, ["train", config, "--parallel.replicate", "2"], "parallel.replicate = 2", "choose one of 1")
-    refused(capsys, ["train", config, "--parallel.shard", "4"], "1 x 4", "choose shard = 1")
+    refused(capsys, ["train", config, "--parallel.shard", "4"], "parallel.shard = 4: makes 4 ranks", "choose shard = 1")
 
 
 def test_a_device_that_is_not_there(capsys: Capture, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

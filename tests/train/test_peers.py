@@ -49,8 +49,7 @@ def play(rank: int, port: int, folder: Path) -> None:
             raise OSError("no such file")
 
     with start_world("cpu") as world:
-        weights = Mesh.create(ParallelConfig(), world).weights
-        mesh = Mesh(1, 1, 3, data_rank=0, weights=weights, peers=dist.group.WORLD)
+        mesh = Mesh.create(ParallelConfig(shard=1, sequence=2), world)
         loader = SlotLoader(Numbers(note), num_workers=0)
         stream = StepStream(order_inputs(), loader, mesh, world, folder / f"quarantine{rank}.jsonl", lambda line: None)
         order = plan_pass(order_inputs(), 0, None)
