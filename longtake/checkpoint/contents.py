@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from longtake.checkpoint.folder import damage_sentence, read_marker, sync_folder, verify
+from longtake.checkpoint.folder import damage_sentence, read_marker, verify
 from longtake.contracts import UserError
+from longtake.durable import unfinished
 
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64",
@@ -121,19 +121,12 @@ def export_safetensors(
         parts = ", ".join(sorted({row.part for row in rows}))
         raise UserError(f"{folder}: has no part '{part}'; choose one of {parts}")
     chosen.sort(key=lambda row: (-row.dtype.itemsize, row.name))  # aligned without holes
-    temporary = target.with_name(target.name + ".tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
+        with unfinished(target) as partial, partial.open("wb") as stream:
             stream.write(_header(chosen, {"format": "pt", "part": chosen[0].part, **(metadata or {})}))
             for row in chosen:
                 stream.write(_bytes_of(_assemble(row, saved)))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-        sync_folder(target.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"{target}: cannot be written ({error.strerror}); make room or give another place") from error
     return target
 

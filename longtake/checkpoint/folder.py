@@ -15,7 +15,6 @@ makes 1.4, so that it costs less than reading the file.
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError
+from longtake.durable import write_whole
 
 FORMAT_VERSION = 1
 MARKER = "COMPLETE"
@@ -83,7 +83,7 @@ def is_complete(folder: str | Path) -> bool:
 def write_marker(folder: Path, marker: Marker) -> None:
     """Write COMPLETE, durably: its folder entry appears only when its content is on the disk."""
     content = asdict(marker) | {"saved_at": marker.saved_at.isoformat()}
-    write_durably(folder / MARKER, json.dumps(content, indent=1).encode())
+    write_whole(folder / MARKER, json.dumps(content, indent=1).encode())
 
 
 def read_marker(folder: str | Path, any_version: bool = False) -> Marker:
@@ -196,23 +196,3 @@ def crc32_of(path: Path) -> str:
 def now() -> datetime:
     """The present moment, UTC."""
     return datetime.now(UTC)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that after a power cut it is there whole or not at all: temporary name, fsync, rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries (new names, renames, removals) durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtake.checkpoint.folder import MARKER, PARTIAL_SUFFIX, parse_name, read_marker, sync_folder
+from longtake.checkpoint.folder import MARKER, PARTIAL_SUFFIX, parse_name, read_marker
 from longtake.contracts import UserError
+from longtake.durable import sync_folder
 
 
 @dataclass(frozen=True)

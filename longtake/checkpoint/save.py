@@ -34,11 +34,10 @@ from longtake.checkpoint.folder import (
     is_complete,
     now,
     record_of,
-    sync_folder,
-    write_durably,
     write_marker,
 )
 from longtake.contracts import UserError
+from longtake.durable import sync_folder, write_whole
 
 SHARD_BYTES = 512 << 20  # safetensors makes each file twice in memory before it is written: this bounds those copies
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -155,7 +154,7 @@ def _commit(partial: Path, target: Path, marker: Marker, state: Mapping[str, Any
     """Rank 0: run.json, COMPLETE, then the folder takes its name."""
     assert any(name.endswith(SHARD_SUFFIX) for name in marker.files), "no shard was found after writing"
     content = {"format_version": FORMAT_VERSION, **state}
-    write_durably(partial / STATE_FILE, json.dumps(content, indent=1).encode())
+    write_whole(partial / STATE_FILE, json.dumps(content, indent=1).encode())
     files = {**marker.files, STATE_FILE: record_of(partial / STATE_FILE)}
     fields = {name: getattr(marker, name) for name in ("format_version", "epoch", "step", "world_size", "saved_at")}
     write_marker(partial, Marker(**fields, files=files))
