@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
-    ("contracts", "random", "_version"),
+    ("contracts", "durable", "random", "_version"),
     ("config",),
     ("buckets", "models"),
     ("data", "diffusion", "parallel", "track"),

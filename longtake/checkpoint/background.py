@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import longtake
 from longtake.checkpoint import writer
 from longtake.checkpoint.agree import on_every_rank, on_first_rank, rank_and_world
 from longtake.checkpoint.folder import checkpoint_path
@@ -190,9 +191,11 @@ class _WriterProcess:
     """The process beside the run."""
 
     def __init__(self, descriptor: int) -> None:
-        command = [sys.executable, "-I", "-S", writer.__file__, str(descriptor), str(os.getpid())]
+        # As a file and without site-packages: `-m` would import this package, and torch with it.
+        command = [sys.executable, "-P", "-s", "-S", writer.__file__, str(descriptor), str(os.getpid())]
         self._process = subprocess.Popen(
             command,
+            env={**os.environ, "PYTHONPATH": str(Path(longtake.__file__).parents[1])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[descriptor],

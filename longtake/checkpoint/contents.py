@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from longtake.checkpoint.folder import FROZEN_FOLDER, damage_sentence, read_marker, read_state, verify
 from longtake.checkpoint.layout import SAFETENSORS_DTYPES, bytes_of, safetensors_head
-from longtake.checkpoint.writer import sync_folder
 from longtake.contracts import UserError
+from longtake.durable import unfinished
 
 
 @dataclass(frozen=True)
@@ -113,19 +112,12 @@ def export_safetensors(
         metadata = {**(metadata or {}), "frozen_source": frozen["source"]}
     found.sort(key=lambda pair: (-pair[0].dtype.itemsize, pair[0].name.split(".", 1)[1]))  # aligned without holes
     rows = [row for row, _ in found]
-    temporary = target.with_name(target.name + ".tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
+        with unfinished(target) as partial, partial.open("wb") as stream:
             stream.write(_header(rows, {"format": "pt", "part": chosen[0].part, **(metadata or {})}))
             for row, source in found:
                 stream.write(memoryview(bytes_of(_assemble(row, source)).numpy()))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-        sync_folder(target.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"{target}: cannot be written ({error.strerror}); make room or give another place") from error
     return target
 

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from longtake.checkpoint.folder import PARTIAL_SUFFIX, parse_name, read_marker
-from longtake.checkpoint.writer import MARKER, sync_folder
+from longtake.checkpoint.writer import MARKER
 from longtake.contracts import UserError
+from longtake.durable import sync_folder
 
 
 @dataclass(frozen=True)

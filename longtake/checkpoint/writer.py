@@ -3,9 +3,9 @@
 As a program (`python writer.py FD PARENT`) it takes jobs, one line of JSON each, from its standard input, and answers
 each with lines of JSON on its standard output: `{"written": true}`, on rank 0 then `{"committed": true}`, or
 `{"error": sentence, "errno": number or null}`. Tensor bytes come through the memory file FD, which it shares with the
-run. It knows nothing of tensors and imports the standard library alone, so it starts at once and stays small. It ends
-with its parent: nothing is written for a run that is dead, and a run that is started again meets no writer of the
-old one.
+run. It knows nothing of tensors and imports nothing but the standard library and `durable`, so it starts at once and
+stays small. It ends with its parent: nothing is written for a run that is dead, and a run that is started again meets
+no writer of the old one.
 
 Ranks need no connection between their writers: each leaves `written-<rank>.json` in the working folder, and rank 0's
 waits for all of them before it writes COMPLETE.
@@ -25,6 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from longtake.durable import sync_folder, write_whole
+
 MARKER = "COMPLETE"
 STATE_FILE = "run.json"
 BLOCK_BYTES = 1 << 24
@@ -43,12 +45,12 @@ def write_shard(path: Path, header: bytes, pieces: Iterable[memoryview]) -> Reco
             for start in range(0, len(piece), BLOCK_BYTES):
                 block = piece[start : start + BLOCK_BYTES]
                 crc = zlib.crc32(block, crc)
-                size += _write_whole(stream.fileno(), block)
+                size += _write_all(stream.fileno(), block)
         os.fsync(stream.fileno())
     return {"num_bytes": size, "crc32": f"{crc:08x}"}
 
 
-def _write_whole(descriptor: int, block: memoryview) -> int:
+def _write_all(descriptor: int, block: memoryview) -> int:
     """Writes all of `block`, also where the system takes it in parts."""
     done = 0
     while done < len(block):
@@ -58,32 +60,12 @@ def _write_whole(descriptor: int, block: memoryview) -> int:
 
 def commit(partial: Path, target: Path, state: bytes, marker: dict[str, Any], files: dict[str, Record]) -> None:
     """Writes run.json and COMPLETE into the working folder, then gives it its name."""
-    write_durably(partial / STATE_FILE, state)
+    write_whole(partial / STATE_FILE, state)
     listed = {**files, STATE_FILE: {"num_bytes": len(state), "crc32": f"{zlib.crc32(state):08x}"}}
     content = {**marker, "saved_at": datetime.now(UTC).isoformat(), "files": listed}
-    write_durably(partial / MARKER, json.dumps(content, indent=1).encode())
+    write_whole(partial / MARKER, json.dumps(content, indent=1).encode())
     os.replace(partial, target)
     sync_folder(target.parent)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that after a power cut it is there whole or not at all: temporary name, fsync, rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries (new names, renames, removals) durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _run_job(job: dict[str, Any], descriptor: int, parent: int) -> None:
@@ -95,7 +77,7 @@ def _run_job(job: dict[str, Any], descriptor: int, parent: int) -> None:
     for file in job["files"]:
         piece = staged[file["start"] : file["start"] + file["num_bytes"]]
         records[file["name"]] = write_shard(partial / file["name"], file["header"].encode("latin-1"), [piece])
-    write_durably(partial / _written_name(rank), json.dumps(records).encode())
+    write_whole(partial / _written_name(rank), json.dumps(records).encode())
     _answer({"written": True})
     if rank == 0:
         files = _gather_records(partial, int(job["marker"]["world_size"]), parent)

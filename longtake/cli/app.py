@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         path = error.ctx.command_path if getattr(error, "ctx", None) else "longtake"
         _complain(f"{error.format_message()} (`{path} --help` shows what there is)", EXIT_MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
+        # Python started with -m ends by SIGINT, whatever code we exit with, if the interrupt came out of an `exec` of
+        # text, as dataclasses and torch make while they are imported; one that ends well takes that mark away.
+        exec("")
         _complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # `longtake ... | head` has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,8 +26,8 @@ from longtake.data import (
     stats_page,
     table_facts,
     table_stats,
-    write_page,
 )
+from longtake.durable import write_whole
 from longtake.track import make_console
 from longtake.train import preview_buckets, read_previewed
 
@@ -153,5 +153,5 @@ def stats(
     if html is not None:
         start = found.folder if root is None else base_folder(table, root)
         cache = FileCache(cache_dir or default_cache_folder(), int(cache_gb * 1e9))
-        write_page(stats_page(found, frame_reader(start, cache), report), html)
+        write_whole(html, stats_page(found, frame_reader(start, cache), report))
         console.print(f"page: {html}", markup=False)

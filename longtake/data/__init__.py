@@ -26,11 +26,11 @@ from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.probe import ProbeResult, part_path, probe_table
 from longtake.data.tables.captions import told_captions
 from longtake.data.tables.convert import make_shards
-from longtake.data.tables.mix import MixedTable, open_clips
+from longtake.data.tables.mix import MixedTable, open_clips, order_columns
 from longtake.data.tables.numbers import read_numbers
 from longtake.data.tables.select import filter_table, merge_tables, split_table
 from longtake.data.tables.stats import column_rows, table_facts, table_stats
-from longtake.data.tables.stats_page import frame_reader, middle_frame, stats_page, write_page
+from longtake.data.tables.stats_page import frame_reader, middle_frame, stats_page
 from longtake.data.tables.table import ClipTable, base_folder
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "merge_tables",
     "middle_frame",
     "open_clips",
+    "order_columns",
     "part_path",
     "probe_file",
     "probe_table",
@@ -83,6 +84,5 @@ __all__ = [
     "told_captions",
     "window",
     "write_image",
-    "write_page",
     "write_video",
 ]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from longtake.contracts import UserError
+from longtake.durable import write_whole
 
 NOTE = "demo.json"
 REPORT = "report.html"
@@ -24,10 +25,7 @@ class Note:
 
     def save(self, folder: Path) -> None:
         """Writes the note into the demo's folder, whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{NOTE}.partial"
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / NOTE)
+        write_whole(folder / NOTE, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def choose_folder(folder: Path) -> Path:

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from longtake.demo.curve import loss_curve
+from longtake.durable import write_whole
 from longtake.evaluate import Accuracy, Judgement, is_right
 
 _STYLE = """
@@ -128,9 +129,7 @@ def write_report(path: Path, report: DemoReport) -> None:
         f"<h2>Go on</h2>{_table(('', ''), commands)}",
         "</body></html>\n",
     ]
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("\n".join(parts), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, "\n".join(parts))
 
 
 def percent(share: float) -> str:

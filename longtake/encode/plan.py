@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from longtake.buckets import BucketRule, OrderInputs, assign, keyed_draw
 from longtake.contracts import Slot, UserError
-from longtake.data import ClipTable, DatasetConfig, MixedTable, text_hash
+from longtake.data import ClipTable, DatasetConfig, MixedTable, order_columns, text_hash
 from longtake.data.latents.shard import MEND, whole_file
 from longtake.data.latents.store import as_array, read_table
 from longtake.random import hash64
@@ -41,14 +41,9 @@ def encode_inputs(
         stage=stage,
         slots_per_step=1,
         rule=rule,
-        num_frames=table.num_frames,
-        height=table.height,
-        width=table.width,
-        fps=table.fps,
-        clip_ids=table.clip_ids,
         weights=np.ceil(table.weights),
         views=dataset.views,
-        table=table.fingerprint,
+        **order_columns(table),
     )
 
 

@@ -10,13 +10,13 @@ import importlib.util
 import json
 import logging
 import math
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError
+from longtake.durable import unfinished
 
 METRICS_FILE = "metrics.jsonl"
 _WANDB_ID_FILE = "wandb_id.txt"
@@ -137,12 +137,8 @@ def _mend_lines(path: Path, last_step: int | None) -> None:
     kept = _whole_lines(path)
     if last_step is not None:
         kept = [line for line in kept if json.loads(line).get("step", 0) <= last_step]
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
+    with unfinished(path) as partial, partial.open("w", encoding="utf-8") as stream:
         stream.writelines(line + "\n" for line in kept)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
 
 
 def _finite(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from longtake.buckets import bucket_config_faults
+from longtake.buckets import BucketRule, bucket_config_faults
 from longtake.config import Section
 from longtake.data import DatasetConfig
 from longtake.diffusion import DropoutConfig
@@ -84,6 +84,11 @@ class RunConfig(SystemConfig):
     resume: str | None = Field(None, description="`auto`: continue the newest checkpoint of the run of the same name")
     start_epoch: int | None = Field(None, ge=0, description="start the data anew at this pass")
     start_step: int | None = Field(None, ge=0, description="start the data anew at this step of the pass")
+
+    @property
+    def bucket_rule(self) -> BucketRule:
+        """How `bucket_config` gives each clip its bucket. Raises `UserError`."""
+        return BucketRule.from_config(self.bucket_config, self.size_divisor, self.dataset.fps_max, self.compat)
 
     @field_validator("bucket_config")
     @classmethod

@@ -17,6 +17,7 @@ from typing import Any
 from longtake.checkpoint import CheckpointInfo, list_checkpoints, resolve
 from longtake.config import Resolved, dump_config, load_config
 from longtake.contracts import UserError
+from longtake.durable import write_whole
 from longtake.parallel import World
 from longtake.train.config import RunConfig
 
@@ -213,6 +214,4 @@ def _save_config(folder: Path, config: RunConfig) -> None:
         while (kept := folder / f"config.before-{number}.py").exists():
             number += 1
         os.replace(path, kept)
-    temporary = folder / f".{CONFIG_FILE}.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, text)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from longtake.durable import unfinished
 
 FILE = "goodput.json"
 
@@ -96,10 +97,9 @@ class Stopwatch:
         """Puts the seconds so far into `goodput.json`."""
         if not self._enabled:
             return
-        temporary = self._path.with_name(f".{FILE}.tmp")
         content = asdict(self.seconds) | {"goodput": self.seconds.goodput, "time": time.time()}
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self._path)
+        with unfinished(self._path, synced=False) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
+from longtake.buckets import BucketReport, OrderInputs, plan_pass
 from longtake.data import read_numbers
 from longtake.train.config import RunConfig
 from longtake.train.folder import read_run
@@ -41,13 +41,9 @@ def preview_buckets(config: RunConfig, table: Path) -> BucketReport:
         seed=config.seed,
         stage=0,
         slots_per_step=config.slots_per_step or config.accumulation_steps,
-        rule=BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat),
-        num_frames=numbers["num_frames"],
-        height=numbers["height"],
-        width=numbers["width"],
-        fps=numbers["fps"],
-        clip_ids=numbers["clip_ids"],
+        rule=config.bucket_rule,
         views=config.dataset.views,
         table="",
+        **{name: numbers[name] for name in ("num_frames", "height", "width", "fps", "clip_ids")},
     )
     return plan_pass(inputs, 0).report

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from longtake.buckets import BucketRule, OrderInputs, PassOrder
+from longtake.buckets import OrderInputs, PassOrder
 from longtake.checkpoint import keep_frozen, load_tensors, read_state, restore_frozen
 from longtake.config import dump_config
 from longtake.contracts import UserError
@@ -26,6 +26,7 @@ from longtake.data import (
     StoredDataset,
     machine_bytes,
     open_clips,
+    order_columns,
     read_quarantine,
     told_captions,
 )
@@ -250,15 +251,11 @@ def _lost_so_far(config: RunConfig, start: Start, place: RunFolder) -> LostSampl
     return lost
 
 
-def _bucket_rule(config: RunConfig) -> BucketRule:
-    return BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
-
-
 def _open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World) -> FittingStore | None:
     """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
     if config.dataset.latents is None:
         return None
-    return open_fitting_store(config, config.dataset, _bucket_rule(config), table, STAGE, world)
+    return open_fitting_store(config, config.dataset, config.bucket_rule, table, STAGE, world)
 
 
 def _order_inputs(
@@ -269,7 +266,7 @@ def _order_inputs(
     position: dict | None,
     world: World,
 ) -> OrderInputs:
-    rule = _bucket_rule(config)
+    rule = config.bucket_rule
     if system.encoders is not None:
         for bucket in rule.buckets:
             system.autoencoder.check(*bucket.shape)
@@ -281,15 +278,10 @@ def _order_inputs(
         stage=STAGE,
         slots_per_step=slots_per_step,
         rule=rule,
-        num_frames=table.num_frames,
-        height=table.height,
-        width=table.width,
-        fps=table.fps,
-        clip_ids=table.clip_ids,
         weights=table.weights,
         views=config.dataset.views,
         cost=cost,
-        table=table.fingerprint,
+        **order_columns(table),
     )
 
 

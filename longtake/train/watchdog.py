@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+from longtake.durable import unfinished
+
 EXIT_HANG = 76  # no step within `watchdog_seconds`
 _GRACE_SECONDS = 30.0  # that a rank waits for the reports of the others
 _LOOK_SECONDS = 2.0  # between two looks at the clock, at most
@@ -75,15 +77,13 @@ class Watchdog:
         os._exit(EXIT_HANG)
 
     def _report(self, late: bool) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".rank-{self.rank:05d}.tmp"
-        with temporary.open("w", encoding="utf-8") as file:
+        report = self.folder / f"rank-{self.rank:05d}.txt"
+        with unfinished(report, synced=False) as partial, partial.open("w", encoding="utf-8") as file:
             why = "made no step in time" if late else "was asked by another rank"
             print(f"rank {self.rank} of {self.world_size}, after step {self._step}: {why}\n", file=file, flush=True)
             faulthandler.dump_traceback(file=file, all_threads=True)
-        if (flight := _flight_record()) is not None:
-            (self.folder / f"flight-{self.rank:05d}.json").write_bytes(flight)
-        temporary.replace(self.folder / f"rank-{self.rank:05d}.txt")
+            if (flight := _flight_record()) is not None:
+                (self.folder / f"flight-{self.rank:05d}.json").write_bytes(flight)
 
 
 def _flight_record() -> bytes | None:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.durable import unfinished, write_whole
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
@@ -101,18 +102,14 @@ def save_weights(
         "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
         "weight_map": {name: file.name for file, names in zip(files, shards, strict=True) for name in names},
     }
-    target = path / ("model" + INDEX_SUFFIX)
-    partial = target.with_name(target.name + ".partial")
-    partial.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-    partial.replace(target)
+    write_whole(path / ("model" + INDEX_SUFFIX), json.dumps(index, indent=1) + "\n")
     return files
 
 
 def _write_file(state: Mapping[str, Tensor], file: Path, header: dict[str, str]) -> None:
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()}
-    partial = file.with_name(file.name + ".partial")
-    save_file(_unshare(tensors), partial, metadata=header)
-    partial.replace(file)
+    with unfinished(file) as partial:
+        save_file(_unshare(tensors), partial, metadata=header)
 
 
 def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

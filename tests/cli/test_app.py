@@ -115,3 +115,18 @@ def test_python_dash_m_is_the_same_command_and_a_closed_pipe_is_no_fault():
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("longtake: ")
     assert "Traceback" not in wrong.stderr
+
+
+INTERRUPTED_IN_TEXT = """
+import click
+from longtake.cli import app
+app.typer.main.get_command = lambda _: click.Command("x", callback=lambda: exec("raise KeyboardInterrupt"))
+app.main([])
+"""
+
+
+def test_an_interrupt_inside_code_made_from_text_ends_with_the_documented_code(tmp_path):
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TEXT, encoding="utf-8")
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "longtake: interrupted\n")

@@ -19,6 +19,8 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from PIL import Image, ImageOps
 
+from longtake.durable import unfinished
+
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 # Demuxers that make "video" of text and play lists: a caption file by the name of x.txt decodes as ANSI art.
@@ -361,9 +363,7 @@ def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, cr
     height, width = frames.shape[1:3]
     pixel_format = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
     target = Path(path)
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with unfinished(target, synced=False) as partial:
         settings = {"movflags": "+faststart"} if target.suffix.lower() in (".mp4", ".mov") else {}
         with av.open(f"file:{partial}", "w", options=settings) as container:
             rate = Fraction(fps).limit_denominator(1001)
@@ -382,22 +382,13 @@ def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, cr
                 frame.color_range = _LIMITED_RANGE
                 container.mux(stream.encode(frame))
             container.mux(stream.encode())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_image(path: str | os.PathLike[str], pixels: np.ndarray) -> None:
     """Writes one picture, complete or not at all; the suffix chooses the format. `pixels`: uint8 [H, W, 3] RGB."""
     image = Image.fromarray(_check_pixels(pixels, 3, "[H, W, 3]"))
-    target = Path(path)
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with unfinished(Path(path), synced=False) as partial:
         image.save(partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _check_pixels(pixels: np.ndarray, dims: int, shape: str) -> np.ndarray:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.durable import sync_folder
 
 _MAPPED = 128  # shards that a process keeps mapped
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -84,11 +85,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from longtake.contracts import Fault, UserError
 from longtake.data.formats import check_version
+from longtake.durable import sync_folder
 
 VERSION = 1  # of a line
 
@@ -79,13 +80,4 @@ def append_quarantine(path: str | os.PathLike[str], faults: Iterable[Fault]) -> 
     finally:
         os.close(descriptor)
     if new:
-        _sync_folder(Path(path).resolve().parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file's name is on disk only once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(Path(path).resolve().parent)

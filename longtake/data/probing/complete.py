@@ -1,25 +1,17 @@
-"""How a probed table is put together and written: CSV, Parquet, Arrow, JSON or JSONL by the suffix."""
+"""How a probed table is put together from the source's columns and the files' answers, and the list of bad rows."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 
-from longtake.data.formats import FORMAT
 from longtake.data.probing.one_file import ClipInfo
-from longtake.data.tables.json_table import write_json
-
-PARQUET_ROWS = 1 << 16  # of a row group: readers hold a few of them at a time
+from longtake.data.tables.write_rows import write_table
 
 
 class Answers:
@@ -85,7 +77,7 @@ def complete(columns: pa.Table, rows: slice, answers: Answers, clip_ids: np.ndar
     known = "clip_id" in given.column_names
     out["clip_id"] = given["clip_id"].cast(pa.uint64()) if known else pa.array(clip_ids[answers.kept])
     out |= {name: given[name] for name in given.column_names if name not in out}
-    return pa.table(out, metadata=FORMAT)
+    return pa.table(out)
 
 
 def numbers_if_all(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -109,41 +101,5 @@ def write_bad(path: Path, bad: Sequence[tuple[int, str, str]]) -> Path | None:
         path.unlink(missing_ok=True)
         return None
     rows, paths, reasons = zip(*bad, strict=True)
-    write_columns(pa.table({"row": pa.array(rows), "path": pa.array(paths), "reason": pa.array(reasons)}), path)
+    write_table(pa.table({"row": pa.array(rows), "path": pa.array(paths), "reason": pa.array(reasons)}), path)
     return path
-
-
-def write_columns(columns: pa.Table, target: Path) -> None:
-    """Writes a table in the format of the suffix: under another name first, so it is complete or absent."""
-    unfinished = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        WRITERS[target.suffix.lower()](columns, unfinished)
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _write_arrow(columns: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns.schema) as writer:
-        writer.write_table(columns)
-
-
-def _write_csv(columns: pa.Table, path: Path) -> None:
-    """Lists and objects, which a CSV has no cells for, are written as JSON."""
-    for place, field in enumerate(columns.schema):
-        if pa.types.is_nested(field.type):
-            texts = [None if cell is None else json.dumps(cell, default=str) for cell in columns[place].to_pylist()]
-            columns = columns.set_column(place, field.name, pa.array(texts, pa.string()))
-    pyarrow.csv.write_csv(columns, path)
-
-
-WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
-    ".csv": _write_csv,
-    ".parquet": partial(pyarrow.parquet.write_table, row_group_size=PARQUET_ROWS),
-    ".arrow": _write_arrow,
-    ".json": write_json,
-    ".jsonl": write_json,
-}

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.formats import FORMAT
-from longtake.data.probing.complete import write_bad, write_columns
+from longtake.data.probing.complete import write_bad
 from longtake.data.probing.listing import list_clips
 from longtake.data.probing.probe import probe_table
 from longtake.data.tables.cache import lock, user_cache, writable_folder
+from longtake.data.tables.write_rows import write_table
 
 TABLE = ".longtake.parquet"
 _MOST_WORKERS = 8
@@ -66,7 +66,7 @@ def _bring_up_to_date(folder: Path, clips: pa.Table, table: Path, state: str) ->
             f"{bad[0][1]}: {bad[0][2]}); mend the files or name another folder"
         )
     joined = pa.concat_tables(parts, promote_options="permissive").sort_by("path")
-    write_columns(joined.replace_schema_metadata(FORMAT | {"folder_state": state}), table)
+    write_table(joined, table, {"folder_state": state})
     if bad_list:
         print(f"{folder}: {len(bad)} files cannot be used, see {bad_list}", file=sys.stderr, flush=True)
 
@@ -75,7 +75,7 @@ def _probed(clips: pa.Table, folder: Path) -> tuple[pa.Table | None, list[tuple[
     """The rows of the clips that can be used, in their order, and the bad ones; None where none can."""
     with tempfile.TemporaryDirectory(prefix="longtake-") as place:
         source, target = Path(place) / "listing.parquet", Path(place) / "probed.parquet"
-        write_columns(clips, source)
+        write_table(clips, source)
         workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(clips) // 32)
         # One part of one: where no file can be used, an empty table is written.
         result = probe_table(source, target, workers=workers, root=folder, part=(1, 1))

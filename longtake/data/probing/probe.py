@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from longtake.contracts import UserError
 from longtake.data.clips.remote import FileCache, check_protocols, default_cache_folder, join_location, refuse_url
 from longtake.data.clips.video import ClipError
-from longtake.data.probing.complete import WRITERS, Answers, complete, write_bad, write_columns
+from longtake.data.probing.complete import Answers, complete, write_bad
 from longtake.data.probing.journal import Journal
 from longtake.data.probing.listing import list_clips
 from longtake.data.probing.one_file import ClipInfo, probe_file
@@ -30,6 +30,7 @@ from longtake.data.tables.paths import moved_paths
 from longtake.data.tables.rows import id_values
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import base_folder, read_columns, text_column
+from longtake.data.tables.write_rows import check_target, write_table
 
 Engine = Literal["local", "ray"]
 Asked = Generator[tuple[int, Any], None, None]  # (place, answer) as they are ready
@@ -86,7 +87,9 @@ def probe_table(
     source, target = Path(source), Path(target)
     if part is not None:
         target = part_path(target, *part)
-    _check_target(source, target)
+    refuse_url(source)
+    refuse_url(target)
+    check_target(target, [source])
     columns = _checked(read_source(source), source, target)
     if warn and (said := probe_warning(columns, source)):
         warn(said)
@@ -111,7 +114,7 @@ def probe_table(
         paths = moved_paths(paths, folder, target.parent)
         columns = columns.set_column(columns.column_names.index("path"), "path", pa.array(paths, pa.string()))
         clip_ids = compute_clip_ids(paths)[rows]  # over all rows: bad files and parts do not change the others' ids
-        write_columns(complete(columns, rows, answers, clip_ids, target.suffix.lower() != ".csv"), target)
+        write_table(complete(columns, rows, answers, clip_ids, target.suffix.lower() != ".csv"), target)
         journal.remove()
     return ProbeResult(target, len(files) - len(bad), len(bad), bad, bad_path, continued)
 
@@ -160,16 +163,6 @@ def _checked(columns: pa.Table, source: Path, target: Path) -> pa.Table:
 
 def _rows_of_part(num_rows: int, number: int, count: int) -> slice:
     return slice(num_rows * (number - 1) // count, num_rows * number // count)
-
-
-def _check_target(source: Path, target: Path) -> None:
-    refuse_url(source)
-    refuse_url(target)
-    if target.suffix.lower() not in WRITERS:
-        *most, last = WRITERS
-        raise UserError(f"{target}: tables end in {', '.join(most)} or {last}, not {target.suffix or 'nothing'!r}")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise UserError(f"{target}: would overwrite the table it is made from; give the output another name")
 
 
 def _digest(paths: Sequence[str]) -> str:

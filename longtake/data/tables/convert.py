@@ -24,6 +24,7 @@ from longtake.data.tables.numbers import clean_numbers
 from longtake.data.tables.paths import moved_paths, same_start
 from longtake.data.tables.rows import Rows, id_values, open_rows
 from longtake.data.tables.shards import INDEX, KIND, NUMBERS, ROWS_PER_BATCH, ROWS_PER_FILE, is_shards
+from longtake.durable import sync_file, write_whole
 from longtake.random import hash64
 
 _NPY_HEADER_BYTES = 128
@@ -201,8 +202,7 @@ def _write_index(folder: Path, rows: Rows, num_rows: int, root: str) -> None:
     """Writes the index, after all else has reached the disk."""
     files = sorted(folder.iterdir())
     for file in files:
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
+        sync_file(file)
     index: dict[str, Any] = {
         "format": KIND,
         "version": SHARDS_VERSION,
@@ -212,10 +212,7 @@ def _write_index(folder: Path, rows: Rows, num_rows: int, root: str) -> None:
         "fingerprint": fingerprint_of(lambda name: np.load(folder / f"{name}.npy", mmap_mode="r")),
         "files": {file.name: file.stat().st_size for file in files},
     }
-    with open(folder / INDEX, "w", encoding="utf-8") as opened:
-        json.dump(index, opened, indent=1)
-        opened.flush()
-        os.fsync(opened.fileno())
+    write_whole(folder / INDEX, json.dumps(index, indent=1))
 
 
 def _check_place(source: Path, target: Path) -> None:

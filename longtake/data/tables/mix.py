@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from longtake.contracts import UserError
 from longtake.data.config import DatasetConfig
 from longtake.data.probing.folder import folder_table
+from longtake.data.tables.checks import FINGERPRINTED
 from longtake.data.tables.ids import repeats
 from longtake.data.tables.joined import JoinedColumn
 from longtake.data.tables.rows import open_rows
@@ -115,6 +117,11 @@ def open_clips(config: DatasetConfig) -> ClipTable | MixedTable:
         if not any(column in table.captions for table in tables):
             raise UserError(f"dataset.captions: no table of dataset.mix has a column {column}; leave it out")
     return MixedTable(tables, [weight for _, weight in config.mix])
+
+
+def order_columns(table: ClipTable | MixedTable) -> dict[str, Any]:
+    """What the order of a pass needs of a table, as arguments of `OrderInputs`; the weights are left to the caller."""
+    return {name: getattr(table, name) for name in FINGERPRINTED} | {"table": table.fingerprint}
 
 
 def _open_source(path: str, config: DatasetConfig, lenient: bool = False) -> ClipTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -55,20 +54,6 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], np.ndarray], report
     if report is not None:
         parts.append(f"<h2>Buckets</h2><pre>{escape(report)}</pre>")
     return "\n".join(parts) + "\n</html>\n"
-
-
-def write_page(text: str, target: Path) -> None:
-    """Writes a page under another name first, so that `target` is complete or what it was. Makes its folder."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def frame_reader(start: Path | str, cache: FileCache) -> Callable[[str], np.ndarray]:

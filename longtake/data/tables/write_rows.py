@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -14,34 +15,37 @@ import pyarrow.parquet
 
 from longtake.contracts import UserError
 from longtake.data.formats import FORMAT
-from longtake.data.probing.complete import PARQUET_ROWS, WRITERS
 from longtake.data.tables.json_table import JsonWriter
+from longtake.durable import unfinished
+
+SUFFIXES = (".csv", ".parquet", ".arrow", ".json", ".jsonl")
+PARQUET_ROWS = 1 << 16  # of a row group: readers hold a few of them at a time
 
 
 class TableWriter:
     """An output table. Use as a context manager; the file gets its name when the body ends without an error."""
 
-    def __init__(self, target: Path, schema: pa.Schema):
-        """`target`: checked with `check_target` before."""
+    def __init__(self, target: Path, schema: pa.Schema, metadata: dict[str, str] | None = None):
+        """`target`: checked with `check_target` before. `metadata`: kept beside the format's, but not in text files."""
         self.target, self.rows = target, 0
-        self._schema = schema.with_metadata(FORMAT)
+        self._schema = schema.with_metadata(FORMAT | (metadata or {}))
         self._held: list[pa.RecordBatch] = []
         self._count = 0
-        self._unfinished = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
+        self._place = ExitStack()
 
     def __enter__(self) -> TableWriter:
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        suffix, path = self.target.suffix.lower(), str(self._unfinished)
+        path = self._place.enter_context(unfinished(self.target))
+        suffix = self.target.suffix.lower()
         if suffix == ".csv":
             flat = [pa.field(field.name, pa.string()) if _is_nested(field.type) else field for field in self._schema]
             self._schema = pa.schema(flat)
-            self._writer = pyarrow.csv.CSVWriter(path, self._schema)
+            self._writer = pyarrow.csv.CSVWriter(str(path), self._schema)
         elif suffix == ".parquet":
-            self._writer = pyarrow.parquet.ParquetWriter(path, self._schema)
+            self._writer = pyarrow.parquet.ParquetWriter(str(path), self._schema)
         elif suffix == ".arrow":
-            self._writer = pa.ipc.new_file(path, self._schema)
+            self._writer = pa.ipc.new_file(str(path), self._schema)
         else:
-            self._writer = JsonWriter(self._unfinished)
+            self._writer = JsonWriter(path)
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -59,12 +63,10 @@ class TableWriter:
             if kind is None and self._held:
                 self._write()
             self._writer.close()
-            if kind is None:
-                with open(self._unfinished, "rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(self._unfinished, self.target)
-        finally:
-            self._unfinished.unlink(missing_ok=True)
+        except BaseException:
+            self._place.__exit__(*sys.exc_info())
+            raise
+        self._place.__exit__(kind, error, trace)
 
     def _write(self) -> None:
         columns = []
@@ -82,10 +84,17 @@ class TableWriter:
         self._held, self._count = [], 0
 
 
+def write_table(columns: pa.Table, target: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes a table that is in memory. Lists and objects, which a CSV has no cells for, become JSON in one."""
+    with TableWriter(target, columns.schema, metadata) as writer:
+        for batch in columns.to_batches(max_chunksize=PARQUET_ROWS):
+            writer.write(batch)
+
+
 def check_target(target: Path, sources: Iterable[Path]) -> None:
     """Raises `UserError` where a table cannot be written to `target`: its suffix, or that it is one of the sources."""
-    if target.suffix.lower() not in WRITERS:
-        *most, last = WRITERS
+    if target.suffix.lower() not in SUFFIXES:
+        *most, last = SUFFIXES
         raise UserError(f"{target}: tables end in {', '.join(most)} or {last}, not {target.suffix or 'nothing'!r}")
     for source in sources:
         if target.exists() and source.exists() and target.samefile(source):

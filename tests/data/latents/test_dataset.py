@@ -100,21 +100,21 @@ def test_a_clip_that_could_not_be_read_keeps_its_place_at_weight_0(folder: Path,
     assert known.faults == ()
 
 
-def test_damaged_latents_cost_their_sample(folder: Path, table: ClipTable) -> None:
-    path = shard_path(folder, LATENTS, 0)
+def damage_last_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the second row
+    data[-1] ^= 1
     path.write_bytes(data)
+
+
+def test_damaged_latents_cost_their_sample(folder: Path, table: ClipTable) -> None:
+    damage_last_byte(shard_path(folder, LATENTS, 0))  # of the second row
     batch = make(folder, table)[make_slot(table, [0, 2])]
     assert batch.weights.tolist() == [1, 0]
     assert "row 1 of latents/000000.safetensors has another checksum" in batch.faults[0].reason
 
 
 def test_a_damaged_caption_costs_its_sample_and_names_the_remedy(folder: Path, table: ClipTable) -> None:
-    path = shard_path(folder, TEXTS, 0)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the third caption
-    path.write_bytes(data)
+    damage_last_byte(shard_path(folder, TEXTS, 0))  # of the third caption
     batch = make(folder, table)[make_slot(table, [0, 2])]
     assert batch.weights.tolist() == [1, 0]
     assert torch.equal(batch.encoded["text"][0], embedding(0)["text"])

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet
@@ -168,29 +169,9 @@ def test_a_journal_of_reasons_alone_is_begun_anew(tmp_path: Path) -> None:
         assert list(journal.read()) == [(0, [5])]
 
 
-def test_a_worker_whose_parent_was_killed_ends_quietly(clips: Path) -> None:
-    lines = clips.read_text().splitlines()
-    clips.write_text("\n".join(lines[:1] + (lines[1:4] + lines[6:8]) * 200) + "\n")
-    target = clips.with_name("out.csv")
-    arguments = ["data", "probe", str(clips), "-o", str(target), "--workers", "2", "--decode-check"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "longtake", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (_journal(target).exists() and _journal(target).stat().st_size > 6000):
-            assert time.monotonic() < deadline, "nothing is written"
-            time.sleep(0.01)
-    finally:
-        running.kill()
-    _, said = running.communicate(timeout=30)  # ends when the last worker has
-    assert said == ""
-
-
-@pytest.mark.parametrize(("kind", "workers"), [(signal.SIGKILL, 0), (signal.SIGINT, 2)])
-def test_a_killed_probe_goes_on(kind: signal.Signals, workers: int, clips: Path) -> None:
-    """In the middle of a thousand files, by a signal that can be heard or not."""
-    target, whole = clips.with_name("out.jsonl"), clips.with_name("whole.jsonl")
+@contextmanager
+def in_the_middle(clips: Path, target: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
+    """A probe of a thousand files that has answers in its journal; it is killed at the end, if it still runs."""
     lines = clips.read_text().splitlines()
     clips.write_text("\n".join(lines[:1] + (lines[1:4] + lines[6:8]) * 200) + "\n")
     arguments = ["data", "probe", str(clips), "-o", str(target), "--workers", str(workers), "--decode-check"]
@@ -203,14 +184,29 @@ def test_a_killed_probe_goes_on(kind: signal.Signals, workers: int, clips: Path)
             assert time.monotonic() < deadline, "nothing is written"
             assert running.poll() is None, "it ended by itself"
             time.sleep(0.01)
+        yield running
+    finally:
+        if running.poll() is None:
+            running.kill()
+
+
+def test_a_worker_whose_parent_was_killed_ends_quietly(clips: Path) -> None:
+    with in_the_middle(clips, clips.with_name("out.csv"), 2) as running:
+        running.kill()
+    _, said = running.communicate(timeout=30)  # ends when the last worker has
+    assert said == ""
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(signal.SIGKILL, 0), (signal.SIGINT, 2)])
+def test_a_killed_probe_goes_on(kind: signal.Signals, workers: int, clips: Path) -> None:
+    """In the middle of a thousand files, by a signal that can be heard or not."""
+    target, whole = clips.with_name("out.jsonl"), clips.with_name("whole.jsonl")
+    with in_the_middle(clips, target, workers) as running:
         if kind == signal.SIGINT:
             os.killpg(running.pid, kind)  # as a terminal does: everyone hears it
         else:
             running.kill()
         _, said = running.communicate(timeout=30)
-    finally:
-        if running.poll() is None:
-            running.kill()
     assert not target.exists()
     if kind == signal.SIGINT:
         assert running.returncode == 130

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtake.data import ClipError, middle_frame, stats_page, table_facts, table_stats, write_page
+from longtake.data import ClipError, middle_frame, stats_page, table_facts, table_stats
 from longtake.data.clips.video import write_image, write_video
 from longtake.data.tables import stats
 from tests.data.made_clips import noise_frames
@@ -76,15 +76,6 @@ def test_the_page_holds_histograms_frames_and_what_cannot_be_read(tmp_path: Path
     assert "48px 3 clips" in page
     assert page.count("<svg") == 7  # four columns of the table, text, aspect ratio and resolution
     assert not re.search(r'(?:src|href)="(?!data:)', page), "the page needs nothing else"
-
-
-def test_a_page_is_complete_or_what_it_was(tmp_path: Path) -> None:
-    target = tmp_path / "pages" / "stats.html"
-    write_page("first", target)
-    with pytest.raises(UnicodeEncodeError):
-        write_page("second \udc80", target)
-    assert target.read_text() == "first"
-    assert [path.name for path in target.parent.iterdir()] == ["stats.html"]
 
 
 def test_the_middle_frame_is_the_middle_one(tmp_path: Path) -> None:
