@@ -13,6 +13,7 @@ loss of every step, and every byte of the last checkpoint's tensors, are compare
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -61,9 +62,11 @@ ckpt_every = {every}
 keep_n_latest = 2
 """
 SAVED_EVERY = 3
-STEPS_A_KILL = 4  # the run is this long for each kill, so that the last ones find something to kill
+STEPS_A_KILL = 4  # the run is this long for each kill, up to
+MOST_STEPS = 220  # a run that is over before it was killed often enough is made once more, from its start
 MOMENTS = ("after a step", "inside a save", "while starting")
 PATIENCE_SECONDS = 240
+_TAIL_BYTES = 1 << 14
 
 
 class Chaos:
@@ -115,8 +118,8 @@ class Chaos:
 
     def made(self) -> int:
         """The last step in the run's file of steps."""
-        lines = _lines(self.run)
-        return lines[-1]["step"] if lines else 0
+        line = _last_line(self.run / METRICS_FILE)
+        return line["step"] if line else 0
 
     def saves(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -127,7 +130,7 @@ class Chaos:
         while not ready():
             if process.poll() is not None or time.monotonic() > end:
                 return False
-            time.sleep(0.001)
+            time.sleep(0.002)
         return True
 
 
@@ -144,8 +147,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         figures = measure(Path(place), kills, arguments.processes, arguments.seed)
     met = figures["moments"]
-    head = ("kills", "processes", *MOMENTS, "steps", "steps made again", "same steps", "same weights", "seconds")
-    cells = (figures["kills"], figures["processes"], *(met[moment] for moment in MOMENTS), figures["steps"])
+    head = (
+        "kills",
+        "processes",
+        *MOMENTS,
+        "runs",
+        "steps",
+        "steps made again",
+        "same steps",
+        "same weights",
+        "seconds",
+    )
+    cells = (
+        figures["kills"],
+        figures["processes"],
+        *(met[moment] for moment in MOMENTS),
+        figures["runs"],
+        figures["steps"],
+    )
     same = (figures["steps_again"], figures["same_steps"], figures["same_weights"], f"{figures['seconds']:.0f}")
     print_table(head, [(*cells, *same)])
     write_json(arguments.json, "chaos", {"tiny": arguments.tiny, **figures})
@@ -159,35 +178,59 @@ def measure(place: Path, kills: int, processes: int, seed: int) -> dict:
     made = make_shapes(place / "clips", num_clips=32, num_stills=8)
     table = place / "clips" / "clips.parquet"
     probe_table(made.table, table)
-    steps = 20 + STEPS_A_KILL * kills
+    steps = min(20 + STEPS_A_KILL * kills, MOST_STEPS)
     calm = Chaos(place / "calm", table, processes, steps, seed)
     calm.finish()
-    killed = Chaos(place / "killed", table, processes, steps, seed)
     met: dict[str, int] = defaultdict(int)
-    again = 0
-    while sum(met.values()) < kills:
-        moment = killed.kill_once()
-        if moment is None:
-            break
-        met[moment] += 1
-        again += max(0, killed.made() - max((info.step for info in _complete(killed.run)), default=0))
-    killed.finish()
+    again, runs, same_steps, same_weights = 0, 0, len(_exact(calm.run)) == steps, True
+    while (before := sum(met.values())) < kills:
+        killed = Chaos(place / f"killed{runs}", table, processes, steps, seed + runs)
+        again += _kill_until(killed, kills - before, met)
+        if sum(met.values()) == before:
+            raise RuntimeError("the run was over before it could be killed; make it longer (MOST_STEPS)")
+        killed.finish()
+        runs += 1
+        same_steps &= _exact(killed.run) == _exact(calm.run)
+        same_weights &= _shards(killed.run) == _shards(calm.run)
     return {
         "kills": sum(met.values()),
         "processes": processes,
         "moments": {moment: met[moment] for moment in MOMENTS},
-        "steps": steps,
+        "runs": runs,
+        "steps": steps * runs,
         "steps_again": again,
-        "same_steps": _exact(killed.run) == _exact(calm.run) and len(_exact(calm.run)) == steps,
-        "same_weights": _shards(killed.run) == _shards(calm.run),
+        "same_steps": same_steps,
+        "same_weights": same_weights,
         "seconds": time.perf_counter() - start,
     }
+
+
+def _kill_until(run: Chaos, times: int, met: dict[str, int]) -> int:
+    """Kills a run so often, or until it is over; counts the moments in `met`; returns the steps made in vain."""
+    again = 0
+    for _ in range(times):
+        moment = run.kill_once()
+        if moment is None:
+            break
+        met[moment] += 1
+        again += max(0, run.made() - max((info.step for info in _complete(run.run)), default=0))
+    return again
 
 
 def _lines(run: Path) -> list[dict]:
     with suppress(OSError, ValueError):
         return list(read_lines(run / METRICS_FILE))
     return []
+
+
+def _last_line(file: Path) -> dict | None:
+    """The last whole line, without reading the file through: the killer asks all the time."""
+    with suppress(OSError, ValueError), file.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        for line in reversed(stream.read().split(b"\n")[:-1]):
+            with suppress(ValueError):
+                return json.loads(line)
+    return None
 
 
 def _exact(run: Path) -> list[tuple]:

@@ -37,7 +37,8 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Slot:
-    """One forward of one data rank: a micro-batch of one bucket (DESIGN §4).
+    """One micro-batch of one bucket: a slot, or one of the S / d parts of a slot whose bucket runs at sequence degree
+    d < S (DESIGN §4).
 
     All arrays have length B = `bucket.batch_size`; fillers repeat a real sample at weight 0.
     """
@@ -94,6 +95,8 @@ class Batch:
     # What a latent store knows of the samples: "mean" and, for a random posterior, "std" [B, C, F, h, w],
     # "text" [B, L, Dt], "vector" [B, Dv], of the dtype stored. Empty where the encoders run in the trainer.
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
+    # float32 [B], uniform: which frames are known. It decides what is computed, so it never goes to the device.
+    kind_draws: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True)

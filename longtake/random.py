@@ -43,6 +43,7 @@ class Purpose(IntEnum):
     COPY = 12  # extra copy of a clip in a weighted mix
     SAMPLING = 13  # noise of generated videos
     VALIDATION = 14
+    ROUNDING = 15  # of weights kept in bf16
 
 
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:

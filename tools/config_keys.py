@@ -51,8 +51,35 @@ def keys(schema: type[Section], prefix: str = "") -> list[tuple[str, str, str, s
     for name, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             found += keys(field.annotation, f"{prefix}{name}.")
+        elif sections := members(field.annotation):
+            found += keys_of_union(sections, field, f"{prefix}{name}.")
         else:
             found.append((prefix + name, shown_type(field.annotation), shown_default(field), described(name, field)))
+    return found
+
+
+def members(kind: Any) -> tuple[type[Section], ...]:
+    """The sections of a union of nothing else; empty for any other type."""
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    return parts if all(isinstance(part, type) and issubclass(part, Section) for part in parts) else ()
+
+
+def keys_of_union(
+    sections: tuple[type[Section], ...], field: FieldInfo, prefix: str
+) -> list[tuple[str, str, str, str]]:
+    """The keys of sections that are told apart by `type`: this one once, the others with the type they belong to."""
+    kinds = [section.model_fields["type"] for section in sections]
+    shown, text = (
+        ", ".join(f"`{kind.default!r}`" for kind in kinds),
+        "; ".join(described("type", kind) for kind in kinds),
+    )
+    found = [(f"{prefix}type", shown, f"`{field.default.type!r}`", text)]
+    for kind, section in zip(kinds, sections, strict=True):
+        found += [
+            (key, shown, default, f"`{kind.default}`: {text}")
+            for key, shown, default, text in keys(section, prefix)
+            if key != f"{prefix}type"
+        ]
     return found
 
 

@@ -11,7 +11,7 @@ Pure NumPy, whole columns at a time; nothing here knows a device, and only `shar
 from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels
 from longtake.buckets.assign import BucketRule, Draw, Unused, assign, keyed_draw
 from longtake.buckets.balance import CostModel, fit_cost
-from longtake.buckets.deal import deal, step_digest
+from longtake.buckets.deal import Forward, deal, step_digest
 from longtake.buckets.entries import BucketConfig, bucket_config_faults
 from longtake.buckets.frames import frame_interval
 from longtake.buckets.mix import fill_window
@@ -26,6 +26,7 @@ __all__ = [
     "BucketRule",
     "CostModel",
     "Draw",
+    "Forward",
     "OrderInputs",
     "PassOrder",
     "Unused",

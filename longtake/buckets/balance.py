@@ -19,8 +19,9 @@ from longtake.contracts import Bucket, LatentShape, UserError
 class CostModel:
     """Predicted time of a micro-batch: batch size x (per_sample + linear L + quadratic L²), L video tokens of a sample.
 
-    The unit is free (FLOPs, seconds): only ratios count. The constants belong to the run: they are kept with the
-    state, and other ones begin an era.
+    The unit is free (FLOPs, seconds): only ratios count. All are told for one sequence degree: a slot of n
+    micro-batches side by side, each on 1/n of the ranks, costs n times one of them. The constants belong to the run:
+    they are kept with the state, and other ones begin an era.
     """
 
     per_sample: float

@@ -1,9 +1,10 @@
-"""The slots of a step, dealt to data ranks."""
+"""The micro-batches of a step, dealt to data ranks and to the neighbourhoods of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -11,22 +12,53 @@ from longtake.contracts import Bucket, Slot
 from longtake.random import hash64
 
 
-def deal(slots: Sequence[Slot], num_ranks: int, slots_per_step: int, rank: int) -> list[Slot]:
-    """The micro-steps of one data rank: slot s is run by rank s mod R in micro-step s // R.
+@dataclass(frozen=True)
+class Forward:
+    """What the peers of one data rank run at once: micro-batches of one bucket, one for each neighbourhood."""
 
-    All ranks get the same number of micro-steps, ceil(number of slots / R). Where R does not divide the slots, the
-    ranks left over in the last micro-step get a slot of weight 0, in the cheapest shape of the step. `slots`: all
-    slots of the step, 1..`slots_per_step`, the same list on every rank.
+    slots: tuple[Slot, ...]  # S / d of them; fillers, of weight 0, come last
+    first: int  # place of the first among the step's micro-batches
+
+    def number(self, index: int) -> int | None:
+        """The place of micro-batch `index` among those of the step; None for a filler."""
+        return self.first + index if self.slots[index].is_real else None
+
+
+def deal(
+    slots: Sequence[Slot], num_ranks: int, rank: int, at_once: Callable[[Bucket], int] = lambda bucket: 1
+) -> list[Forward]:
+    """The forwards of one data rank in a step.
+
+    `slots`: all micro-batches of the step in their order, the same list on every rank; `at_once`: how many of a bucket
+    a data rank runs side by side. Neighbours in the list that are of one bucket share forwards of that many, and
+    forward f is made by rank f mod R. All ranks make the same number of them; where R does not divide it, the ranks
+    left over get one of weight 0, the cheapest of the step.
     """
     if not 0 <= rank < num_ranks:
         raise ValueError(f"rank = {rank}: it must lie in 0..{num_ranks - 1}")
-    if not 1 <= len(slots) <= slots_per_step:
-        raise ValueError(f"{len(slots)} slots: a step has 1..{slots_per_step}")
-    dealt = list(slots[rank::num_ranks])
-    if len(dealt) < -(-len(slots) // num_ranks):
-        cheapest = min(slots, key=lambda slot: (_cost(slot.bucket), slot.bucket.name))
-        dealt.append(replace(cheapest, weights=np.zeros_like(cheapest.weights)))
+    if not slots:
+        raise ValueError("0 slots: a step has at least one")
+    forwards = _forwards(slots, at_once)
+    dealt = forwards[rank::num_ranks]
+    if len(dealt) < -(-len(forwards) // num_ranks):
+        cheapest = min(forwards, key=lambda forward: (_cost(forward), forward.slots[0].bucket.name))
+        dealt.append(replace(cheapest, slots=tuple(_filler(slot) for slot in cheapest.slots)))
     return dealt
+
+
+def _forwards(slots: Sequence[Slot], at_once: Callable[[Bucket], int]) -> list[Forward]:
+    found, first = [], 0
+    for bucket, same in groupby(slots, key=lambda slot: slot.bucket):
+        together, size = tuple(same), at_once(bucket)
+        for start in range(0, len(together), size):
+            own = together[start : start + size]
+            found.append(Forward(own + (_filler(own[-1]),) * (size - len(own)), first + start))
+        first += len(together)
+    return found
+
+
+def _filler(slot: Slot) -> Slot:
+    return replace(slot, weights=np.zeros_like(slot.weights))
 
 
 def step_digest(slots: Sequence[Slot]) -> int:
@@ -34,6 +66,7 @@ def step_digest(slots: Sequence[Slot]) -> int:
     return hash64(*(slot.keys[slot.weights > 0].astype("<u8").tobytes() for slot in slots if slot.is_real))
 
 
-def _cost(bucket: Bucket) -> int:
+def _cost(forward: Forward) -> int:
+    bucket = forward.slots[0].bucket
     frames, height, width = bucket.shape
-    return frames * height * width * bucket.batch_size
+    return frames * height * width * bucket.batch_size * len(forward.slots)

@@ -2,7 +2,8 @@
 
 Everything here is a pure function of the inputs, the pass number and the state; nothing remembers how far it has
 been read. A bucket runs its samples by ascending key in micro-batches of its batch size; the last one is filled up
-with weight-0 copies. Slots take micro-batches from buckets as `mix` decides; a step takes G slots.
+with weight-0 copies. Slots take micro-batches from buckets as `mix` decides; a step takes G slots. A slot is one
+micro-batch, or several of one bucket where those run side by side at a smaller sequence degree.
 
 The state is a plain dict: the last key taken in each bucket, now and at the start of the present window. Where an
 input changes in the middle of a pass an *era* ends: its rule and last keys are kept, and what it has not reached is
@@ -54,6 +55,8 @@ class OrderInputs:
     views: int = 0  # K: bucket draws use pass mod K; 0 for a new draw in every pass
     window_steps: int = 64  # the mix of buckets is proportional within windows of this many steps
     cost: CostModel | None = None  # slots that run side by side cost nearly the same; None: they are filled at random
+    slot_sizes: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    # entry of bucket_config -> micro-batches of one slot; 1 where it is not named
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "height", "width", "fps"):
@@ -61,6 +64,8 @@ class OrderInputs:
                 raise ValueError(f"{name} has {len(getattr(self, name))} rows, clip_ids has {len(self.clip_ids)}")
         if self.slots_per_step < 1 or self.window_steps < 1 or self.views < 0:
             raise ValueError("slots_per_step and window_steps must be at least 1, views at least 0")
+        if min(self.slot_sizes.values(), default=1) < 1:
+            raise ValueError(f"slot_sizes {dict(self.slot_sizes)}: a slot has at least one micro-batch")
         if self.cost is not None and self.slots_per_step % self.cost.side_by_side:
             raise ValueError(f"side_by_side = {self.cost.side_by_side} does not divide {self.slots_per_step} slots")
         weights = np.asarray(self.weights, np.float64)
@@ -74,6 +79,17 @@ class OrderInputs:
     @property
     def num_clips(self) -> int:
         return len(self.clip_ids)
+
+    @cached_property
+    def micro_batches(self) -> np.ndarray:
+        """Micro-batches of a slot of each bucket: int64 [B]."""
+        buckets = self.rule.buckets
+        return np.array([self.slot_sizes.get((b.resolution, b.num_frames), 1) for b in buckets], np.int64)
+
+    @property
+    def most_micro_batches(self) -> int:
+        """The most that a step can have."""
+        return self.slots_per_step * int(self.micro_batches.max(initial=1))
 
     @cached_property
     def clip_digests(self) -> tuple[str, str]:
@@ -100,6 +116,8 @@ class OrderInputs:
         parts = [json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table]
         if self.cost is not None:
             parts.append(json.dumps(self.cost.to_json()))
+        if (self.micro_batches > 1).any():
+            parts.append(json.dumps(self.micro_batches.tolist()))
         weights = np.asarray(self.weights, np.float64).tobytes()
         absent = np.sort(self.quarantined_before(pass_index)).tobytes()
         return f"{hash64(*parts, self.num_clips, weights, absent):016x}"
@@ -158,19 +176,24 @@ class PassOrder:
     @property
     def num_samples(self) -> int:
         """Samples left in the pass."""
-        taken = np.minimum(self._micro_batches_before(self.position) * self._batch_sizes, np.diff(self.bounds))
+        taken = np.minimum(self._slots_before(self.position) * self._slot_samples, np.diff(self.bounds))
         return len(self.keys) - int(taken.sum())
 
     def step(self, index: int) -> list[Slot]:
-        """The slots of a step, 1..G of them, all real; `index` in 0..num_steps - 1."""
+        """The micro-batches of a step, those of its 1..G slots one after the other, all real.
+
+        `index` in 0..num_steps - 1. A bucket's last slot may have fewer than others.
+        """
         if not 0 <= index < self.num_steps:
             raise IndexError(f"step {index}: {self.num_steps} are left in pass {self.pass_index}")
         first = self.position + index * self.inputs.slots_per_step
-        taken = self._micro_batches_before(first)
+        taken = self._slots_before(first) * self.inputs.micro_batches
         slots = []
         for bucket in self.slot_bucket[first : first + self.inputs.slots_per_step].tolist():
-            slots.append(self._slot(bucket, int(taken[bucket])))
-            taken[bucket] += 1
+            for _ in range(self.inputs.micro_batches[bucket]):
+                if taken[bucket] < self._num_micro_batches[bucket]:
+                    slots.append(self._slot(bucket, int(taken[bucket])))
+                    taken[bucket] += 1
         return slots
 
     def state(self, index: int) -> dict[str, Any]:
@@ -196,12 +219,22 @@ class PassOrder:
         return np.array([bucket.batch_size for bucket in self.inputs.rule.buckets])
 
     @cached_property
+    def _slot_samples(self) -> np.ndarray:
+        """int64 [B]: samples of a whole slot."""
+        return self._batch_sizes * self.inputs.micro_batches
+
+    @cached_property
+    def _num_micro_batches(self) -> np.ndarray:
+        """int64 [B]: micro-batches of each bucket from the window's start."""
+        return -(-np.diff(self.bounds) // self._batch_sizes)
+
+    @cached_property
     def _inputs_fingerprint(self) -> str:
         return self.inputs.fingerprint(self.pass_index)
 
     @cached_property
     def _taken_by_block(self) -> np.ndarray:
-        """int64 [M // block + 1, B]: micro-batches of each bucket before each block of slots."""
+        """int64 [M // block + 1, B]: slots of each bucket before each block of slots."""
         num_buckets = len(self._batch_sizes)
         starts = range(0, len(self.slot_bucket) - _BLOCK + 1, _BLOCK)
         counts = [np.bincount(self.slot_bucket[start : start + _BLOCK], minlength=num_buckets) for start in starts]
@@ -212,17 +245,17 @@ class PassOrder:
             raise IndexError(f"step {index}: {self.num_steps} are left in pass {self.pass_index}")
         return min(self.position + index * self.inputs.slots_per_step, len(self.slot_bucket))
 
-    def _micro_batches_before(self, slot: int) -> np.ndarray:
-        """int64 [B]: micro-batches of each bucket in the slots before `slot`."""
+    def _slots_before(self, slot: int) -> np.ndarray:
+        """int64 [B]: slots of each bucket before `slot`."""
         block = slot // _BLOCK
         rest = self.slot_bucket[block * _BLOCK : slot]
         return self._taken_by_block[block] + np.bincount(rest, minlength=len(self._batch_sizes))
 
     def _last_keys(self, slot: int) -> dict[str, int]:
         """Bucket name -> last key taken in this era before a slot; untouched buckets are absent."""
-        taken = self._micro_batches_before(slot)
+        taken = self._slots_before(slot)
         buckets = np.flatnonzero(taken)
-        ends = np.minimum(self.bounds[buckets] + taken[buckets] * self._batch_sizes[buckets], self.bounds[buckets + 1])
+        ends = np.minimum(self.bounds[buckets] + taken[buckets] * self._slot_samples[buckets], self.bounds[buckets + 1])
         names = [self.inputs.rule.buckets[index].name for index in buckets]
         return self.window_start | dict(zip(names, self.keys[ends - 1].tolist(), strict=True))
 
@@ -245,7 +278,8 @@ def plan_pass(
     """The order of a pass, from its start or from a state that `PassOrder.state` gave.
 
     With unchanged inputs the order goes on exactly where the state was, in the middle of a window too. With changed
-    ones (rule, batch sizes, G, rows, weights, quarantine, window, views, cost) what is unseen is dealt anew.
+    ones (rule, batch sizes, G, rows, weights, quarantine, window, views, cost, slot sizes) what is unseen is dealt
+    anew.
     `num_threads`: None for one on each core this process may use, at most 8; the result does not depend on it. Raises
     UserError if no clip fits a bucket, clip ids repeat, the state is of another run, or the clips are those of the
     state with other numbers: a clip's bucket, and with it what was taken, follows from them.
@@ -272,18 +306,19 @@ def plan_pass(
         ),
         num_threads,
     )
-    report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step)
+    sizes = inputs.micro_batches
+    report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step, sizes)
     report.require_clips()
-    batch_sizes = np.array([bucket.batch_size for bucket in inputs.rule.buckets])
+    slot_samples = np.array([bucket.batch_size for bucket in inputs.rule.buckets]) * sizes
     slot_bucket = fill_windows(
-        -(-np.diff(found.bounds) // batch_sizes),
+        -(-np.diff(found.bounds) // slot_samples),
         inputs.window_steps * inputs.slots_per_step,
         seed=inputs.seed,
         stage=inputs.stage,
         pass_index=pass_index,
         era=len(state["eras"]),
         first_window=state["window"],
-        costs=None if inputs.cost is None else inputs.cost.costs(inputs.rule.buckets),
+        costs=None if inputs.cost is None else inputs.cost.costs(inputs.rule.buckets) * sizes,
         side_by_side=1 if inputs.cost is None else inputs.cost.side_by_side,
     )
     return PassOrder(

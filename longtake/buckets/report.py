@@ -162,11 +162,12 @@ def make_report(
     rows: np.ndarray | None,
     num_clips: int,
     slots_per_step: int,
+    slot_sizes: np.ndarray,
 ) -> BucketReport:
     """Count what `sort_samples` found.
 
     `rows`: int64 [S], the samples' rows in ascending order, or None where sample i is row i; a row without sample has
-    no copy in this pass.
+    no copy in this pass. `slot_sizes`: int64 [B], micro-batches of a slot of each bucket.
     """
     samples, reasons = found.samples, found.codes
     if rows is None:
@@ -179,10 +180,11 @@ def make_report(
         distinct = pairs[np.diff(pairs, prepend=-1) != 0]
         clips = np.bincount(distinct % len(buckets), minlength=len(buckets))
         reasons = _reason_of_rows(found.codes, rows, num_clips)
-    lines = []
+    lines, num_slots = [], 0
     for index in np.flatnonzero(samples).tolist():
         bucket, count = buckets[index], int(samples[index])
         micro_batches = -(-count // bucket.batch_size)
+        num_slots += -(-micro_batches // int(slot_sizes[index]))
         fillers = micro_batches * bucket.batch_size - count
         frames_cut = 1 - float(found.used_frames[index] / found.source_frames[index])
         area_cut = 1 - float(found.kept_area[index] / count)
@@ -193,7 +195,7 @@ def make_report(
         if len(left_out):
             unused.append(UnusedCount(reason, len(left_out), tuple(left_out[:_NUM_EXAMPLES].tolist())))
     num_used = num_clips - sum(line.clips for line in unused)
-    num_steps = -(-sum(line.micro_batches for line in lines) // slots_per_step)
+    num_steps = -(-num_slots // slots_per_step)
     cut = _share_cut(found.used_frames, found.source_frames), _share_cut(found.kept_area, samples)
     return BucketReport(pass_index, num_clips, num_used, num_steps, tuple(lines), tuple(unused), *cut)
 

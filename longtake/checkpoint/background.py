@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +166,7 @@ class Staging:
         os.ftruncate(self.descriptor, num_bytes)
         self._map = mmap.mmap(self.descriptor, num_bytes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        if pinned:  # where the system allows no pinning, the copy is only slower
-            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), num_bytes, 0)) == 0
+        self._pinned = pinned and _pin(self._bytes)
 
     def free(self) -> None:
         """Gives the memory back."""
@@ -177,6 +177,15 @@ class Staging:
             self._pinned = False
         os.close(self.descriptor)
         self.descriptor, self._bytes, self._map = -1, None, None
+
+
+def _pin(memory: Tensor) -> bool:
+    """Registers memory with CUDA; whether the system allowed it (where it does not, copies are only slower)."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0:
+        return True
+    with suppress(RuntimeError):  # CUDA keeps the refusal and would hold it against the next kernel
+        torch.zeros(1, device="cuda").add_(1)
+    return False
 
 
 def _memory_file() -> int:

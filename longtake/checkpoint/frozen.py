@@ -23,9 +23,10 @@ from longtake.contracts import UserError
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """BLAKE2b over names, shapes, dtypes and bytes of whole tensors: 32 hexadecimal digits, equal on every mesh.
+    """BLAKE2b over names, shapes and values of whole tensors: 32 hexadecimal digits, equal on every mesh.
 
-    Collective: shards are gathered one tensor at a time, and the ranks share out the work.
+    Floating-point values are taken as bf16, so that a run is recognised where it computes in another dtype. Collective:
+    shards are gathered one tensor at a time, and the ranks share out the work.
     """
     rank, world = rank_and_world()
     found = {}
@@ -33,9 +34,10 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if index % world == rank:
+            whole = whole.bfloat16() if whole.is_floating_point() else whole
             found[name] = hashlib.blake2b(bytes_of(whole.cpu()).numpy(), digest_size=16).hexdigest()
     every = {name: digest for share in gather(found) for name, digest in share.items()}
-    text = "\n".join(f"{n} {tuple(tensors[n].shape)} {tensors[n].dtype} {every[n]}" for n in sorted(every))
+    text = "\n".join(f"{n} {tuple(tensors[n].shape)} {every[n]}" for n in sorted(every))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -68,13 +70,19 @@ def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Mapping[
             f"{checkpoint}: was made with {had}, the run has {len(into)}; freeze the parameters it was trained with"
         )
     if facts["source"] is None:
-        load_tensors(checkpoint.parent / FROZEN_FOLDER, into)
+        folder = checkpoint.parent / FROZEN_FOLDER
+        lacking = load_tensors(folder, into, strict=False).missing
+        if lacking:
+            raise UserError(
+                f"{folder}: has no {lacking[0]} ({len(lacking)} lacking in all); freeze the parameters the run was "
+                "trained with, and keep lora.base as it was"
+            )
     found = digest_of(into)
     if found != facts["digest"]:
         place = facts["source"] or checkpoint.parent / FROZEN_FOLDER
         raise UserError(
             f"{checkpoint}: was trained on frozen weights of digest {facts['digest']} ({place}), the run has {found}; "
-            "give model.from_pretrained the file it was trained from"
+            "give model.from_pretrained the file it was trained from, and leave lora.base as it was"
         )
 
 

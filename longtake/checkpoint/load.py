@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from longtake.checkpoint.agree import gather, on_every_rank, rank_and_world
 from longtake.checkpoint.folder import check_files, damage_sentence, read_marker, unlisted_shards
+from longtake.checkpoint.runs import held
 from longtake.contracts import UserError
 
 
@@ -45,13 +46,14 @@ def load_tensors(folder: str | Path, into: Mapping[str, Tensor], strict: bool = 
     folder = Path(folder)
     assert into, "nothing to load"
     assert not any(tensor.is_meta for tensor in into.values()), "tensors to fill must be allocated"
-    faults = [fault for share in gather(on_every_rank(lambda: _check_share(folder))) for fault in share]
-    if faults:
-        raise UserError(damage_sentence(folder, faults))
-    reader = _ListedReader(folder)
-    answer = on_every_rank(lambda: _compare(folder, into, reader.read_metadata(), strict))
-    if answer.filled:
-        _read(reader, {name: into[name] for name in answer.filled})
+    with held(folder):
+        faults = [fault for share in gather(on_every_rank(lambda: _check_share(folder))) for fault in share]
+        if faults:
+            raise UserError(damage_sentence(folder, faults))
+        reader = _ListedReader(folder)
+        answer = on_every_rank(lambda: _compare(folder, into, reader.read_metadata(), strict))
+        if answer.filled:
+            _read(reader, {name: into[name] for name in answer.filled})
     return answer
 
 

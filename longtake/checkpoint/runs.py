@@ -5,13 +5,16 @@ These look at the disk from one process; where all ranks need the answer, rank 0
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from longtake.checkpoint.folder import PARTIAL_SUFFIX, parse_name, read_marker
 from longtake.checkpoint.writer import MARKER
@@ -36,7 +39,11 @@ def list_checkpoints(run_folder: str | Path) -> list[CheckpointInfo]:
     folder = Path(run_folder)
     if not folder.is_dir():
         return []
-    found = [_look_at(path) for path in folder.iterdir() if path.is_dir() and parse_name(path.name)]
+    found = []
+    for path in folder.iterdir():
+        if path.is_dir() and parse_name(path.name):
+            with suppress(FileNotFoundError):  # a run that goes on has just removed it
+                found.append(_look_at(path))
     return sorted(found, key=lambda info: (info.step, info.epoch))
 
 
@@ -77,6 +84,48 @@ def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:
     raise UserError(f"{shown}: nothing is there; give a checkpoint folder, a run folder, a glob, or 'latest'")
 
 
+@contextmanager
+def hold(spec: str | Path, outputs: str | Path = "outputs") -> Iterator[Path]:
+    """`resolve`, for a body that reads the checkpoint while its run may go on: it is not removed meanwhile."""
+    while (lock := _lock(folder := resolve(spec, outputs), fcntl.LOCK_SH)) is None:
+        pass  # removed in between: there is a newer one, or `resolve` says that there is none
+    with lock:
+        yield folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps `retain`, in whichever process, from removing a checkpoint while the body reads it.
+
+    One that is gone, or a file system without locks, is passed over: the body finds out.
+    """
+    lock = _lock(folder, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _lock(folder: Path, kind: int) -> BinaryIO | None:
+    """COMPLETE of a checkpoint, locked; None where it is not there, or the lock is asked for at once and taken."""
+    try:
+        marker = (folder / MARKER).open("r+b" if kind & fcntl.LOCK_EX else "rb")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(marker, kind)
+    except BlockingIOError:
+        marker.close()
+        return None
+    except OSError:  # no locks here: as if nobody else were there
+        return marker
+    if not (folder / MARKER).exists():  # removed by the one who had the lock
+        marker.close()
+        return None
+    return marker
+
+
 def _places(spec: str, outputs: Path) -> list[Path]:
     if spec == "latest":
         return sorted(path for path in outputs.glob("*") if path.is_dir())
@@ -102,7 +151,8 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
     """Remove the oldest complete checkpoints of a run and return their paths. One process calls it (rank 0).
 
     `keep_n_latest`: how many of the newest stay; -1 keeps all. `keep_every`: steps divisible by it stay as well.
-    COMPLETE goes first, so a removal that is cut off leaves no half checkpoint. Raises UserError for other numbers.
+    COMPLETE goes first, so a removal that is cut off leaves no half checkpoint. One that is being read (`held`) stays
+    until the next call. Raises UserError for other numbers.
     """
     if keep_n_latest != -1 and keep_n_latest < 1:
         raise UserError(f"keep_n_latest = {keep_n_latest}: choose -1 to keep all checkpoints, or at least 1")
@@ -112,9 +162,14 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
         return []
     complete = [info for info in list_checkpoints(run_folder) if info.complete]
     old = [info for info in complete[:-keep_n_latest] if not (keep_every and info.step % keep_every == 0)]
+    removed = []
     for info in old:
-        remove_checkpoint(info.path)
-    return [info.path for info in old]
+        lock = _lock(info.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock is not None:
+            with lock:
+                remove_checkpoint(info.path)
+            removed.append(info.path)
+    return removed
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def write_shard(path: Path, header: bytes, pieces: Iterable[memoryview]) -> Reco
     """Writes and fsyncs one safetensors file (its head, then the bytes of its tensors); returns size and checksum."""
     size, crc = 0, 0
     with path.open("wb", buffering=0) as stream:
-        for piece in (memoryview(header), *pieces):
+        for piece in chain([memoryview(header)], pieces):  # taken one by one: each may be a copy of its own
             for start in range(0, len(piece), BLOCK_BYTES):
                 block = piece[start : start + BLOCK_BYTES]
                 crc = zlib.crc32(block, crc)

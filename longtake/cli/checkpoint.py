@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
+from longtake.checkpoint import EXPORT_BYTES, hold, list_checkpoints, resolve
 from longtake.checkpoint import inspect as inspect_tensors
-from longtake.checkpoint import list_checkpoints, resolve
 from longtake.checkpoint import verify as verify_files
 from longtake.cli.options import help_without_verb
 from longtake.cli.tables import print_table
 from longtake.contracts import UserError
-from longtake.system import export_model
+from longtake.system import export_adapters, export_merged, export_model
 from longtake.track import make_console
+from longtake.weights import Family
 
 app = typer.Typer(
     help="Checkpoints: list, look in, check, export.", invoke_without_command=True, callback=help_without_verb
@@ -65,8 +66,8 @@ def inspect(checkpoint: Checkpoint) -> None:
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Read every file of a checkpoint and compare it with its checksum."""
-    folder = resolve(checkpoint)
-    faults = verify_files(folder)
+    with hold(checkpoint) as folder:
+        faults = verify_files(folder)
     if faults:
         raise UserError(f"{folder}: damaged ({'; '.join(faults)}); use an earlier checkpoint")
     make_console().print(f"{folder}: whole", markup=False)
@@ -75,15 +76,42 @@ def verify(checkpoint: Checkpoint) -> None:
 @app.command()
 def export(
     checkpoint: Checkpoint,
-    target: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    target: Annotated[Path, typer.Argument(help="The .safetensors file, or the folder (no ending), to write.")],
     part: Annotated[str, typer.Option(help="ema (the weights themselves where there is no average) or model.")] = "ema",
+    max_file_gb: Annotated[float, typer.Option(help="Size of a file in a folder, GB.")] = EXPORT_BYTES / 1e9,
+    lora: Annotated[
+        str | None, typer.Option(help="Adapters alone, as peft (a folder), diffusers or comfy has them.")
+    ] = None,
+    merge: Annotated[bool, typer.Option(help="Whole weights, adapters and what did not train in them.")] = False,
 ) -> None:
-    """Write the weights as one .safetensors file that `longtake generate` takes by itself."""
-    if target.suffix != ".safetensors":
-        raise UserError(f"{target}: a name that ends in .safetensors is needed")
+    """Write the weights as one .safetensors file, or a folder of them in Hugging Face's layout.
+
+    `longtake generate` takes either by itself. The run may go on meanwhile.
+    """
+    if target.suffix not in ("", ".safetensors"):
+        raise UserError(f"{target}: a name that ends in .safetensors is needed, or one without an ending for a folder")
+    if max_file_gb <= 0:
+        raise UserError(f"--max-file-gb {max_file_gb:g}: choose more than 0, such as 5")
     if target.exists():
         raise UserError(f"{target}: exists already and is not overwritten; choose another name")
-    make_console().print(str(export_model(checkpoint, target, part)), markup=False)
+    if lora is not None and merge:
+        raise UserError("--lora, --merge: one writes adapters alone, the other whole weights; keep one of the two")
+    if lora is not None:
+        written = export_adapters(checkpoint, target, _family(lora, target), part)
+    else:
+        write = export_merged if merge else export_model
+        written = write(checkpoint, target, part, int(max_file_gb * 1e9))
+    make_console().print(str(written), markup=False)
+
+
+def _family(name: str, target: Path) -> Family:
+    """Whose adapter files are meant, where `target` is such a place as they take."""
+    if name not in get_args(Family):
+        raise UserError(f"--lora {name}: choose one of {', '.join(get_args(Family))}")
+    if (name == "peft") == (target.suffix == ".safetensors"):
+        wanted = "a folder, without an ending" if name == "peft" else "a file, with the ending .safetensors"
+        raise UserError(f"{target}: adapters of {name} are {wanted}")
+    return name  # type: ignore[return-value]
 
 
 def readable_bytes(count: int) -> str:

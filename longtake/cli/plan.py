@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +12,33 @@ import typer
 
 from longtake.cli.options import OPEN_ENDED, Run, run_and_overrides
 from longtake.cli.tables import print_table
-from longtake.plan import Machine, RunPlan, plan_json, plan_run, refuse_misfits, write_html
-from longtake.plan.report import assumed_words, entry_head, entry_row, head_words, layout_words, stage_words
+from longtake.durable import write_whole
+from longtake.parallel import start_world
+from longtake.plan import (
+    Machine,
+    Probed,
+    ProbeStep,
+    RunPlan,
+    check_probe,
+    plan_json,
+    plan_run,
+    probe_entries,
+    refuse_misfits,
+    write_html,
+)
+from longtake.plan.report import (
+    assumed_words,
+    entry_head,
+    entry_row,
+    head_words,
+    layout_words,
+    probe_head,
+    probe_row,
+    stage_words,
+)
 from longtake.track import gpu_named, make_console
-from longtake.train import read_run
+from longtake.train import RunConfig, read_run
+from longtake.train.trial import make_update
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +71,10 @@ def register(app: typer.Typer) -> None:
         headroom: Annotated[
             float, typer.Option(min=0, max=0.9, help="Share of the memory that is left free.")
         ] = Machine.headroom,
+        probe: Annotated[
+            bool,
+            typer.Option("--probe", help="Also measure a step of each bucket here, on random data."),
+        ] = False,
     ) -> None:
         """Say what RUN needs before anything is launched: memory by part, step time, MFU, days, clips kept.
 
@@ -66,22 +94,37 @@ def register(app: typer.Typer) -> None:
             network=network_gbs * 1e9,
             headroom=headroom,
         )
-        found = plan_run(read_run(source, overrides).value, gpus, machine)
+        config = read_run(source, overrides).value
+        found = plan_run(config, gpus, machine)
+        probed = _probe(found, config) if probe else ()
+        if probed is None:
+            return  # of several processes the first speaks
         if json_file is not None:
-            json_file.write_text(json.dumps(plan_json(found), indent=1) + "\n", encoding="utf-8")
+            write_whole(json_file, json.dumps(plan_json(found, probed), indent=1) + "\n")
         if html is not None:
-            write_html(html, found, source)
-        _show(found)
+            write_html(html, found, source, probed)
+        _show(found, probed)
         refuse_misfits(found)
 
 
-def _show(plan: RunPlan) -> None:
+def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
+    """What real steps on this machine say; None on all but the first process."""
+    with start_world(config.device) as world:
+        check_probe(plan.layout.gpus, world)
+        step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
+        found = probe_entries(plan, step.measure)
+        return found if world.is_main else None
+
+
+def _show(plan: RunPlan, probed: Sequence[Probed]) -> None:
     """Prints the plan: model and layout, a table of the buckets, length and price, clips, assumptions."""
     console = make_console()
-    for line in (head_words(plan), layout_words(plan.layout)):
+    for line in (head_words(plan), layout_words(plan)):
         console.print(line, markup=False)
     head = entry_head()
     print_table(console, head, [entry_row(entry) for entry in plan.entries], numbers=head[2:])
+    if probed:
+        print_table(console, probe_head(), [probe_row(one) for one in probed], numbers=probe_head()[2:])
     console.print(stage_words(plan), markup=False)
     if plan.report is not None:
         console.print(plan.report.text(), markup=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtake.config import Section
 
 Shift = float | Literal["resolution"] | None
+NOTHING_KNOWN = "t2v"  # the kind of condition of a sample without known frames
 
 
 class FlowConfig(Section):
@@ -48,3 +49,30 @@ class DropoutConfig(Section):
     def ratios(self) -> tuple[float, float]:
         """(token sequence, pooled vector), in the order of the uniforms that `drop_text` takes."""
         return self.t5, self.clip
+
+
+class ConditionConfig(Section):
+    """How often each kind of known frames is trained on: weights, on any scale.
+
+    A clip that is too short for a kind draws among the others; a still knows nothing.
+    """
+
+    t2v: float = Field(0.0, ge=0.0, description="nothing is known")
+    i2v_head: float = Field(0.0, ge=0.0, description="the first frame is known")
+    i2v_tail: float = Field(0.0, ge=0.0, description="the last frame is known")
+    i2v_loop: float = Field(0.0, ge=0.0, description="the first and the last frame are known")
+    v2v_head: float = Field(0.0, ge=0.0, description="the first 33 frames are known (32 where `ae` is not causal)")
+    v2v_tail: float = Field(0.0, ge=0.0, description="the last 33 (32) frames are known")
+    v2v_head_easy: float = Field(0.0, ge=0.0, description="the first 65 (64) frames are known")
+    v2v_tail_easy: float = Field(0.0, ge=0.0, description="the last 65 (64) frames are known")
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> ConditionConfig:
+        if not any(self.weights.values()):
+            raise ValueError(f"every weight is 0; give one kind a weight, such as {NOTHING_KNOWN} = 1")
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Kind -> weight."""
+        return {kind: getattr(self, kind) for kind in type(self).model_fields}

@@ -131,21 +131,31 @@ class RectifiedFlow:
                 return (1 - t).clamp_min(self.config.min_t) ** -2
 
 
-def sample_loss(prediction: Tensor, noised: Noised) -> Tensor:
-    """The loss of each sample: its weight times the mean squared error over its elements; float32 [B]."""
-    return noised.weight * (prediction.float() - noised.target).square().flatten(1).mean(1)
+def sample_loss(prediction: Tensor, noised: Noised, known: Tensor | None = None) -> Tensor:
+    """The loss of each sample: its weight times the mean squared error over its elements; float32 [B].
+
+    known: [B, F], 1 for latent frames that are left out of the mean; a sample with nothing else has the loss 0.
+    """
+    errors = (prediction.float() - noised.target).square()
+    if known is None:
+        return noised.weight * errors.flatten(1).mean(1)
+    counted = 1.0 - known.to(errors)
+    of_frames = errors.mean(dim=(1, 3, 4))
+    return noised.weight * (of_frames * counted).sum(1) / counted.sum(1).clamp_min(1.0)
 
 
-def micro_batch_loss(prediction: Tensor, noised: Noised, weights: Tensor, batch_size: int) -> Tensor:
+def micro_batch_loss(
+    prediction: Tensor, noised: Noised, weights: Tensor, batch_size: int, known: Tensor | None = None
+) -> Tensor:
     """The loss of a micro-batch: sum over its samples of sample weight times loss, divided by the bucket's batch size.
 
     weights: float32 [B], the weights of `Batch`. A sample of weight 0 adds exactly 0 and gets a gradient of exactly 0,
-    also when its prediction is not finite. Returns a float32 scalar.
+    also when its prediction is not finite. known: as for `sample_loss`. Returns a float32 scalar.
     """
     weights = weights.to(noised.target)
     trains = _as_column(weights > 0)
     silenced = Noised(noised.x, noised.t, torch.where(trains, noised.target, 0.0), noised.weight)
-    return (weights * sample_loss(torch.where(trains, prediction, 0.0), silenced)).sum() / batch_size
+    return (weights * sample_loss(torch.where(trains, prediction, 0.0), silenced, known)).sum() / batch_size
 
 
 def _as_column(values: Tensor) -> Tensor:

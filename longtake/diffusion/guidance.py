@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.diffusion.solvers import Denoise
+from longtake.diffusion.solvers import Scale, over_frames
 
 PROMPT, NEGATIVE, NOTHING = "prompt", "negative", "nothing"  # branches: the last also goes without the known frames
-Scale = float | Tensor  # one number, or one for each latent frame, float32 [F]
 
 
 def cfg(cond: Tensor, uncond: Tensor, scale: Scale) -> Tensor:
     """Guidance by text: uncond + scale (cond - uncond); [B, C, F, h, w]. At scale 1 `uncond` need not be computed."""
-    return uncond + _over_frames(scale, cond) * (cond - uncond)
+    return uncond + over_frames(scale, cond) * (cond - uncond)
 
 
 def cfg_with_frames(prompt: Tensor, negative: Tensor, nothing: Tensor, text: Scale, image: Scale) -> Tensor:
@@ -30,8 +29,8 @@ def cfg_with_frames(prompt: Tensor, negative: Tensor, nothing: Tensor, text: Sca
     nothing + image (negative - nothing) + text (prompt - negative), where `prompt` and `negative` saw the known frames
     and `nothing` saw neither them nor the text.
     """
-    by_image = _over_frames(image, prompt) * (negative - nothing)
-    return nothing + by_image + _over_frames(text, prompt) * (prompt - negative)
+    by_image = over_frames(image, prompt) * (negative - nothing)
+    return nothing + by_image + over_frames(text, prompt) * (prompt - negative)
 
 
 def oscillate(scale: float, step: int, num_held: int = 10) -> float:
@@ -87,24 +86,35 @@ def guided(
     branches: Mapping[str, Conditions],
     scales: GuidanceScales,
     num_steps: int,
-) -> Denoise:
+) -> Guided:
     """A denoiser for a solver: runs the branches a step needs as one batch and adds them up by their coefficients.
 
     velocity(x, t, conditions) -> [B, C, F, h, w]. branches: the conditions of "prompt", "negative" and, where there
-    are known frames, "nothing"; each for the whole batch. Raises KeyError for a branch that is needed and missing.
+    are known frames, "nothing"; each for the whole batch.
     """
+    return Guided(velocity, branches, scales, num_steps)
 
-    def denoise(x: Tensor, t: Tensor, step: int) -> Tensor:
-        terms = scales.coefficients(step, num_steps, x.shape[2])
+
+@dataclass(frozen=True)
+class Guided:
+    """See `guided`. Calling it, or asking for branches, raises KeyError for one that is needed and missing."""
+
+    velocity: Callable[[Tensor, Tensor, Conditions], Tensor]
+    conditions: Mapping[str, Conditions]
+    scales: GuidanceScales
+    num_steps: int
+
+    def __call__(self, x: Tensor, t: Tensor, step: int) -> Tensor:
+        parts = self.branches(x, t, step).values()
+        return sum((over_frames(scale, output) * output for scale, output in parts), start=torch.zeros_like(x))
+
+    def branches(self, x: Tensor, t: Tensor, step: int) -> dict[str, tuple[Scale, Tensor]]:
+        """Name -> (coefficient, velocity [B, C, F, h, w] float32) of the branches that the step needs."""
+        terms = self.scales.coefficients(step, self.num_steps, x.shape[2])
         count = len(terms)
-        conditions = join_conditions([branches[name] for name in terms])
-        outputs = velocity(x.repeat(count, 1, 1, 1, 1), t.repeat(count), conditions).float().chunk(count)
-        return sum(
-            (_over_frames(scale, output) * output for scale, output in zip(terms.values(), outputs, strict=True)),
-            start=torch.zeros_like(x),
-        )
-
-    return denoise
+        conditions = join_conditions([self.conditions[name] for name in terms])
+        outputs = self.velocity(x.repeat(count, 1, 1, 1, 1), t.repeat(count), conditions).float().chunk(count)
+        return {name: (scale, output) for (name, scale), output in zip(terms.items(), outputs, strict=True)}
 
 
 def join_conditions(parts: list[Conditions]) -> Conditions:
@@ -119,8 +129,3 @@ def join_conditions(parts: list[Conditions]) -> Conditions:
                 raise ValueError(f"the condition {field.name!r} is given for some branches of guidance and not for all")
             joined[field.name] = torch.cat(values)
     return Conditions(**joined)
-
-
-def _over_frames(scale: Scale, like: Tensor) -> Scale:
-    """A scale that multiplies `like` [B, C, F, h, w]: [F] -> [F, 1, 1] on its device."""
-    return scale.to(like)[:, None, None] if isinstance(scale, Tensor) else scale

@@ -12,6 +12,7 @@ from torch import nn
 
 from longtake.buckets import BucketRule
 from longtake.data import DatasetConfig
+from longtake.encoders import KLAutoencoder
 from longtake.system import Encoders, SystemConfig
 
 PIXELS = 1  # raised when equal settings begin to give other frames, pixels or captions
@@ -40,9 +41,9 @@ def make_fingerprint(config: SystemConfig, dataset: DatasetConfig, rule: BucketR
         "bucket_config": entries,
         "size_divisor": facts["divisor"],
         "frame_interval": facts.get("frame_interval", 1),
-        "ae": config.ae.model_dump(mode="json"),
-        "t5": config.t5.model_dump(mode="json"),
-        "clip": config.clip.model_dump(mode="json"),
+        "ae": config.ae.content(),
+        "t5": config.t5.content(),
+        "clip": config.clip.content(),
     }
     return json.loads(json.dumps(found))
 
@@ -63,6 +64,7 @@ def differences(present: Mapping[str, Any], stored: Mapping[str, Any], place: st
 def weights_digest(encoder: object) -> str | None:
     """16 hex digits over the names, types and bytes of an encoder's weights; None for one without weights."""
     state = encoder.state_dict() if isinstance(encoder, nn.Module) else {}
+    state = encoder.encoding_state() if isinstance(encoder, KLAutoencoder) else state  # decoders may not be loaded
     if not state:
         return None
     digest = hashlib.blake2b(digest_size=8)

@@ -1,26 +1,163 @@
-"""Config sections of the encoders: `ae`, `t5` (token sequence) and `clip` (pooled vector)."""
+"""Config sections of the encoders: `ae` (pixels), `t5` (token sequence) and `clip` (pooled vector).
+
+Each is one of several sections, told apart by `type`; the names of the real ones are Open-Sora's. `content()` of a
+section is what decides the encoder's output: where its weights lie and how they are kept in memory is left out.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from longtake.config import Section
+from longtake.contracts import LatentShape
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+Placement = Literal["resident", "offloaded"]
+
+_FROM = "local path, or the name of weights on the Hugging Face hub: owner/name, or owner/name/file.safetensors"
+_CACHE = "folder for files from the hub; None: the hub's own cache"
+_POSTERIOR = "`sample` draws latents from the posterior, `mode` takes its mean"
 
 
-class AutoencoderConfig(Section):
-    """The video autoencoder. `pixel` is a lossless space-time patching: nothing is learned or downloaded."""
+class EncoderSection(Section):
+    """What all encoders' sections can tell."""
+
+    WHEREABOUTS: ClassVar[frozenset[str]] = frozenset({"from_pretrained", "cache_dir", "placement", "compile"})
+
+    def content(self) -> dict[str, Any]:
+        """The keys and values, fit for JSON, that an encoder's output depends on."""
+        return self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
+
+
+class PixelConfig(EncoderSection):
+    """A lossless space-time patching: nothing is learned or downloaded."""
 
     type: Literal["pixel"] = Field("pixel", description="the autoencoder; `pixel` folds pixels into channels, exactly")
     temporal: int = Field(8, ge=1, description="frames in one latent frame")
     spatial: int = Field(8, ge=1, description="pixels along one side of a latent cell")
     scaling_factor: float = Field(1.0, gt=0, description="latents are multiplied by this")
 
+    @property
+    def latent(self) -> LatentShape:
+        """How pixels map to latents."""
+        return LatentShape(3 * self.temporal * self.spatial**2, self.temporal, self.spatial, causal=False)
 
-class TextEncoderConfig(Section):
-    """A text encoder. `words` gives each word a fixed random vector: nothing is learned or downloaded."""
+
+class HunyuanVAEConfig(EncoderSection):
+    """HunyuanVideo's causal video autoencoder: 4 x 8 x 8 pixels to a latent cell, the first frame alone."""
+
+    WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"piece_elements"}
+
+    type: Literal["hunyuan_vae"] = Field("hunyuan_vae", description="HunyuanVideo's causal autoencoder")
+    from_pretrained: str = Field("hpcai-tech/Open-Sora-v2/hunyuan_vae.safetensors", description=_FROM)
+    cache_dir: str | None = Field(None, description=_CACHE)
+    in_channels: Literal[3] = Field(3, description="colours")
+    out_channels: Literal[3] = Field(3, description="colours")
+    layers_per_block: int = Field(2, ge=1, description="residual blocks per level; the decoder has one more")
+    latent_channels: int = Field(16, ge=1, description="channels of a latent cell")
+    block_out_channels: tuple[int, int, int, int] = Field((128, 256, 512, 512), description="channels of the levels")
+    norm_num_groups: int = Field(32, ge=1, description="groups of the normalisation; divides every level's channels")
+    scale_factor: float = Field(0.476986, gt=0, description="latents are multiplied by this, after the shift")
+    shift_factor: float = Field(0.0, description="subtracted from the latents first")
+    use_spatial_tiling: bool = Field(True, description="frames above sample_size in overlapping tiles")
+    use_temporal_tiling: bool = Field(False, description="the same in time, above sample_tsize frames")
+    sample_size: int = Field(256, ge=16, description="side of a tile in pixels")
+    sample_tsize: int = Field(64, ge=8, description="frames of a tile")
+    tile_overlap_factor: float = Field(0.25, ge=0, lt=1, description="part of a tile that its neighbour covers too")
+    posterior: Literal["sample", "mode"] = Field("sample", description=_POSTERIOR)
+    dtype: Dtype = Field("bf16", description="compute dtype; float32 on a CPU without bf16 instructions")
+    placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
+    compile: bool = Field(False, description="compile the residual blocks")
+    piece_elements: int = Field(
+        2**29, ge=1, description="elements of one tensor above which samples, and frames in a convolution, run in turn"
+    )
+
+    @model_validator(mode="after")
+    def _whole_tiles(self) -> HunyuanVAEConfig:
+        for name, cell, side in (("sample_size", 8, self.sample_size), ("sample_tsize", 4, self.sample_tsize)):
+            stride = int(side * (1 - self.tile_overlap_factor))
+            if side % cell or stride % cell or not stride:
+                raise ValueError(
+                    f"ae.{name} = {side}: a tile and its overlap ({self.tile_overlap_factor:g} of it) must be whole "
+                    f"latent cells of {cell}; choose a multiple of {4 * cell} with tile_overlap_factor = 0.25"
+                )
+        return self
+
+    @property
+    def latent(self) -> LatentShape:
+        """How pixels map to latents: 4k+1 frames to k+1."""
+        return LatentShape(self.latent_channels, 4, 8, causal=True)
+
+
+class Autoencoder2DConfig(EncoderSection):
+    """FLUX's image autoencoder: 8 x 8 pixels to a latent cell, every frame by itself."""
+
+    type: Literal["autoencoder_2d"] = Field("autoencoder_2d", description="FLUX's image autoencoder")
+    from_pretrained: str = Field("black-forest-labs/FLUX.1-dev/ae.safetensors", description=_FROM)
+    cache_dir: str | None = Field(None, description=_CACHE)
+    resolution: int = Field(256, ge=8, description="side of the images it was trained on; decides nothing")
+    in_channels: Literal[3] = Field(3, description="colours")
+    out_ch: Literal[3] = Field(3, description="colours")
+    ch: int = Field(128, ge=1, description="channels of the first level")
+    ch_mult: tuple[int, int, int, int] = Field((1, 2, 4, 4), description="channels of the levels, in units of ch")
+    num_res_blocks: int = Field(2, ge=1, description="residual blocks per level; the decoder has one more")
+    norm_num_groups: int = Field(32, ge=1, description="groups of the normalisation; divides every level's channels")
+    z_channels: int = Field(16, ge=1, description="channels of a latent cell")
+    scale_factor: float = Field(0.3611, gt=0, description="latents are multiplied by this, after the shift")
+    shift_factor: float = Field(0.1159, description="subtracted from the latents first")
+    posterior: Literal["sample", "mode"] = Field("sample", description=_POSTERIOR)
+    dtype: Dtype = Field("bf16", description="compute dtype; float32 on a CPU without bf16 instructions")
+    placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
+    compile: bool = Field(False, description="compile the residual blocks")
+
+    @property
+    def latent(self) -> LatentShape:
+        """How pixels map to latents: a latent frame for each frame."""
+        return LatentShape(self.z_channels, 1, 8, causal=True)
+
+
+class WordsConfig(EncoderSection):
+    """Each word has a fixed random vector: nothing is learned or downloaded."""
 
     type: Literal["words"] = Field("words", description="the encoder; `words` gives each word a fixed random vector")
     dim: int = Field(128, ge=8, description="width of an embedding")
     max_length: int = Field(16, ge=1, description="tokens a caption is padded or cut to")
+
+
+class T5EncoderConfig(EncoderSection):
+    """The encoder half of a T5 v1.1 model: a sequence of token embeddings."""
+
+    WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"shardformer"}
+
+    type: Literal["text_embedder"] = Field("text_embedder", description="the encoder half of a T5 v1.1 model")
+    from_pretrained: str = Field("google/t5-v1_1-xxl", description=_FROM)
+    cache_dir: str | None = Field(None, description=_CACHE)
+    dim: int = Field(4096, ge=8, description="width of an embedding, as in the weights' config.json")
+    max_length: int = Field(512, ge=1, description="tokens a caption is padded or cut to")
+    mask: bool = Field(
+        False, description="True: padding is not attended to and becomes zeros; the released weights expect False"
+    )
+    dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float16 overflows in T5")
+    placement: Literal["resident", "sharded", "offloaded"] = Field(
+        "resident", description="`sharded` over the ranks of a node, `offloaded` to the host's memory, block by block"
+    )
+    shardformer: bool = Field(False, description="Open-Sora's word for fused T5 kernels; PyTorch's are used either way")
+
+
+class ClipEncoderConfig(EncoderSection):
+    """The text half of a CLIP model: one pooled vector."""
+
+    type: Literal["text_embedder"] = Field("text_embedder", description="the text half of a CLIP model")
+    from_pretrained: str = Field("openai/clip-vit-large-patch14", description=_FROM)
+    cache_dir: str | None = Field(None, description=_CACHE)
+    dim: int = Field(768, ge=8, description="width of the vector, as in the weights' config.json")
+    max_length: int = Field(77, ge=2, description="tokens a caption is padded or cut to")
+    dtype: Dtype = Field("bf16", description="compute dtype; float32 on a CPU without bf16 instructions")
+    placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
+
+
+AutoencoderConfig = Annotated[PixelConfig | HunyuanVAEConfig | Autoencoder2DConfig, Field(discriminator="type")]
+TextEncoderConfig = Annotated[WordsConfig | T5EncoderConfig, Field(discriminator="type")]
+PooledEncoderConfig = Annotated[WordsConfig | ClipEncoderConfig, Field(discriminator="type")]

@@ -18,6 +18,12 @@ class PixelAutoencoder:
         self.temporal, self.spatial, self.scaling_factor = temporal, spatial, scaling_factor
         self.latent = LatentShape(3 * temporal * spatial * spatial, temporal, spatial, causal=False)
 
+    is_random = False
+
+    def moments(self, video: Tensor) -> dict[str, Tensor]:
+        """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" `[B, C, F, h, w]`: the latents, which are never drawn."""
+        return {"mean": self.encode(video)}
+
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for a shape that does not divide into whole blocks (a still always does in time)."""
         if num_frames != 1 and num_frames % self.temporal:

@@ -35,6 +35,14 @@ class WordEncoder:
         pairs = [self._embed(text) for text in texts]
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
 
+    def embed_tokens(self, texts: list[str] | tuple[str, ...]) -> Tensor:
+        """The tokens alone."""
+        return self.encode(texts)[0]
+
+    def embed_pooled(self, texts: list[str] | tuple[str, ...]) -> Tensor:
+        """The pooled vectors alone."""
+        return self.encode(texts)[1]
+
     def _embed(self, text: str) -> tuple[Tensor, Tensor]:
         if text in self._cache:
             self._cache.move_to_end(text)

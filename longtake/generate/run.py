@@ -47,7 +47,8 @@ def open_system(source: Source, world: World, say: Callable[[str], None] = print
         part = load_weights(system, source.checkpoint, config.ema)
         say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
     else:
-        say(f"weights: from {config.model.from_pretrained or f'nowhere, as initialised by seed {config.seed}'}")
+        for line in system.notes or (f"weights: from nowhere, as initialised by seed {config.seed}",):
+            say(line)
     return system
 
 

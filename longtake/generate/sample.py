@@ -11,7 +11,7 @@ from torch import Tensor
 from longtake.buckets import frame_size
 from longtake.contracts import Conditions
 from longtake.data import caption
-from longtake.diffusion import NEGATIVE, PROMPT, Euler, GuidanceScales, guided
+from longtake.diffusion import NEGATIVE, PROMPT, GuidanceScales, guided, make_solver
 from longtake.random import Purpose, normals
 from longtake.system import SamplingOption, System
 
@@ -48,8 +48,9 @@ def sample_videos(
 ) -> Tensor:
     """Makes one batch of videos: float32 `[B, 3, T, H, W]` in [-1, 1], on the device.
 
-    Euler steps along the objective's time grid, guided by the text; the branches of guidance run as one batch, and at
-    a guidance of 1 only the prompt's runs. `on_step(steps done, steps in all, x)` after each step. Collective.
+    Steps of the chosen solver along the objective's time grid, guided by the text; the branches of guidance run as one
+    batch, and at a guidance of 1 only the prompt's runs. `on_step(steps done, steps in all, x)` after each step.
+    Collective.
     """
     frames, height, width = pixel_shape(system, option)
     latent_shape = system.autoencoder.latent(frames, height, width)
@@ -65,7 +66,7 @@ def sample_videos(
     denoise = guided(velocity, branches, GuidanceScales(option.guidance), option.num_steps)
     shift = option.flow_shift if option.flow_shift is not None else ("training" if option.shift else None)
     grid = system.objective.grid(option.num_steps, latent_shape, shift).to(system.device)
-    latents = Euler().sample(denoise, x, grid, on_step)
+    latents = make_solver(option.solver).sample(denoise, x, grid, on_step)
     return system.autoencoder.decode(latents, frames)
 
 

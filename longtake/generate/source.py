@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longtake.checkpoint import inspect, load_tensors
+from longtake.checkpoint import inspect, load_tensors, read_state, restore_frozen
 from longtake.checkpoint import resolve as resolve_checkpoint
 from longtake.config import load_config
 from longtake.config import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
-from longtake.system import System, SystemConfig, exported_tree
+from longtake.system import System, SystemConfig, exported_tree, is_exported_folder
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,14 @@ class Source:
 def resolve_source(run: str, overrides: Sequence[str]) -> Source:
     """Reads what `run` names. The model's own keys come from the run or exported file, the rest from `overrides`.
 
-    `run`: a config file (.py, .toml), a `.safetensors` file written by `longtake checkpoint export`, or anything that
-    `--load` takes: a checkpoint folder, a run folder, a glob, `latest`. Raises `UserError` where it is none of these.
+    `run`: a config file (.py, .toml), a `.safetensors` file or folder written by `longtake checkpoint export`, or
+    anything that `--load` takes: a checkpoint folder, a run folder, a glob, `latest`. Raises `UserError` where it is
+    none of these.
     """
     path = Path(run)
     if path.suffix in (".py", ".toml"):
         return Source(load_config(path, overrides, GenerateConfig).value, None)
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" or is_exported_folder(path):
         tree = _system_part(exported_tree(path))
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
         return Source(resolve_config(tree, overrides, GenerateConfig).value, None)
@@ -42,20 +43,50 @@ def resolve_source(run: str, overrides: Sequence[str]) -> Source:
     if not file.exists():
         raise UserError(f"{checkpoint.parent}: no config.py beside the checkpoint; give the folder of a training run")
     tree = _system_part(load_config(file, [], dict[str, Any]).tree)
-    tree["model"] = {**tree.get("model", {}), "from_pretrained": None}
+    source = (read_state(checkpoint).get("frozen") or {}).get("source")  # of what the run did not train
+    tree["model"] = {**tree.get("model", {}), "from_pretrained": source}
     config = resolve_config(tree, overrides, GenerateConfig).value
-    return Source(config, None if config.model.from_pretrained else checkpoint)
+    return Source(config, checkpoint if config.model.from_pretrained == source else None)
 
 
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
     """Fills the denoiser from a checkpoint: its averaged weights where wanted and there, else the weights themselves.
 
-    Returns which were taken, "ema" or "model". Collective.
+    What the run did not train is there already, or comes from its `frozen/`. Adapters of `lora.from_pretrained` stay
+    upon weights that know none. Returns which were taken, "ema" or "model". Collective. Raises `UserError` where the
+    checkpoint is of another model.
     """
-    part = "ema" if ema and "ema" in inspect(checkpoint).totals else "model"
-    into = {f"{part}.{name}": p.data for name, p in system.denoiser.named_parameters()}
-    load_tensors(checkpoint, into)
+    contents = inspect(checkpoint)
+    part = "ema" if ema and "ema" in contents.totals else "model"
+    held = {row.name for row in contents.rows if row.part == part}
+    parameters = {f"{part}.{name}": p.data for name, p in system.denoiser.named_parameters()}
+    adapters = {f"{part}.{name}" for name in system.adapter_parameters()}
+    given = _given_adapters(system.config, own=bool(adapters & held))
+    wanted = {name: value for name, value in parameters.items() if name in held or (name in adapters and not given)}
+    loaded = load_tensors(checkpoint, wanted, strict=not given)  # under adapters, weights are kept in their own dtype
+    if loaded.surplus:
+        raise UserError(f"{checkpoint}: holds {loaded.surplus[0]}, which the model does not have; give its own config")
+    rest = {name: value for name, value in parameters.items() if name not in held | adapters}
+    frozen = {name.replace(part, "model", 1): value for name, value in rest.items()}
+    restore_frozen(checkpoint, frozen, read_state(checkpoint).get("frozen"))
     return part
+
+
+def _given_adapters(config: SystemConfig, own: bool) -> bool:
+    """Whether adapters come from a file, to be put upon a checkpoint; `own`: it has some. Raises `UserError`."""
+    if config.lora is None or config.lora.from_pretrained is None:
+        return False
+    if own:
+        raise UserError(
+            f"lora.from_pretrained = {config.lora.from_pretrained!r}: the run has adapters of its own; merge them "
+            "first with longtake checkpoint export --merge"
+        )
+    if config.lora.base != "dense":
+        raise UserError(
+            f'lora.base = "{config.lora.base}": weights are coded as they are read from a file; export the checkpoint '
+            'first, or choose "dense"'
+        )
+    return True
 
 
 def _system_part(tree: dict[str, Any]) -> dict[str, Any]:

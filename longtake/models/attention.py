@@ -1,36 +1,71 @@
-"""Full attention as a submodule, so that a parallel plan can replace it without touching the model."""
+"""Full attention as a submodule, so that a parallel plan can replace it without touching the model, and its kernels."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from longtake.contracts import UserError
+
+Backend = Literal["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"]
+HALF = (torch.bfloat16, torch.float16)
+
+_SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+_ON_CPU = ("auto", "sdpa", "flash", "math")
+_NAMES = {
+    "flash": "FlashAttention-2",
+    "cudnn": "cuDNN",
+    "efficient": "memory-efficient attention",
+    "math": "matmul and softmax",
+    "fa3": "FlashAttention-3",
+    "flex": "FlexAttention",
+}
+_PROBED_TOKENS = 256
 
 # Longest sequence for which plain matmul-softmax beats scaled_dot_product_attention on a CPU, forward and backward,
 # 4 heads of 32 to 128: in fp32 they meet near 256 tokens; in bf16 the fused kernel is 3-7 times slower up to 128
 # tokens and meets plain attention between 1,000 and 2,000 (2 threads, torch 2.13).
 _MATH_TOKENS = {torch.float32: 256, torch.bfloat16: 1024}
 
+_loaded: dict[str, Callable[..., Any]] = {}  # kernels from outside PyTorch's own call, by backend
+
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(K)) v over whole sequences, no mask, no parameters.
 
     Called as `attention(q, k, v)` with q [B, Lq, N, K] and k, v [B, Lk, N, K]; returns [B, Lq, N, K].
-    `backend`: "sdpa" (PyTorch's fused kernels), "math" (matmul, softmax, matmul) or "auto": math for short sequences
-    on a CPU, where the fused kernel's backward is slow, else sdpa.
+    `backend`: "sdpa" leaves the kernel to `scaled_dot_product_attention`, "flash", "cudnn" and "efficient" insist on
+    one of its kernels; "math" is matmul, softmax, matmul; "fa3" is FlashAttention-3, "flex" FlexAttention. "auto" is
+    math for short sequences on a CPU, where the fused kernel's backward is slow, else sdpa. `choose_attention` says
+    beforehand what runs, and whether it can.
     """
 
-    def __init__(self, backend: Literal["auto", "sdpa", "math"] = "auto") -> None:
+    def __init__(self, backend: Backend = "auto") -> None:
         super().__init__()
         self.backend = backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.backend == "fa3":
+            return _flash_attention_3(q, k, v)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if self.backend == "math" or (self.backend == "auto" and _prefers_math(q, k)):
             scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
             out = scores.softmax(-1) @ v
+        elif self.backend == "flex":
+            out = (_loaded.get("flex") or _load("flex"))(q, k, v)
+        elif self.backend in _SDPA:
+            with sdpa_kernel(_SDPA[self.backend]):
+                out = F.scaled_dot_product_attention(q, k, v)
         else:
             out = F.scaled_dot_product_attention(q, k, v)
         return out.transpose(1, 2)
@@ -39,5 +74,98 @@ class Attention(nn.Module):
         return f"backend={self.backend!r}"
 
 
+@dataclass(frozen=True)
+class AttentionChoice:
+    """What attention runs on: a backend for `Attention`, and its name for people."""
+
+    backend: Backend
+    name: str
+
+
+def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
+    """What `model.attention = wanted` means on this device, for compute in `dtype` and heads of width `head_dim`.
+
+    "auto" on CUDA is PyTorch's own order of preference (cuDNN before FlashAttention-2 on Hopper and newer, from the
+    cuDNN release on that is right for every length), except that FlashAttention-3 goes before FlashAttention-2 on
+    Hopper where it is installed. Kernels are tried on the device, forward and backward. Raises `UserError` where the
+    wanted kernel cannot run.
+    """
+    facts = f"({_short(dtype)}, head width {head_dim})"
+    if device.type == "cpu":
+        if wanted not in _ON_CPU:
+            raise UserError(
+                f"model.attention = {wanted!r}: needs a CUDA device and this run computes on {device.type}; choose "
+                f"{', '.join(_ON_CPU[:-1])} or {_ON_CPU[-1]}"
+            )
+        fused, short = "PyTorch's fused CPU kernel", _MATH_TOKENS.get(dtype, 0)
+        name = {"math": _NAMES["math"], "auto": f"{_NAMES['math']} up to {short} tokens, beyond them {fused}"}
+        return AttentionChoice(wanted, f"{name.get(wanted, fused)} {facts}")
+    if wanted in ("auto", "sdpa"):
+        kernel = _sdpa_choice(device, dtype, head_dim)
+        if wanted == "auto" and kernel == "flash" and _fault("fa3", device, dtype, head_dim) is None:
+            return AttentionChoice("fa3", f"{_NAMES['fa3']} {facts}")
+        return AttentionChoice(wanted, f"{_NAMES[kernel]} {facts}")
+    fault = _fault(wanted, device, dtype, head_dim)
+    if fault is not None:
+        raise UserError(f"model.attention = {wanted!r}: does not run here {facts}: {fault}; choose auto")
+    return AttentionChoice(wanted, f"{_NAMES[wanted]} {facts}")
+
+
+def use_attention(model: nn.Module, choice: AttentionChoice) -> None:
+    """Lets every `Attention` in `model` run on the chosen backend."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.backend = choice.backend
+
+
+def _fault(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why `backend` cannot compute attention on this CUDA device, in a few words; None where it can."""
+    assert backend in get_args(Backend)
+    if backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
+        return "it is made for Hopper GPUs"
+    q, k, v = _probe(device, dtype, head_dim)
+    try:
+        Attention(backend)(q, k, v).sum().backward()
+    except ImportError as error:
+        return f"{_NAMES[backend]} is not installed ({error})"
+    except (RuntimeError, ValueError) as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return None
+
+
+def _sdpa_choice(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """The kernel that `scaled_dot_product_attention` takes by itself."""
+    q, k, v = (x.transpose(1, 2) for x in _probe(device, dtype, head_dim))
+    number = torch._fused_sdp_choice(q, k, v)
+    return next((name for name, kernel in _SDPA.items() if int(kernel.value) == number), "math")
+
+
+def _probe(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[Tensor, ...]:
+    shape = (1, _PROBED_TOKENS, 2, head_dim)
+    return tuple(torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, str(dtype))
+
+
 def _prefers_math(q: Tensor, k: Tensor) -> bool:
     return q.device.type == "cpu" and max(q.shape[-2], k.shape[-2]) <= _MATH_TOKENS.get(q.dtype, 0)
+
+
+def _flash_attention_3(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q, k, v [B, L, N, K] -> [B, L, N, K]; early releases return the log-sum-exp beside it."""
+    attend = _loaded.get("fa3") or _load("fa3")
+    out = attend(q, k, v, deterministic=torch.are_deterministic_algorithms_enabled())
+    return out[0] if isinstance(out, tuple) else out
+
+
+def _load(backend: Literal["fa3", "flex"]) -> Callable[..., Any]:
+    if backend == "fa3":
+        from flash_attn_interface import flash_attn_func as attend
+    else:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        attend = torch.compile(flex_attention, dynamic=True)  # not compiled, it would hold all scores in memory
+    _loaded[backend] = attend
+    return attend

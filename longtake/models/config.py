@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from longtake.config import Section
+from longtake.models.attention import Backend
 
 
 class MMDiTConfig(Section):
@@ -21,9 +22,13 @@ class MMDiTConfig(Section):
 
     type: Literal["flux"] = Field("flux", description="the denoiser; `flux` is the MMDiT")
     from_pretrained: str | None = Field(
-        None, description="weights to start from: a .safetensors file or a folder of them"
+        None,
+        description="weights to start from: a .safetensors file, a folder of them, or a checkpoint of a run (glob too)",
     )
     strict_load: bool = Field(True, description="False: weights missing or unknown in the file are logged, not refused")
+    grow_cond_in: bool = Field(
+        False, description="weights without `cond_in` get one of zeros: image-to-video from a text-to-video model"
+    )
     init: Literal["torch", "zero_gate"] = Field(
         "torch", description="how parameters start; `zero_gate`: blocks as identity"
     )
@@ -49,12 +54,29 @@ class MMDiTConfig(Section):
     fused_qkv: bool = Field(False, description="one projection for q, k, v, as FLUX stores it")
     use_liger_rope: bool = Field(True, description="rotary layout: True half-split, False interleaved pairs")
 
-    attention: Literal["auto", "sdpa", "math"] = Field(
-        "auto", description="`math` is matmul and softmax; `auto` takes it for short sequences on a CPU"
+    attention: Backend = Field(
+        "auto",
+        description="kernel of attention: `flash`, `cudnn`, `efficient`, `fa3` (FlashAttention-3), `flex`, or `math` "
+        "(matmul and softmax); `sdpa` leaves it to PyTorch, `auto` takes the fastest that runs",
     )
     grad_ckpt_settings: tuple[NonNegativeInt, NonNegativeInt] | None = Field(
         None, description="(double, single) blocks whose activations are recomputed in backward"
     )
+    grad_ckpt_budget: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of what attention and linear layers put out that recomputed blocks keep; 0: inputs alone",
+    )
+    grad_ckpt_buffer_size: NonNegativeInt = Field(
+        0, description="bytes of each process's host memory in which inputs of recomputed blocks wait; 0: on the device"
+    )
+
+    @model_validator(mode="after")
+    def _growth_has_an_entrance(self) -> MMDiTConfig:
+        if self.grow_cond_in and not self.cond_embed:
+            raise ValueError("grow_cond_in = True: cond_embed is False, so there is no cond_in; set cond_embed to True")
+        return self
 
     @model_validator(mode="after")
     def _check_sizes(self) -> MMDiTConfig:
@@ -75,6 +97,13 @@ class MMDiTConfig(Section):
                 f"in_channels = {self.in_channels} must be latent channels x patch_size^2, a multiple of "
                 f"{self.patch_size**2} at patch_size = {self.patch_size}"
             )
+        if self.grad_ckpt_settings is None:
+            for key in ("grad_ckpt_budget", "grad_ckpt_buffer_size"):
+                if value := getattr(self, key):
+                    raise ValueError(
+                        f"{key} = {value}: is about recomputed blocks, and none are; write "
+                        f"grad_ckpt_settings = ({self.depth}, {self.depth_single_blocks}) too"
+                    )
         return self
 
     @property

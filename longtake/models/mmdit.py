@@ -48,6 +48,9 @@ class MMDiT(nn.Module):
     """
 
     blocks: ClassVar[tuple[str, ...]] = ("double_blocks", "single_blocks")
+    varying_dims: ClassVar[Mapping[str, tuple[tuple[int, ...], ...]]] = MappingProxyType(
+        {"double_blocks": ((0, 1), (0, 1), (0,), (1,)), "single_blocks": ((0, 1), (0,), (1,))}
+    )  # of each argument of a block, the dims that differ from bucket to bucket
     tensor_plan: ClassVar[Mapping[str, TensorSplit]] = MappingProxyType(
         {
             **{

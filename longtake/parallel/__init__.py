@@ -1,33 +1,54 @@
 """Everything about more than one process: the world, the mesh, and how a model is cut over it."""
 
+from longtake.parallel.compile import BlockCompiler, check_compiler, use_compile_cache
+from longtake.parallel.degrees import BucketPeers, Entry, Neighbourhood, check_bucket_sequence, entry_degrees
+from longtake.parallel.frozen import HostWeights, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
 from longtake.parallel.host import tune_host
 from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, resolve_degrees
+from longtake.parallel.offload import InputStore
+from longtake.parallel.remat import Kept, choose_kept, offload_inputs, remat_blocks
 from longtake.parallel.shard import (
     cut_model,
     initialise_sharded,
     local_tensor,
     offloads,
     own_part,
-    remat_blocks,
     shard_model,
 )
 from longtake.parallel.tokens import TokenCut
 from longtake.parallel.world import World, start_world
 
 __all__ = [
+    "BlockCompiler",
+    "BucketPeers",
+    "Entry",
+    "HostWeights",
+    "InputStore",
+    "Kept",
     "Mesh",
+    "Neighbourhood",
     "ParallelConfig",
     "TokenCut",
     "TokenPeers",
     "World",
+    "check_bucket_sequence",
+    "check_compiler",
+    "choose_kept",
     "cut_model",
+    "entry_degrees",
+    "fill_frozen",
+    "frozen_bytes",
+    "frozen_mesh",
     "initialise_sharded",
     "local_tensor",
+    "offload_inputs",
     "offloads",
     "own_part",
     "remat_blocks",
     "resolve_degrees",
+    "shard_frozen",
     "shard_model",
     "start_world",
     "tune_host",
+    "use_compile_cache",
 ]

@@ -10,21 +10,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from longtake.models.attention import HALF, Backend
+
 _CHUNK_BYTES = 64 << 20  # of one chunk's float32 scores, where no kernel fits
 
+Kernel = Literal["flash", "cpu", "math"]
 
-def kernel(q: Tensor) -> Literal["flash", "cpu", "math"]:
-    """What attends: a flash kernel (CUDA's takes half precision and heads of 8, 16, ... 256) or matmul and softmax."""
+
+def kernel(q: Tensor, backend: Backend = "auto") -> Kernel:
+    """What attends, where the run's attention is `backend`.
+
+    A kernel that gives its log-sum-exp and takes one in backward: FlashAttention-2 on CUDA (half precision, heads of
+    8, 16, ... 256), whichever fused kernel the run has chosen; on a CPU the fused one; matmul and softmax in chunks
+    where the run insists on it, or nothing fits.
+    """
+    if backend == "math":
+        return "math"
     if q.device.type == "cpu":
         return "cpu"
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return "flash" if q.device.type == "cuda" and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 else "math"
+    fits = q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return "flash" if fits else "math"
 
 
-def attend_block(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def attend_block(q: Tensor, k: Tensor, v: Tensor, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """softmax(q k^T / sqrt(K)) v over this block alone [B, N, l, K], and the log-sum-exp of its scores."""
     scale = q.shape[-1] ** -0.5
-    which = kernel(q)
+    which = kernel(q, backend)
     if which == "flash":
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=scale)
         return out, lse[..., : q.shape[2]]
@@ -39,14 +50,14 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend_block_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What this block adds to the gradients of q, k and v, given result and log-sum-exp over *all* blocks.
 
     With those, a weight is exp(score - lse), and sum(grad * out) is the mean that softmax's backward takes away.
     """
     scale = q.shape[-1] ** -0.5
-    which = kernel(q)
+    which = kernel(q, backend)
     if which == "flash":
         state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that there is not
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -57,6 +68,13 @@ def attend_block_backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, False, scale=scale
         )
+    return _math_backward(grad, q, k, v, out, lse)
+
+
+def _math_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    scale = q.shape[-1] ** -0.5
     keys, values = k.float(), v.float()
     dqs, dk, dv = [], torch.zeros_like(keys), torch.zeros_like(values)
     rows = _rows(q, k)

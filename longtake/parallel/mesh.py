@@ -30,6 +30,11 @@ class ParallelConfig(Section):
     shard: Degree = Field("auto", description="ranks of a group that read different data and share its weights")
     sequence: Degree = Field(1, description="ranks that share the tokens of one micro-batch; they share weights too")
     tensor: Degree = Field(1, description="ranks of one node that share each block's heads and MLP, and its tokens")
+    bucket_sequence: dict[str, dict[PositiveInt, PositiveInt]] | Literal["auto"] | None = Field(
+        None,
+        description="sequence degree by entry, keyed like bucket_config; `auto`: the smallest that gives no rank more "
+        "tokens than the largest entry does; None: parallel.sequence for all",
+    )
     sequence_attention: Literal["auto", "ulysses", "ring"] = Field(
         "auto", description="how sequence peers attend: `ulysses` deals heads, `ring` passes keys; `auto`: ring beyond"
     )
@@ -94,12 +99,6 @@ class Mesh:
     rank: int
     config: ParallelConfig
     weights: DeviceMesh  # the axes that weights live on: ("shard",), or ("replicate", "shard") when replicate > 1
-    peers: dist.ProcessGroup | None = None  # ranks of this data rank, parts of whose micro-batches they run; None: one
-
-    @property
-    def reads(self) -> bool:
-        """Whether this rank loads data; peers get theirs from it."""
-        return self.peers is None or dist.get_rank(self.peers) == 0
 
     @property
     def data_ranks(self) -> int:
@@ -134,31 +133,39 @@ class Mesh:
         if node % tensor:
             raise UserError(
                 f"parallel.tensor = {tensor}: tensor peers must lie in one node and this one runs {node} processes; "
-                f"choose one of {_some(divisors(math.gcd(node, world.size)))}"
+                f"choose one of {one_of(divisors(math.gcd(node, world.size)))}"
             )
         axes = (replicate, shard * sequence * tensor)
         names = ("replicate", "shard")
         if replicate == 1:
             axes, names = axes[1:], names[1:]
         weights = init_device_mesh(world.device.type, axes, mesh_dim_names=names)
-        together = sequence * tensor
-        peers = _own_group([list(range(first, first + together)) for first in range(0, world.size, together)])
-        return cls(replicate, shard, sequence, tensor, world.rank, config, weights, peers)
+        return cls(replicate, shard, sequence, tensor, world.rank, config, weights)
 
     def check_heads(self, heads: int) -> None:
         """Raises `UserError` where `heads` attention heads cannot be shared as the config asks."""
         if heads % self.tensor:
             raise UserError(
                 f"parallel.tensor = {self.tensor}: {heads} attention heads do not divide by it; "
-                f"choose one of {_some(divisors(heads))}"
+                f"choose one of {one_of(divisors(heads))}"
             )
         own = heads // self.tensor
         if self.config.sequence_attention == "ulysses" and own % self.sequence:
             beside = f" ({heads} / tensor {self.tensor})" if self.tensor > 1 else ""
             raise UserError(
                 f"parallel.sequence = {self.sequence}: {own} attention heads{beside} do not divide by it; "
-                f'choose one of {_some(divisors(own))}, or parallel.sequence_attention = "auto"'
+                f'choose one of {one_of(divisors(own))}, or parallel.sequence_attention = "auto"'
             )
+
+    def neighbourhood(self, sequence: int) -> tuple[int, int]:
+        """Which of the `self.sequence / sequence` neighbourhoods of its data rank this rank belongs to at a smaller
+        sequence degree, and its place among those `sequence * tensor` ranks."""
+        return divmod(self.peer_index, sequence * self.tensor)
+
+    def neighbours(self, sequence: int, backend: str | None = None) -> dist.ProcessGroup | None:
+        """This rank's neighbourhood as a group of its own; None where it is alone. Collective over the world."""
+        block = sequence * self.tensor
+        return _own_group([list(range(first, first + block)) for first in range(0, self.size, block)], backend)
 
     def token_peers(self, heads: int, sequence: int | None = None) -> TokenPeers:
         """The ranks that compute a micro-batch together at a sequence degree that divides the mesh's (default: it).
@@ -198,10 +205,10 @@ class Mesh:
         )
 
 
-def _own_group(groups: list[list[int]]) -> dist.ProcessGroup | None:
+def _own_group(groups: list[list[int]], backend: str | None = None) -> dist.ProcessGroup | None:
     if len(groups[0]) == 1:
         return None
-    own, _ = dist.new_subgroups_by_enumeration(groups)
+    own, _ = dist.new_subgroups_by_enumeration(groups, backend=backend)
     return own
 
 
@@ -222,7 +229,7 @@ def resolve_degrees(config: ParallelConfig, size: int) -> tuple[int, ...]:
         others = product // fixed["shard"]
         remedy = f'shard = {size // others} or "auto"' if size % others == 0 else "degrees whose product is that"
         raise UserError(f"{said} = {numbers}: makes {product} ranks but {size} are running; choose {remedy}")
-    what = f"one of {_some(divisors(size))}" if len(above_one) == 1 else "degrees of which it is a multiple"
+    what = f"one of {one_of(divisors(size))}" if len(above_one) == 1 else "degrees of which it is a multiple"
     raise UserError(f"{said} = {numbers}: {size} processes do not divide by {product}; choose {what}")
 
 
@@ -231,5 +238,6 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _some(values: list[int]) -> str:
+def one_of(values: list[int]) -> str:
+    """The values in words, for a sentence."""
     return ", ".join(map(str, values))

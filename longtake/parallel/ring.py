@@ -14,15 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longtake.models.attention import Backend
 from longtake.parallel.block_attention import attend_block, attend_block_backward
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: dist.ProcessGroup, backend: Backend = "auto"
+) -> Tensor:
     """Attention over the tokens of all ranks of `group`: q, k, v [B, l, N, K] of own tokens -> [B, l, N, K].
 
-    `lengths`: tokens of each rank of the group, in its order.
+    `lengths`: tokens of each rank of the group, in its order; `backend`: what the run's attention is.
     """
-    return _Ring.apply(q, k, v, list(lengths), group)
+    return _Ring.apply(q, k, v, list(lengths), group, backend)
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +39,15 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Ten
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: list[int],
+        group: dist.ProcessGroup,
+        backend: Backend,
+    ) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, l, K]
         rank, num = dist.get_rank(group), len(lengths)
         keys = torch.stack([k, v])
@@ -47,13 +58,13 @@ class _Ring(torch.autograd.Function):
             if turn + 1 < num:
                 coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
             if keys.shape[3] and q.shape[2]:
-                part, part_lse = attend_block(q, keys[0], keys[1])
+                part, part_lse = attend_block(q, keys[0], keys[1], backend)
                 out, lse = merge(out, lse, part.float(), part_lse)
             if coming is not None:
                 keys = coming.wait()
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.lengths, ctx.group = lengths, group
+        ctx.lengths, ctx.group, ctx.backend = lengths, group, backend
         return out.transpose(1, 2)
 
     @staticmethod
@@ -62,7 +73,7 @@ class _Ring(torch.autograd.Function):
         grad = grad.transpose(1, 2)
         if grad.stride(-1) != 1:
             grad = grad.contiguous()  # kernels ask for whole rows
-        lengths, group = ctx.lengths, ctx.group
+        lengths, group, backend = ctx.lengths, ctx.group, ctx.backend
         rank, num = dist.get_rank(group), len(lengths)
         keys = torch.stack([k, v])
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -73,7 +84,7 @@ class _Ring(torch.autograd.Function):
                 coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
             own = torch.zeros(keys.shape, dtype=torch.float32, device=keys.device)
             if keys.shape[3] and q.shape[2]:
-                part, dk, dv = attend_block_backward(grad, q, keys[0], keys[1], out, lse)
+                part, dk, dv = attend_block_backward(grad, q, keys[0], keys[1], out, lse, backend)
                 dq += part
                 own[0], own[1] = dk, dv
             if passengers is not None:
@@ -82,7 +93,7 @@ class _Ring(torch.autograd.Function):
             if coming is not None:
                 keys = coming.wait()
         dk, dv = passengers.wait()
-        return *(g.to(q.dtype).transpose(1, 2) for g in (dq, dk, dv)), None, None
+        return *(g.to(q.dtype).transpose(1, 2) for g in (dq, dk, dv)), None, None, None
 
 
 class _Transfer:

@@ -9,9 +9,9 @@ attention submodule is replaced.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,16 +62,19 @@ class PeerAttention(nn.Module):
     Any number of tokens: what travels is cut by the true lengths of the shares. Gradients flow through.
     """
 
+    _apart: ClassVar[Callable[..., Tensor] | None] = None  # left out of compiled code; one function for all blocks
+
     def __init__(self, inner: nn.Module, cut: TokenCut, joined: tuple[str, ...]) -> None:
         super().__init__()
         self.inner, self.joined = inner, joined
         self._cut = cut
-        self._among_peers = torch.compiler.disable(self._exchange_and_attend)  # here, for it imports the compiler
+        if PeerAttention._apart is None:  # here, for it imports the compiler
+            PeerAttention._apart = staticmethod(torch.compiler.disable(PeerAttention._exchange_and_attend))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self._cut.peers.sequence == 1:
             return self.inner(q, k, v)
-        return self._among_peers(q, k, v)
+        return self._apart(self, q, k, v)
 
     def _exchange_and_attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         peers = self._cut.peers
@@ -83,7 +86,7 @@ class PeerAttention(nn.Module):
             q, k, v = _tokens_for_heads(q, k, v, near, peers.ulysses_group)
         if peers.ring > 1:
             lengths = [sum(sizes[i : i + peers.ulysses]) for i in range(0, peers.sequence, peers.ulysses)]
-            out = ring_attention(q, k, v, lengths, peers.ring_group)
+            out = ring_attention(q, k, v, lengths, peers.ring_group, self.inner.backend)
         else:
             out = self.inner(q, k, v)
         if peers.ulysses > 1:

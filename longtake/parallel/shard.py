@@ -5,18 +5,13 @@ The order is: `cut_model` (sequence and tensor peers), compilation of blocks, `r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils.checkpoint import checkpoint
 
+from longtake.models import initial_values
 from longtake.parallel.mesh import Mesh
 from longtake.parallel.sequence import cut_sequence
 from longtake.parallel.tensor import cut_layers
@@ -49,8 +44,9 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
     Blocks of less than `UNIT_PARAMETERS` are gathered together with the rest: a gather of its own would cost more time
     than the memory it saves is worth.
 
-    Parameters stay float32 (the masters); forward and backward see them in `compute_dtype`; gradients are summed in
-    `parallel.reduce_dtype`. Inputs are not cast: timesteps reach the model in float32 and it casts by itself.
+    Parameters that train stay float32 (the masters), frozen ones as they are; forward and backward see them in
+    `compute_dtype`; gradients are summed in `parallel.reduce_dtype`. Inputs are not cast: timesteps reach the model in
+    float32 and it casts by itself.
     """
     config = mesh.config
     policy = MixedPrecisionPolicy(
@@ -86,21 +82,6 @@ def offloads(mesh: Mesh) -> bool:
     return mesh.config.cpu_offload and mesh.weights.device_type != "cpu"
 
 
-def remat_blocks(model: nn.Module, counts: Sequence[int], cut: TokenCut | None = None) -> None:
-    """Lets the first `counts[i]` blocks of the model's i-th list forget their activations and compute them again in
-    backward: less memory for more time. Call it after `cut_model`, whose result is `cut`, and before `shard_model`.
-    Gradients stay the same.
-    """
-    for name, count in zip(model.blocks, counts, strict=True):
-        for block in list(model.get_submodule(name))[:count]:
-            block.forward = partial(_remat, block.forward, cut)
-
-
-def _remat(forward: Any, cut: TokenCut | None, *args: Any) -> Any:
-    options = {} if cut is None else {"context_fn": lambda: (nullcontext(), cut.captured())}
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
-
-
 def local_tensor(tensor: Tensor) -> Tensor:
     """This rank's part of a parameter, gradient or state tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -115,9 +96,10 @@ def initialise_sharded(model: nn.Module, device: torch.device, seed: int) -> Non
     numbers.)
     """
     model.to_empty(device=device)
-    for name, parameter in model.named_parameters():
-        value = model.initial_value(name, tuple(parameter.shape), seed)
-        local_tensor(parameter).copy_(own_part(value, parameter))
+    parameters = dict(model.named_parameters())
+    for name in parameters:
+        for part, value in initial_values(model, name, seed).items():
+            local_tensor(parameters[part]).copy_(own_part(value, parameters[part]))
 
 
 def own_part(value: Tensor, like: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import TensorSplit
+from longtake.models import FrozenLinear, LoraLinear, TensorSplit
 from longtake.parallel.exchange import gather_tokens, scatter_tokens
 from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
@@ -44,6 +44,11 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
     for pattern, split in model.tensor_plan.items():
         for name, layer in matching(model, pattern):
             assert isinstance(layer, nn.Linear), f"{name} is a {type(layer).__name__}"
+            if isinstance(layer, FrozenLinear) and layer.kind is not None:
+                raise UserError(
+                    f'lora.base = "{layer.kind}": coded weights are not cut over tensor peers; choose "dense", or '
+                    "parallel.tensor = 1 (parallel.sequence shares the tokens as well)"
+                )
             whole = layer.out_features if split.kind == "column" else layer.in_features
             sizes = [getattr(config, part) for part in split.parts] or [whole]
             ranges = _own_ranges(name, sizes, peers.tensor, peers.tensor_index)
@@ -95,13 +100,33 @@ class _Entry:
 
 
 def _column(layer: nn.Linear, ranges: tuple[Range, ...], enter: Crossing, x: Tensor) -> Tensor:
-    """Own tokens [B, l, D] -> own features of the tokens of all peers [B, L, D_out / peers]."""
-    return _PartOfLinear.apply(enter(x), layer.weight, layer.bias, 0, ranges)
+    """Own tokens [B, l, D] -> own features of the tokens of all peers [B, L, D_out / peers].
+
+    An adapter's B is cut like the weight; every peer computes A x of all tokens, whose gradient is again a part of a
+    sum.
+    """
+    x = enter(x)
+    if not isinstance(layer, LoraLinear):
+        return _PartOfLinear.apply(x, layer.weight, layer.bias, 0, ranges)
+    delta = _PartOfLinear.apply(layer.scaled(F.linear(x, layer.lora_a)), layer.lora_b, None, 0, ranges)
+    if layer.magnitude is None:
+        return _PartOfLinear.apply(x, layer.weight, layer.bias, 0, ranges) + delta
+    base = _PartOfLinear.apply(x, layer.weight, None, 0, ranges)
+    out = layer.joined(base, delta, _take(layer.row_factors(), 0, ranges))
+    return out if layer.bias is None else out + _take(layer.bias, 0, ranges)
 
 
 def _row(layer: nn.Linear, ranges: tuple[Range, ...], leave: Crossing, x: Tensor) -> Tensor:
-    """Own features of the tokens of all peers [B, L, D_in / peers] -> own tokens [B, l, D]."""
-    out = leave(_PartOfLinear.apply(x, layer.weight, None, 1, ranges))
+    """Own features of the tokens of all peers [B, L, D_in / peers] -> own tokens [B, l, D].
+
+    An adapter's A is cut like the weight; what B makes of a part of A x is a part of the sum as well.
+    """
+    out = _PartOfLinear.apply(x, layer.weight, None, 1, ranges)
+    if isinstance(layer, LoraLinear):
+        low = layer.scaled(_PartOfLinear.apply(x, layer.lora_a, None, 1, ranges))
+        delta = F.linear(low, layer.lora_b)
+        out = out + delta if layer.magnitude is None else layer.joined(out, delta, layer.row_factors())
+    out = leave(out)
     return out if layer.bias is None else out + layer.bias
 
 

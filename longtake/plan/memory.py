@@ -11,14 +11,13 @@ Shapes: B samples, M video tokens, L text tokens, S = M + L, D width, H width of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
 
 from longtake.models import MMDiTConfig
-from longtake.plan.parameters import Weights, count_weights
-
-FP32 = 4
+from longtake.plan.kept import kept_by_blocks
+from longtake.plan.parameters import FP32, PLAIN, Unit, Upkeep, Weights, count_weights
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,15 @@ class Layout:
     tensor: int = 1
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
     remat: tuple[int, int] = (0, 0)  # first double and single blocks whose activations are computed again
+    budget: float = 0.0  # share of their attention's and linear layers' outputs that these keep
+    buffer_bytes: int = 0  # of the host's memory in which their inputs wait
     ema: bool = False
     compute_bytes: int = 2  # of one number in the compute dtype
     reduce_bytes: int = 4  # of one number of a gradient on its way between ranks
     prefetch: int = 1  # blocks gathered ahead in backward
     offload: bool = False  # masters, gradients, moments and average in the host's memory
     micro_batches: int = 1  # of one rank in one step
+    upkeep: Upkeep = PLAIN
 
     @property
     def gpus(self) -> int:
@@ -68,7 +70,7 @@ class MicroBatch:
 class Memory:
     """Bytes on the fullest GPU at the worst moment of a step."""
 
-    weights: int  # float32 masters
+    weights: int  # masters of those that train, and those that do not
     gradients: int
     optimizer: int  # both moments of AdamW
     ema: int
@@ -91,6 +93,7 @@ class BlockActivations:
 
     saved: int  # kept from forward to backward, the block's input among them
     input: int  # its input alone: what is kept where the block is computed again
+    kept: int  # what it keeps beside its input where it is computed again with a budget
     working: int  # needed at once in its backward beyond what it has saved
 
 
@@ -125,26 +128,32 @@ def block_activations(config: MMDiTConfig, kind: str, batch: MicroBatch, layout:
     numbers = modulated + split // layout.tensor
     saved = tokens * (numbers * layout.compute_bytes + FP32 * (3 * N // layout.tensor + norms))
     working = ((3 if kind == "single" else 1) * D + H) // layout.tensor + (2 * D if layout.tensor > 1 else 0)
+    kept = kept_by_blocks(config, layout.budget, layout.tensor)[kind]
+    beside = tokens * layout.compute_bytes * kept.products_width
+    if kept.attention and config.attention != "math":
+        beside += tokens * (D * layout.compute_bytes + FP32 * N) // layout.tensor
     return BlockActivations(
         saved=saved,
         input=tokens * D * layout.compute_bytes // layout.tensor,
+        kept=beside,
         working=tokens * working * layout.compute_bytes,
     )
 
 
 def forecast_memory(config: MMDiTConfig, batch: MicroBatch, layout: Layout, encoder_bytes: int = 0) -> Memory:
     """Bytes on the fullest GPU at the worst moment of a training step of micro-batches like `batch`."""
-    weights = count_weights(config, layout.weight_shards)
-    owned = 0 if layout.offload else FP32 * weights.owned
+    upkeep = layout.upkeep
+    weights = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes)
+    owned = 0 if layout.offload else upkeep.master_bytes * weights.owned
     moments = [_encoding(batch), *_forward_and_backward(config, weights, batch, layout)]
     if layout.micro_batches > 1:  # from the second micro-batch on all gradients of the first are there
         moments = [(owned, gathered, activations) for _, gathered, activations in moments]
     gradients, gathered, activations = max([*moments, (owned, 0, 0)], key=sum)
     return Memory(
-        weights=owned,
+        weights=owned + (0 if layout.offload else weights.frozen),
         gradients=gradients,
-        optimizer=2 * owned,
-        ema=owned if layout.ema else 0,
+        optimizer=0 if layout.offload or upkeep.moments_offloaded else int(upkeep.moments_bytes * weights.owned),
+        ema=FP32 * weights.owned if layout.ema and not (layout.offload or upkeep.ema_offloaded) else 0,
         encoders=encoder_bytes,
         gathered=gathered,
         activations=activations,
@@ -164,38 +173,57 @@ def _forward_and_backward(
 ) -> Iterator[_Moment]:
     """The moments of one micro-batch that may be the worst: the end of forward, and three in each block's backward."""
     compute, alone = layout.compute_bytes, layout.weight_shards == 1
-    blocks = [weights.double] * config.depth + [weights.single] * config.depth_single_blocks
+    gradient_bytes = 0 if layout.offload else layout.upkeep.master_bytes
+    blocks = weights.blocks
+    whole = [compute * block.gathered + block.codes for block in blocks]
     sizes = {kind: block_activations(config, kind, batch, layout) for kind in ("double", "single")}
     again = [i < layout.remat[0] for i in range(config.depth)]
     again += [i < layout.remat[1] for i in range(config.depth_single_blocks)]
-    held = [sizes[b.kind].input if r else sizes[b.kind].saved for b, r in zip(blocks, again, strict=True)]
+    held = _held(blocks, again, sizes, layout.buffer_bytes)
     entry, final = _ends_activations(config, batch, layout)
-    kept = sum(compute * b.gathered for b in blocks) if layout.zero == 2 else 0  # until their backward
-    rest = compute * weights.rest.gathered
-    last = compute * blocks[-1].gathered if blocks else 0
+    kept = sum(whole) if layout.zero == 2 else 0  # until their backward
+    rest = compute * weights.rest.gathered + weights.rest.codes + compute * weights.widest_coded
+    last = whole[-1] if blocks else 0
     yield 0, rest + (kept or last * (1 if alone else 2)), sum(held) + entry + final
 
     gradients, reducing, saved = 0, 0, sum(held) + entry
     for i in range(len(blocks) - 1, -1, -1):
-        unit, size = blocks[i], sizes[blocks[i].kind]
-        gathered = compute * unit.gathered
-        ahead = blocks[max(0, i - layout.prefetch) : i]
-        before = 0 if alone or kept else sum(compute * block.gathered for block in ahead)
+        unit, size, gathered = blocks[i], sizes[blocks[i].kind], whole[i]
+        before = 0 if alone or kept else sum(whole[max(0, i - layout.prefetch) : i])
         unsharded = kept or gathered
-        working = size.working + (size.saved if again[i] else 0)
+        made = compute * unit.trained  # gradients, whole
+        away = held[i] < size.input and again[i]  # its input comes back, and that of the block before
+        working = size.working + (size.saved - size.kept if again[i] else 0) + (2 * size.input if away else 0)
         # early: all that the block has saved is there, and the first third of its gradients
-        yield gradients, rest + unsharded + before + reducing + gathered // 3, saved + working
+        yield gradients, rest + unsharded + before + reducing + made // 3, saved + working
         # late: the block is through, its gradients stand ready, its input's gradient goes on
         saved -= held[i]
-        yield gradients, rest + unsharded + before + reducing + gathered, saved + 2 * size.input
+        yield gradients, rest + unsharded + before + reducing + made, saved + 2 * size.input
         # reduce: gradients are copied into a buffer, which is added up over the shards
         kept -= gathered if kept else 0
-        reducing = layout.reduce_bytes * unit.gathered
-        owned = 0 if layout.offload else FP32 * unit.owned
-        yield gradients + owned, rest + kept + before + reducing + gathered, saved + size.input
+        reducing = layout.reduce_bytes * unit.trained
+        owned = gradient_bytes * unit.owned
+        yield gradients + owned, rest + kept + before + reducing + made, saved + size.input
         gradients += owned
-    gradients += 0 if layout.offload else FP32 * weights.rest.owned
-    yield gradients, rest + layout.reduce_bytes * weights.rest.gathered + reducing, entry
+    gradients += gradient_bytes * weights.rest.owned
+    yield gradients, rest + layout.reduce_bytes * weights.rest.trained + reducing, entry
+
+
+def _held(
+    blocks: Sequence[Unit], again: Sequence[bool], sizes: Mapping[str, BlockActivations], buffer_bytes: int
+) -> list[int]:
+    """What each block holds from forward to backward; inputs of recomputed ones wait elsewhere while there is room."""
+    held, room = [], buffer_bytes
+    for block, recomputed in zip(blocks, again, strict=True):
+        size = sizes[block.kind]
+        if not recomputed:
+            held.append(size.saved)
+        elif size.input <= room:
+            room -= size.input
+            held.append(size.kept)
+        else:
+            held.append(size.input + size.kept)
+    return held
 
 
 def _ends_activations(config: MMDiTConfig, batch: MicroBatch, layout: Layout) -> tuple[int, int]:

@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 
 from longtake.contracts import UserError
 from longtake.models import MMDiT
-from longtake.plan.memory import Layout
+from longtake.plan.memory import Layout, block_activations
+from longtake.plan.parameters import EIGHT_BIT_BYTES, Upkeep
 from longtake.plan.run import EntryPlan, RunPlan, Work
 from longtake.plan.speed import Machine, update_seconds
+
+_BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
+_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ def find_remedies(plan: RunPlan) -> list[Remedy]:
     for words, layout in _changes(plan):
         if _fits(work, layout, machine, offenders):
             same = layout.data_ranks == plan.layout.data_ranks or plan.work.config.slots_per_step is not None
+            same = same and layout.upkeep.moments_bytes == plan.layout.upkeep.moments_bytes
             found.append(Remedy(words, _cost(plan, layout) / before - 1, same))
     found.sort(key=lambda remedy: (not remedy.same_steps, remedy.slower))
     smaller = _smaller_batches(offenders)
@@ -83,8 +88,10 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     if any(_fits(plan.work, changed, plan.machine, worst) for _, changed in single):
         return
     everything = (plan.work.model.depth, plan.work.model.depth_single_blocks)
-    most = replace(layout, remat=everything, zero=3, shard=layout.data_ranks, replicate=1)
+    most = replace(layout, remat=everything, budget=0.0, zero=3, shard=layout.data_ranks, replicate=1)
     words = f"model.grad_ckpt_settings = {everything}"
+    if layout.budget:
+        words += " with model.grad_ckpt_budget = 0"
     if layout.zero == 2:
         words += " with parallel.zero = 3"
     if layout.replicate > 1:
@@ -92,6 +99,9 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     yield words, most
     for name, changed in _fewer_data_ranks(plan, most):
         yield f"{words} with {name}", changed
+    yield from _stored_inputs(plan, most, f"{words} with ")
+    for name, upkeep in _lighter_upkeep(most):
+        yield f"{words} with {name}", replace(most, upkeep=upkeep)
     yield f"{words} with parallel.cpu_offload = True", replace(most, offload=True)
     for name, changed in _more_gpus(plan, most):
         yield f"{words} with {name}", changed
@@ -104,6 +114,10 @@ def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tup
         if _fits(plan.work, changed, plan.machine, worst):
             yield f"model.grad_ckpt_settings = {counts}", changed
             break
+    yield from _budgets(plan)
+    yield from _stored_inputs(plan, layout, "")
+    for name, upkeep in _lighter_upkeep(layout):
+        yield name, replace(layout, upkeep=upkeep)
     if layout.zero == 2:
         yield "parallel.zero = 3", replace(layout, zero=3)
     for times in _divisors(layout.replicate)[1:]:
@@ -113,6 +127,44 @@ def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tup
     if not layout.offload:
         yield "parallel.cpu_offload = True", replace(layout, offload=True)
     yield from _more_gpus(plan, layout)
+
+
+def _budgets(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
+    """All blocks recomputed, and the largest budget of what they keep that fits."""
+    everything = (plan.work.model.depth, plan.work.model.depth_single_blocks)
+    is_set = plan.layout.remat[0] >= everything[0] and plan.layout.remat[1] >= everything[1]
+    for budget in _BUDGETS:
+        changed = replace(plan.layout, remat=everything, budget=budget)
+        if (not is_set or budget < plan.layout.budget) and _fits(plan.work, changed, plan.machine, plan.misfits):
+            words = f"model.grad_ckpt_budget = {budget:g}"
+            yield words if is_set else f"model.grad_ckpt_settings = {everything} with {words}", changed
+            return
+
+
+def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[str, Layout]]:
+    """Inputs of recomputed blocks in the host's memory: the fewest GiB, in quarters of all, that suffice."""
+    most = 0
+    for entry in plan.misfits:
+        size = block_activations(plan.work.model, "single", plan.work.micro_batch(entry.bucket), layout).input
+        most = max(most, sum(layout.remat) * size)
+    for num_bytes in sorted({-(-most * part // (4 * _GIB)) * _GIB for part in (1, 2, 3, 4)}):
+        changed = replace(layout, buffer_bytes=num_bytes)
+        if num_bytes > layout.buffer_bytes and _fits(plan.work, changed, plan.machine, plan.misfits):
+            yield f"{words}model.grad_ckpt_buffer_size = {num_bytes // _GIB} * 2**30", changed
+            return
+
+
+def _lighter_upkeep(layout: Layout) -> Iterator[tuple[str, Upkeep]]:
+    """Optimizer and average in less memory, or in the host's."""
+    upkeep = layout.upkeep
+    if layout.offload:
+        return
+    if layout.ema and not upkeep.ema_offloaded:
+        yield "ema_offload = True", replace(upkeep, ema_offloaded=True)
+    if not upkeep.moments_offloaded:
+        if upkeep.moments_bytes > EIGHT_BIT_BYTES:
+            yield 'optim.states = "8bit"', replace(upkeep, moments_bytes=EIGHT_BIT_BYTES)
+        yield "optim.offload = True", replace(upkeep, moments_offloaded=True)
 
 
 def _remat_counts(plan: RunPlan) -> list[tuple[int, int]]:

@@ -7,12 +7,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from longtake.plan.memory import Layout
+from longtake.durable import write_whole
+from longtake.plan.kept import kept_by_blocks
+from longtake.plan.parameters import FP32
+from longtake.plan.probe import Probed
 from longtake.plan.remedies import find_remedies, gib, pace
 from longtake.plan.run import EntryPlan, RunPlan
 
 PART_NAMES = {
-    "weights": "weights (fp32)",
+    "weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer",
     "ema": "average",
@@ -23,8 +26,8 @@ PART_NAMES = {
 _COLOURS = ("#2f6fde", "#7aa7ff", "#15794a", "#5fd39a", "#8a6d3b", "#c98a1b", "#b3261e")
 
 
-def plan_json(plan: RunPlan) -> dict[str, Any]:
-    """The plan as plain data: bytes, seconds, counts."""
+def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
+    """The plan as plain data: bytes, seconds, counts; and what was measured, where it was."""
     layout, machine, forecast = plan.layout, plan.machine, plan.forecast
     return {
         "gpus": layout.gpus,
@@ -39,9 +42,13 @@ def plan_json(plan: RunPlan) -> dict[str, Any]:
             "tensor": layout.tensor,
             "zero": layout.zero,
             "remat": list(layout.remat),
+            "remat_budget": layout.budget,
+            "remat_buffer_bytes": layout.buffer_bytes,
             "offload": layout.offload,
             "micro_batches": layout.micro_batches,
         },
+        "trained_parameters": plan.weights.num_trained,
+        "encoder_bytes": plan.work.encoder_bytes,
         "assumed": {
             "efficiency": machine.efficiency,
             "bandwidth": machine.bandwidth,
@@ -51,6 +58,7 @@ def plan_json(plan: RunPlan) -> dict[str, Any]:
             "peak_flops": machine.gpu.peak_flops,
         },
         "buckets": {entry.name: _entry_json(entry) for entry in plan.entries},
+        "probe": {one.entry.name: _probed_json(one) for one in probed},
         "stage": {
             "steps_per_pass": forecast.steps_per_pass,
             "seconds_per_pass": forecast.seconds_per_pass,
@@ -90,15 +98,73 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
     }
 
 
-def layout_words(layout: Layout) -> str:
-    """The layout in one line."""
+def _probed_json(one: Probed) -> dict[str, Any]:
+    largest = one.largest
+    return {
+        "largest_batch": 0 if largest is None else largest.batch,
+        "suggested_batch": one.suggested_batch,
+        "seconds": None if largest is None else largest.seconds,
+        "peak_bytes": None if largest is None else largest.peak_bytes,
+        "forecast_bytes": one.forecast_bytes,
+        "tries": [{"batch": t.batch, "seconds": t.seconds, "peak_bytes": t.peak_bytes} for t in one.tries],
+    }
+
+
+def probe_head() -> tuple[str, ...]:
+    """Heads of the columns of `probe_row`."""
+    return ("bucket", "batches tried", "fits", "peak GiB", "forecast GiB", "forecast off", "s", "suggested")
+
+
+def probe_row(one: Probed) -> tuple[str, ...]:
+    """What was measured of one entry: without encoders, at the largest batch that fits."""
+    largest, error = one.largest, one.error
+    tried = (f"{step.batch}{'' if step.seconds is not None else ' (out of memory)'}" for step in one.tries)
+    measured = largest is not None and largest.peak_bytes is not None
+    return (
+        one.entry.name,
+        ", ".join(tried),
+        "0" if largest is None else str(largest.batch),
+        f"{largest.peak_bytes / 2**30:.2f}" if measured else "-",
+        f"{one.forecast_bytes / 2**30:.2f}",
+        "-" if error is None else f"{error:+.1%}",
+        "-" if largest is None else f"{largest.seconds:.3g}",
+        str(one.suggested_batch),
+    )
+
+
+def layout_words(plan: RunPlan) -> str:
+    """How the model is laid out, in one line."""
+    layout, work = plan.layout, plan.work
     degrees = ("replicate", "shard", "sequence", "tensor")
     parts = [f"{name} {getattr(layout, name)}" for name in degrees if getattr(layout, name) > 1]
     parts += [f"zero {layout.zero}", f"remat {layout.remat[0]} double + {layout.remat[1]} single blocks"]
+    if any(layout.remat) and layout.budget:
+        kept = kept_by_blocks(work.model, layout.budget, layout.tensor)
+        words = "; ".join(f"{kind}: {of or 'nothing'}" for kind, of in kept.items())
+        parts.append(f"budget {layout.budget:g} keeps {words}")
+    if layout.buffer_bytes:
+        parts.append(f"inputs of recomputed blocks in {gib(layout.buffer_bytes)} of host memory")
     if layout.offload:
         parts.append("weights and optimizer in host memory")
+    parts += _upkeep_words(plan)
     parts.append(f"{layout.micro_batches} micro-batch" + ("es" if layout.micro_batches > 1 else "") + " a rank a step")
     return ", ".join(parts)
+
+
+def _upkeep_words(plan: RunPlan) -> list[str]:
+    upkeep, weights = plan.layout.upkeep, plan.weights
+    parts = []
+    if weights.num_trained != weights.num_parameters:
+        parts.append(f"{weights.num_trained / 1e6:.4g} M of the parameters train")
+    if upkeep.master_bytes != FP32:
+        parts.append("bf16 masters")
+    if upkeep.moments_bytes < 2 * FP32:
+        parts.append("8-bit moments")
+    if upkeep.moments_offloaded:
+        parts.append("moments in host memory")
+    if upkeep.ema_offloaded and plan.layout.ema:
+        parts.append("average in host memory")
+    return parts
 
 
 def stage_words(plan: RunPlan) -> str:
@@ -160,14 +226,14 @@ _BUCKET_NOTE = (
 )
 
 
-def write_html(path: Path, plan: RunPlan, name: str) -> None:
+def write_html(path: Path, plan: RunPlan, name: str, probed: Sequence[Probed] = ()) -> None:
     """Writes the plan of the run `name` as a page without links or scripts, whole or not at all."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f"<title>Plan of {escape(name)}</title>",
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>',
         f"<h1>Plan of {escape(name)}</h1>",
-        f"<p>{escape(head_words(plan))}<br>{escape(layout_words(plan.layout))}</p>",
+        f"<p>{escape(head_words(plan))}<br>{escape(layout_words(plan))}</p>",
         f"<p>{escape(stage_words(plan))}</p>",
         *_misfit_lines(plan),
         "<h2>Memory a GPU</h2>",
@@ -176,14 +242,19 @@ def write_html(path: Path, plan: RunPlan, name: str) -> None:
         "<h2>Buckets</h2>",
         _table(entry_head(), [entry_row(entry) for entry in plan.entries]),
         f'<p class="note">{escape(_BUCKET_NOTE)}</p>',
+        *_measured(probed),
         "<h2>Clips</h2>",
         _clips(plan),
         f'<h2>Assumptions</h2><p class="note">{escape(assumed_words(plan))}.</p>',
         "</body></html>\n",
     ]
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("\n".join(parts), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, "\n".join(parts))
+
+
+def _measured(probed: Sequence[Probed]) -> list[str]:
+    if not probed:
+        return []
+    return ["<h2>Measured</h2>", _table(probe_head(), [probe_row(one) for one in probed])]
 
 
 def head_words(plan: RunPlan) -> str:

@@ -9,27 +9,28 @@ from math import inf
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
-from longtake.contracts import Bucket, UserError
+from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.data import DatasetConfig, open_clips
-from longtake.encoders import (
-    AutoencoderConfig,
-    PixelAutoencoder,
-    TextEncoderConfig,
-    build_autoencoder,
-    build_text_encoder,
-)
-from longtake.models import MMDiTConfig
+from longtake.encoders import AutoencoderConfig, PooledEncoderConfig, TextEncoderConfig, build_autoencoder
+from longtake.models import LoraConfig, MMDiTConfig
 from longtake.parallel import Mesh, ParallelConfig, resolve_degrees
-from longtake.plan.memory import FP32, Layout, Memory, MicroBatch, forecast_memory
-from longtake.plan.parameters import count_weights
+from longtake.plan.memory import Layout, Memory, MicroBatch, forecast_memory
+from longtake.plan.parameters import EIGHT_BIT_BYTES, FP32, Upkeep, Weights, count_weights
 from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
+from longtake.system.encoders import encoder_bytes
 
 _DAY_SECONDS = 86400
 _ROUNDING = 1e-9  # by which a time may pass a limit that it was computed from
 _MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
+
+
+class PlannedOptimizer(Protocol):
+    """What a plan reads of how an optimizer keeps its states."""
+
+    states: str
+    offload: bool
 
 
 class PlannedRun(Protocol):
@@ -38,7 +39,13 @@ class PlannedRun(Protocol):
     model: MMDiTConfig
     ae: AutoencoderConfig
     t5: TextEncoderConfig
-    clip: TextEncoderConfig
+    clip: PooledEncoderConfig
+    lora: LoraConfig | None
+    freeze: tuple[str, ...]
+    train_only: tuple[str, ...] | None
+    master_dtype: str
+    optim: PlannedOptimizer
+    ema_offload: bool
     parallel: ParallelConfig
     dtype: str
     seed: int
@@ -107,9 +114,9 @@ class Work:
 
     config: PlannedRun
     rule: BucketRule
-    autoencoder: PixelAutoencoder
+    latent: LatentShape
     text_tokens: int
-    encoder_bytes: int
+    encoder_bytes: int  # of frozen weights on one GPU
 
     @property
     def model(self) -> MMDiTConfig:
@@ -133,13 +140,13 @@ class Work:
 
     def tokens(self, bucket: Bucket) -> int:
         """Video tokens of one sample."""
-        _, frames, height, width = self.autoencoder.latent(*bucket.shape)
+        _, frames, height, width = self.latent(*bucket.shape)
         patch = self.model.patch_size
         return frames * -(-height // patch) * -(-width // patch)
 
     def micro_batch(self, bucket: Bucket, batch: int | None = None) -> MicroBatch:
         """The sizes of one micro-batch of a bucket, of its own batch size where none is given."""
-        channels, frames, height, width = self.autoencoder.latent(*bucket.shape)
+        channels, frames, height, width = self.latent(*bucket.shape)
         time, rows, columns = bucket.shape
         return MicroBatch(
             batch=bucket.batch_size if batch is None else batch,
@@ -155,7 +162,7 @@ class Work:
 
     def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
         """Time of one micro-batch of this bucket."""
-        latent_shape = self.autoencoder.latent(*bucket.shape)
+        latent_shape = self.latent(*bucket.shape)
         return forecast_time(self.model, latent_shape, self.micro_batch(bucket, batch), layout, machine)
 
 
@@ -173,15 +180,25 @@ class RunPlan:
 
     @property
     def num_parameters(self) -> int:
-        return count_weights(self.work.model, self.layout.weight_shards).num_parameters
+        return self.weights.num_parameters
+
+    @property
+    def weights(self) -> Weights:
+        """Weights as each GPU holds them."""
+        layout = self.layout
+        return count_weights(self.work.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
 
     @property
     def host_bytes(self) -> int:
-        """Memory of the host that each GPU's masters, gradients, moments and average take where they live there."""
-        if not self.layout.offload:
-            return 0
-        owned = count_weights(self.work.model, self.layout.weight_shards).owned
-        return FP32 * owned * (5 if self.layout.ema else 4)
+        """Memory of the host that each GPU needs for what does not live on it."""
+        layout, weights = self.layout, self.weights
+        upkeep, average = layout.upkeep, FP32 if layout.ema else 0
+        bytes_a_weight = upkeep.moments_bytes * upkeep.moments_offloaded + average * upkeep.ema_offloaded
+        frozen = 0
+        if layout.offload:
+            bytes_a_weight = 2 * upkeep.master_bytes + upkeep.moments_bytes + average
+            frozen = weights.frozen
+        return int(bytes_a_weight * weights.owned) + frozen + layout.buffer_bytes
 
     @property
     def misfits(self) -> tuple[EntryPlan, ...]:
@@ -190,17 +207,34 @@ class RunPlan:
         return tuple(sorted(found, key=lambda entry: -entry.memory.total))
 
 
-def read_work(config: PlannedRun) -> Work:
-    """Raises `UserError` for buckets that the autoencoder cannot take."""
+def read_work(config: PlannedRun, ranks_per_node: int = 1) -> Work:
+    """The work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot take."""
     rule = BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
-    autoencoder = build_autoencoder(config.ae)
+    with torch.device("meta"):
+        autoencoder = build_autoencoder(config.ae)
     for bucket in rule.buckets:
         autoencoder.check(*bucket.shape)
-    with torch.device("meta"):
-        texts = [build_text_encoder(section) for section in (config.t5, config.clip)]
-    frozen = [part for part in (autoencoder, *texts) if isinstance(part, nn.Module)]
-    encoder_bytes = sum(p.nbytes for part in frozen for p in part.parameters())
-    return Work(config, rule, autoencoder, config.t5.max_length, encoder_bytes)
+    return Work(config, rule, config.ae.latent, config.t5.max_length, _encoder_bytes(config, ranks_per_node))
+
+
+def _encoder_bytes(config: PlannedRun, ranks_per_node: int) -> int:
+    """Of frozen encoders on one GPU; none are held where all comes from a latent store."""
+    if config.dataset.latents is not None and config.dataset.latents_missing == "refuse":
+        return 0
+    return sum(encoder_bytes(config, ranks_per_node).values())
+
+
+def _read_upkeep(config: PlannedRun) -> Upkeep:
+    """What of the weights trains, and how it is kept."""
+    return Upkeep(
+        lora=config.lora,
+        freeze=config.freeze,
+        train_only=config.train_only,
+        master_bytes=2 if config.master_dtype == "bf16" else FP32,
+        moments_bytes=EIGHT_BIT_BYTES if config.optim.states == "8bit" else 2 * FP32,
+        moments_offloaded=config.optim.offload,
+        ema_offloaded=config.ema_offload,
+    )
 
 
 def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
@@ -233,13 +267,17 @@ def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
         reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
         prefetch=max(1, config.parallel.backward_prefetch),
         offload=config.parallel.cpu_offload,
+        budget=config.model.grad_ckpt_budget,
+        buffer_bytes=config.model.grad_ckpt_buffer_size,
+        upkeep=_read_upkeep(config),
         micro_batches=-(-slots // ranks),
     )
 
 
 def plan_run(config: PlannedRun, gpus: int, machine: Machine) -> RunPlan:
     """Forecasts memory, time and use of data of a run on `gpus` GPUs."""
-    work, layout = read_work(config), read_layout(config, gpus, machine.gpus_per_node)
+    work = read_work(config, min(gpus, machine.gpus_per_node))
+    layout = read_layout(config, gpus, machine.gpus_per_node)
     report, no_report = _read_report(work, layout)
     return forecast_run(work, layout, machine, report, no_report)
 
@@ -261,7 +299,7 @@ def forecast_run(
         entries.append(
             EntryPlan(
                 bucket=bucket,
-                latent_shape=work.autoencoder.latent(*bucket.shape),
+                latent_shape=work.latent(*bucket.shape),
                 tokens=work.tokens(bucket),
                 memory=work.memory(bucket, layout),
                 time=work.time(bucket, layout, machine),

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from longtake.models import MMDiT, MMDiTConfig
-from longtake.plan.memory import FP32, Layout, MicroBatch
-from longtake.plan.parameters import count_weights
+from longtake.plan.kept import kept_by_blocks
+from longtake.plan.memory import Layout, MicroBatch, block_activations
+from longtake.plan.parameters import FP32, count_weights
 from longtake.track import Gpu
-
-# Bytes that clipping, AdamW and EMA read and write for one weight: gradient twice and once written; gradient, master
-# and two moments read, the latter three written; master and average read, average written.
-_UPDATE_BYTES, _EMA_BYTES = 10 * FP32, 3 * FP32
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class MicroBatchTime:
     """Seconds of one micro-batch on the ranks that compute it together."""
 
     compute: float
-    weights_wait: float  # of gathering weights and reducing gradients, what compute does not hide
+    weights_wait: float  # of moving weights, gradients and offloaded inputs, what compute does not hide
     token_exchange: float  # between sequence and tensor peers
     mfu: float  # model FLOPs over peak, recomputation not counted
 
@@ -63,30 +60,71 @@ def forecast_time(
     """The time of a micro-batch of samples with latents (C, F, h, w), forward and backward."""
     peers = layout.sequence * layout.tensor
     forward = MMDiT.forward_flops(config, latent_shape, batch.text_tokens)
-    double, single = MMDiT.block_flops(config, latent_shape, batch.text_tokens)
-    doubles, singles = min(layout.remat[0], config.depth), min(layout.remat[1], config.depth_single_blocks)
-    again = doubles * double + singles * single
-    compute = batch.batch * (3 * forward + again) / peers / (machine.gpu.peak_flops * machine.efficiency)
-    weights = max(0.0, _weights_seconds(config, layout, machine) - compute)
+    rate = machine.gpu.peak_flops * machine.efficiency
+    again = recomputing_seconds(config, latent_shape, batch, layout, machine)
+    compute = 3 * batch.batch * forward / peers / rate + again
+    beside = _weights_seconds(config, layout, machine) + _inputs_seconds(config, batch, layout, machine)
+    weights = max(0.0, beside - compute)
     exchange = _exchange_seconds(config, batch, layout, machine)
     seconds = compute + weights + exchange
     mfu = 3 * batch.batch * forward / peers / machine.gpu.peak_flops / seconds
     return MicroBatchTime(compute, weights, exchange, mfu)
 
 
+def recomputing_seconds(
+    config: MMDiTConfig,
+    latent_shape: tuple[int, int, int, int],
+    batch: MicroBatch,
+    layout: Layout,
+    machine: Machine,
+) -> float:
+    """What is computed again in backward: forwards without what was kept.
+
+    A block of which something was kept takes no less than writing and reading what it makes again.
+    """
+    total, peers = batch.video_tokens + batch.text_tokens, layout.sequence * layout.tensor
+    again = {"double": min(layout.remat[0], config.depth), "single": min(layout.remat[1], config.depth_single_blocks)}
+    flops = dict(zip(again, MMDiT.block_flops(config, latent_shape, batch.text_tokens), strict=True))
+    seconds = 0.0
+    for kind, count in again.items():
+        kept = kept_by_blocks(config, layout.budget, layout.tensor)[kind]
+        size = block_activations(config, kind, batch, layout)
+        spared = 2 * total * kept.products_inputs * layout.tensor
+        if kept.attention and config.attention != "math":
+            spared += 4 * total**2 * config.hidden_size
+        computing = batch.batch * (flops[kind] - spared) / peers / (machine.gpu.peak_flops * machine.efficiency)
+        moving = 2 * (size.saved - size.input - size.kept) / (machine.gpu.memory_bandwidth * machine.bandwidth)
+        seconds += count * (max(computing, moving) if kept else computing)
+    return seconds
+
+
 def update_seconds(config: MMDiTConfig, layout: Layout, machine: Machine) -> float:
-    """Clipping, AdamW and the average, once a step."""
-    owned = count_weights(config, layout.weight_shards).owned
-    moved = owned * (_UPDATE_BYTES + (_EMA_BYTES if layout.ema else 0))
-    return moved / (machine.host if layout.offload else machine.gpu.memory_bandwidth * machine.bandwidth)
+    """Clipping, AdamW and the average, once a step.
+
+    They read and write: the gradient twice and once; gradient, master and moments read, the latter three written;
+    master and average read, average written.
+    """
+    upkeep = layout.upkeep
+    owned = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes).owned
+    weight, moments = upkeep.master_bytes, upkeep.moments_bytes
+    update = owned * (6 * weight + 2 * moments)
+    average = owned * (weight + 2 * FP32) if layout.ema else 0
+    device = machine.gpu.memory_bandwidth * machine.bandwidth
+    if layout.offload:
+        return (update + average) / machine.host
+    seconds = (update + average) / device
+    through = 2 * moments * upkeep.moments_offloaded + 2 * FP32 * (layout.ema and upkeep.ema_offloaded)
+    return max(seconds, owned * through / machine.host)  # what lives on the host passes through the device
 
 
 def _weights_seconds(config: MMDiTConfig, layout: Layout, machine: Machine) -> float:
     """Gathering weights (twice where they are freed in between), reducing gradients over shards, then over replicas."""
-    weights = count_weights(config, layout.weight_shards)
+    weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
     shards, replicas = layout.weight_shards, layout.replicate
     gathers = 2 if layout.zero == 3 else 1
-    own = (gathers * layout.compute_bytes + layout.reduce_bytes) * weights.num_parameters * (shards - 1) / shards
+    units = [*weights.blocks, weights.rest]
+    gathered = sum(layout.compute_bytes * unit.gathered + unit.codes for unit in units)
+    own = (gathers * gathered + layout.reduce_bytes * weights.num_trained) * (shards - 1) / shards
     seconds = own / _bandwidth(shards, machine)
     if replicas > 1:
         between = 2 * layout.reduce_bytes * weights.owned * (replicas - 1) / replicas
@@ -94,6 +132,13 @@ def _weights_seconds(config: MMDiTConfig, layout: Layout, machine: Machine) -> f
     if layout.offload:
         seconds += weights.owned * (gathers * layout.compute_bytes + FP32) / machine.host
     return seconds
+
+
+def _inputs_seconds(config: MMDiTConfig, batch: MicroBatch, layout: Layout, machine: Machine) -> float:
+    """Inputs of recomputed blocks to the host's memory and back, as far as there is room for them."""
+    blocks = min(layout.remat[0], config.depth) + min(layout.remat[1], config.depth_single_blocks)
+    size = block_activations(config, "single", batch, layout).input
+    return 2 * min(blocks * size, layout.buffer_bytes) / machine.host
 
 
 def _exchange_seconds(config: MMDiTConfig, batch: MicroBatch, layout: Layout, machine: Machine) -> float:

@@ -1,17 +1,28 @@
 """What a run is made of: denoiser, encoders and objective put together from the config and placed on the mesh."""
 
-from longtake.system.build import Encoders, System, build_encoders, build_system, compute_dtype
+from longtake.system.adapters import export_adapters, export_merged
+from longtake.system.build import System, build_system, compute_dtype
 from longtake.system.config import SamplingOption, SystemConfig
-from longtake.system.export import export_model, exported_tree
+from longtake.system.encoders import Encoders, build_encoders, device_dtype, encoder_bytes, refuse_sharded_text
+from longtake.system.export import export_model, exported_tree, is_exported_folder
+from longtake.system.known_frames import add_known_frames, refuse_unstored_kinds
 
 __all__ = [
     "Encoders",
     "SamplingOption",
     "System",
     "SystemConfig",
+    "add_known_frames",
     "build_encoders",
     "build_system",
     "compute_dtype",
+    "device_dtype",
+    "encoder_bytes",
+    "export_adapters",
+    "export_merged",
     "export_model",
     "exported_tree",
+    "is_exported_folder",
+    "refuse_sharded_text",
+    "refuse_unstored_kinds",
 ]

@@ -3,62 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from longtake.contracts import Batch, Conditions, LatentShape
-from longtake.data import EncoderFacts, to_unit
+from longtake.contracts import Batch, Conditions, LatentShape, UserError
+from longtake.data import EncoderFacts
 from longtake.diffusion import RectifiedFlow
-from longtake.encoders import PixelAutoencoder, WordEncoder, build_autoencoder, build_text_encoder
-from longtake.models import build_denoiser
+from longtake.encoders import Autoencoder
+from longtake.models import LoraLinear, build_denoiser, choose_attention, use_attention
 from longtake.parallel import (
+    BlockCompiler,
+    InputStore,
     Mesh,
+    TokenCut,
     World,
+    check_compiler,
     cut_model,
     initialise_sharded,
-    local_tensor,
+    offload_inputs,
     offloads,
-    own_part,
     remat_blocks,
     shard_model,
     tune_host,
+    use_compile_cache,
 )
 from longtake.system.config import SystemConfig
-from longtake.weights import MMDiTWeights
-
-
-@dataclass(frozen=True)
-class Encoders:
-    """Autoencoder and text encoders on this rank's device."""
-
-    device: torch.device
-    autoencoder: PixelAutoencoder
-    text: WordEncoder  # token sequence
-    pooled: WordEncoder  # pooled vector
-
-    def moments(self, video: Tensor) -> dict[str, Tensor]:
-        """Pixels `[B, 3, T, H, W]` (bytes, or floats in [-1, 1]) -> "mean" `[B, C, F, h, w]` of the posterior.
-
-        An autoencoder that draws its latents adds "std", of the same shape. On the device, float32.
-        """
-        return {"mean": self.autoencoder.encode(to_unit(video.to(self.device, non_blocking=True)))}
-
-    def embed(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Captions -> "text" `[B, L, Dt]` and "vector" `[B, Dv]` on the device."""
-        tokens, _ = self.text.encode(tuple(texts))
-        _, vector = self.pooled.encode(tuple(texts))
-        return {
-            "text": tokens.to(self.device, non_blocking=True),
-            "vector": vector.to(self.device, non_blocking=True),
-        }
-
-    @property
-    def facts(self) -> EncoderFacts:
-        """What a system needs to know of them when it does not hold them."""
-        return EncoderFacts(self.autoencoder.latent, self.text.max_length, self.embed([""]))
+from longtake.system.encoders import Encoders, build_encoders, device_dtype
+from longtake.system.lora import choose_trained, start_adapters
+from longtake.system.pretrained import load_pretrained
 
 
 @dataclass(frozen=True)
@@ -73,13 +48,27 @@ class System:
     encoders: Encoders | None  # None: training reads latents and embeddings from a store
     facts: EncoderFacts  # of the encoders, whether they are here or not
     objective: RectifiedFlow
+    cut: TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
+    kernels: tuple[str, ...] = ()  # what attention runs on and what is compiled, one line each
+    notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
         return {f"model.{name}": p.data for name, p in self.denoiser.named_parameters() if not p.requires_grad}
 
+    def adapter_scaling(self) -> dict[str, float]:
+        """alpha / rank of every layer with an adapter, by its name."""
+        layers = self.denoiser.named_modules()
+        return {name: layer.scaling for name, layer in layers if isinstance(layer, LoraLinear)}
+
+    def adapter_parameters(self) -> set[str]:
+        """The names of the adapters' parameters."""
+        kinds = ("lora_a", "lora_b", "magnitude")
+        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in kinds}
+        return {name for name, _ in self.denoiser.named_parameters() if name in names}
+
     @property
-    def autoencoder(self) -> PixelAutoencoder:
+    def autoencoder(self) -> Autoencoder:
         """The autoencoder, of a system that holds one."""
         assert self.encoders is not None, "this system was built for stored latents"
         return self.encoders.autoencoder
@@ -108,11 +97,19 @@ class System:
         else:
             assert self.encoders is not None, "this system was built for stored latents"
             moments = self.encoders.moments(batch.video)
+        return self.draw_latents(moments, batch.draws.get("posterior"))
+
+    def draw_latents(self, moments: Mapping[str, Tensor], normal: Tensor | None) -> Tensor:
+        """Latents from "mean" and, for a random posterior, "std": float32 on the device.
+
+        normal: standard normal numbers of that shape; not needed without "std".
+        """
         mean = moments["mean"].to(self.device, non_blocking=True).float()
         if "std" not in moments:
             return mean
+        assert normal is not None, "a random posterior needs numbers to be drawn with"
         std = moments["std"].to(self.device, non_blocking=True).float()
-        return mean + std * batch.draws["posterior"].to(self.device, non_blocking=True)
+        return mean + std * normal.to(self.device, non_blocking=True)
 
     def conditions(self, batch: Batch) -> Conditions:
         """The text conditions of a batch, from its captions or as it brings them."""
@@ -149,17 +146,7 @@ def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
 
     On a CPU without bf16 instructions bf16 is emulated and several times slower than float32.
     """
-    if config.dtype == "fp32":
-        return torch.float32
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
-
-
-def build_encoders(config: SystemConfig, device: torch.device) -> Encoders:
-    """The autoencoder and the text encoders that the config names."""
-    autoencoder = build_autoencoder(config.ae)
-    return Encoders(device, autoencoder, build_text_encoder(config.t5), build_text_encoder(config.clip))
+    return device_dtype(config.dtype, device)
 
 
 def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: EncoderFacts | None = None) -> System:
@@ -177,14 +164,30 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: Encoder
     dtype = compute_dtype(config, world.device)
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
+    adapters = choose_trained(denoiser, config, dtype)
     cut = cut_model(denoiser, mesh)
-    if config.model.grad_ckpt_settings is not None:
-        remat_blocks(denoiser, config.model.grad_ckpt_settings, cut)
+    again, budget = config.model.grad_ckpt_settings or (0, 0), config.model.grad_ckpt_budget
+    if budget:  # the compiler is to see what is kept
+        if config.compile and cut is not None:
+            raise UserError(
+                f"model.grad_ckpt_budget = {budget:g}: compiled blocks of sequence or tensor peers cannot keep a part; "
+                "write model.grad_ckpt_budget = 0 or compile = False"
+            )
+        remat_blocks(denoiser, again, cut, budget)
+    kernels = choose_kernels(denoiser, config, dtype, world)
+    if not budget:
+        remat_blocks(denoiser, again, cut)
+    if config.model.grad_ckpt_buffer_size:
+        offload_inputs(denoiser, again, InputStore(config.model.grad_ckpt_buffer_size))
+    if config.master_dtype == "bf16":
+        for parameter in denoiser.parameters():
+            if parameter.requires_grad:  # a frozen one has the dtype it was given
+                parameter.data = parameter.data.to(torch.bfloat16)
     shard_model(denoiser, mesh, dtype)
     initialise_sharded(denoiser, torch.device("cpu") if offloads(mesh) else world.device, config.seed)
-    if config.model.from_pretrained:
-        load_pretrained(denoiser, config)
-    encoders = build_encoders(config, world.device) if stored is None else None
+    notes = load_pretrained(denoiser, config.model) if config.model.from_pretrained else ()
+    start_adapters(denoiser, adapters)
+    encoders = build_encoders(config, world.device, world) if stored is None else None
     return System(
         config=config,
         mesh=mesh,
@@ -194,13 +197,27 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: Encoder
         encoders=encoders,
         facts=stored if encoders is None else encoders.facts,
         objective=RectifiedFlow(config.objective, config.model.patch_size, config.compat),
+        cut=cut,
+        notes=notes,
+        kernels=kernels,
     )
 
 
-@torch.no_grad()
-def load_pretrained(denoiser: nn.Module, config: SystemConfig) -> None:
-    """Fills the denoiser from `model.from_pretrained` (a safetensors file or a folder of them)."""
-    state = MMDiTWeights(config.model.from_pretrained, config.model)  # one tensor at a time is in memory
-    for name, parameter in denoiser.named_parameters():
-        if name in state:
-            local_tensor(parameter).copy_(own_part(state[name], parameter))
+def choose_kernels(denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype, world: World) -> tuple[str, ...]:
+    """Gives the denoiser's attention its kernel, and compiles its blocks where the config says so; a line on each.
+
+    Raises `UserError` for a kernel that cannot run, and for a compiler or its cache that is not there.
+    """
+    attention = choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
+    use_attention(denoiser, attention)
+    said = f"attention: {attention.name}"
+    if not config.compile:
+        return (said,)
+    check_compiler(world.device)
+    cache = use_compile_cache(config.compile_cache) if config.compile_cache else None
+    compiler = BlockCompiler(config.compile_dynamic, config.compile_limit)
+    if not world.is_main:
+        compiler.tell = lambda sentence: None
+    compiler.compile(denoiser)
+    shapes = "one graph for all shapes" if config.compile_dynamic else "a graph for each shape"
+    return said, f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else "")

@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from longtake.config import Section
-from longtake.diffusion import FlowConfig
-from longtake.encoders import AutoencoderConfig, TextEncoderConfig
-from longtake.models import MMDiTConfig
+from longtake.diffusion import FlowConfig, SolverName
+from longtake.encoders import AutoencoderConfig, PixelConfig, PooledEncoderConfig, TextEncoderConfig, WordsConfig
+from longtake.models import LoraConfig, MMDiTConfig
 from longtake.parallel import ParallelConfig
 
 
@@ -21,6 +21,7 @@ class SamplingOption(Section):
     num_frames: int = Field(129, ge=1, description="1 makes a still")
     num_steps: int = Field(50, ge=1, description="solver steps")
     guidance: float = Field(7.5, ge=0, description="classifier-free guidance scale; 1: the prompt alone")
+    solver: SolverName = Field("euler", description="`euler`, or `ab2` (second order at the same cost: fewer steps)")
     shift: bool = Field(True, description="time grid shifted as in training; False: even steps")
     flow_shift: float | None = Field(None, gt=0, description="a fixed shift of the time grid instead")
     seed: int | None = Field(None, ge=0, description="seed of the first video; None: the run's seed")
@@ -30,12 +31,30 @@ class SystemConfig(Section):
     """What the model is made of, where it runs, and how it is sampled by default."""
 
     model: MMDiTConfig = MMDiTConfig()
-    ae: AutoencoderConfig = AutoencoderConfig()
-    t5: TextEncoderConfig = TextEncoderConfig()
-    clip: TextEncoderConfig = TextEncoderConfig()
+    lora: LoraConfig | None = Field(None, description="train adapters in place of the denoiser's own weights")
+    freeze: tuple[str, ...] = Field(
+        (), description="parameters or modules of the denoiser that do not train, by name, `*` for anything"
+    )
+    train_only: tuple[str, ...] | None = Field(
+        None, description="parameters or modules of the denoiser that train, by name; all else does not"
+    )
+    ae: AutoencoderConfig = PixelConfig()
+    t5: TextEncoderConfig = WordsConfig()
+    clip: PooledEncoderConfig = WordsConfig()
     objective: FlowConfig = FlowConfig()
     parallel: ParallelConfig = ParallelConfig()
     dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float32 where the device has no bf16")
+    master_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="dtype that trained weights are kept in; `bf16` rounds their updates stochastically"
+    )
+    compile: bool = Field(False, description="compile the denoiser's blocks: faster steps, a first step of minutes")
+    compile_dynamic: bool = Field(
+        True, description="one graph for all buckets; False: a graph for each shape of a micro-batch"
+    )
+    compile_limit: int = Field(16, ge=1, description="graphs of one kind of block; further shapes run uncompiled")
+    compile_cache: str | None = Field(
+        None, description="folder of your own in which compiled code waits for the next launch; None: PyTorch's choice"
+    )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="`auto` takes CUDA where there is one")
     guidance: float = Field(4.0, description="guidance scale told to a model with model.guidance_embed")
     cpu_threads: int | None = Field(
@@ -48,12 +67,28 @@ class SystemConfig(Section):
     fps_save: float = Field(24.0, gt=0, description="frame rate of written videos, and of their caption suffix")
     motion_score: float | None = Field(None, description="motion score in the caption suffix of generated videos")
     ae_spatial_compression: int | None = Field(
-        None, ge=1, description="sides of a bucket are multiples of this; default: ae.spatial x model.patch_size"
+        None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
 
     @model_validator(mode="after")
+    def _adapters_alone_train(self) -> SystemConfig:
+        if self.lora is not None and (self.freeze or self.train_only is not None):
+            key = "freeze" if self.freeze else "train_only"
+            raise ValueError(f"{key}: with lora the adapters alone train; leave one of the two out")
+        return self
+
+    @model_validator(mode="after")
+    def _compilation_fits(self) -> SystemConfig:
+        if self.compile and self.model.grad_ckpt_budget:
+            raise ValueError(
+                f"model.grad_ckpt_budget = {self.model.grad_ckpt_budget}: compiled blocks keep their inputs alone; "
+                "write model.grad_ckpt_budget = 0 or compile = False"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_fit(self) -> SystemConfig:
-        channels = 3 * self.ae.temporal * self.ae.spatial**2
+        channels = self.ae.latent.channels
         packed = channels * self.model.patch_size**2
         if self.model.in_channels != packed:
             raise ValueError(
@@ -73,4 +108,4 @@ class SystemConfig(Section):
     @property
     def size_divisor(self) -> int:
         """Height and width of every bucket are multiples of this many pixels."""
-        return self.ae_spatial_compression or self.ae.spatial * self.model.patch_size
+        return self.ae_spatial_compression or self.ae.latent.spatial * self.model.patch_size

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from longtake.buckets import BucketRule, bucket_config_faults
 from longtake.config import Section
 from longtake.data import DatasetConfig
-from longtake.diffusion import DropoutConfig
+from longtake.diffusion import ConditionConfig, DropoutConfig
 from longtake.system import SystemConfig
 
 
@@ -20,6 +20,9 @@ class OptimizerConfig(Section):
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay of the first and second moments")
     eps: float | None = Field(None, gt=0, description="default: the run's `eps`")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
+    no_decay: tuple[str, ...] = Field((), description="parts of names; parameters that have one do not decay")
+    states: Literal["fp32", "8bit"] = Field("fp32", description="how both moments are kept; `8bit`: 2 bytes a weight")
+    offload: bool = Field(False, description="moments live in the host's memory and pass through the device each step")
 
 
 class RunConfig(SystemConfig):
@@ -30,6 +33,13 @@ class RunConfig(SystemConfig):
         description="resolution -> frames -> (keep, batch size); see data.md"
     )
     dropout_ratio: DropoutConfig = Field(DropoutConfig(), description="text dropout, for classifier-free guidance")
+
+    condition_config: ConditionConfig | None = Field(
+        None,
+        description="weights of the kinds of known frames to train on: t2v, i2v_head, i2v_tail, i2v_loop, v2v_head, "
+        "v2v_tail, v2v_head_easy, v2v_tail_easy; None: text alone",
+    )
+    no_i2v_ref_loss: bool = Field(False, description="known frames are left out of the loss")
 
     optim: OptimizerConfig = OptimizerConfig()
     lr: float = Field(1e-5, gt=0, description="peak learning rate")
@@ -46,9 +56,11 @@ class RunConfig(SystemConfig):
     slots_per_step: int | None = Field(
         None,
         ge=1,
-        description="micro-batches in one step (G); default: data ranks x accumulation_steps at first launch",
+        description="slots in one step (G): micro-batches, or as many as parallel.bucket_sequence runs side by side; "
+        "default: data ranks x accumulation_steps at first launch",
     )
     ema_decay: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights; None: keep none")
+    ema_offload: bool = Field(False, description="the averaged weights live in the host's memory")
 
     epochs: int = Field(1000, ge=1, description="passes through the data")
     max_steps: int | None = Field(None, ge=1, description="stop at this many optimizer steps")
@@ -117,6 +129,45 @@ class RunConfig(SystemConfig):
         if value not in (None, "auto"):
             raise ValueError('must be "auto" or None; to start from one checkpoint write --load FOLDER')
         return value
+
+    @model_validator(mode="after")
+    def _degrees_are_of_entries(self) -> RunConfig:
+        degrees = self.parallel.bucket_sequence
+        for resolution, lengths in degrees.items() if isinstance(degrees, dict) else ():
+            place = f"parallel.bucket_sequence.{resolution}"
+            if resolution not in self.bucket_config:
+                known = ", ".join(self.bucket_config)
+                raise ValueError(f"{place}: no resolution of bucket_config; choose one of {known}")
+            for num_frames in lengths:
+                if num_frames not in (known := self.bucket_config[resolution]):
+                    raise ValueError(
+                        f"{place}.{num_frames}: no length of bucket_config.{resolution}; "
+                        f"choose one of {', '.join(map(str, known))}"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _conditions_have_an_entrance(self) -> RunConfig:
+        if self.condition_config is not None and not self.model.cond_embed:
+            raise ValueError(
+                "condition_config: model.cond_embed is False, so the model takes no known frames; "
+                "write model.cond_embed = True or leave condition_config out"
+            )
+        if self.no_i2v_ref_loss and self.condition_config is None:
+            raise ValueError("no_i2v_ref_loss = True: no frames are known; give the kinds by condition_config")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_train_at_full_strength(self) -> RunConfig:
+        if self.lora is not None and self.lora.strength != 1:
+            raise ValueError(f"lora.strength = {self.lora.strength}: is for generation; training wants 1")
+        return self
+
+    @model_validator(mode="after")
+    def _an_average_to_offload(self) -> RunConfig:
+        if self.ema_offload and self.ema_decay is None:
+            raise ValueError("ema_offload = True: no average is kept; write ema_decay = 0.99, or leave ema_offload out")
+        return self
 
     @model_validator(mode="after")
     def _one_decay(self) -> RunConfig:

@@ -10,7 +10,7 @@ import torch
 
 from longtake.buckets import CostModel, fit_cost
 from longtake.contracts import Bucket
-from longtake.parallel import World
+from longtake.parallel import BucketPeers, World
 from longtake.system import System
 from longtake.train.config import RunConfig
 
@@ -25,6 +25,7 @@ def cost_model(
     slots_per_step: int,
     position: dict | None,
     world: World,
+    peers: BucketPeers | None = None,
 ) -> CostModel:
     """Given constants, else those the run began with (`position`: of its checkpoint), else new ones.
 
@@ -36,7 +37,7 @@ def cost_model(
     elif kept is not None:
         return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
     else:
-        fitted = _cost_of_flops(config, system) if wanted is None else measure_cost(system, buckets, world)
+        fitted = _cost_of_flops(config, system) if wanted is None else measure_cost(system, buckets, world, peers)
         constants = tuple(float(f"{constant:.6g}") for constant in fitted)
     return CostModel(*constants, system.latent, config.model.patch_size, slots_per_step)
 
@@ -46,21 +47,37 @@ def _cost_of_flops(config: RunConfig, system: System) -> tuple[float, float, flo
     return fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
 
 
-def measure_cost(system: System, buckets: Sequence[Bucket], world: World) -> tuple[float, float, float]:
+def measure_cost(
+    system: System, buckets: Sequence[Bucket], world: World, peers: BucketPeers | None = None
+) -> tuple[float, float, float]:
     """`(a, b, c)` of a + b L + c L² seconds for a sample of L video tokens, from a few buckets run forward and back.
 
     Each is encoded (where the encoders are here), predicted and differentiated as in training, on made-up pixels; the
     slowest rank counts, so all have the same constants. Stills join in where the buckets have fewer than three sizes.
-    Weights stay as they are, gradients are freed.
+    Weights stay as they are, gradients are freed. A bucket runs at its own sequence degree (`peers`); where n of its
+    micro-batches run side by side, one of them costs 1/n of the time.
     """
-    by_tokens = {system.tokens(bucket.shape): (bucket.shape, bucket.batch_size) for bucket in buckets}
+    whole = 1 if peers is None else peers.mesh.sequence
+    by_tokens = {
+        system.tokens(bucket.shape): (
+            bucket.shape,
+            bucket.batch_size,
+            whole if peers is None else peers.degree(bucket),
+        )
+        for bucket in buckets
+    }
     if len(by_tokens) < 3:
         for still in _stills(system.config.size_divisor, (2, 4, 8)):
-            by_tokens.setdefault(system.tokens(still), (still, 1))
+            by_tokens.setdefault(system.tokens(still), (still, 1, whole))
     sizes = sorted(by_tokens)
     places = range(min(MOST_BUCKETS, len(sizes)))
     sizes = [sizes[place * (len(sizes) - 1) // (len(places) - 1)] for place in places]
-    seconds = [_seconds(system, *by_tokens[size]) / by_tokens[size][1] for size in sizes]
+    seconds = []
+    for size in sizes:
+        shape, batch_size, degree = by_tokens[size]
+        if peers is not None:
+            peers.use(degree)
+        seconds.append(_seconds(system, shape, batch_size) * degree / whole / batch_size)
     slowest = [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
     return fit_cost(sizes, slowest)
 

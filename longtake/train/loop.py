@@ -11,13 +11,14 @@ from torch import Tensor
 from longtake.buckets import PassOrder
 from longtake.contracts import Batch, Conditions
 from longtake.diffusion import drop_text, micro_batch_loss
-from longtake.parallel import Mesh
-from longtake.system import System
+from longtake.parallel import BucketPeers, Mesh
+from longtake.system import System, add_known_frames
+from longtake.train.average import Ema
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
 from longtake.train.garbage import GarbageClock, collected_by_hand
 from longtake.train.interrupt import StopRequest
-from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
+from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.train.record import Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.schedule import learning_rate
@@ -30,6 +31,7 @@ class Trainer:
 
     config: RunConfig
     mesh: Mesh
+    peers: BucketPeers
     system: System
     optimizer: ShardedAdamW
     ema: Ema | None
@@ -60,9 +62,10 @@ class Trainer:
             sums = self.forward_backward(step, empty)
             norm = sums[-2].sqrt()
             scale = clip_scale(norm, config.grad_clip) if config.grad_clip else None
-            self.optimizer.step(lr, scale, self.recorder.skipped.judge(sums))
+            skip = self.recorder.skipped.judge(sums)
+            self.optimizer.step(lr, scale, skip)
             if self.ema is not None:
-                self.ema.update(self.clock.global_step + 1)
+                self.ema.update(self.clock.global_step + 1, skip)
             samples = [int(slot.weights.sum()) for slot in step.slots]
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
@@ -73,7 +76,9 @@ class Trainer:
             if self.stopped or self._too_many_lost:
                 break
             if config.ckpt_every and self.clock.global_step % config.ckpt_every == 0:
-                self.save()
+                self.stopped = self.save() and self.clock.global_step != config.max_steps
+                if self.stopped:
+                    break
         if not self.stopped:
             self.recorder.check_trained()
         self.save(ends=True)
@@ -89,21 +94,23 @@ class Trainer:
         return self.recorder.lost.too_many(self.config.dataset)
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
-        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [G + 3].
+        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [M + 3].
 
-        Entries: the loss of each slot (0 where there is none), the number of samples that could be loaded, the square
-        of the gradient's norm, and how many ranks were asked to stop. The step's loss is the mean over its real slots.
+        M is the most micro-batches that a step can have. Entries: the loss of each micro-batch (0 where there is none),
+        the number of samples that could be loaded, the square of the gradient's norm, and how many ranks were asked to
+        stop. The step's loss is the mean over its micro-batches.
         """
-        mesh, ranks, count = self.mesh, self.mesh.data_ranks, len(step.slots)
-        sums = torch.zeros(self.stream.inputs.slots_per_step + 3, device=self.system.device)
-        for i, batch in enumerate(step.batches):
+        mesh, peers, count = self.mesh, self.peers, len(step.slots)
+        sums = torch.zeros(self.stream.inputs.most_micro_batches + 3, device=self.system.device)
+        for turn, batch in zip(step.turns, step.batches, strict=True):
+            peers.use(peers.degree(batch.bucket))
             loss = self.micro_batch(batch, empty)
-            (loss * (ranks / count)).backward()  # FSDP takes the mean over ranks
-            if (slot := i * ranks + mesh.data_rank) < count and mesh.peer_index == 0:  # peers have the same loss
-                sums[slot] = loss.detach()
-        if mesh.peer_index == 0:
-            sums[-3] = step.loaded
-        sums[-2] = self.optimizer.grad_square_sum() / mesh.replicate
+            # FSDP takes the mean over data ranks, each of which runs so many side by side
+            (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / count)).backward()
+            if turn.number is not None:
+                sums[turn.number] = loss.detach()
+        sums[-3] = step.loaded
+        sums[-2] = self.optimizer.grad_square_sum()
         sums[-1] = float(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
         if mesh.size > 1:
             dist.all_reduce(sums)
@@ -118,23 +125,25 @@ class Trainer:
             latents = system.encode(batch)
             conditions = system.conditions(batch)
             conditions = drop_text(conditions, empty, draws["dropout"], self.config.dropout_ratio.ratios)
-            conditions = system.blank_visual(conditions, latents)
+            conditions = add_known_frames(system, conditions, batch, latents, weights, self.config.condition_config)
             noised = system.objective.noise(latents, draws, weights)
         prediction = system.denoiser(noised.x, noised.t, conditions)
-        return micro_batch_loss(prediction, noised, weights, batch.bucket.batch_size)
+        known = conditions.visual[:, 0, :, 0, 0] if self.config.no_i2v_ref_loss else None
+        return micro_batch_loss(prediction, noised, weights, batch.bucket.batch_size, known)
 
-    def save(self, ends: bool = False) -> None:
-        """Writes a checkpoint of this moment, unless it is already written.
+    def save(self, ends: bool = False) -> bool:
+        """Writes a checkpoint of this moment, unless it is there already; returns whether a stop was asked for by then.
 
         In the middle of steps that are left out none is written, lest they push out those of before.
         """
         recorder = self.recorder
-        recorder.flush()
+        asked = recorder.flush()
         if recorder.skipped.in_a_row and not ends:
-            return
+            return asked
         with recorder.meter.paused(), recorder.stopwatch.saving():
             self.saver.save(self.clock, self.position, self.tensors(), recorder.state())
         recorder.watchdog.beat(self.clock.global_step)
+        return asked
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name, sharded, sharing memory."""

@@ -32,8 +32,8 @@ class StepRecord:
     """A step as the loop leaves it: `sums` may still be under way on the device."""
 
     clock: Clock  # after the step
-    slots: Sequence[Slot]
-    sums: Tensor  # float32 [G + 3], see Trainer.forward_backward
+    slots: Sequence[Slot]  # its micro-batches
+    sums: Tensor  # float32 [M + 3], see Trainer.forward_backward
     lr: float
     wait_seconds: float
     samples: int  # of this step, fillers not counted

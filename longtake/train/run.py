@@ -31,9 +31,10 @@ from longtake.data import (
     told_captions,
 )
 from longtake.encode import FittingStore, open_fitting_store
-from longtake.parallel import Mesh, World, start_world
-from longtake.system import System, build_system
+from longtake.parallel import BucketPeers, Entry, Mesh, World, check_bucket_sequence, start_world
+from longtake.system import System, build_system, refuse_sharded_text, refuse_unstored_kinds
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
+from longtake.train.average import Ema
 from longtake.train.clock import Clock
 from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
@@ -51,12 +52,13 @@ from longtake.train.goodput import Stopwatch
 from longtake.train.interrupt import FirstStepTimer, StopRequest
 from longtake.train.loop import Trainer
 from longtake.train.lost import LostSamples
-from longtake.train.optimizer import Ema, ShardedAdamW
+from longtake.train.optimizer import ShardedAdamW
 from longtake.train.record import Recorder
 from longtake.train.saving import Saver
 from longtake.train.skipped import SkippedSteps
+from longtake.train.slots import bucket_peers, slot_sizes, slot_sizes_json
 from longtake.train.stream import StepStream
-from longtake.train.watchdog import Watchdog
+from longtake.train.watchdog import Watchdog, collective_timeout, record_collectives
 
 STAGE = 0  # stages of a curriculum will count up from here; part of every random key
 
@@ -75,7 +77,8 @@ def train_run(run: str, overrides: Sequence[str] = (), console: Console | None =
     """`longtake train`: reads RUN (a config file or the folder of an earlier run), joins the processes, trains."""
     resolved = read_run(run, overrides)
     config = resolved.value
-    with start_world(config.device) as world:
+    record_collectives()
+    with start_world(config.device, collective_timeout(config.first_step_timeout, config.watchdog_seconds)) as world:
         return train(config, world, source=run, console=console)
 
 
@@ -86,6 +89,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
     console = console or make_console()
     try:
         mesh = Mesh.create(config.parallel, world)
+        check_bucket_sequence(config.parallel, mesh.sequence)
         table = world.on_all(lambda: open_clips(config.dataset))
         place = open_folder(config, world, source)
         with given_up_on_error(place, world):
@@ -94,15 +98,18 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             if latents is not None and system.encoders is not None:
                 latents.refuse_other_weights(system.encoders, world)
             optimizer = ShardedAdamW(system.denoiser, config)
-            ema = Ema(system.denoiser, config.ema_decay, ramp=config.compat is None) if config.ema_decay else None
+            ema = _average(config, system)
             start = _restore(config, place, system, optimizer, ema)
             if place.checkpoint is not None and start.finished(config):
                 return _nothing_to_train(config, place, start, world, console)
             take_over_quarantine(place, world)
             lost = world.on_main(lambda: _lost_so_far(config, start, place))
             slots = start.slots_per_step or mesh.data_ranks * config.accumulation_steps
-            inputs = _order_inputs(config, system, table, slots, start.position, world)
-            stream = _stream(config, inputs, table, latents, system, mesh, world, place.path, console)
+            rule = config.bucket_rule
+            peers = bucket_peers(config, system, mesh, rule.buckets)
+            sizes = slot_sizes(config, peers, rule.buckets, start.state)
+            inputs = _order_inputs(config, system, peers, table, slots, sizes, start.position, world)
+            stream = _stream(config, inputs, table, latents, system, peers, world, place.path, console)
             order = stream.plan(start.clock.pass_index, start.position)
             save_config(place, config, world)
             frozen = _keep_frozen(config, place, system)
@@ -113,7 +120,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             if latents is not None:
                 console.print(str(latents), markup=False)
         facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
-        facts |= {"frozen": frozen} if frozen else {}
+        facts |= {"slot_sizes": slot_sizes_json(config, sizes, rule.buckets)}
+        facts |= {"frozen": frozen, "adapters": system.adapter_scaling()} if frozen else {}
         saver = Saver(place.path, world, facts, config.keep_n_latest, config.keep_every, config.async_io)
         stopwatch = Stopwatch(place.path, start.seconds, launched, place.restarted, enabled=world.is_main)
         watchdog = _watchdog(config, place, world)
@@ -135,7 +143,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             parts = (trackers, progress, meter, config.log_every, timer, skipped, stopwatch, watchdog, lost)
             recorder = Recorder(system, table, world, *parts)
             trainer = Trainer(
-                config, mesh, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
+                config, mesh, peers, system, optimizer, ema, stream, recorder, saver, stop, start.clock, start.position
             )
             trainer.run(order, start.skip)
     finally:
@@ -219,6 +227,12 @@ def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: Sha
     return start if place.restarted and place.continues else _moved(config, start)
 
 
+def _average(config: RunConfig, system: System) -> Ema | None:
+    if config.ema_decay is None:
+        return None
+    return Ema(system.denoiser, config.ema_decay, ramp=config.compat is None, offload=config.ema_offload)
+
+
 def _moved(config: RunConfig, start: Start) -> Start:
     if config.start_epoch is None and config.start_step is None:
         return start
@@ -255,14 +269,19 @@ def _open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World
     """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
     if config.dataset.latents is None:
         return None
-    return open_fitting_store(config, config.dataset, config.bucket_rule, table, STAGE, world)
+    latents = open_fitting_store(config, config.dataset, config.bucket_rule, table, STAGE, world)
+    refuse_sharded_text(config.t5, latents.missing)
+    refuse_unstored_kinds(config.condition_config, latents.store.encoders.latent, config.dataset.latents)
+    return latents
 
 
 def _order_inputs(
     config: RunConfig,
     system: System,
+    peers: BucketPeers,
     table: ClipTable | MixedTable,
     slots_per_step: int,
+    sizes: Mapping[Entry, int],
     position: dict | None,
     world: World,
 ) -> OrderInputs:
@@ -272,7 +291,7 @@ def _order_inputs(
             system.autoencoder.check(*bucket.shape)
     cost = None
     if config.dataset.balance:
-        cost = cost_model(config, system, rule.buckets, slots_per_step, position, world)
+        cost = cost_model(config, system, rule.buckets, slots_per_step, position, world, peers)
     return OrderInputs(
         seed=config.seed,
         stage=STAGE,
@@ -281,6 +300,7 @@ def _order_inputs(
         weights=table.weights,
         views=config.dataset.views,
         cost=cost,
+        slot_sizes=sizes,
         **order_columns(table),
     )
 
@@ -291,7 +311,7 @@ def _stream(
     table: ClipTable | MixedTable,
     latents: FittingStore | None,
     system: System,
-    mesh: Mesh,
+    peers: BucketPeers,
     world: World,
     folder: Path,
     console: Console,
@@ -303,6 +323,7 @@ def _stream(
         seed=config.seed,
         stage=STAGE,
         latent=system.latent,
+        posterior=system.facts.posterior,
         compat=config.compat,
         quarantined=read_quarantine(quarantine),
     )
@@ -311,7 +332,7 @@ def _stream(
         console.print(line, markup=False)
 
     loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
-    return StepStream(inputs, loader, mesh, world, quarantine, say)
+    return StepStream(inputs, loader, peers, world, quarantine, say)
 
 
 def _host_bytes(config: RunConfig, world: World) -> int:
@@ -352,6 +373,7 @@ def _announcement(
         f"model: {count / 1e6:.2f} M parameters, compute in {dtype} on {world.device.type}, {processes}",
         report.text(),
     ]
+    lines[2:2] = (*system.kernels, *system.notes)
     if place.checkpoint is not None:
         lines.insert(1, f"starts from {place.checkpoint}, step {start.clock.global_step}")
     return "\n".join(lines)

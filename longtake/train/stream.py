@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import tee
 from pathlib import Path
-from typing import Any
 
 from longtake.buckets import OrderInputs, PassOrder, deal
 from longtake.contracts import Batch, Fault, Slot, UserError
-from longtake.data import Delivery, DeviceFeed, SlotLoader, append_quarantine, read_quarantine
-from longtake.parallel import Mesh, World
+from longtake.data import Delivery, DeviceFeed, Parcel, SlotLoader, append_quarantine, read_quarantine
+from longtake.parallel import BucketPeers, World
 from longtake.train.peers import share_parcel
 from longtake.train.shared_order import plan_shared
 
@@ -20,17 +19,27 @@ SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FA
 COUNTED_FAULTS = 100
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One forward of this rank."""
+
+    slot: Slot
+    number: int | None  # its place among the step's micro-batches, on the rank that tells its loss; None: another does
+    reader: int  # which of the ranks that share the micro-batch decodes it
+    reads: bool  # whether that is this rank
+
+
 @dataclass
 class StepInput:
     """What one optimizer step is made of on this rank. The last three fields are complete once `batches` is used up."""
 
     pass_index: int
-    slots: Sequence[Slot]  # the step's real slots, of all ranks
+    slots: Sequence[Slot]  # the step's micro-batches, of all ranks; all of them real
     state: dict  # data position after the step
-    batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
-    # this rank's micro-batches on its device, one at a time; number i is slot i * ranks + rank
-    loaded: int = 0  # samples of `batches` that could be loaded
-    faults: list[Fault] = field(default_factory=list)  # those that could not
+    turns: Sequence[Turn] = ()  # the forwards of this rank; every rank makes as many
+    batches: Iterator[Batch] = field(default_factory=lambda: iter(()))  # of `turns`, on the device, one at a time
+    loaded: int = 0  # samples that could be loaded, of the micro-batches whose loss this rank tells
+    faults: list[Fault] = field(default_factory=list)  # those that this rank could not load
     wait_seconds: float = 0.0  # time this rank waited for its data
 
 
@@ -41,12 +50,12 @@ class StepStream:
         self,
         inputs: OrderInputs,
         loader: SlotLoader,
-        mesh: Mesh,
+        peers: BucketPeers,
         world: World,
         quarantine: Path,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.inputs, self.loader, self.mesh, self.world, self.quarantine = inputs, loader, mesh, world, quarantine
+        self.inputs, self.loader, self.peers, self.world, self.quarantine = inputs, loader, peers, world, quarantine
         self.say = say  # puts a line on this rank's terminal
         self._feed = DeviceFeed.to(world.device)
         self._num_faults = 0
@@ -78,49 +87,45 @@ class StepStream:
             order, skip, whole = self.plan(order.pass_index + 1, None), 0, True
 
     def _one_pass(self, order: PassOrder, skip: int) -> Iterator[StepInput]:
-        ahead: deque[_Ahead] = deque()
         for line in order.report.buckets:
             self._feed.buffers.expect(self.loader.source.batch_bytes(line.bucket))
-        deliveries = self._deliveries(_feed(order, skip, self.mesh.data_ranks, self.mesh.data_rank, ahead))
-        for _ in range(skip, order.num_steps):
-            start = time.perf_counter()
-            first = [next(deliveries)]  # only now is it known which step begins
-            waited = time.perf_counter() - start
-            slots, num_micro, state = ahead.popleft()
-            step = StepInput(order.pass_index, slots, state, wait_seconds=waited)
-            step.batches = self._batches(step, first, deliveries, num_micro)
+        # The loader runs ahead of the steps; what it has passed waits in `steps` for its turn. Neither refers to the
+        # stream: the loader holds on to its own, and in a cycle its processes would not end with the run.
+        steps, ahead = tee(_steps(order, skip, self.peers))
+        fetched = self.loader.fetch(turn.slot for step in ahead for turn in step.turns if turn.reads)
+        alone = self.peers.mesh.num_peers == 1
+        deliveries = self._feed.batches(fetched) if alone else None
+        parcels = None if alone else self._feed.parcels(fetched)
+        for step in steps:
+            step.batches = self._batches(step, deliveries, parcels)
             yield step
 
     def _batches(
-        self, step: StepInput, first: list[Delivery], others: Iterator[Delivery], num_micro: int
+        self, step: StepInput, deliveries: Iterator[Delivery] | None, parcels: Iterator[tuple[Parcel, int]] | None
     ) -> Iterator[Batch]:
         """The micro-batches of a step, none of them kept behind its turn.
 
         What a micro-batch lost is in the quarantine before it is handed over, and so before the step's update.
         """
-        for _ in range(num_micro):
+        for turn in step.turns:
             start = time.perf_counter()
-            delivery = first.pop() if first else next(others)
+            delivery = next(deliveries) if parcels is None else self._shared(turn, parcels)
             step.wait_seconds += time.perf_counter() - start
-            step.loaded += delivery.loaded
+            if turn.number is not None:
+                step.loaded += delivery.loaded
             step.faults += delivery.batch.faults
             self._leave_out(delivery.batch.faults)
             yield delivery.batch
             del delivery
 
-    def _deliveries(self, slots: Iterator[Slot]) -> Iterator[Delivery]:
-        """This rank's batches on its device. Where ranks hold parts of the same micro-batches, one of them decodes."""
-        peers = self.mesh.peers
-        if peers is None:
-            yield from self._feed.batches(self.loader.fetch(slots))
-            return
-        if self.mesh.reads:
-            for parcel, loaded in self._feed.parcels(self.loader.fetch(slots)):
-                yield Delivery(share_parcel(parcel, loaded, peers, self.world.device)[0].batch, loaded)
-        else:
-            for _ in slots:
-                parcel, loaded = share_parcel(None, 0, peers, self.world.device)
-                yield Delivery(replace(parcel.batch, faults=()), loaded)  # the rank that decodes writes them down
+    def _shared(self, turn: Turn, parcels: Iterator[tuple[Parcel, int]]) -> Delivery:
+        """A batch on this rank's device, decoded by one of the ranks that share the micro-batch."""
+        parcel, loaded = next(parcels) if turn.reads else (None, 0)
+        groups = self.peers.groups(turn.slot.bucket)
+        if groups.talk is not None:
+            parcel, loaded = share_parcel(parcel, loaded, turn.reader, groups, self.world.device)
+        faults = parcel.plan.faults if turn.reads else ()  # the rank that decodes writes them down
+        return Delivery(replace(parcel.batch, faults=faults), loaded)
 
     def _leave_out(self, faults: Sequence[Fault]) -> None:
         """Puts what could not be loaded into the quarantine, and says so."""
@@ -141,16 +146,19 @@ def _empty_pass(order: PassOrder) -> str:
     )
 
 
-_Ahead = tuple[list[Slot], int, dict[str, Any]]  # the slots of a step, how many of them are this rank's, state after it
+def _steps(order: PassOrder, skip: int, peers: BucketPeers) -> Iterator[StepInput]:
+    """The steps of an order as this rank sees them, still without their batches.
 
-
-def _feed(order: PassOrder, skip: int, num_ranks: int, rank: int, ahead: deque[_Ahead]) -> Iterator[Slot]:
-    """This rank's slots, step by step, for the loader to fetch; `ahead` takes in what belongs to each step.
-
-    It refers to no stream: the loader holds on to it, and in a cycle its processes would not end with the run.
+    Ranks that share micro-batches decode them in turns, so each has as much to decode.
     """
+    mesh, made = peers.mesh, 0  # forwards so far
     for i in range(skip, order.num_steps):
-        slots = order.step(i)
-        mine = deal(slots, num_ranks, order.inputs.slots_per_step, rank)
-        ahead.append((slots, len(mine), order.state(i + 1)))
-        yield from mine
+        slots, turns = order.step(i), []
+        for forward in deal(slots, mesh.data_ranks, mesh.data_rank, peers.at_once):
+            bucket = forward.slots[0].bucket
+            which, place = peers.place(bucket)
+            reader = made % peers.count(bucket)
+            number = forward.number(which) if place == 0 else None
+            turns.append(Turn(forward.slots[which], number, reader, place == reader))
+            made += 1
+        yield StepInput(order.pass_index, slots, order.state(i + 1), turns)

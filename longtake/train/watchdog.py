@@ -19,6 +19,22 @@ from longtake.durable import unfinished
 EXIT_HANG = 76  # no step within `watchdog_seconds`
 _GRACE_SECONDS = 30.0  # that a rank waits for the reports of the others
 _LOOK_SECONDS = 2.0  # between two looks at the clock, at most
+_DAY_SECONDS = 86_400.0
+_REMEMBERED = "2000"  # collectives
+
+
+def record_collectives() -> None:
+    """Has PyTorch remember the last collectives, which not all its versions do unasked. Before `start_world`."""
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # the older name
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _REMEMBERED)
+
+
+def collective_timeout(first_step_seconds: float, hang_seconds: float | None) -> float:
+    """Seconds after which a collective gives up: so late that `FirstStepTimer` and `Watchdog` report before.
+
+    PyTorch's own end of a collective would abort the process in the middle of a report, or without any.
+    """
+    return max(first_step_seconds, _DAY_SECONDS if hang_seconds is None else hang_seconds) + 2 * _GRACE_SECONDS
 
 
 class Watchdog:

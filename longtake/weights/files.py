@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +18,19 @@ from longtake.durable import unfinished, write_whole
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
+
+
+class TensorSource(Protocol):
+    """Tensors by name, read when asked for, with their shapes known before: `WeightFiles`, or the like of it."""
+
+    path: Path  # names them in a fault
+    metadata: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
 
 class WeightFiles(Mapping[str, Tensor]):
@@ -71,13 +85,15 @@ def save_weights(
     path: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int = 5 * 2**30,
+    stem: str = "model",
 ) -> list[Path]:
     """Write tensors as safetensors and return the files written.
 
     A path ending in `.safetensors` becomes one file; any other is a folder in Hugging Face's layout:
-    `model.safetensors`, or, above `max_shard_bytes`, `model-00001-of-0000N.safetensors` and an index, each shard within
-    the bound unless a single tensor exceeds it. Tensors are written contiguous, in their own dtype. Each file appears
-    under its name only when complete; the index comes last. Raises `UserError` where weights lie at `path` already.
+    `{stem}.safetensors`, or, above `max_shard_bytes`, `{stem}-00001-of-0000N.safetensors` and an index, each shard
+    within the bound unless a single tensor exceeds it. Tensors are written contiguous, in their own dtype. Each file
+    appears under its name only when complete; the index comes last. Raises `UserError` where weights lie at `path`
+    already.
     """
     path = Path(path).expanduser()
     header = {"format": "pt", **(metadata or {})}
@@ -88,21 +104,21 @@ def save_weights(
         _write_file(state, path, header)
         return [path]
     path.mkdir(parents=True, exist_ok=True)
-    stale = [*path.glob("model*.safetensors"), *path.glob("model" + INDEX_SUFFIX)]
+    stale = [*path.glob(f"{stem}*.safetensors"), *path.glob(stem + INDEX_SUFFIX)]
     if stale:
         raise UserError(f"{path}: holds {stale[0].name} already, which is not overwritten; choose an empty folder")
     shards = _cut_into_shards(state, max_shard_bytes)
     if len(shards) == 1:
-        _write_file(state, path / "model.safetensors", header)
-        return [path / "model.safetensors"]
-    files = [path / f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+        _write_file(state, path / f"{stem}.safetensors", header)
+        return [path / f"{stem}.safetensors"]
+    files = [path / f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     for file, names in zip(files, shards, strict=True):
         _write_file({name: state[name] for name in names}, file, header)
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
         "weight_map": {name: file.name for file, names in zip(files, shards, strict=True) for name in names},
     }
-    write_whole(path / ("model" + INDEX_SUFFIX), json.dumps(index, indent=1) + "\n")
+    write_whole(path / (stem + INDEX_SUFFIX), json.dumps(index, indent=1) + "\n")
     return files
 
 

@@ -1,54 +1,64 @@
-"""MMDiT weights in foreign layouts: their names to ours and back, as one table.
+"""MMDiT weights in foreign layouts: made into ours and back, tensor by tensor.
 
-Two layouts of names (Linear weights [out, in]; all other names agree):
-
-    split  Open-Sora 2.0:  q_proj, k_proj, v_proj; single blocks q_proj, k_proj, v_mlp (value rows, then MLP rows)
-    fused  FLUX (BFL):     qkv;                    single blocks linear1 (q, k, v, MLP rows)
-
-and two orders of the channels inside each head of q and k: `interleaved` weights rotate channels (2j, 2j + 1), `half`
-weights rotate (j, K/2 + j). new[j] = old[2j], new[K/2 + j] = old[2j + 1], applied to the rows of q and k, their biases
-and the scales of their norms, turns interleaved weights into half ones that give the same outputs. Names do not show
-the order: files written here say it in their metadata, others are taken to follow their family (split files half, as
-Open-Sora 2.0 ships them; fused files interleaved, as FLUX does) unless the caller knows better.
+`mmdit_names` has the tables of names. Beside these, q and k have two orders of the channels inside each head:
+`interleaved` weights rotate channels (2j, 2j + 1), `half` weights rotate (j, K/2 + j). new[j] = old[2j],
+new[K/2 + j] = old[2j + 1], applied to the rows of q and k, their biases and the scales of their norms, turns
+interleaved weights into half ones that give the same outputs.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig
-from longtake.weights.files import WeightFiles, save_weights
+from longtake.durable import write_whole
+from longtake.models import MMDiTConfig
+from longtake.weights.files import TensorSource, WeightFiles, save_weights
+from longtake.weights.mmdit_names import (
+    OPEN_SORA_V2,
+    ROPE_KEY,
+    Layout,
+    Rope,
+    detect_layout,
+    file_tensors,
+    is_of_heads,
+    layout_of,
+    projection_table,
+    state_shapes,
+)
 
-Names = Literal["split", "fused"]
-Rope = Literal["half", "interleaved"]
-ROPE_KEY = "longtake.rope"  # metadata entry of files written here
+__all__ = [
+    "OPEN_SORA_V2",
+    "ROPE_KEY",
+    "Layout",
+    "MMDiTWeights",
+    "Piece",
+    "Rope",
+    "assemble",
+    "convert",
+    "detect_layout",
+    "diffusers_config",
+    "layout_of",
+    "load_mmdit",
+    "open_source",
+    "plan_conversion",
+    "projection_table",
+    "reorder_heads",
+    "save_mmdit",
+    "state_shapes",
+    "to_open_sora",
+]
 
 _log = logging.getLogger(__name__)
-
-# Which parts make up which projection, in order of rows. Parts: q, k, v of width D, m (MLP input) of width mlp_size.
-_DOUBLE = {"split": {"q_proj": "q", "k_proj": "k", "v_proj": "v"}, "fused": {"qkv": "qkv"}}
-_SINGLE = {"split": {"q_proj": "q", "k_proj": "k", "v_mlp": "vm"}, "fused": {"linear1": "qkvm"}}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a state dict is written down: its names, and the order of channels in the heads of q and k."""
-
-    names: Names
-    rope: Rope
-
-
-OPEN_SORA_V2 = Layout("split", "half")
-FLUX = Layout("fused", "interleaved")
+_GROWN = ("cond_in.weight", "cond_in.bias")  # what a text-to-video model lacks for known frames
 
 
 @dataclass(frozen=True)
@@ -60,99 +70,30 @@ class Piece:
     heads: bool = False
 
 
-def layout_of(config: MMDiTConfig) -> Layout:
-    """The layout in which a model of this config keeps its own weights."""
-    return Layout("fused" if config.fused_qkv else "split", "half" if config.use_liger_rope else "interleaved")
-
-
-def detect_layout(names: Sequence[str], place: str, metadata: Mapping[str, str] | None = None) -> Layout:
-    """The layout of a state dict with these tensor names; `place` names it in a fault.
-
-    Raises `UserError` where the names are not those of an MMDiT.
-    """
-    joined = {name.split(".")[-2] for name in names if name.startswith(("double_blocks.", "single_blocks."))}
-    if "img_in.weight" not in names:
-        if any(name.startswith(("transformer_blocks.", "single_transformer_blocks.")) for name in names):
-            raise UserError(
-                f"{place}: has the tensor names of diffusers, which are not read yet; give the file in "
-                "Black Forest Labs' or Open-Sora 2.0's names"
-            )
-        raise UserError(
-            f"{place}: holds no MMDiT weights (no tensor img_in.weight); give an Open-Sora 2.0 or FLUX file"
-        )
-    fused = bool(joined & {"qkv", "linear1"})
-    if fused and joined & {"q_proj", "v_mlp"}:
-        raise UserError(f"{place}: mixes fused (qkv, linear1) and split (q_proj, v_mlp) tensors; give one or the other")
-    names_layout: Names = "fused" if fused else "split"
-    rope = (metadata or {}).get(ROPE_KEY, FLUX.rope if fused else OPEN_SORA_V2.rope)
-    if rope not in ("half", "interleaved"):
-        raise UserError(f"{place}: its metadata says {ROPE_KEY} = {rope!r}; it must be half or interleaved")
-    return Layout(names_layout, rope)
-
-
-def state_shapes(config: MMDiTConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's tensors, in the model's order; nothing is allocated."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in MMDiT(config).state_dict().items()}
-
-
 def plan_conversion(config: MMDiTConfig, source: Layout, target: Layout) -> dict[str, tuple[Piece, ...]]:
-    """For each tensor of a model in layout `target`: the pieces of `source` tensors that make up its rows.
-
-    The sizes come from `config`; its own `fused_qkv` and `use_liger_rope` are not looked at.
-    """
-    reorder = source.rope != target.rope
-    plan: dict[str, tuple[Piece, ...]] = {}
-    for name in state_shapes(config.model_copy(update={"fused_qkv": target.names == "fused"})):
-        block, table = _projection_table(name)
-        layer, _, kind = name.removeprefix(block).rpartition(".")
-        if layer in table[target.names]:
-            parts = table[target.names][layer]
-            located = _locate_parts(table[source.names], block, kind, config)
-            pieces = (located[part] for part in parts)
-            plan[name] = _merge(
-                [Piece(p.source, p.rows, reorder and part in "qk") for p, part in zip(pieces, parts, strict=True)]
-            )
-        else:
-            plan[name] = (Piece(name, heads=reorder and kind == "scale"),)
-    return plan
-
-
-def _projection_table(name: str) -> tuple[str, dict[str, dict[str, str]]]:
-    """The prefix under which a parameter's projections lie, and their table; ("", empty tables) outside of blocks."""
-    parts = name.split(".")
-    if parts[0] == "double_blocks" and parts[2].endswith("_attn"):
-        return ".".join(parts[:3]) + ".", _DOUBLE
-    if parts[0] == "single_blocks":
-        return ".".join(parts[:2]) + ".", _SINGLE
-    return "", {"split": {}, "fused": {}}
-
-
-def _locate_parts(layers: Mapping[str, str], block: str, kind: str, config: MMDiTConfig) -> dict[str, Piece]:
-    """Where each part (q, k, v, m) of a block lies: tensor and rows."""
-    located = {}
-    for layer, parts in layers.items():
+    """For each tensor of a model in layout `target`: the pieces of `source` tensors that make up its rows."""
+    located: dict[str, tuple[str, int, int]] = {}  # part -> tensor of the source, first row, end
+    given = file_tensors(config, source.names)
+    for name, rows in given.items():
         start = 0
-        for part in parts:
-            stop = start + (config.mlp_size if part == "m" else config.hidden_size)
-            located[part] = Piece(f"{block}{layer}.{kind}", (start, stop))
-            start = stop
-        if len(parts) == 1:
-            located[parts] = Piece(f"{block}{layer}.{kind}")
-    return located
-
-
-def _merge(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Join pieces that follow each other in one tensor and are treated alike, so that rows are not cut needlessly."""
-    merged = [pieces[0]]
-    for piece in pieces[1:]:
-        last = merged[-1]
-        follows = piece.source == last.source and piece.heads == last.heads
-        if follows and piece.rows and last.rows and piece.rows[0] == last.rows[1]:
-            merged[-1] = Piece(last.source, (last.rows[0], piece.rows[1]), last.heads)
-        else:
-            merged.append(piece)
-    return tuple(merged)
+        for part, count in rows.parts:
+            located[part] = (name, start, start + count)
+            start += count
+    plan = {}
+    for name, rows in file_tensors(config, target.names).items():
+        pieces: list[Piece] = []
+        for part, _ in rows.parts:
+            tensor, start, stop = located[part]
+            heads = source.rope != target.rope and is_of_heads(part)
+            last = pieces[-1] if pieces else None
+            if last and last.rows and (last.source, last.rows[1], last.heads) == (tensor, start, heads):
+                pieces[-1] = Piece(tensor, (last.rows[0], stop), heads)
+            else:
+                pieces.append(Piece(tensor, (start, stop), heads))
+        plan[name] = tuple(
+            Piece(p.source, None if p.rows == (0, given[p.source].shape[0]) else p.rows, p.heads) for p in pieces
+        )
+    return plan
 
 
 def assemble(pieces: Sequence[Piece], source: Mapping[str, Tensor], head_dim: int, target: Rope) -> Tensor:
@@ -179,8 +120,12 @@ def reorder_heads(x: Tensor, head_dim: int, target: Rope) -> Tensor:
 class MMDiTWeights(Mapping[str, Tensor]):
     """The tensors of a file under the names of a model of `config`, each made when it is asked for.
 
-    `source`: a safetensors file, a folder of them, or an open `WeightFiles`. `rope`: the file's order of head channels
+    `source`: a safetensors file, a folder of them (diffusers' with a `transformer` folder in it, and an old Open-Sora
+    checkpoint with a `model` folder, too), or tensors that are open already. `rope`: the file's order of head channels
     where its family and metadata do not tell. All names and shapes are compared at once, before any data is read.
+
+    With `config.grow_cond_in`, a file without `cond_in` gives zeros for it: the model starts as the text-to-video model
+    that it is. `notes` says so, and what was left out, one line each.
 
     Raises `UserError` naming the tensors that the model lacks (`surplus`) or the file lacks (`missing`); with
     `config.strict_load` False these are logged and kept as attributes instead, and missing ones are not in the mapping.
@@ -188,51 +133,89 @@ class MMDiTWeights(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, source: str | os.PathLike[str] | WeightFiles, config: MMDiTConfig, rope: Rope | None = None
+        self, source: str | os.PathLike[str] | TensorSource, config: MMDiTConfig, rope: Rope | None = None
     ) -> None:
-        self.files = source if isinstance(source, WeightFiles) else WeightFiles(source)
+        self.files = open_source(source) if isinstance(source, (str, os.PathLike)) else source
         self.config = config
+        self.notes: list[str] = []
         place = str(self.files.path)
-        found = detect_layout(list(self.files), place, self.files.metadata)
+        names = set(self.files)
+        found = detect_layout(names, place, self.files.metadata)
         self.layout = Layout(found.names, rope or found.rope)
         self._plan = plan_conversion(config, self.layout, layout_of(config))
         used = {piece.source for pieces in self._plan.values() for piece in pieces}
-        self.missing = sorted(used - set(self.files))
-        self.surplus = sorted(set(self.files) - used)
-        faults = _differences(self.missing, self.surplus)
-        if faults and config.strict_load:
-            raise UserError(
-                f"{place}: does not fit the model: {'; '.join(faults)}; change model.cond_embed, guidance_embed, "
-                "depth or depth_single_blocks to match, or set model.strict_load to False to go on without"
-            )
-        if faults:
-            _log.warning("%s: %s", place, "; ".join(faults))
-        absent = set(self.missing)
+        self.grown = _GROWN if config.grow_cond_in and not names & set(_GROWN) else ()
+        self.missing = sorted(used - names - set(self.grown))
+        self.surplus = sorted(names - used)
+        if self.grown:
+            self.notes.append(f"{place} has no cond_in: it starts at zero (model.grow_cond_in)")
+        self._judge_differences(place)
+        absent = {*self.missing, *self.grown}
         self._plan = {n: pieces for n, pieces in self._plan.items() if not absent & {p.source for p in pieces}}
         self._check_sizes(place)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self.grown:
+            return torch.zeros(state_shapes(self.config)[name])
         return assemble(self._plan[name], self.files, self.config.head_dim, layout_of(self.config).rope)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plan)
+        yield from self._plan
+        yield from self.grown
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self._plan) + len(self.grown)
+
+    def _judge_differences(self, place: str) -> None:
+        faults = _differences(self.missing, self.surplus)
+        if not faults:
+            return
+        said = f"{place}: does not fit the model: {'; '.join(faults)}"
+        if not self.config.strict_load:
+            self.notes.append(f"{said}; passed over (model.strict_load is False)")
+            _log.warning("%s", said)
+            return
+        if not self.missing and set(self.surplus) == set(_GROWN):
+            raise UserError(
+                f"{said}; it is an image-to-video model: set model.cond_embed to True to keep that, or "
+                "model.strict_load to False to go on as a text-to-video model"
+            )
+        if not self.surplus and set(self.missing) == set(_GROWN):
+            raise UserError(
+                f"{said}; it is a text-to-video model: set model.grow_cond_in to True to start cond_in at zero, or "
+                "model.cond_embed to False"
+            )
+        raise UserError(
+            f"{said}; change model.cond_embed, guidance_embed, depth or depth_single_blocks to match, or set "
+            "model.strict_load to False to go on without"
+        )
 
     def _check_sizes(self, place: str) -> None:
-        wanted = state_shapes(self.config.model_copy(update={"fused_qkv": self.layout.names == "fused"}))
+        wanted = file_tensors(self.config, self.layout.names)
         for name in sorted({piece.source for pieces in self._plan.values() for piece in pieces}):
-            found = self.files.shape(name)
-            if found != wanted[name]:
+            if (found := self.files.shape(name)) != wanted[name].shape:
                 raise UserError(
-                    f"{place}: {name} has shape {list(found)}, the model needs {list(wanted[name])}; "
+                    f"{place}: {name} has shape {list(found)}, the model needs {list(wanted[name].shape)}; "
                     "make the sizes of the model section those of the file"
                 )
 
 
+def open_source(path: str | os.PathLike[str]) -> WeightFiles:
+    """The denoiser's files at a path: those in it, or in the folder that diffusers and Open-Sora keep it in.
+
+    A folder of a whole diffusers pipeline (`model_index.json`) has its denoiser in `transformer`; a checkpoint folder
+    of Open-Sora in `model`. Raises `UserError` as `WeightFiles`.
+    """
+    folder = Path(path).expanduser()
+    if (folder / "model_index.json").is_file():
+        return WeightFiles(folder / "transformer")
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and (folder / "model").is_dir():
+        return WeightFiles(folder / "model")
+    return WeightFiles(folder)
+
+
 def load_mmdit(
-    source: str | os.PathLike[str] | WeightFiles, config: MMDiTConfig, rope: Rope | None = None
+    source: str | os.PathLike[str] | TensorSource, config: MMDiTConfig, rope: Rope | None = None
 ) -> dict[str, Tensor]:
     """All tensors of a file under the model's names, on the CPU, in the file's dtype; see `MMDiTWeights`.
 
@@ -268,8 +251,43 @@ def save_mmdit(
     target: Layout = OPEN_SORA_V2,
     max_shard_bytes: int = 5 * 2**30,
 ) -> list[Path]:
-    """Write a model's state dict in the given layout (`save_weights` says how files are named); returns the files."""
-    return save_weights(convert(state, config, target), path, {ROPE_KEY: target.rope}, max_shard_bytes)
+    """Write a model's state dict in the given layout (`save_weights` says how files are named); returns the files.
+
+    Under diffusers' names a folder is one that `FluxTransformer2DModel.from_pretrained` reads, `config.json` included.
+    Raises `UserError` where that model has no place for what this one has.
+    """
+    if target.names != "diffusers":
+        return save_weights(convert(state, config, target), path, {ROPE_KEY: target.rope}, max_shard_bytes)
+    settings = json.dumps(diffusers_config(config), indent=2) + "\n"
+    tensors = convert(state, config, target)
+    files = save_weights(tensors, path, {ROPE_KEY: target.rope}, max_shard_bytes, "diffusion_pytorch_model")
+    if Path(path).suffix == ".safetensors":
+        return files
+    write_whole(Path(path).expanduser() / "config.json", settings)
+    return [*files, Path(path).expanduser() / "config.json"]
+
+
+def diffusers_config(config: MMDiTConfig) -> dict[str, object]:
+    """The settings of diffusers' `FluxTransformer2DModel` of the same sizes. Raises `UserError` where it has none."""
+    fixed = {"theta": 10000, "mlp_ratio": 4.0, "qkv_bias": True, "cond_embed": False}
+    for key, value in fixed.items():
+        if (found := getattr(config, key)) != value:
+            raise UserError(
+                f"model.{key} = {found}: diffusers' FLUX has {value} only; save in Open-Sora's or FLUX's names instead"
+            )
+    return {
+        "_class_name": "FluxTransformer2DModel",
+        "patch_size": 1,
+        "in_channels": config.in_channels,
+        "num_layers": config.depth,
+        "num_single_layers": config.depth_single_blocks,
+        "attention_head_dim": config.head_dim,
+        "num_attention_heads": config.num_heads,
+        "joint_attention_dim": config.context_in_dim,
+        "pooled_projection_dim": config.vec_in_dim,
+        "guidance_embeds": config.guidance_embed,
+        "axes_dims_rope": list(config.axes_dim),
+    }
 
 
 def _differences(missing: Sequence[str], surplus: Sequence[str]) -> list[str]:

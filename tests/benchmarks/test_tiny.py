@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["balance", "encode", "fetch", "order", "probe", "table"])
+@pytest.mark.parametrize("name", ["balance", "encode", "fetch", "optimizer", "order", "probe", "solver", "table"])
 def test_a_benchmark_runs_at_its_tiny_size(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--tiny", "--json", str(tmp_path / "figures.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

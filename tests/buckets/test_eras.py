@@ -50,7 +50,9 @@ def with_rows(made: OrderInputs, kept: np.ndarray, added_seed: int, num_added: i
 def change(draw: st.DrawFn, made: OrderInputs, number: int) -> OrderInputs:
     """One of the changes a user may make between two launches."""
     kind = draw(
-        st.sampled_from(["rule", "batch sizes", "G", "rows", "weights", "window", "views", "quarantine", "cost"])
+        st.sampled_from(
+            ["rule", "batch sizes", "G", "rows", "weights", "window", "views", "quarantine", "cost", "slot sizes"]
+        )
     )
     if kind == "rule":
         return replace(made, rule=rule(draw(CONFIGS)))
@@ -64,6 +66,11 @@ def change(draw: st.DrawFn, made: OrderInputs, number: int) -> OrderInputs:
         side_by_side = made.slots_per_step // draw(st.sampled_from([1, made.slots_per_step]))
         latent = LatentShape(4, 4, 8, causal=True)
         return replace(made, cost=CostModel(draw(st.sampled_from([0.0, 3.0])), 1.0, 0.1, latent, 1, side_by_side))
+    if kind == "slot sizes":
+        sizes = st.dictionaries(
+            st.tuples(st.sampled_from(["16px", "32px"]), st.sampled_from([1, 2])), st.integers(1, 4)
+        )
+        return replace(made, slot_sizes=draw(sizes))
     if kind == "rows":
         kept = np.flatnonzero(np.random.default_rng(draw(st.integers(0, 99))).random(made.num_clips) < 0.8)
         return with_rows(made, kept, 1000 + number, draw(st.integers(1, 40)))
@@ -179,7 +186,10 @@ def test_the_state_does_not_grow_with_the_position() -> None:
     assert max(sizes) < 10_000
 
 
-@pytest.mark.parametrize("change", [{"weights": 1.5}, {"window_steps": 9}, {"views": 2}, {"table": "other"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"weights": 1.5}, {"window_steps": 9}, {"views": 2}, {"table": "other"}, {"slot_sizes": {("32px", 1): 2}}],
+)
 def test_every_input_that_matters_begins_an_era(change: dict[str, Any]) -> None:
     state = plan_pass(inputs(), PASS).state(3)
     assert len(plan_pass(inputs(**change), PASS, state).eras) == 1

@@ -18,7 +18,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from longtake.checkpoint import list_checkpoints, load_tensors, read_state, save_checkpoint, verify
+from longtake.checkpoint import (
+    keep_frozen,
+    list_checkpoints,
+    load_tensors,
+    read_state,
+    restore_frozen,
+    save_checkpoint,
+    verify,
+)
 from longtake.contracts import UserError
 
 WORLDS = (1, 2, 4)
@@ -96,6 +104,34 @@ def loads_exactly(folder: Path, build: Callable[[int], dict[str, Tensor]] = shar
     return in_place and all(torch.equal(whole(into[name]), expected[name]) for name in expected)
 
 
+def frozen_values(cut: bool = True) -> dict[str, Tensor]:
+    """Parameters that are not trained, cut over the world (7 rows: unevenly) or whole."""
+    whole = {"model.a": torch.arange(21.0).reshape(7, 3), "model.b": torch.arange(4).bfloat16()}
+    if not cut:
+        return whole
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
+
+
+def keep(work: Path) -> None:
+    """Keeps the frozen parameters of two runs of this world, of which one has a file of its own."""
+    for name, source in (("2 ranks", None), ("with a file", "flux.safetensors")):
+        facts = keep_frozen(work / name, frozen_values(), source)
+        (work / f"{name}.json").write_text(json.dumps(facts))
+
+
+def restores(work: Path, cut: bool = True) -> bool:
+    """Whether this world fills them bit by bit, finds the same digest, and refuses others."""
+    into = {name: torch.zeros_like(tensor) for name, tensor in frozen_values(cut).items()}
+    restore_frozen(folder_of(work, "2 ranks"), into, json.loads((work / "2 ranks.json").read_text()))
+    facts = json.loads((work / "with a file.json").read_text())
+    restore_frozen(folder_of(work, "with a file"), into, facts)
+    equal = all(torch.equal(whole(into[name]), tensor) for name, tensor in frozen_values(cut=False).items())
+    into["model.a"] = into["model.a"] + 1
+    refused = sentence_of(lambda: restore_frozen(folder_of(work, "with a file"), into, facts))
+    return equal and "was trained on frozen weights of digest" in refused
+
+
 def folder_of(work: Path, saved_by: str) -> Path:
     return work / saved_by / "epoch1-global_step7"
 
@@ -156,6 +192,7 @@ def play(rank: int, work: Path) -> None:
     if enter(0, 2):
         facts["1 rank -> 2"] = loads_exactly(folder_of(work, "1 rank"))
         save_as(work, "2 ranks", sharded_values())
+        keep(work)
         dist.destroy_process_group()
     enter(1, 4)
     save_as(work, "4 ranks", sharded_values())
@@ -163,6 +200,7 @@ def play(rank: int, work: Path) -> None:
     for saved_by in SAVED_BY:
         facts[f"{saved_by} -> 4"] = loads_exactly(folder_of(work, saved_by))
     facts["4 ranks -> 4 in 2 x 2"] = loads_exactly(folder_of(work, "4 ranks"), values_on_two_axes)
+    facts["frozen"] = restores(work)
     facts |= fail_on_one_rank(work, rank)
     dist.barrier()
     dist.destroy_process_group()
@@ -198,6 +236,11 @@ def test_a_checkpoint_loads_bit_by_bit_at_any_number_of_ranks(saved_by: str, wor
 
 def test_a_checkpoint_loads_onto_a_mesh_of_two_axes(facts):
     assert [fact["4 ranks -> 4 in 2 x 2"] for fact in facts] == [True] * 4
+
+
+def test_what_two_ranks_did_not_train_is_recognised_and_comes_back_on_one_and_four(launch, facts):
+    assert [fact["frozen"] for fact in facts] == [True] * 4
+    assert restores(launch, cut=False)
 
 
 @pytest.mark.parametrize("saved_by", SAVED_BY)

@@ -23,6 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import longtake
 from longtake.checkpoint import BackgroundSaver, list_checkpoints, load_tensors, read_state, save_checkpoint, verify
+from longtake.checkpoint.writer import write_shard
 from longtake.contracts import UserError
 
 ROOT = str(Path(longtake.__file__).parents[1])
@@ -97,6 +98,43 @@ def test_tensors_that_grow_get_a_larger_memory_file(saver: BackgroundSaver, tmp_
     into = {"model.w": torch.zeros(300_000)}
     load_tensors(path, into)
     assert torch.equal(into["model.w"], larger["model.w"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_copy_on_a_gpu_is_that_of_the_moment_into_pinned_memory(saver: BackgroundSaver, tmp_path: Path) -> None:
+    values = torch.randn(1 << 22)
+    tensors = {"model.w": values.cuda(), "model.turned": values.reshape(2048, 2048).cuda().t(), "optim.step": values[0]}
+    for _ in range(2):  # the second time into memory that is there
+        path = saver.save(tmp_path, 0, len(list(tmp_path.iterdir())), tensors, {})
+        assert saver._staging._pinned
+        tensors["model.w"].zero_()
+        tensors["model.turned"].add_(1)
+        saver.wait()
+        into = {name: torch.empty(tensor.shape) for name, tensor in tensors.items()}
+        load_tensors(path, into)
+        assert torch.equal(into["model.w"], values)
+        assert torch.equal(into["model.turned"], values.reshape(2048, 2048).t())
+        tensors["model.w"].copy_(values)
+        tensors["model.turned"].copy_(values.reshape(2048, 2048).t())
+
+
+def test_a_save_that_the_run_waits_for_holds_one_copy_at_a_time(tmp_path: Path) -> None:
+    alive: list[int] = []
+
+    def pieces() -> Iterator[memoryview]:
+        for number in range(4):
+            alive.append(number)
+            yield memoryview(bytes([number]))
+
+    class Watched:
+        def __iter__(self) -> Iterator[memoryview]:
+            for piece in pieces():
+                written = (tmp_path / "shard").stat().st_size
+                assert written == 8 + alive[-1]  # all that came before is written
+                yield piece
+
+    assert write_shard(tmp_path / "shard", b"a" * 8, Watched())["num_bytes"] == 12
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

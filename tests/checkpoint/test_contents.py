@@ -1,4 +1,4 @@
-"""Looking inside a checkpoint, and taking its weights out."""
+"""Looking inside a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from longtake.checkpoint import export_safetensors, inspect, save_checkpoint
 from longtake.contracts import UserError
@@ -39,32 +37,6 @@ def test_rows_tell_the_whole_tensors_and_totals_the_parts(saved):
     assert contents.totals["optim"].num_elements == 12
     assert contents.totals["model"] == contents.totals["ema"]
     assert contents.totals["model"].num_bytes == sum(t.nbytes for n, t in TENSORS.items() if n.startswith("model."))
-
-
-@pytest.mark.parametrize("part", ["ema", "model"])
-def test_an_export_is_one_file_of_plain_names_that_safetensors_reads(part, saved, tmp_path):
-    target = export_safetensors(saved, tmp_path / "new" / "weights.safetensors", part, {"step": "1"})
-    loaded = load_file(target)
-    assert {f"{part}.{name}" for name in loaded} == {name for name in {**TENSORS, **EMA} if name.startswith(part)}
-    for name, tensor in loaded.items():
-        assert tensor.dtype == TENSORS[f"model.{name}"].dtype
-        assert torch.equal(tensor, TENSORS[f"model.{name}"])
-    with safe_open(target, framework="pt") as file:
-        assert file.metadata() == {"format": "pt", "part": part, "step": "1"}
-    assert [path.name for path in target.parent.iterdir()] == ["weights.safetensors"]
-
-
-def test_without_an_ema_the_model_is_exported(tmp_path):
-    saved = save_checkpoint(tmp_path, 0, 1, TENSORS, {})
-    target = export_safetensors(saved, tmp_path / "weights.safetensors")
-    assert torch.equal(load_file(target)["a.weight"], TENSORS["model.a.weight"])
-    with safe_open(target, framework="pt") as file:
-        assert file.metadata()["part"] == "model"
-
-
-def test_an_unknown_part_is_told(saved, tmp_path):
-    with pytest.raises(UserError, match="has no part 'lora'; choose one of ema, model, optim"):
-        export_safetensors(saved, tmp_path / "x.safetensors", "lora")
 
 
 def test_a_damaged_checkpoint_is_neither_inspected_nor_exported(saved, tmp_path):

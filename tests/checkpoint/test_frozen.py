@@ -49,6 +49,22 @@ def test_others_than_the_checkpoint_was_trained_on_are_refused(checkpoint: Path)
         restore_frozen(checkpoint, frozen(), None)
 
 
+@pytest.mark.parametrize("source", [None, "flux.safetensors"])
+def test_they_are_known_again_in_another_dtype(source: str | None, checkpoint: Path) -> None:
+    kept = {"model.a": torch.randn(3, 2).bfloat16(), "model.codes": torch.arange(6, dtype=torch.uint8)}
+    facts = keep_frozen(checkpoint.parent, kept, source)
+    into = {"model.a": kept["model.a"].float(), "model.codes": kept["model.codes"].clone()}
+    restore_frozen(checkpoint, into, facts)
+    assert into["model.a"].dtype == torch.float32
+    assert torch.equal(into["model.a"], kept["model.a"].float())
+
+
+def test_a_tensor_that_was_not_frozen_before_is_named(checkpoint: Path) -> None:
+    facts = keep_frozen(checkpoint.parent, frozen(), None)
+    with pytest.raises(UserError, match=r"has no model.c \(1 lacking in all\); freeze the parameters the run was"):
+        restore_frozen(checkpoint, {**frozen(), "model.c": torch.zeros(1)}, facts)
+
+
 def test_a_run_folder_keeps_its_frozen_tensors(checkpoint: Path) -> None:
     keep_frozen(checkpoint.parent, frozen(), None)
     with pytest.raises(UserError, match=r"holds frozen weights of digest .*start a run of another name"):

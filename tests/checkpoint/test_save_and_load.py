@@ -119,10 +119,10 @@ def test_a_killed_save_does_not_exist_and_the_next_save_clears_it_away(saved):
         import os, signal, sys, torch
         import longtake.checkpoint.writer as writer
         from longtake.checkpoint import save_checkpoint
-        write = writer.write_durably
+        write = writer.write_whole
         def killed_at_the_marker(path, content):
             os.kill(os.getpid(), signal.SIGKILL) if path.name == "COMPLETE" else write(path, content)
-        writer.write_durably = killed_at_the_marker
+        writer.write_whole = killed_at_the_marker
         save_checkpoint(sys.argv[1], 2, 40, {"model.w": torch.ones(3)}, {})
     """
     run = saved.parent

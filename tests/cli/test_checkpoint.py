@@ -7,6 +7,7 @@ import pytest
 from safetensors import safe_open
 
 from longtake.cli.checkpoint import readable_bytes
+from longtake.generate import resolve_source
 from longtake.train import Outcome
 
 
@@ -70,6 +71,18 @@ def test_export_writes_one_file_with_plain_names(longtake, run: Outcome, tmp_pat
     with safe_open(target, framework="pt") as file:
         assert "img_in.weight" in file.keys()  # noqa: SIM118 (safe_open is no mapping)
         assert file.metadata()["part"] == part
+
+
+def test_an_export_into_a_folder_has_hugging_faces_layout_and_is_taken_by_generate(
+    longtake, run: Outcome, tmp_path: Path
+):
+    target = tmp_path / "weights"
+    assert longtake("checkpoint", "export", run.folder, target, "--max-file-gb", "0.0001")[:2] == (0, f"{target}\n")
+    assert len(list(target.glob("model-*-of-*.safetensors"))) > 1
+    assert (target / "model.safetensors.index.json").is_file()
+    config = resolve_source(str(target), []).config
+    assert config.model.from_pretrained == str(target)
+    assert config.model.hidden_size == 32
 
 
 def test_export_overwrites_nothing_and_refuses_other_names_and_parts(mistake, run: Outcome, tmp_path: Path):

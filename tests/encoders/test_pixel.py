@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.encoders import AutoencoderConfig, PixelAutoencoder, build_autoencoder
+from longtake.encoders import PixelAutoencoder, PixelConfig, build_autoencoder
 
 
 def video(frames: int, height: int = 16, width: int = 24) -> torch.Tensor:
@@ -67,6 +67,6 @@ def test_a_still_always_fits_in_time() -> None:
 
 
 def test_the_config_section_builds_it() -> None:
-    autoencoder = build_autoencoder(AutoencoderConfig(temporal=4, spatial=16, scaling_factor=0.5))
+    autoencoder = build_autoencoder(PixelConfig(temporal=4, spatial=16, scaling_factor=0.5))
     assert autoencoder.latent(8, 32, 32) == (3 * 4 * 16 * 16, 2, 2, 2)
     assert autoencoder.scaling_factor == 0.5

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from longtake.encoders import TextEncoderConfig, WordEncoder, build_text_encoder
+from longtake.encoders import WordEncoder, WordsConfig, build_text_encoder
 
 PROGRAM = """
 import hashlib
@@ -69,5 +69,5 @@ def test_case_and_punctuation_do_not_matter() -> None:
 
 
 def test_the_config_section_builds_it() -> None:
-    encoder = build_text_encoder(TextEncoderConfig(dim=32, max_length=5))
+    encoder = build_text_encoder(WordsConfig(dim=32, max_length=5))
     assert (encoder.dim, encoder.max_length) == (32, 5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from longtake.checkpoint import inspect
 from longtake.config import dump_config
 from longtake.contracts import UserError
 from longtake.generate import load_weights, open_system, resolve_source
@@ -73,7 +74,11 @@ def test_how_training_was_spread_out_does_not_bind_a_generation(run: Outcome, tm
 
 
 def test_a_run_without_average_falls_back_to_its_weights(run: Outcome, world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("longtake.generate.source.inspect", lambda folder: SimpleNamespace(totals={"model": None}))
+    def without_average(folder: Path) -> SimpleNamespace:
+        rows = [row for row in inspect(folder).rows if row.part != "ema"]
+        return SimpleNamespace(totals={row.part: None for row in rows}, rows=rows)
+
+    monkeypatch.setattr("longtake.generate.source.inspect", without_average)
     source = resolve_source(str(run.folder), [])
     system = open_system(resolve_source(str(run.folder), ["--ema", "False"]), world, lambda text: None)
     assert load_weights(system, source.checkpoint, ema=True) == "model"

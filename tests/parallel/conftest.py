@@ -11,7 +11,7 @@ import pytest
 from longtake.parallel import start_world
 from tests.parallel.one_step import Facts, compare, on_ranks
 from tests.parallel.plays import CASES, degrees_and_groups, forwards_of_peers
-from tests.parallel.runs_on_peers import play_run
+from tests.parallel.runs_on_peers import continue_all, play_run, save_once
 from tests.train.conftest import clips
 from tests.train.runs import write_config
 
@@ -48,3 +48,15 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Worlds:
         return known[size]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def continued(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> dict[str, Path]:
+    """The folders of a run that was saved on one mesh and went on on many, by mesh."""
+    saved = on_ranks(2, tmp_path_factory.mktemp("saved"), {"saved": partial(save_once, tiny_run)})[0]["saved"]
+    with start_world("cpu") as world:
+        folders = continue_all(saved, world)
+    for size in (2, 4):
+        place = tmp_path_factory.mktemp(f"continued{size}")
+        folders |= on_ranks(size, place, {"on": partial(continue_all, saved)})[0]["on"]
+    return {name: Path(folder) for name, folder in folders.items()}

@@ -15,7 +15,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from longtake.models import MMDiT, MMDiTConfig, initialise
+from longtake.models import LoraConfig, MMDiT, MMDiTConfig, adapt, initialise
+from longtake.models.initial import linear_uniform
 from longtake.parallel import (
     Mesh,
     ParallelConfig,
@@ -26,6 +27,7 @@ from longtake.parallel import (
     shard_model,
     start_world,
 )
+from longtake.system.lora import adapter_sizes, fill, start_adapters
 from longtake.train.optimizer import ShardedAdamW, clip_scale
 from tests.models.golden import random_inputs
 from tests.train.runs import free_port
@@ -47,6 +49,7 @@ class Case:
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
     compiled: str | None = None  # compiler backend for one double and one single block
+    lora: Mapping[str, Any] | None = None  # the section of that name: adapters train in place of the model
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,22 @@ def freeze(model: nn.Module, parts: tuple[str, ...]) -> None:
         parameter.requires_grad_(not any(part in name for part in parts))
 
 
+def choose(model: nn.Module, case: Case) -> None:
+    """What of the model trains: all but the frozen, or adapters."""
+    if case.lora is None:
+        freeze(model, case.frozen)
+    else:
+        lora = LoraConfig(**case.lora)
+        adapt(model, adapter_sizes(model, lora, {}), lora.base, torch.float32)
+
+
+def stir(model: nn.Module) -> None:
+    """Gives adapters values as in the midst of training: at first B is zero, and with it the gradient of A."""
+    start_adapters(model, {})
+    values = {name: p for name, p in model.named_parameters() if name.endswith(("lora_b", "magnitude"))}
+    fill(model, {name: linear_uniform(name, p.shape, p.shape[-1], 7) + (p.ndim == 1) for name, p in values.items()})
+
+
 def micro_loss(model: nn.Module, config: MMDiTConfig, index: int) -> Tensor:
     size, text_tokens = MICRO[index]
     x, t, conditions = random_inputs(config, size, batch=2, text_tokens=text_tokens)
@@ -90,13 +109,14 @@ def step_alone(case: Case) -> Step:
     """The step in one process, without any parallel code."""
     config = tiny(**case.model)
     model = MMDiT(config)
+    choose(model, case)
     initialise(model, 3)
-    freeze(model, case.frozen)
+    stir(model)
     losses = [micro_loss(model, config, i) for i in case.micro]
     (sum(losses) / len(losses)).backward()
     optimizer = ShardedAdamW(model, run_config(lr=LR, eps=EPS))
-    norm = optimizer.grad_square_sum().sqrt()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     optimizer.step(LR, clip_scale(norm, CLIP))
     weights = {name: p.detach() for name, p in model.named_parameters()}
     return Step([loss.item() for loss in losses], float(norm), gradients, weights)
@@ -108,7 +128,7 @@ def step_on(case: Case, world: World) -> Step:
     mesh = Mesh.create(ParallelConfig(**case.parallel), world)
     with torch.device("meta"):
         model = MMDiT(config)
-    freeze(model, case.frozen)
+    choose(model, case)
     cut = cut_model(model, mesh)
     if case.compiled is not None:
         for block in (model.double_blocks[1], model.single_blocks[0]):
@@ -119,6 +139,7 @@ def step_on(case: Case, world: World) -> Step:
         patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0 if case.by_blocks else 10**9)
         shard_model(model, mesh, torch.float32)
     initialise_sharded(model, torch.device("cpu"), 3)
+    stir(model)
     count = len(case.micro)
     sums = torch.zeros(count + 1)
     for i in range(mesh.data_rank, count, mesh.data_ranks):
@@ -127,7 +148,7 @@ def step_on(case: Case, world: World) -> Step:
         if mesh.peer_index == 0:
             sums[i] = loss.detach()
     optimizer = ShardedAdamW(model, run_config(lr=LR, eps=EPS))
-    sums[-1] = optimizer.grad_square_sum() / mesh.replicate
+    sums[-1] = optimizer.grad_square_sum()
     torch.distributed.all_reduce(sums)
     norm = sums[-1].sqrt()
     gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.requires_grad}
@@ -159,7 +180,7 @@ def compare(cases: Mapping[str, Case], world: World) -> dict[str, dict[str, floa
     alone: dict[str, Step] = {}
     found = {}
     for name, case in cases.items():
-        key = json.dumps([case.micro, case.frozen, dict(case.model)], sort_keys=True)
+        key = json.dumps([case.micro, case.frozen, dict(case.model), case.lora], sort_keys=True)
         if key not in alone:
             alone[key] = step_alone(case)
         found[name] = differences(step_on(case, world), alone[key])

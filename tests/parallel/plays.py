@@ -25,6 +25,8 @@ from tests.parallel.one_step import Case, Facts, micro_loss, tiny, whole
 
 FUSED, TWO_HEADS = {"fused_qkv": True}, {"num_heads": 2, "axes_dim": (4, 6, 6)}
 RING = {"sequence_attention": "ring"}
+LORA, NF4 = {"rank": 3, "alpha": 6}, {"hidden_size": 64, "axes_dim": (4, 4, 8)}
+DORA = {**LORA, "dora": True, "targets": ("proj", "linear*", "*_mlp*", "*.lin")}
 CASES = {
     2: {
         "shard 2": Case({}),
@@ -32,6 +34,12 @@ CASES = {
         "tensor 2": Case({"tensor": 2}),
         "tensor 2, fused, remat": Case({"tensor": 2}, FUSED, remat=(1, 2)),
         "tensor 2, parts frozen": Case({"tensor": 2}, frozen=("img_attn", "linear2.weight", "mlp.0.bias", "txt_in")),
+        "shard 2, lora": Case({}, lora=LORA, remat=(1, 0)),
+        "shard 2, lora on fp8, compiled": Case({}, lora={**LORA, "base": "fp8"}, compiled="aot_eager", micro=(0, 1)),
+        "shard 2, dora on int8": Case({}, lora={**DORA, "base": "int8"}, remat=(0, 2)),
+        "tensor 2, lora": Case({"tensor": 2}, lora=LORA, remat=(2, 1)),
+        "tensor 2, fused, dora": Case({"tensor": 2}, FUSED, lora=DORA),
+        "sequence 2, lora on nf4": Case({"sequence": 2}, NF4, lora={**LORA, "base": "nf4"}, remat=(0, 1)),
         "sequence 2": Case({"sequence": 2}),
         "sequence 2, ring": Case({"sequence": 2, **RING}),
         "sequence 2, compiled": Case({"sequence": 2}, compiled="aot_eager", micro=(1,)),
@@ -43,6 +51,8 @@ CASES = {
         "sequence 4, ring": Case({"sequence": 4, **RING}, remat=(2, 1)),
         "sequence 4 of two heads": Case({"sequence": 4}, TWO_HEADS),
         "tensor 4": Case({"tensor": 4}),
+        "sequence 2 x tensor 2, lora": Case({"sequence": 2, "tensor": 2}, lora=LORA, remat=(1, 1)),
+        "replicate 2 x shard 2, dora": Case({"replicate": 2}, lora=DORA, by_blocks=False),
         "sequence 2 x tensor 2": Case({"sequence": 2, "tensor": 2}, remat=(2, 2)),
         "sequence 2 x tensor 2, ring": Case({"sequence": 2, "tensor": 2, **RING}, FUSED),
         "shard 2 x sequence 2": Case({"sequence": 2}, remat=(1, 1)),

@@ -1,8 +1,9 @@
-"""A whole run by peers: trained by four that share every micro-batch, continued by four that do not, sampled from."""
+"""Whole runs: by peers that share every micro-batch, then by others, and sampled from; saved once, then on any mesh."""
 
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,21 @@ NO_PEERS = ("--parallel.sequence", "1", "--parallel.tensor", "1")
 SAMPLING = ("--sampling-option.resolution", "32px", "--sampling-option.num-frames", "8")
 PROMPTS = ("a red circle moves left", "a blue square moves up", "a red square moves right")
 FIRST, STEPS = 3, 5
+SAVED_AT = "shard 2"
+CONTINUED_ON = {  # processes -> meshes that a run saved at `SAVED_AT` is continued on
+    1: {"one process": ()},
+    2: {
+        "tensor 2": ("--parallel.tensor", "2"),
+        "sequence 2": ("--parallel.sequence", "2"),
+        "replicate 2": ("--parallel.replicate", "2"),
+    },
+    4: {
+        "shard 4": (),
+        "replicate 2 x shard 2": ("--parallel.replicate", "2", "--parallel.shard", "2"),
+        "sequence 4": ("--parallel.sequence", "4"),
+        "sequence 2 x tensor 2": PEERS,
+    },
+}
 
 
 def play_run(config: Path, name: str, world: World) -> Facts:
@@ -32,6 +48,24 @@ def play_run(config: Path, name: str, world: World) -> Facts:
     system = open_system(source, world, lambda text: None)
     videos = generate(system, source.config, world, lambda text: None)
     return {"lines": metrics(folder), "videos": [_checked(video.path) for video in videos]}
+
+
+def save_once(config: Path, world: World) -> str:
+    """Trains `FIRST` steps by two that hold a shard each, with a checkpoint; its folder."""
+    return str(_train(str(config), world, "--exp-name", SAVED_AT.replace(" ", "_"), "--max-steps", str(FIRST)))
+
+
+def continue_all(saved: str, world: World) -> dict[str, str]:
+    """Goes on from copies of the run on every mesh of this many processes, to one step after `STEPS`; their folders."""
+    folders = {}
+    for name, flags in CONTINUED_ON[world.size].items():
+        folder = Path(f"{saved}-on-{name.replace(' ', '_')}")
+        if world.is_main:
+            shutil.copytree(saved, folder)
+        world.barrier()
+        _train(str(folder), world, "--max-steps", str(STEPS + 1), *flags)
+        folders[name] = str(folder)
+    return folders
 
 
 def _train(source: str, world: World, *overrides: str) -> Path:

@@ -31,7 +31,7 @@ def by_blocks(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, sizes: list[int]) -
 @pytest.mark.parametrize("which", ["cpu", "math"])
 @pytest.mark.parametrize("sizes", [[7], [3, 4], [1, 5, 1]])
 def test_blocks_make_up_whole_attention(monkeypatch: pytest.MonkeyPatch, which: str, sizes: list[int]) -> None:
-    monkeypatch.setattr("longtake.parallel.block_attention.kernel", lambda q: which)
+    monkeypatch.setattr("longtake.parallel.block_attention.kernel", lambda q, backend: which)
     monkeypatch.setattr("longtake.parallel.block_attention._CHUNK_BYTES", 200)  # several chunks of queries
     q, k, v = (drawn(2, 3, rows, 8, seed=rows + i).requires_grad_() for i, rows in enumerate((5, 7, 7)))
     grad = drawn(2, 3, 5, 8, seed=9)

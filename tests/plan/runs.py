@@ -16,9 +16,9 @@ def run_config(**changes: Any) -> RunConfig:
         "dataset": {"data_path": "nowhere.csv"},
         "bucket_config": {"64px": {8: (1.0, 4), 16: (1.0, 2)}},
         "model": {"in_channels": 1536, "patch_size": 1, "hidden_size": 256, "num_heads": 4, "axes_dim": (16, 24, 24)},
-        "ae": {"temporal": 8, "spatial": 8},
-        "t5": {"dim": 128, "max_length": 16},
-        "clip": {"dim": 128},
+        "ae": {"type": "pixel", "temporal": 8, "spatial": 8},
+        "t5": {"type": "words", "dim": 128, "max_length": 16},
+        "clip": {"type": "words", "dim": 128},
         "parallel": {},
         "max_steps": 100,
     }

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.models import MMDiTConfig, build_denoiser
-from longtake.plan import Layout, MicroBatch, block_activations, count_weights, forecast_memory
-from longtake.train.optimizer import Ema, ShardedAdamW
+from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
+from longtake.plan import Layout, Memory, MicroBatch, Upkeep, block_activations, count_weights, forecast_memory
+from longtake.plan.parameters import EIGHT_BIT_BYTES
+from longtake.train.average import Ema
+from longtake.train.optimizer import ShardedAdamW
+from longtake.train.quantise import block_size
 from tests.plan.runs import run_config
 from tests.plan.trace import block_saved_bytes, norms_as_on_cuda, step_bytes
 
@@ -87,6 +90,10 @@ STEPS = {
     "shards": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8}),
     "all remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2)}),
     "some remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 1, "shard": 64, "remat": (1, 1)}),
+    "keeps attention": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "budget": 0.12}),
+    "keeps half": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "budget": 0.5}),
+    "keeps all products": (FULL_WIDTH, (33, 32, 32), 512, {"shard": 64, "remat": (1, 2), "budget": 1.0}),
+    "peers keep half": (FULL_WIDTH, (33, 32, 32), 512, {"shard": 8, "tensor": 2, "remat": (1, 2), "budget": 0.5}),
     "zero 2": (FULL_WIDTH, (5, 32, 32), 512, {"shard": 64, "zero": 2, "remat": (1, 2)}),
     "accumulation": (FULL_WIDTH, (9, 32, 32), 512, {"batch": 2, "shard": 8, "micro_batches": 2}),
     "sequence peers": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 4, "sequence": 2}),
@@ -137,6 +144,65 @@ def test_memory_grows_with_the_batch_and_shrinks_with_recomputation_and_shards()
     assert total(shard=8, zero=2) > total(shard=8)
     assert total(shard=8, offload=True) < total(shard=8)
     assert total(shard=8, ema=True) > total(shard=8)
+
+
+def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
+    batch = micro_batch(ELEVEN_B, (33, 32, 32), 512, 4)
+
+    def activations(**layout: object) -> int:
+        return forecast_memory(ELEVEN_B, batch, Layout(shard=8, **layout)).activations
+
+    again = (19, 38)
+    totals = [activations(remat=again, budget=budget) for budget in (0.0, 0.12, 0.25, 0.6, 1.0)]
+    assert totals == sorted(totals)
+    assert totals[-1] < activations()
+    size = block_activations(ELEVEN_B, "single", batch, Layout(budget=0.12))
+    tokens = 4 * (8448 + 512)
+    assert size.kept == tokens * (2 * 3072 + 4 * 24)  # attention and its log-sum-exp
+    fewer = activations(remat=again, buffer_bytes=14 * size.input)
+    assert activations(remat=again) - fewer == 14 * size.input
+    assert activations(remat=again, buffer_bytes=1 << 50) < fewer
+
+
+def test_lighter_optimizers_and_averages_are_counted() -> None:
+    def said(**upkeep: object) -> Memory:
+        batch = micro_batch(ELEVEN_B, (9, 32, 32), 512, 1)
+        return forecast_memory(ELEVEN_B, batch, Layout(shard=8, ema=True, upkeep=Upkeep(**upkeep)))
+
+    plain, weights = said(), count_weights(ELEVEN_B, 8).owned
+    assert (plain.weights, plain.optimizer, plain.ema) == (4 * weights, 8 * weights, 4 * weights)
+    assert said(master_bytes=2).weights == 2 * weights
+    assert said(moments_bytes=EIGHT_BIT_BYTES).optimizer == pytest.approx(2.03 * weights, rel=0.01)
+    assert said(moments_offloaded=True).optimizer == 0
+    assert said(ema_offloaded=True).ema == 0
+
+
+def test_eight_bit_moments_are_as_large_as_the_optimizers() -> None:
+    with torch.device("meta"):
+        model = build_denoiser(FULL_WIDTH)
+    own = {"shape": 0, "bytes": 0}
+    for p in model.parameters():
+        block = block_size(tuple(p.shape))
+        own["shape"] += p.numel()
+        own["bytes"] += p.numel() * 8 if block is None else 2 * (p.numel() + 4 * p.numel() // block)
+    assert own["bytes"] == pytest.approx(EIGHT_BIT_BYTES * own["shape"], rel=0.01)
+
+
+def test_adapters_alone_have_gradients_and_moments() -> None:
+    batch = micro_batch(ELEVEN_B, (9, 32, 32), 512, 1)
+
+    def said(base: str) -> Memory:
+        upkeep = Upkeep(lora=LoraConfig(rank=16, base=base))
+        return forecast_memory(ELEVEN_B, batch, Layout(ema=True, remat=(19, 38), upkeep=upkeep))
+
+    whole = count_weights(ELEVEN_B, 1).num_parameters
+    dense, coded = said("dense"), said("nf4")
+    trained = count_weights(ELEVEN_B, 1, Upkeep(lora=LoraConfig(rank=16))).num_trained
+    assert 0 < trained < 0.02 * whole
+    assert dense.weights == pytest.approx(2 * whole + 4 * trained, rel=0.01)
+    assert (dense.optimizer, dense.ema) == (8 * trained, 4 * trained)
+    assert dense.gradients <= 4 * trained
+    assert coded.weights < 0.4 * dense.weights
 
 
 def test_offloaded_weights_leave_the_gpu() -> None:

@@ -130,6 +130,7 @@ def step_bytes(
     tensor: int = 1,
     zero: int = 3,
     remat: tuple[int, int] = (0, 0),
+    budget: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
     micro_batches: int = 1,
 ) -> dict[str, int]:
@@ -141,7 +142,7 @@ def step_bytes(
     with fake_mesh(parallel, shard * sequence * tensor) as mesh:
         with torch.device("meta"):
             model = build_denoiser(config)
-        remat_blocks(model, remat, cut_model(model, mesh))
+        remat_blocks(model, remat, cut_model(model, mesh), budget)
         shard_model(model, mesh, dtype)
         model.to_empty(device="cpu")
         x = torch.empty(batch, config.latent_channels, *latent)

@@ -75,3 +75,11 @@ def test_a_stop_saves_what_was_done_by_then_once(config: Path, monkeypatch: pyte
     assert steps_saved(outcome.folder) == [5]
     assert [line["step"] for line in metrics(outcome.folder)] == [1, 2, 3, 4, 5]
     assert said.rstrip().endswith(f"to go on: longtake train {outcome.folder}")
+
+
+def test_a_run_that_saves_every_step_stops_too(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(4, monkeypatch)  # read before the checkpoint of that step
+    outcome, _ = train_here(config, "--ckpt-every", "1")
+    assert outcome.stopped
+    assert steps_saved(outcome.folder)[-1] == 4
+    assert [line["step"] for line in metrics(outcome.folder)] == [1, 2, 3, 4]

@@ -19,6 +19,7 @@ from tests.train.runs import (
     assert_same_bits,
     exact,
     finish,
+    free_port,
     kill,
     metrics,
     start,
@@ -63,7 +64,9 @@ def killed(config: Path, moment: str, *words: str) -> Path:
     folder = run_folder(config)
     process = start("train", config, *words)
     ready = {
-        "in mid-step": lambda: len(metrics(folder)) >= SAVED_EVERY + 3,
+        "in mid-step": lambda: (
+            len(metrics(folder)) >= SAVED_EVERY + 3 and any(folder.glob(f"*-global_step{SAVED_EVERY}"))
+        ),
         "while it saves": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}.partial")),
         "between a save and the next step": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}")),
     }[moment]
@@ -188,6 +191,17 @@ def test_two_processes_under_torchrun_stop_together(
     code, _, error = finish(start("train", folder, processes=2))
     assert code == 0, error
     assert [line["digest"] for line in metrics(folder)] == [line["digest"] for line in metrics(undisturbed)]
+
+
+@pytest.mark.slow
+def test_a_schedulers_warning_passes_through_torchrun(config: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1")
+    launcher += ("--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()))
+    process = start("train", config, program=(*launcher, "-m", "longtake"))
+    wait_until(process, lambda: len(metrics(run_folder(config))) >= SAVED_EVERY + 2)
+    process.send_signal(signal.SIGUSR1)
+    _, out, error = finish(process)
+    assert_stopped_well(config, out, error)
 
 
 ONE_FAILS = """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from longtake.train import EXIT_HANG
-from longtake.train.watchdog import Watchdog
+from longtake.train.watchdog import Watchdog, collective_timeout
 from tests.train.runs import finish, start
 
 HANGS = """
@@ -53,6 +54,11 @@ def test_without_seconds_there_is_no_watchdog(tmp_path: Path) -> None:
     assert not (tmp_path / "hang").exists()
 
 
+@pytest.mark.parametrize(("first", "hang"), [(1800.0, 1800.0), (60.0, 7200.0), (600.0, 30.0), (600.0, None)])
+def test_a_collective_waits_for_longer_than_the_watchdog(first: float, hang: float | None) -> None:
+    assert collective_timeout(first, hang) >= max(first, hang or 0.0) + 60.0
+
+
 def test_a_run_that_hangs_ends_with_its_stacks(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANGING_RANK", "0")
     code, _, error = finish(start("train", config, "--watchdog-seconds", "2", program=("-c", HANGS)))
@@ -74,3 +80,8 @@ def test_one_rank_that_hangs_brings_the_stacks_of_all(config: Path, monkeypatch:
     assert found.keys() == {"rank-00000.txt", "rank-00001.txt"}
     assert "hangs_in_the_third" in found["rank-00001.txt"]
     assert "loop.py" in found["rank-00000.txt"]  # in whichever collective it waits
+    folder = next((config.parent / "outputs" / "tiny").glob("hang-*"))
+    for rank in (0, 1):
+        entries = json.loads((folder / f"flight-0000{rank}.json").read_text())["entries"]
+        assert any("all_reduce" in entry["profiling_name"] for entry in entries)
+    assert not list(folder.glob(".*.partial*"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.models import MMDiT, MMDiTConfig, initialise
-from longtake.weights import FLUX, OPEN_SORA_V2, Layout, MMDiTWeights, load_mmdit, save_mmdit, save_weights
+from longtake.weights import DIFFUSERS, FLUX, OPEN_SORA_V2, Layout, MMDiTWeights, load_mmdit, save_mmdit, save_weights
 from longtake.weights.mmdit import convert, layout_of, plan_conversion, reorder_heads, to_open_sora
 from tests.models.golden import (
     CASES,
@@ -27,6 +27,7 @@ from tests.models.golden import (
 )
 
 LAYOUTS = [Layout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
+WITH_DIFFUSERS = [*LAYOUTS, DIFFUSERS]
 
 
 def model_of(config: MMDiTConfig, state: dict[str, Tensor]) -> MMDiT:
@@ -62,14 +63,15 @@ def test_head_order_is_the_references_permutation() -> None:
     assert torch.equal(reorder_heads(found, 128, "interleaved"), rows)
 
 
-@pytest.mark.parametrize("target", LAYOUTS, ids=lambda layout: f"{layout.names}-{layout.rope}")
+@pytest.mark.parametrize("target", WITH_DIFFUSERS, ids=lambda layout: f"{layout.names}-{layout.rope}")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_layout_round_trips_through_a_file(
     tmp_path: Path, target: Layout, fused: bool, half: bool, bias: bool
 ) -> None:
-    config = tiny_config(fused_qkv=fused, use_liger_rope=half, cond_embed=True, qkv_bias=bias, depth=2)
+    own = {} if target == DIFFUSERS else {"cond_embed": True, "qkv_bias": bias}
+    config = tiny_config(fused_qkv=fused, use_liger_rope=half, guidance_embed=bias, depth=2, **own)
     model = MMDiT(config)
     initialise(model, 5)
     for parameter in model.parameters():
@@ -93,7 +95,7 @@ def test_full_size_plans_use_every_tensor_of_the_reference_once(name: str, layou
     }
     assert len(names) == info["num_tensors"]
     config = MMDiTConfig(cond_embed="cond_in.weight" in names, guidance_embed="guidance_in.in_layer.weight" in names)
-    for target in (OPEN_SORA_V2, FLUX):
+    for target in (OPEN_SORA_V2, FLUX, DIFFUSERS):
         plan = plan_conversion(config, layout, target)
         assert {piece.source for pieces in plan.values() for piece in pieces} == names
         for kind in "weight", "bias":
@@ -144,7 +146,7 @@ def test_a_tensor_of_another_size_is_refused_even_without_strict_load() -> None:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["transformer_blocks.0.attn.to_q.weight"], "has the tensor names of diffusers"),
+        (["transformer_blocks.0.attn.to_q.weight"], "holds no MMDiT weights"),
         (["encoder.weight"], "holds no MMDiT weights"),
         (["img_in.weight", "double_blocks.0.img_attn.qkv.weight", "single_blocks.0.q_proj.weight"], "mixes fused"),
     ],
@@ -180,3 +182,50 @@ def test_converting_to_the_own_layout_copies_nothing() -> None:
     same = convert(state, config, layout_of(config))
     assert all(same[name].data_ptr() == state[name].data_ptr() for name in state)
     assert all(torch.equal(same[name], state[name]) for name in state)
+
+
+def test_growth_makes_an_image_to_video_model_that_answers_as_the_text_to_video_one(tmp_path: Path) -> None:
+    plain = tiny_config()
+    model = MMDiT(plain)
+    initialise(model, 3)
+    save_mmdit(model.state_dict(), plain, tmp_path / "t2v.safetensors")
+    config = tiny_config(cond_embed=True, grow_cond_in=True)
+    weights = MMDiTWeights(tmp_path / "t2v.safetensors", config)
+    assert weights.notes == [f"{tmp_path / 't2v.safetensors'} has no cond_in: it starts at zero (model.grow_cond_in)"]
+    grown = model_of(config, dict(weights))
+    assert not grown.cond_in.weight.any()
+    x, t, conditions = random_inputs(plain)
+    assert torch.equal(grown(x, t, conditions), model(x, t, conditions))
+    save_mmdit(grown.state_dict(), config, tmp_path / "i2v.safetensors")
+    assert not MMDiTWeights(tmp_path / "i2v.safetensors", config).notes, "what has cond_in does not grow"
+
+
+def test_growth_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
+    plain, with_cond = tiny_config(), tiny_config(cond_embed=True)
+    save_mmdit(MMDiT(plain).state_dict(), plain, tmp_path / "t2v.safetensors")
+    save_mmdit(MMDiT(with_cond).state_dict(), with_cond, tmp_path / "i2v.safetensors")
+    with pytest.raises(UserError, match=r"missing cond_in.*set model\.grow_cond_in to True to start cond_in at zero"):
+        load_mmdit(tmp_path / "t2v.safetensors", with_cond)
+    with pytest.raises(UserError, match=r"unknown cond_in.*an image-to-video model: set model\.cond_embed to True"):
+        load_mmdit(tmp_path / "i2v.safetensors", plain)
+    with pytest.raises(ValueError, match="cond_embed is False, so there is no cond_in"):
+        tiny_config(grow_cond_in=True)
+    loose = MMDiTWeights(tmp_path / "i2v.safetensors", tiny_config(strict_load=False))
+    assert "cond_in.weight; passed over (model.strict_load is False)" in loose.notes[0]
+
+
+def test_half_of_cond_in_is_a_fault_and_not_growth(tmp_path: Path) -> None:
+    config = tiny_config(cond_embed=True, grow_cond_in=True)
+    state = MMDiT(config).state_dict()
+    del state["cond_in.bias"]
+    save_weights(state, tmp_path / "half.safetensors")
+    with pytest.raises(UserError, match=r"missing cond_in\.bias"):
+        load_mmdit(tmp_path / "half.safetensors", config)
+
+
+def test_an_old_checkpoint_folder_is_read_from_its_model_folder(tmp_path: Path) -> None:
+    config = tiny_config()
+    state = MMDiT(config).state_dict()
+    save_weights(state, tmp_path / "epoch1-global_step2" / "model", max_shard_bytes=40_000)
+    found = load_mmdit(tmp_path / "epoch1-global_step2", config)
+    assert all(torch.equal(found[name], state[name]) for name in state)

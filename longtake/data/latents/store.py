@@ -86,6 +86,7 @@ class EncoderFacts:
     latent: LatentShape
     text_length: int  # tokens of an embedded caption
     empty: Mapping[str, Tensor]  # the empty prompt: "text" [1, L, Dt], "vector" [1, Dv]
+    posterior: bool = False  # latents are drawn from a posterior
 
 
 class LatentStore:
@@ -136,7 +137,8 @@ class LatentStore:
     def encoders(self) -> EncoderFacts:
         """The facts of the encoders that made the store."""
         empty = read_empty(self.folder, self.facts)
-        return EncoderFacts(LatentShape(**self.facts["latent"]), int(self.facts["text_length"]), empty)
+        latent, length = LatentShape(**self.facts["latent"]), int(self.facts["text_length"])
+        return EncoderFacts(latent, length, empty, self.has_posterior)
 
     def column(self, name: str) -> np.ndarray:
         """A numeric column of the index, one value an entry; entries are in the order of (view, sample)."""

@@ -180,8 +180,9 @@ class DeviceFeed:
             here, loaded = coming.parcel, coming.loaded
             self._lane.receive(here.data, coming.copied)
             coming = self._send(fetched.parcel(), self._lane) if fetched.ready() else None
-            yield here, loaded
-            del here  # its memory is for the next one
+            handed = [(here, loaded)]
+            del here  # whoever takes it may let go of it before it asks for the next one
+            yield handed.pop()
             coming = coming or self._send(fetched.parcel(), self._lane)
 
     def _send(self, parcel: Parcel | None, lane: Lane) -> _OnItsWay | None:

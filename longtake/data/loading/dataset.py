@@ -121,6 +121,7 @@ class SlotDataset(Dataset[Batch]):
             draws=draws,
             faults=tuple(faults),
             fetch_seconds=time.perf_counter() - started,
+            kind_draws=draws["mask"].numpy() if "mask" in draws else np.zeros(0, np.float32),  # none for a store
         )
 
     def _fill(self, out: np.ndarray, row: int, place: float) -> None:

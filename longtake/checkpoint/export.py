@@ -1,0 +1,178 @@
+"""The weights of a checkpoint under plain names: one safetensors file, or a folder in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from longtake.checkpoint.contents import TensorRow, read_metadata, rows_of
+from longtake.checkpoint.folder import FROZEN_FOLDER, damage_sentence, read_state, verify
+from longtake.checkpoint.layout import SAFETENSORS_DTYPES, bytes_of, safetensors_head
+from longtake.checkpoint.runs import held
+from longtake.contracts import UserError
+from longtake.durable import sync_file, sync_folder, unfinished, write_whole
+
+EXPORT_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
+INDEX_FILE = "model.safetensors.index.json"
+_Source = tuple[TensorRow, Metadata]  # a tensor, and the files that its shards are in
+
+
+def export_safetensors(
+    folder: str | Path,
+    target: str | Path,
+    part: str = "ema",
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = EXPORT_BYTES,
+) -> Path:
+    """Write the weights of a checkpoint with plain parameter names, and return `target`.
+
+    A `target` that ends in `.safetensors` becomes one file. Any other becomes a new folder in Hugging Face's layout:
+    `model.safetensors`, or, above `max_file_bytes`, `model-00001-of-0000N.safetensors` and an index, each file within
+    the bound unless a single tensor exceeds it.
+
+    `part`: `ema` (falls back to `model` where the run kept no EMA) or `model`. `metadata`: strings for the header of
+    each file, beside `format` and `part`. Dtypes stay as saved. One tensor at a time is in memory. `target` appears
+    only when it is whole; the checkpoint is not removed meanwhile by a run that goes on. What the run did not train
+    comes from its `frozen/`; where that has a file of its own, the export holds the trained weights alone and names the
+    file as `frozen_source`. Raises UserError where the checkpoint is damaged or has no such part, or a folder `target`
+    is not empty.
+    """
+    folder, target = Path(folder), Path(target)
+    with held(folder):
+        if faults := verify(folder):
+            raise UserError(damage_sentence(folder, faults))
+        found, header = _choose(folder, part)
+        header |= metadata or {}
+        try:
+            if target.suffix == ".safetensors":
+                with unfinished(target) as partial:
+                    _write_file(partial, found, header)
+            else:
+                with _unfinished_folder(target) as partial:
+                    _write_folder(partial, found, header, max_file_bytes)
+        except OSError as error:
+            raise UserError(
+                f"{target}: cannot be written ({error.strerror}); make room or give another place"
+            ) from error
+    return target
+
+
+def _choose(folder: Path, part: str) -> tuple[list[_Source], dict[str, str]]:
+    """The tensors to write, and what the header says of them."""
+    saved = read_metadata(folder)
+    rows = rows_of(saved)
+    chosen = [row for row in rows if row.part == part] or [row for row in rows if row.part == "model"] * (part == "ema")
+    if not chosen:
+        parts = ", ".join(sorted({row.part for row in rows}))
+        raise UserError(f"{folder}: has no part '{part}'; choose one of {parts}")
+    found = [(row, saved) for row in chosen]
+    header = {"format": "pt", "part": chosen[0].part}
+    frozen = read_state(folder).get("frozen")
+    if frozen and frozen["source"] is None:
+        found += _frozen_rows(folder.parent / FROZEN_FOLDER)
+    elif frozen:
+        header["frozen_source"] = frozen["source"]
+    return found, header
+
+
+def _frozen_rows(folder: Path) -> list[_Source]:
+    """The tensors that a run did not train. Raises UserError where their folder is damaged."""
+    if faults := verify(folder):
+        raise UserError(damage_sentence(folder, faults))
+    saved = read_metadata(folder)
+    return [(row, saved) for row in rows_of(saved)]
+
+
+@contextmanager
+def _unfinished_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` when the body ends well; else nothing of it stays."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: exists already and is not overwritten; choose another name")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        sync_folder(partial)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync_folder(target.parent)
+
+
+def _write_folder(folder: Path, found: Sequence[_Source], header: Mapping[str, str], limit: int) -> None:
+    """The files of Hugging Face's layout, and their index where there are several."""
+    shares = _deal(found, limit)
+    if len(shares) == 1:
+        _write_file(folder / "model.safetensors", found, header)
+        sync_file(folder / "model.safetensors")
+        return
+    weight_map = {}
+    for number, share in enumerate(shares, 1):
+        name = f"model-{number:05d}-of-{len(shares):05d}.safetensors"
+        _write_file(folder / name, share, header)
+        sync_file(folder / name)
+        weight_map |= {_plain(row): name for row, _ in share}
+    total = sum(row.num_bytes for row, _ in found)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_whole(folder / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+
+
+def _deal(found: Sequence[_Source], limit: int) -> list[list[_Source]]:
+    """The tensors of each file, by name."""
+    shares: list[list[_Source]] = [[]]
+    size = 0
+    for source in sorted(found, key=lambda source: _plain(source[0])):
+        if shares[-1] and size + source[0].num_bytes > limit:
+            shares.append([])
+            size = 0
+        shares[-1].append(source)
+        size += source[0].num_bytes
+    return shares
+
+
+def _write_file(path: Path, found: Sequence[_Source], header: Mapping[str, str]) -> None:
+    """One safetensors file."""
+    found = sorted(found, key=lambda source: (-source[0].dtype.itemsize, _plain(source[0])))  # aligned without holes
+    with path.open("wb") as stream:
+        stream.write(_head([row for row, _ in found], header))
+        for row, saved in found:
+            stream.write(memoryview(bytes_of(_assemble(row, saved)).numpy()))
+
+
+def _head(rows: Sequence[TensorRow], metadata: Mapping[str, str]) -> bytes:
+    """The head of a safetensors file that holds the rows under their plain names."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for row in rows:
+        entries[_plain(row)] = {
+            "dtype": SAFETENSORS_DTYPES[row.dtype],
+            "shape": list(row.shape),
+            "data_offsets": [offset, offset + row.num_bytes],
+        }
+        offset += row.num_bytes
+    return safetensors_head(entries)
+
+
+def _plain(row: TensorRow) -> str:
+    """Its name without the part."""
+    return row.name.split(".", 1)[1]
+
+
+def _assemble(row: TensorRow, saved: Metadata) -> Tensor:
+    """The whole tensor out of its shards, on the CPU."""
+    whole = torch.empty(row.shape, dtype=row.dtype)
+    for chunk in saved.state_dict_metadata[row.name].chunks:
+        place = saved.storage_data[MetadataIndex(row.name, chunk.offsets)]
+        with safe_open(place.relative_path, framework="pt") as file:
+            index = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            whole[index] = file.get_tensor(row.name)
+    return whole

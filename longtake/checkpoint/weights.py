@@ -1,0 +1,52 @@
+"""The weights of a checkpoint as a mapping of plain parameter names, for a model of another shape or layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from longtake.checkpoint.agree import gather, on_every_rank
+from longtake.checkpoint.export import _assemble, _choose, _plain
+from longtake.checkpoint.folder import damage_sentence
+from longtake.checkpoint.load import _check_share
+from longtake.contracts import UserError
+
+
+class CheckpointWeights(Mapping[str, Tensor]):
+    """The averaged weights of a checkpoint, or the weights themselves where the run kept no average; whole, on the CPU.
+
+    Collective: the ranks share out the files and compare them with their checksums first. `folder[name]` reads one
+    tensor. `part` says which weights they are, "ema" or "model". What the run did not train comes from its `frozen/`.
+    `metadata`: what a file would say of them in its header. Raises `UserError` where the checkpoint is damaged or has
+    no weights of its own: those of a run whose frozen weights have a file are only a part of the model's.
+    """
+
+    def __init__(self, folder: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+        self.path = Path(folder)
+        faults = [fault for share in gather(on_every_rank(lambda: _check_share(self.path))) for fault in share]
+        if faults:
+            raise UserError(damage_sentence(self.path, faults))
+        found, header = _choose(self.path, "ema")
+        if "frozen_source" in header:
+            raise UserError(
+                f"{self.path}: holds only what was trained upon {header['frozen_source']}; give that as "
+                "model.from_pretrained, or an export with both in it"
+            )
+        self.part = header["part"]
+        self.metadata: Mapping[str, str] = metadata or {}
+        self._rows = {_plain(row): (row, saved) for row, saved in found}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _assemble(*self._rows[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, whole, from the file headers."""
+        return self._rows[name][0].shape

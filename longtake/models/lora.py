@@ -1,0 +1,241 @@
+"""Low-rank adapters on linear layers: LoRA (Hu et al. 2021) and DoRA (Liu et al. 2024), over weights that do not train.
+
+LoRA adds (alpha / rank) B A x to W x; A [rank, in] starts uniform, B [out, rank] at zero. DoRA divides the rows of
+W + (alpha / rank) B A by their lengths, of which no gradient is taken, and multiplies them by trained magnitudes.
+
+The layers are written out here rather than injected by PEFT: they keep the names of the base's parameters, start by
+(seed, name) from the meta device, and can be cut over tensor peers. `weights.lora` reads and writes PEFT's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from longtake.config import Section
+from longtake.contracts import UserError
+from longtake.models import storage
+from longtake.models.initial import linear_uniform
+
+
+class LoraConfig(Section):
+    """Trains low-rank adapters in place of the denoiser's weights, which stay in the compute dtype or in fewer bits."""
+
+    rank: PositiveInt = Field(16, description="rank of the adapters")
+    alpha: PositiveFloat = Field(16, description="adapters act with strength alpha / rank")
+    targets: tuple[str, ...] | None = Field(
+        None,
+        description="layers that get adapters, by name or end of name, `*` for anything; None: attention and MLPs of "
+        "all blocks",
+    )
+    dora: bool = Field(False, description="train the lengths of the weights' rows beside the adapters (DoRA)")
+    base: Literal["dense", "int8", "fp8", "nf4"] = Field(
+        "dense", description="how the blocks' frozen linear weights are kept: `dense` is the compute dtype"
+    )
+    from_pretrained: str | None = Field(
+        None, description="adapters to start from, a file or PEFT's folder; rank, alpha, targets and dora are then its"
+    )
+    strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")
+
+
+@dataclass(frozen=True)
+class AdapterSize:
+    """What an adapter of one layer is, before its values."""
+
+    rank: int
+    scaling: float  # alpha / rank
+    dora: bool = False
+    strength: float = 1.0  # 0: the base layer alone
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer that takes over the parameters of another and does not train them.
+
+    With a storage kind, `weight` holds codes and `weight_scale` their scales, of the dtype that the layer had.
+    """
+
+    def __init__(self, layer: nn.Linear, kind: storage.Kind | None = None) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.kind = layer.in_features, layer.out_features, kind
+        self.bias = layer.bias
+        if kind is None:
+            self.weight = layer.weight
+        else:
+            codes, scale = storage.stored_shapes(kind, self.out_features, self.in_features)
+            device, dtype = layer.weight.device, layer.weight.dtype
+            empty = torch.empty(codes, dtype=storage.code_dtype(kind), device=device)
+            self.weight = nn.Parameter(empty, requires_grad=False)
+            self.weight_scale = nn.Parameter(torch.empty(scale, dtype=dtype, device=device), requires_grad=False)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight [out, in], or the rows of it that the parameters at hand hold."""
+        if self.kind is None:
+            return self.weight.to(dtype)
+        return storage.decode(self.weight, self.weight_scale, self.kind, dtype)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x W^T, without the bias."""
+        if self.kind is None:
+            return F.linear(x, self.weight)
+        return storage.product(x, self.weight, self.weight_scale, self.kind)
+
+    def held_as(self, kind: str, dense: Tensor) -> dict[str, Tensor]:
+        """The parameters that hold a dense value of the parameter `kind`: codes and scales where it is coded."""
+        if kind != "weight" or self.kind is None:
+            return {kind: dense}
+        codes, scale = storage.encode(dense.to(self.weight.device), self.kind, self.weight_scale.dtype)
+        return {"weight": codes, "weight_scale": scale}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind is None:
+            return F.linear(x, self.weight, self.bias)
+        out = self.product(x)
+        return out if self.bias is None else out + self.bias
+
+
+class LoraLinear(FrozenLinear):
+    """A frozen linear layer with an adapter; `lora_a`, `lora_b` and, for DoRA, `magnitude` [out] train."""
+
+    def __init__(self, layer: nn.Linear, size: AdapterSize, kind: storage.Kind | None = None) -> None:
+        super().__init__(layer, kind)
+        device = layer.weight.device
+        self.scaling, self.strength = size.scaling, size.strength
+        self.lora_a = nn.Parameter(torch.empty(size.rank, self.in_features, device=device))
+        self.lora_b = nn.Parameter(torch.empty(self.out_features, size.rank, device=device))
+        self.magnitude = nn.Parameter(torch.empty(self.out_features, device=device)) if size.dora else None
+
+    def initial_value(self, name: str, seed: int) -> Tensor:
+        """What its own parameters start with: `lora_a` by the law of linear layers, all else at zero.
+
+        DoRA's magnitude follows from the base weight once that is there: `row_lengths`.
+        """
+        kind = name.rpartition(".")[2]
+        shape = self.get_parameter(kind).shape
+        return linear_uniform(name, shape, self.in_features, seed) if kind == "lora_a" else torch.zeros(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        delta = F.linear(self.scaled(F.linear(x, self.lora_a)), self.lora_b)
+        if self.magnitude is None:
+            return super().forward(x) + delta
+        out = self.joined(self.product(x), delta, self.row_factors())
+        return out if self.bias is None else out + self.bias
+
+    def scaled(self, low: Tensor) -> Tensor:
+        """A x times alpha / rank, where that is cheapest; and times the strength where `joined` does not apply it."""
+        return low * (self.scaling if self.magnitude is not None else self.scaling * self.strength)
+
+    def joined(self, base: Tensor, delta: Tensor, factors: Tensor) -> Tensor:
+        """W x, scaled B A x and DoRA's factors of these outputs -> the adapted product, without bias.
+
+        The strength leads in a straight line from the base's output to the adapted one.
+        """
+        if self.strength == 1:
+            return (base + delta) * factors
+        return base * (1 + self.strength * (factors - 1)) + delta * (self.strength * factors)
+
+    def row_factors(self) -> Tensor:
+        """DoRA's factor of each output [out]: the magnitude over the length of the row of W + scaling B A.
+
+        The square of that length is |w|^2 + 2 scaling b A w + scaling^2 b (A A^T) b^T: W + scaling B A is never made.
+        """
+        with torch.no_grad():
+            a, b = self.lora_a.float() * self.scaling, self.lora_b.float()
+            dense = self.dense(self.lora_a.dtype)
+            square = torch.linalg.vector_norm(dense, dim=1, dtype=torch.float32).square()
+            square += 2 * (F.linear(dense, a.to(dense.dtype)).float() * b).sum(1) + ((b @ (a @ a.T)) * b).sum(1)
+            length = square.clamp_(min=torch.finfo(torch.float32).tiny).sqrt_()
+        return (self.magnitude.float() / length).to(self.magnitude.dtype)
+
+    def row_lengths(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Lengths of rows of the base weight, float32: where DoRA's magnitudes start.
+
+        `rows`: this layer's parameters by name, all cut to the same rows.
+        """
+        weight = rows["weight"]
+        if self.kind is not None:
+            weight = storage.decode(weight, rows["weight_scale"], self.kind, torch.float32)
+        return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+
+
+def target_layers(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
+    """The linear layers that `lora.targets` names, in the model's order; None: those of the model's tensor plan.
+
+    Raises `UserError` for a pattern that names none.
+    """
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    patterns = list(model.tensor_plan) if targets is None else list(targets)
+    chosen = set()
+    for pattern in patterns:
+        found = {name for name in linear if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
+        if targets is not None and not found:
+            ends = sorted({_kind_of(name) for name in linear})
+            raise UserError(f"lora.targets: {pattern!r} names no linear layer; choose among {', '.join(ends)}")
+        chosen |= found
+    return [name for name in linear if name in chosen]
+
+
+def _kind_of(name: str) -> str:
+    """A layer's name without the number of its block: `img_attn.q_proj` of `double_blocks.3.img_attn.q_proj`."""
+    parts = name.split(".")
+    return ".".join(parts[2:]) if len(parts) > 2 and parts[1].isdigit() else name
+
+
+def adapt(model: nn.Module, sizes: Mapping[str, AdapterSize], base: str, dtype: torch.dtype) -> None:
+    """Freezes `model` in `dtype`, in place, and gives the layers of `sizes` adapters. Call it on the meta device first.
+
+    `base`: "dense", or how the linear weights of the blocks are stored. Raises `UserError` for a width that has no such
+    storage.
+    """
+    freeze(model, dict.fromkeys(name for name, _ in model.named_parameters()), dtype)
+    kind = None if base == "dense" else base
+    blocks = tuple(f"{name}." for name in model.blocks)
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, nn.Linear):
+            continue
+        stored = kind if name.startswith(blocks) else None  # what lies outside the blocks is small, and sets dtypes
+        if stored is not None:
+            storage.check_width(stored, name, layer.in_features)
+        if name in sizes:
+            model.set_submodule(name, LoraLinear(layer, sizes[name], stored))
+        elif stored is not None:
+            model.set_submodule(name, FrozenLinear(layer, stored))
+
+
+def freeze(model: nn.Module, names: Mapping[str, object], dtype: torch.dtype) -> None:
+    """Parameters of these names do not train any more and are kept in `dtype`, since they need no masters. In place."""
+    for name in names:
+        layer, _, kind = name.rpartition(".")
+        module = model.get_submodule(layer)
+        value = module.get_parameter(kind).detach().to(dtype)
+        setattr(module, kind, nn.Parameter(value, requires_grad=False))
+
+
+def frozen_names(model: nn.Module, frozen: Sequence[str], trained: Sequence[str] | None) -> list[str]:
+    """The parameters that the patterns `freeze` and `train_only` keep from training, in the model's order.
+
+    A pattern is a parameter's or module's name, `*` for anything. Raises `UserError` for one that names nothing, and
+    where nothing would train.
+    """
+    names = [name for name, _ in model.named_parameters()]
+
+    def named(key: str, pattern: str) -> set[str]:
+        found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not found:
+            raise UserError(f"{key}: {pattern!r} names no parameter; give names such as double_blocks.*.img_attn")
+        return found
+
+    out = set().union(*(named("freeze", pattern) for pattern in frozen))
+    if trained is not None:
+        out |= set(names) - set().union(*(named("train_only", pattern) for pattern in trained))
+    if len(out) == len(names):
+        raise UserError("freeze, train_only: leave nothing to train; name fewer parameters")
+    return [name for name in names if name in out]

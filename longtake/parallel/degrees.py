@@ -1,0 +1,111 @@
+"""At which sequence degree each bucket runs, and which ranks compute its micro-batches together.
+
+On a mesh of S sequence peers a bucket at degree d runs S / d micro-batches at once: the peers of a data rank fall into
+S / d neighbourhoods, each with a micro-batch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from longtake.contracts import Bucket, UserError
+from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, divisors, one_of
+from longtake.parallel.tokens import TokenCut
+
+Entry = tuple[str, int]  # of bucket_config: resolution name and frames key
+
+
+def check_bucket_sequence(config: ParallelConfig, sequence: int) -> None:
+    """Raises `UserError` for a degree at which `sequence` peers cannot be cut into neighbourhoods.
+
+    A multiple of `sequence` is taken for all of it, so that a run goes on with the same config on fewer peers.
+    """
+    given = config.bucket_sequence if isinstance(config.bucket_sequence, dict) else {}
+    for resolution, lengths in given.items():
+        for num_frames, degree in lengths.items():
+            if sequence % degree and degree % sequence:
+                raise UserError(
+                    f"parallel.bucket_sequence.{resolution}.{num_frames} = {degree}: does not divide "
+                    f"parallel.sequence = {sequence}; choose one of {one_of(divisors(sequence))}"
+                )
+
+
+def entry_degrees(config: ParallelConfig, sequence: int, tokens: Mapping[Entry, int]) -> dict[Entry, int]:
+    """The sequence degree of every entry of the bucket table on a mesh of `sequence` peers.
+
+    `tokens`: of a micro-batch of each entry, text included. `"auto"` takes the smallest degree at which no rank has
+    more tokens than it has of the largest entry at the whole degree.
+    """
+    wanted = config.bucket_sequence
+    if wanted == "auto":
+        most = max(tokens.values())
+        return {
+            entry: next(degree for degree in divisors(sequence) if count * sequence <= most * degree)
+            for entry, count in tokens.items()
+        }
+    check_bucket_sequence(config, sequence)
+    given = {} if wanted is None else wanted
+    return {entry: min(sequence, given.get(entry[0], {}).get(entry[1], sequence)) for entry in tokens}
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The ranks that compute one micro-batch together at one sequence degree. Groups of one rank are None."""
+
+    tokens: TokenPeers | None  # None where there is no model to be cut
+    data: dist.ProcessGroup | None  # by which tensors of a batch travel
+    talk: dist.ProcessGroup | None  # by which everything else of it does: over the CPU, so that no device is waited for
+
+
+@dataclass(frozen=True)
+class BucketPeers:
+    """Who computes a micro-batch of a bucket together, and how many of them a data rank runs at once."""
+
+    mesh: Mesh
+    degrees: Mapping[Entry, int]  # entries that are not here run at the mesh's own degree
+    cut: TokenCut | None  # of the model, where it has one
+    by_degree: Mapping[int, Neighbourhood]
+
+    @classmethod
+    def create(
+        cls, mesh: Mesh, degrees: Mapping[Entry, int] | None = None, cut: TokenCut | None = None, heads: int = 0
+    ) -> BucketPeers:
+        """Collective. `cut`: what `cut_model` gave for a model of so many `heads`."""
+        degrees = degrees or {}
+        found = {}
+        for degree in sorted({mesh.sequence, *degrees.values()}, reverse=True):
+            tokens = None
+            if cut is not None:
+                tokens = cut.peers if degree == mesh.sequence else mesh.token_peers(heads, degree)
+            data = mesh.neighbours(degree) if tokens is None else tokens.everyone
+            found[degree] = Neighbourhood(tokens, data, mesh.neighbours(degree, "gloo"))
+        return cls(mesh, degrees, cut, found)
+
+    def degree(self, bucket: Bucket) -> int:
+        """Sequence peers that share the tokens of a micro-batch of `bucket`."""
+        return self.degrees.get((bucket.resolution, bucket.num_frames), self.mesh.sequence)
+
+    def at_once(self, bucket: Bucket) -> int:
+        """Micro-batches of `bucket` that the peers of one data rank run side by side: S / d."""
+        return self.mesh.sequence // self.degree(bucket)
+
+    def place(self, bucket: Bucket) -> tuple[int, int]:
+        """(which of the micro-batches run side by side is this rank's, its place among the ranks that share it)."""
+        return self.mesh.neighbourhood(self.degree(bucket))
+
+    def count(self, bucket: Bucket) -> int:
+        """Ranks that share a micro-batch of `bucket`."""
+        return self.degree(bucket) * self.mesh.tensor
+
+    def groups(self, bucket: Bucket) -> Neighbourhood:
+        """The ranks that share a micro-batch of `bucket` with this one."""
+        return self.by_degree[self.degree(bucket)]
+
+    def use(self, degree: int) -> None:
+        """The model's next forwards are made at this degree."""
+        tokens = self.by_degree[degree].tokens
+        if self.cut is not None and tokens is not None and self.cut.peers is not tokens:
+            self.cut.use(tokens)

@@ -1,0 +1,178 @@
+"""Recomputing blocks in backward: what is kept from forward, and what is computed again.
+
+A recomputed block keeps its input alone. With a budget it also keeps outputs of attention and of its linear layers,
+those that spare the most FLOPs for a byte first (selective recomputation, Korthikanti et al. 2022). Its input may wait
+in the host's memory (`offload`). Gradients stay the same, bit for bit where kernels repeat themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from longtake.parallel.offload import InputStore
+from longtake.parallel.sequence import matching
+from longtake.parallel.tokens import TokenCut
+
+_ATTENTION = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+)
+_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}  # and which argument is the input
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a recomputed block keeps beside its input."""
+
+    attention: bool  # what attention gives, and the log-sum-exp of its scores
+    products: frozenset[tuple[int, int]]  # (inputs, outputs) of the linear layers whose outputs are kept, on this rank
+    layers: tuple[str, ...] = ()  # their names in one stream, in the order of their worth
+    products_width: int = 0  # numbers a token that these outputs have, on this rank
+    products_inputs: int = 0  # sum of inputs x outputs of these layers a token, on this rank: half their FLOPs
+
+    def __bool__(self) -> bool:
+        return self.attention or bool(self.products)
+
+    def __str__(self) -> str:
+        return ", ".join(("attention", *self.layers) if self.attention else self.layers)
+
+
+NOTHING = Kept(False, frozenset())
+
+
+def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -> Kept:
+    """What the blocks of the list `blocks` of a model keep with a budget, at a tensor degree.
+
+    `budget`: share (0 ... 1) of all that attention and linear layers of such a block put out for its tokens. Attention
+    comes first, whose FLOPs grow with the tokens; then linear layers by their inputs, for an output of k inputs spares
+    2k FLOPs; of equal ones the narrower. Layers of one size are kept together or not at all. Layers that do not run
+    over tokens (`model.tensor_plan` does not name them) are left out of the sum.
+    """
+    if not budget or not len(model.get_submodule(blocks)):
+        return NOTHING
+    sizes: dict[tuple[int, int], list[str]] = {}
+    streams = set()
+    for pattern, split in model.tensor_plan.items():
+        for name, layer in matching(model, pattern):
+            if name.startswith(f"{blocks}.0."):
+                column = split.kind == "column"
+                size = (
+                    layer.in_features // (1 if column else tensor),
+                    layer.out_features // (tensor if column else 1),
+                )
+                sizes.setdefault(size, []).append(name.removeprefix(f"{blocks}.0."))
+                streams.add(split.tokens)
+    attention = model.config.hidden_size // tensor
+    widths = {size: size[1] * len(names) // len(streams) for size, names in sizes.items()}  # numbers a token
+    left = budget * (attention + sum(widths.values())) * (1 + 1e-9)
+    if attention > left:
+        return NOTHING
+    left -= attention
+    kept: list[tuple[int, int]] = []
+    for size in sorted(sizes, key=lambda size: (-size[0], size[1])):
+        if widths[size] > left:
+            break
+        left -= widths[size]
+        kept.append(size)
+    return Kept(
+        attention=True,
+        products=frozenset(kept),
+        layers=tuple(name for size in kept for name in sizes[size][: len(sizes[size]) // len(streams)]),
+        products_width=sum(widths[size] for size in kept),
+        products_inputs=sum(size[0] * widths[size] for size in kept),
+    )
+
+
+def remat_blocks(
+    model: nn.Module, counts: Sequence[int], cut: TokenCut | None = None, budget: float = 0.0
+) -> dict[str, Kept]:
+    """Lets the first `counts[i]` blocks of the model's i-th list forget their activations and compute them again in
+    backward: less memory for more time. `budget`: see `choose_kept`; the result says what is kept, by list.
+
+    Call it after `cut_model`, whose result is `cut`, and before `shard_model`. With peers it comes after compilation;
+    without, before it, so that the compiler sees what is kept. (In a compiled block whose insides it does not know,
+    selective recomputation would keep buffers that the compiler writes to again.)
+
+    Attention over a ring of peers is always computed again: its parts are as many as there are peers.
+    """
+    found = {}
+    for name, count in zip(model.blocks, counts, strict=True):
+        kept = choose_kept(model, name, budget, 1 if cut is None else cut.peers.tensor)
+        found[name] = kept
+        for block in list(model.get_submodule(name))[:count]:
+            block.forward = partial(_remat, block.forward, cut, kept)
+    return found
+
+
+def offload_inputs(model: nn.Module, counts: Sequence[int], store: InputStore) -> None:
+    """Lets the inputs of the recomputed blocks wait for backward in `store`. Call it after compilation."""
+    for name, count in zip(model.blocks, counts, strict=True):
+        for block in list(model.get_submodule(name))[:count]:
+            block.forward = partial(_with_inputs_stored, block.forward, store)
+
+
+def _with_inputs_stored(forward: Callable[..., Any], store: InputStore, *args: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args)
+    with store.takes(args):
+        return forward(*args)
+
+
+def _remat(forward: Callable[..., Any], cut: TokenCut | None, kept: Kept, *args: Any) -> Any:
+    options: dict[str, Any] = {}
+    if cut is not None:
+        options["context_fn"] = partial(_contexts_of_peers, cut, kept)
+    elif kept:
+        options["context_fn"] = partial(_selective, kept.products)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def _selective(products: frozenset[tuple[int, int]]) -> Contexts:
+    return create_selective_checkpoint_contexts(partial(_policy, products))
+
+
+def _contexts_of_peers(cut: TokenCut, kept: Kept) -> Contexts:
+    """Recomputation runs with the lengths of this forward, see `TokenCut.captured`."""
+    if not kept:
+        return nullcontext(), cut.captured()
+    forward, again = _selective(kept.products)
+    return forward, _Both(cut.captured(), again)
+
+
+class _Both:
+    """Two contexts entered as one, as often as need be."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self._outer.__exit__(*error)
+
+
+def _policy(
+    products: frozenset[tuple[int, int]], context: Any, operation: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    """Whether the output of an operation is kept: by its kind and sizes alone, so forward and recomputation agree."""
+    if operation in _ATTENTION:
+        # Inside an autograd.Function, as of a ring, gradients are off: those parts are not kept.
+        return CheckpointPolicy.MUST_SAVE if torch.is_grad_enabled() else CheckpointPolicy.PREFER_RECOMPUTE
+    if operation in _PRODUCTS:
+        first = _PRODUCTS[operation]
+        if (args[first].shape[1], args[first + 1].shape[1]) in products:
+            return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

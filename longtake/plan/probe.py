@@ -1,0 +1,212 @@
+"""Holding a plan against the machine: real steps on random data, and the batch sizes that really fit.
+
+Model, optimizer and average are those of the run, with initial values in place of weights read from files. Encoders are
+not built; their bytes are the plan's. Started under torchrun it measures the mesh of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from longtake.contracts import Bucket, UserError
+from longtake.data import EncoderFacts
+from longtake.parallel import Mesh, World
+from longtake.plan.run import EntryPlan, RunPlan
+from longtake.system import System, SystemConfig, build_system
+
+_TRIES = 6  # steps that are measured for one entry
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step at one batch size."""
+
+    batch: int
+    seconds: float | None  # of forward and backward of one micro-batch; None: it ran out of memory
+    peak_bytes: int | None  # on the fullest GPU; None where the device does not tell
+
+    def fits(self, usable_bytes: int) -> bool:
+        """Whether it ran and left free what is to be left free."""
+        return self.seconds is not None and (self.peak_bytes is None or self.peak_bytes <= usable_bytes)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was found out about one entry of the bucket table."""
+
+    entry: EntryPlan
+    forecast_bytes: int  # of the largest batch that fits, without encoders
+    tries: tuple[Measured, ...]
+    largest: Measured | None  # the largest measured batch that fits
+    suggested_batch: int  # of those, one that takes no longer than the entry of most tokens at its largest
+
+    @property
+    def error(self) -> float | None:
+        """The forecast over the measured peak, less 1."""
+        if self.largest is None or not self.largest.peak_bytes:
+            return None
+        return self.forecast_bytes / self.largest.peak_bytes - 1
+
+
+Measure = Callable[[Bucket, int], Measured]
+MakeUpdate = Callable[[nn.Module], Callable[[], None]]
+
+
+def probe_entries(plan: RunPlan, measure: Measure) -> tuple[Probed, ...]:
+    """Measures the entries that train, beginning at the batch sizes that the plan suggests."""
+    work, layout = plan.work, plan.layout
+    usable = plan.machine.usable_bytes - work.encoder_bytes
+    found = []
+    for entry in plan.entries:
+        if not entry.trains:
+            continue
+
+        def forecast(batch: int, bucket: Bucket = entry.bucket) -> int:
+            return work.memory(bucket, layout, batch).total - work.encoder_bytes
+
+        def run(batch: int, bucket: Bucket = entry.bucket) -> Measured:
+            return measure(bucket, batch)
+
+        tries = tuple(_search(run, forecast, max(1, entry.suggested_batch), usable))
+        fitting = [step for step in tries if step.fits(usable)]
+        largest = max(fitting, key=lambda step: step.batch, default=None)
+        found.append((entry, forecast(largest.batch) if largest else 0, tries, largest))
+    limit = _longest([(entry, largest) for entry, _, _, largest in found if largest is not None])
+    return tuple(Probed(*facts, suggested_batch=_suggested(facts[3], limit)) for facts in found)
+
+
+def _search(
+    run: Callable[[int], Measured], forecast: Callable[[int], int], first: int, usable_bytes: int
+) -> Iterator[Measured]:
+    """Steps at batch sizes around the largest that fits: the formula, corrected by what was measured, says where."""
+    low, high, batch = 0, None, first  # the largest that fits and the smallest that does not, so far
+    for _ in range(_TRIES):
+        step = run(batch)
+        yield step
+        if step.fits(usable_bytes):
+            low = batch
+            if step.peak_bytes is None:
+                return  # nothing tells how much more there is room for
+        else:
+            high = batch
+        if high is not None and high - low <= 1:
+            return
+        slope = max(1, forecast(batch + 1) - forecast(batch))
+        if step.peak_bytes is not None:
+            batch += (usable_bytes - step.peak_bytes) // slope
+        else:
+            batch = (low + batch) // 2
+        if batch <= low:
+            if high is None:
+                return  # one more would not fit, says the slope
+            batch = (low + high + 1) // 2
+        batch = max(1, batch if high is None else min(batch, high - 1))
+        if batch == low:
+            return
+
+
+def _longest(found: list[tuple[EntryPlan, Measured]]) -> float:
+    if not found:
+        return 0.0
+    return max(found, key=lambda pair: pair[0].tokens)[1].seconds or 0.0
+
+
+def _suggested(largest: Measured | None, limit: float) -> int:
+    if largest is None:
+        return 0
+    return max(1, min(largest.batch, int(limit * 1.02 / (largest.seconds / largest.batch))))
+
+
+class ProbeStep:
+    """Steps of a run on this process's device, on random latents and embeddings of any bucket and batch size."""
+
+    def __init__(self, plan: RunPlan, config: SystemConfig, world: World, make_update: MakeUpdate) -> None:
+        self.plan, self.world = plan, world
+        model = config.model.model_copy(update={"from_pretrained": None})
+        lora = None if config.lora is None else config.lora.model_copy(update={"from_pretrained": None})
+        text = torch.zeros(1, config.t5.max_length, config.model.context_in_dim)
+        empty = {"text": text, "vector": torch.zeros(1, config.model.vec_in_dim)}
+        facts = EncoderFacts(config.ae.latent, config.t5.max_length, empty)
+        bare = config.model_copy(update={"model": model, "lora": lora})
+        self.system: System = build_system(bare, Mesh.create(config.parallel, world), world, facts)
+        self._update = make_update(self.system.denoiser)
+        self._warm = False
+
+    def measure(self, bucket: Bucket, batch: int) -> Measured:
+        """A whole step of micro-batches of this size. Raises `UserError` where one of several GPUs has not enough."""
+        device = self.world.device
+        on_gpu = device.type == "cuda"
+        try:
+            if not self._warm:
+                self._step(bucket, 1)  # states of the optimizer come with the first update
+                self._warm = True
+            if on_gpu:
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+            seconds = self._step(bucket, batch)
+        except torch.OutOfMemoryError:
+            if self.world.size > 1:
+                raise UserError(
+                    f"--probe: bucket_config.{bucket.resolution}.{bucket.num_frames} ran out of memory at batch "
+                    f"{batch}; start it with a lower one, or with a larger --headroom"
+                ) from None
+            self._clear()
+            return Measured(batch, None, None)
+        peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+        facts = torch.tensor([peak, seconds], dtype=torch.float64, device=device)
+        if self.world.size > 1:
+            dist.all_reduce(facts, dist.ReduceOp.MAX)
+        peak, seconds = facts.tolist()
+        return Measured(batch, seconds, int(peak) or None)
+
+    def _step(self, bucket: Bucket, batch: int) -> float:
+        """Seconds of the last micro-batch's forward and backward."""
+        system, device = self.system, self.world.device
+        shape = system.latent(*bucket.shape)
+        conditions = system.embed_empty()
+        several = {
+            name: None if tensor is None else tensor.expand(batch, *tensor.shape[1:])
+            for name, tensor in (("text", conditions.text), ("vector", conditions.vector))
+        }
+        several["guidance"] = None if conditions.guidance is None else conditions.guidance.expand(batch)
+        conditions = type(conditions)(**several)
+        for _ in range(min(2, self.plan.layout.micro_batches)):
+            start = self._now()
+            x, target = (torch.randn(batch, *shape, device=device) for _ in range(2))
+            prediction = system.denoiser(x, torch.rand(batch, device=device), system.blank_visual(conditions, x))
+            (prediction.float() - target).square().mean().backward()
+            del prediction, x, target
+            seconds = self._now() - start
+        self._update()
+        self._now()
+        return seconds
+
+    def _now(self) -> float:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return time.perf_counter()
+
+    def _clear(self) -> None:
+        for parameter in self.system.denoiser.parameters():
+            parameter.grad = None
+        torch.cuda.empty_cache()
+
+
+def check_probe(gpus: int, world: World) -> None:
+    """Raises `UserError` where the plan is for another number of GPUs than there are processes or devices."""
+    if world.device.type == "cuda" and torch.cuda.device_count() < (world.local_size or gpus):
+        raise UserError(
+            f"--gpus {gpus}: --probe finds {torch.cuda.device_count()} GPUs on this machine; choose at most so many"
+        )
+    if gpus != world.size:
+        said = "1 process runs" if world.size == 1 else f"{world.size} processes run"
+        raise UserError(
+            f"--gpus {gpus}: --probe measures real steps and {said}; choose --gpus {world.size}, or start it by "
+            f"torchrun --nproc_per_node {gpus} -m longtake plan"
+        )

@@ -1,0 +1,71 @@
+"""What of a denoiser trains: all of it, a part, or adapters upon it; and how adapters start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from longtake.models import (
+    AdapterSize,
+    FrozenLinear,
+    LoraConfig,
+    LoraLinear,
+    adapt,
+    freeze,
+    frozen_names,
+    target_layers,
+)
+from longtake.parallel import local_tensor, own_part
+from longtake.system.config import SystemConfig
+from longtake.weights import Adapters, read_adapters, tensors_of
+
+
+def choose_trained(denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype) -> Adapters:
+    """Gives a denoiser on the meta device its adapters and freezes what does not train, kept in `dtype`. In place.
+
+    Call it before the model is cut or sharded. Returns the adapters of `lora.from_pretrained`, none without. Raises
+    `UserError` for patterns that name nothing, and for a file of adapters that does not fit.
+    """
+    if config.lora is None:
+        if config.freeze or config.train_only is not None:
+            freeze(denoiser, dict.fromkeys(frozen_names(denoiser, config.freeze, config.train_only)), dtype)
+        return {}
+    adapters = read_adapters(config.lora.from_pretrained, config.model) if config.lora.from_pretrained else {}
+    adapt(denoiser, adapter_sizes(denoiser, config.lora, adapters), config.lora.base, dtype)
+    return adapters
+
+
+def adapter_sizes(denoiser: nn.Module, lora: LoraConfig, adapters: Adapters) -> dict[str, AdapterSize]:
+    """The adapter of each layer that has one: those of a file as they are there, else as the section says."""
+    if adapters:
+        return {
+            name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, lora.strength) for name, a in adapters.items()
+        }
+    size = AdapterSize(lora.rank, lora.alpha / lora.rank, lora.dora, lora.strength)
+    return dict.fromkeys(target_layers(denoiser, lora.targets), size)
+
+
+@torch.no_grad()
+def start_adapters(denoiser: nn.Module, adapters: Adapters) -> None:
+    """Fills what of the adapters follows from the base weights, then what comes from a file, on every mesh alike."""
+    for layer in denoiser.modules():
+        if isinstance(layer, LoraLinear) and layer.magnitude is not None:
+            own = {name: local_tensor(p.data) for name, p in layer.named_parameters()}
+            own["magnitude"].copy_(layer.row_lengths(own))
+    fill(denoiser, tensors_of(adapters))
+
+
+@torch.no_grad()
+def fill(denoiser: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copies whole tensors into parameters of these names, this rank's part of each."""
+    for name, value in values.items():
+        parameter = denoiser.get_parameter(name)
+        local_tensor(parameter).copy_(own_part(value, parameter))
+
+
+def coded_base(denoiser: nn.Module) -> str:
+    """How the frozen linear weights are kept: "dense", or the kind of their codes."""
+    kinds = {layer.kind for layer in denoiser.modules() if isinstance(layer, FrozenLinear) and layer.kind is not None}
+    return min(kinds, default="dense")

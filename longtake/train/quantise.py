@@ -1,0 +1,73 @@
+"""Optimizer moments in one byte each: block-wise dynamic quantisation, in plain tensor operations.
+
+After Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (ICLR 2022, arXiv 2110.02861): up to 256 numbers
+share a float32 scale, the largest magnitude among them, and each is the nearest of 256 levels times that scale. Levels
+lie close together near zero, like floating point numbers: seven decades, of which a higher one has twice as many.
+
+Two things differ from the paper. A block never leaves its row (dim 0 of the tensor), so blocks and scales are the same
+however rows are dealt to ranks, and moments move to another mesh without loss. And the lowest level of the second
+moment is 1e-7 instead of 0 (that zero does harm: Li et al., "Memory Efficient Optimizers with 4-bit States", NeurIPS
+2023): an element whose gradient is far below its neighbours' would else be divided by the bare epsilon.
+
+torchao's 8-bit AdamW is not used: it reads no tensor that says on the device that a step is left out, its rounding of
+bf16 weights draws from PyTorch's generator, and its blocks depend on how a tensor is cut.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+MOST_IN_BLOCK = 256
+LEAST_IN_BLOCK = 32
+LEAST_NUMBERS = 4096  # smaller tensors stay float32: they weigh nothing and many of them are norms
+_DECADES = 7
+_LOWEST_SQUARE = 1e-7
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+Table = tuple[Tensor, Tensor]  # float32: the 256 levels in ascending order, the 255 borders between them
+
+
+def block_size(shape: tuple[int, ...]) -> int | None:
+    """How many neighbours in a row of a whole tensor share a scale: the largest divisor of its length up to 256.
+
+    None where the tensor is to stay float32: vectors, small ones, and rows whose length has no divisor of 32 to 256.
+    """
+    if len(shape) < 2 or prod(shape) < LEAST_NUMBERS:
+        return None
+    row = prod(shape[1:])
+    block = next(size for size in range(min(MOST_IN_BLOCK, row), 0, -1) if row % size == 0)
+    return block if block >= LEAST_IN_BLOCK else None
+
+
+def scale_shape(shape: tuple[int, ...], block: int) -> tuple[int, int]:
+    """Shape of the scales of a tensor, or of a shard of its rows."""
+    return shape[0], prod(shape[1:]) // block
+
+
+@lru_cache(maxsize=16)
+def table(signed: bool, device: torch.device) -> Table:
+    """Levels and borders on a device: -0.993 ... 1 for the first moment, 1e-7 ... 1 for the second."""
+    found = [0.0 if signed else _LOWEST_SQUARE, 1.0]
+    for decade in range(_DECADES):
+        count = 2**decade if signed else 2 ** (decade + 1)
+        middles = [10.0 ** (decade - _DECADES + 1) * (0.1 + 0.9 * (i + 0.5) / count) for i in range(count)]
+        found += middles + [-middle for middle in middles] * signed
+    levels = torch.tensor(sorted(found), dtype=torch.float64)
+    borders = (levels[1:] + levels[:-1]) / 2
+    return levels.float().to(device), borders.float().to(device)
+
+
+def quantise(values: Tensor, table: Table) -> tuple[Tensor, Tensor]:
+    """float32 [blocks, n] -> codes uint8 [blocks, n] and scales float32 [blocks]."""
+    scales = values.abs().amax(1)
+    relative = values / scales.clamp(min=_SMALLEST)[:, None]
+    return torch.bucketize(relative, table[1], out_int32=True).to(torch.uint8), scales
+
+
+def dequantise(codes: Tensor, scales: Tensor, table: Table) -> Tensor:
+    """Codes [blocks, n] and scales [blocks] -> float32 [blocks, n]."""
+    return table[0][codes.int()] * scales[:, None]

@@ -1,0 +1,158 @@
+"""T5 and CLIP: what transformers makes of the same captions, padded as the released weights expect."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from longtake.contracts import UserError
+from longtake.encoders import (
+    ClipEncoder,
+    ClipEncoderConfig,
+    PixelConfig,
+    T5Encoder,
+    T5EncoderConfig,
+    build_text_encoder,
+)
+from longtake.system.encoders import build_encoders
+from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
+
+CAPTIONS = ["a red circle moves up", "", "a " * 40 + "blue square"]
+
+
+def built(described: dict[str, Any], **t5: Any) -> tuple[T5Encoder, ClipEncoder]:
+    """Both encoders, without an autoencoder."""
+    sections = {"t5": T5EncoderConfig(**{**described["t5"], **t5}), "clip": ClipEncoderConfig(**described["clip"])}
+    encoders = build_encoders(SimpleNamespace(ae=PixelConfig(), **sections), torch.device("cpu"))
+    assert isinstance(encoders.text, T5Encoder)
+    assert isinstance(encoders.pooled, ClipEncoder)
+    return encoders.text, encoders.pooled
+
+
+def by_transformers(folder: Path, length: int, **options: Any) -> tuple[Any, Tensor, Tensor]:
+    """What `from_pretrained` of the same folder gives: output, token ids, mask."""
+    from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+
+    found = AutoTokenizer.from_pretrained(folder)(
+        CAPTIONS, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+    )
+    model = (T5EncoderModel if folder.name == "t5" else CLIPTextModel).from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(input_ids=found["input_ids"], **options), found["input_ids"], found["attention_mask"]
+
+
+def test_t5_pads_to_its_length_and_attends_to_the_padding(weights: Path, described: dict[str, Any]) -> None:
+    text, _ = built(described)
+    expected, ids, mask = by_transformers(weights / "t5", 10)
+    tokens = text.embed_tokens(CAPTIONS)
+    assert tokens.shape == (3, 10, T5_DIM)
+    torch.testing.assert_close(tokens, expected.last_hidden_state, rtol=0, atol=1e-6)
+    assert ids[2, -1] == 1  # a caption that is cut ends with the end of sequence all the same
+    assert mask.sum().item() < mask.numel()
+    assert tokens[1, 5].abs().max() > 0  # padding is embedded
+
+
+def test_with_mask_padding_is_not_seen_and_is_zero(weights: Path, described: dict[str, Any]) -> None:
+    text, _ = built(described, mask=True)
+    short, long = (built(described, mask=True, max_length=n)[0].embed_tokens(CAPTIONS[:1]) for n in (8, 10))
+    torch.testing.assert_close(short, long[:, :8], rtol=0, atol=1e-6)  # more padding changes nothing
+    *_, mask = by_transformers(weights / "t5", 10)
+    assert text.embed_tokens(CAPTIONS)[mask == 0].abs().max() == 0
+
+
+def test_clip_pools_at_the_first_end_token(weights: Path, described: dict[str, Any]) -> None:
+    _, pooled = built(described)
+    expected, ids, _ = by_transformers(weights / "clip", 12)
+    vector = pooled.embed_pooled(CAPTIONS)
+    assert vector.shape == (3, CLIP_DIM)
+    torch.testing.assert_close(vector, expected.pooler_output, rtol=0, atol=1e-6)
+    ends = (ids == ids[1, 1]).int().argmax(dim=1)  # the empty caption: begin, end, end ...
+    assert ends.tolist() == [6, 1, 11]
+    torch.testing.assert_close(vector[0], expected.last_hidden_state[0, 6], rtol=0, atol=1e-6)
+
+
+def test_offloaded_blocks_give_the_same_bits(described: dict[str, Any]) -> None:
+    resident, _ = built(described)
+    offloaded, _ = built(described, placement="offloaded")
+    for _ in range(2):
+        assert torch.equal(offloaded.embed_tokens(CAPTIONS), resident.embed_tokens(CAPTIONS))
+
+
+def test_embeddings_are_ordinary_tensors_also_in_inference_mode(described: dict[str, Any]) -> None:
+    text, pooled = built(described)
+    with torch.inference_mode():
+        assert not text.embed_tokens(["a"]).is_inference()
+        assert not pooled.embed_pooled(["a"]).is_inference()
+
+
+def test_weights_of_a_whole_t5_are_read_without_its_decoder(weights: Path, tmp_path: Path, described: Any) -> None:
+    folder = tmp_path / "t5"
+    shutil.copytree(weights / "t5", folder)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    state |= {"decoder.block.0.layer.0.SelfAttention.q.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
+    torch.save(state, folder / "pytorch_model.bin")  # as the published weights are kept
+    whole, _ = built(described, from_pretrained=str(folder))
+    assert torch.equal(whole.embed_tokens(CAPTIONS), built(described)[0].embed_tokens(CAPTIONS))
+
+
+def test_a_pickle_with_code_in_it_is_refused(weights: Path, tmp_path: Path, described: dict[str, Any]) -> None:
+    class Code:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    folder = tmp_path / "t5"
+    shutil.copytree(weights / "t5", folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Code()))
+    with pytest.raises(UserError, match="cannot be read as plain tensors"):
+        built(described, from_pretrained=str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"dim": 24}, r"t5\.dim = 24: the weights in .* have 16; write t5\.dim = 16"),
+        ({"from_pretrained": "nowhere/at/all"}, r"t5\.from_pretrained = 'nowhere/at/all': no such file or folder"),
+    ],
+)
+def test_a_section_that_does_not_fit_its_weights_is_one_sentence(
+    described: dict[str, Any], change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        built(described, **change)
+
+
+def test_a_folder_that_lacks_a_tensor_names_it(weights: Path, tmp_path: Path, described: dict[str, Any]) -> None:
+    folder = tmp_path / "t5"
+    shutil.copytree(weights / "t5", folder)
+    state = load_file(folder / "model.safetensors")
+    del state["encoder.final_layer_norm.weight"]
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"lacks final_layer_norm\.weight, so these are not the weights"):
+        built(described, from_pretrained=str(folder))
+
+
+def test_a_folder_without_tokenizer_says_which_files_there_should_be(
+    weights: Path, tmp_path: Path, described: dict[str, Any]
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((weights / "t5" / name).read_bytes())
+    with pytest.raises(UserError, match=r"has no tokenizer \(one of tokenizer\.json, spiece\.model, vocab\.json\)"):
+        built(described, from_pretrained=str(tmp_path))
+
+
+def test_clip_has_as_many_positions_as_its_weights(weights: Path) -> None:
+    config = ClipEncoderConfig(dim=CLIP_DIM, from_pretrained=str(weights / "clip"))
+    with pytest.raises(UserError, match=r"clip\.max_length = 77: the weights have 12 positions"):
+        build_text_encoder(config, weights / "clip")

@@ -1,0 +1,148 @@
+"""Every kernel of attention computes softmax attention; which one runs is known beforehand and said."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtake.contracts import UserError
+from longtake.models import Attention, MMDiT, choose_attention, use_attention
+from longtake.models import attention as module
+from tests.models.golden import tiny_config
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def drawn(tokens: int, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    return tuple(torch.randn(2, tokens, 4, width, generator=generator, requires_grad=True) for _ in range(3))
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bqnk,bsnk->bnqs", q, k).div(q.shape[-1] ** 0.5).softmax(-1)
+    return torch.einsum("bnqs,bsnk->bqnk", weights, v)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "flash", "math"])
+@pytest.mark.parametrize("tokens", [5, 300])
+def test_every_backend_of_a_cpu_is_softmax_attention(backend: str, tokens: int) -> None:
+    q, k, v = drawn(tokens)
+    found, expected = Attention(backend)(q, k, v), exact(q, k, v)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    gradients = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["auto", "flash", "math"])
+def test_a_backend_is_the_same_in_a_traced_graph(backend: str) -> None:
+    q, k, v = drawn(6)
+    compiled = torch.compile(Attention(backend), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v), Attention(backend)(q, k, v))
+
+
+@pytest.mark.parametrize("wanted", ["auto", "sdpa", "flash", "math"])
+def test_what_runs_on_a_cpu_is_said_with_dtype_and_head_width(wanted: str) -> None:
+    choice = choose_attention(wanted, CPU, torch.bfloat16, 128)
+    assert choice.backend == wanted
+    assert choice.name.endswith("(bf16, head width 128)")
+    assert ("matmul and softmax" in choice.name) == (wanted in ("auto", "math"))
+
+
+@pytest.mark.parametrize("wanted", ["cudnn", "efficient", "fa3", "flex"])
+def test_a_kernel_of_gpus_is_refused_on_a_cpu(wanted: str) -> None:
+    with pytest.raises(UserError, match=f"model.attention = '{wanted}': needs a CUDA device .* choose auto, sdpa"):
+        choose_attention(wanted, CPU, torch.bfloat16, 128)
+
+
+def test_the_chosen_kernel_reaches_every_block() -> None:
+    model = MMDiT(tiny_config())
+    use_attention(model, choose_attention("flash", CPU, torch.float32, 8))
+    assert {block.attention.backend for name in model.blocks for block in getattr(model, name)} == {"flash"}
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The choice for a Hopper GPU, its kernels played by the CPU's."""
+    probe = module._probe
+    monkeypatch.setattr(module, "_probe", lambda device, *rest: probe(CPU, *rest))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "_loaded", {})
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)  # as if not installed
+    return monkeypatch
+
+
+def install_flash_attention_3(patch: pytest.MonkeyPatch) -> list[bool]:
+    """Plays the package; returns a list that grows with every call."""
+    calls: list[bool] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
+        calls.append(deterministic)
+        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+        return out, out[..., 0]
+
+    package = ModuleType("flash_attn_interface")
+    package.flash_attn_func = attend
+    patch.setitem(sys.modules, "flash_attn_interface", package)
+    return calls
+
+
+def test_a_kernel_that_is_not_installed_is_refused_in_a_sentence(hopper: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"'fa3': does not run here .* is not installed .* choose auto"):
+        choose_attention("fa3", CUDA, torch.bfloat16, 128)
+
+
+def test_a_kernel_that_fails_on_the_device_is_refused_with_its_reason(hopper: pytest.MonkeyPatch) -> None:
+    def broken(self: nn.Module, *_: Tensor) -> Tensor:
+        raise RuntimeError("No available kernel. Aborting execution.\nmore lines")
+
+    hopper.setattr(Attention, "forward", broken)
+    with pytest.raises(UserError, match=r"not run here \(fp32, head width 8\): No available kernel.* choose auto$"):
+        choose_attention("cudnn", CUDA, torch.float32, 8)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "installed", "expected"),
+    [("flash", True, "fa3"), ("flash", False, "auto"), ("cudnn", True, "auto"), ("math", True, "auto")],
+)
+def test_auto_takes_flash_attention_3_where_pytorch_would_take_2(
+    hopper: pytest.MonkeyPatch, kernel: str, installed: bool, expected: str
+) -> None:
+    hopper.setattr(module, "_sdpa_choice", lambda *_: kernel)
+    if installed:
+        install_flash_attention_3(hopper)
+    choice = choose_attention("auto", CUDA, torch.bfloat16, 128)
+    assert choice.backend == expected
+    assert choice.name.startswith("FlashAttention-3" if expected == "fa3" else module._NAMES[kernel])
+
+
+def test_flash_attention_3_is_called_with_our_layout(hopper: pytest.MonkeyPatch) -> None:
+    calls = install_flash_attention_3(hopper)
+    q, k, v = drawn(9)
+    torch.testing.assert_close(Attention("fa3")(q, k, v), exact(q, k, v), atol=1e-5, rtol=0)
+    assert calls == [False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"])
+def test_every_kernel_of_a_gpu_is_softmax_attention_or_says_why_not(backend: str) -> None:
+    try:
+        choice = choose_attention(backend, CUDA, torch.bfloat16, 64)
+    except UserError as error:
+        if backend not in ("cudnn", "fa3", "flex"):  # these need a package, a release or a generation of GPUs
+            raise
+        pytest.skip(str(error))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 300, 4, 64, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3))
+    doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    found, expected = Attention(choice.backend)(q, k, v), exact(*doubles)
+    gradients = torch.autograd.grad(found.float().square().sum(), (q, k, v))
+    wanted = torch.autograd.grad(expected.square().sum(), doubles)
+    for ours, theirs in zip((found, *gradients), (expected, *wanted), strict=True):
+        assert (ours.double() - theirs).abs().max() <= 2e-2 * theirs.abs().max()

@@ -1,0 +1,36 @@
+"""Law 1 as a table: every mesh of the law, and on each of them every way of making a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.parallel.one_step import Case
+
+MESHES: Mapping[int, Mapping[str, Mapping[str, Any]]] = {  # processes -> name -> degrees; shard is what is left
+    2: {"shard 2": {}, "tensor 2": {"tensor": 2}, "sequence 2": {"sequence": 2}},
+    4: {
+        "shard 4": {},
+        "replicate 2 x shard 2": {"replicate": 2},
+        "sequence 4": {"sequence": 4},
+        "sequence 2 x tensor 2": {"sequence": 2, "tensor": 2},
+    },
+    8: {"shard 2 x sequence 2 x tensor 2": {"sequence": 2, "tensor": 2}},
+}
+FROZEN = ("double_blocks.0", "img_attn", "v_mlp", "txt_in")
+LORA = {"rank": 3, "alpha": 6}
+WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many micro-batches for every data rank
+    "plain": {},
+    "every block recomputed": {"remat": (2, 2)},
+    "blocks compiled": {"compiled": "aot_eager", "micro": (0, 1, 0, 1)},
+    "blocks compiled and recomputed": {"compiled": "aot_eager", "micro": (0, 1, 0, 1), "remat": (2, 2)},
+    "parts frozen": {"frozen": FROZEN},
+    "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
+    "three micro-batches a rank": {"micro": (0, 1, 2, 3) * 3},
+    "adapters": {"lora": LORA},
+    "adapters, blocks recomputed": {"lora": LORA, "remat": (2, 2)},
+}
+MATRIX = {
+    size: {f"{mesh}: {way}": Case(degrees, **how) for mesh, degrees in meshes.items() for way, how in WAYS.items()}
+    for size, meshes in MESHES.items()
+}

@@ -1,0 +1,182 @@
+"""Compiled blocks compute what eager ones do, with few graphs for many shapes, and find their code again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from longtake.contracts import UserError
+from longtake.models import MMDiT, initialise
+from longtake.parallel import (
+    BlockCompiler,
+    Mesh,
+    ParallelConfig,
+    World,
+    check_compiler,
+    cut_model,
+    initialise_sharded,
+    remat_blocks,
+    shard_model,
+    use_compile_cache,
+)
+from tests.models.golden import random_inputs, tiny_config
+from tests.parallel.one_step import Facts, on_ranks, whole
+
+CONFIG = tiny_config(depth=3, depth_single_blocks=3, cond_embed=True)
+# (frames, height, width) of latents, samples, text tokens
+BUCKETS = (((2, 6, 6), 2, 5), ((3, 4, 4), 3, 4), ((1, 10, 2), 4, 7))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = limit
+
+
+def built(compiler: BlockCompiler | None = None, remat: tuple[int, int] | None = None) -> MMDiT:
+    model = MMDiT(CONFIG)
+    initialise(model, 3)
+    if compiler is not None:
+        compiler.compile(model)
+    if remat is not None:
+        remat_blocks(model, remat)
+    return model
+
+
+def loss_and_gradients(model: nn.Module, bucket: tuple) -> tuple[float, dict[str, torch.Tensor]]:
+    size, samples, text_tokens = bucket
+    model.zero_grad()
+    loss = model(*random_inputs(CONFIG, size, batch=samples, text_tokens=text_tokens)).square().mean()
+    loss.backward()
+    return loss.item(), {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def distance(ours: nn.Module, theirs: nn.Module, bucket: tuple) -> float:
+    """Law 1: the farthest of loss (relative) and gradients (over the largest of all)."""
+    (loss, gradients), (expected_loss, expected) = (loss_and_gradients(model, bucket) for model in (ours, theirs))
+    assert gradients.keys() == expected.keys()
+    largest = max(float(g.abs().max()) for g in expected.values())
+    farthest = max(float((g - expected[name]).abs().max()) for name, g in gradients.items()) / largest
+    return max(farthest, abs(loss / expected_loss - 1))
+
+
+@pytest.mark.parametrize("remat", [None, (3, 1)])
+def test_one_graph_serves_all_blocks_of_a_kind_and_all_buckets(remat: tuple[int, int] | None) -> None:
+    compiler = BlockCompiler(backend="eager")
+    compiled, eager = built(compiler, remat), built()
+    for bucket in BUCKETS:
+        assert distance(compiled, eager, bucket) <= 1e-5
+    assert compiler.variants == {"double_blocks": 1, "single_blocks": 1}
+
+
+def test_sampling_and_single_samples_have_graphs_of_their_own() -> None:
+    compiler = BlockCompiler(backend="eager")
+    model = built(compiler)
+    loss_and_gradients(model, BUCKETS[0])
+    loss_and_gradients(model, ((2, 6, 6), 1, 5))
+    for size in ((2, 6, 6), (3, 4, 4)):
+        with torch.no_grad():
+            model(*random_inputs(CONFIG, size, batch=2, text_tokens=5))
+    assert compiler.variants == {"double_blocks": 3, "single_blocks": 3}
+
+
+def test_shapes_beyond_the_limit_run_uncompiled_and_are_told_once() -> None:
+    told: list[str] = []
+    compiler = BlockCompiler(dynamic=False, limit=2, backend="eager", tell=told.append)
+    compiled, eager = built(compiler), built()
+    for bucket in (*BUCKETS, BUCKETS[0]):
+        assert distance(compiled, eager, bucket) <= 1e-5
+    assert compiler.variants == {"double_blocks": 2, "single_blocks": 2}
+    assert [sentence.split(" were ")[0] for sentence in told] == [
+        "compile_limit = 2: double_blocks",
+        "compile_limit = 2: single_blocks",
+    ]
+    assert "set compile_dynamic to True" in told[0]
+
+
+def on_peers(world: World) -> Facts:
+    """Compiled blocks of sequence peers beside one process without any of it, over buckets with uneven shares."""
+    compiler = BlockCompiler(backend="eager")
+    mesh = Mesh.create(ParallelConfig(sequence=2), world)
+    with torch.device("meta"):
+        model = MMDiT(CONFIG)
+    cut = cut_model(model, mesh)
+    compiler.compile(model)
+    remat_blocks(model, (1, 1), cut)
+    shard_model(model, mesh, torch.float32)
+    initialise_sharded(model, torch.device("cpu"), 3)
+    alone = built()
+    return {"distance": max(distance(model, alone, bucket) for bucket in BUCKETS), "variants": compiler.variants}
+
+
+@pytest.mark.slow
+def test_blocks_of_sequence_peers_share_graphs_too(tmp_path: Path) -> None:
+    for facts in on_ranks(2, tmp_path, {"peers": on_peers}):
+        assert facts["peers"]["distance"] <= 1e-5
+        # What follows the exchange is traced for the sizes of the first bucket, and for any sizes when others come.
+        assert max(facts["peers"]["variants"].values()) <= 2
+
+
+@pytest.mark.slow
+def test_the_second_launch_finds_compiled_code_in_the_cache(tmp_path: Path) -> None:
+    """With the real compiler, whose results are held to law 1 as well."""
+    code = (
+        "import torch\n"
+        "from longtake.parallel import BlockCompiler, use_compile_cache\n"
+        "from tests.parallel.test_compile import BUCKETS, built, distance\n"
+        f"use_compile_cache({str(tmp_path / 'cache')!r})\n"
+        "model, eager = built(BlockCompiler()), built()\n"
+        "assert max(distance(model, eager, bucket) for bucket in BUCKETS[:2]) <= 1e-5\n"
+        "found = torch._dynamo.utils.counters['aot_autograd']\n"
+        "print(found['autograd_cache_hit'], found['autograd_cache_miss'])\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    root = Path(__file__).parents[2]
+    found = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=environment)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split()[-2:])
+    assert found == [["0", "2"], ["2", "0"]]
+    assert list((tmp_path / "cache").rglob("*"))
+
+
+def test_the_cache_folder_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "elsewhere")
+    folder = use_compile_cache(tmp_path / "a" / "cache")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_cannot_be_made_or_that_all_can_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"compile_cache = .*: Not a directory; choose a folder you can write to"):
+        use_compile_cache(tmp_path / "file" / "cache")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(UserError, match=r"everybody can write to it, .*choose a folder of your own"):
+        use_compile_cache(shared)
+
+
+def test_a_missing_compiler_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def none_there() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_there)
+    with pytest.raises(UserError, match=r"compile = True: no C.. compiler was found; install g.. or write compile"):
+        check_compiler(torch.device("cpu"))

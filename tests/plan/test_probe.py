@@ -1,0 +1,89 @@
+"""Measured steps correct the batch sizes that a plan suggests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from longtake.contracts import Bucket, UserError
+from longtake.parallel import start_world
+from longtake.plan import Machine, Measured, ProbeStep, RunPlan, check_probe, plan_json, plan_run, probe_entries
+from longtake.track import gpu_named
+from longtake.train.trial import make_update
+from tests.plan.runs import run_config
+
+
+def planned(mib: float = 2000.0, **changes: object) -> RunPlan:
+    machine = Machine(replace(gpu_named("h100"), memory_gib=mib / 1024), headroom=0)
+    return plan_run(run_config(**changes), 1, machine)
+
+
+def measured_as(plan: RunPlan, factor: float, told: list[int]):
+    """A machine that needs `factor` times the forecast, and runs out of memory above what may be used."""
+
+    def measure(bucket: Bucket, batch: int) -> Measured:
+        told.append(batch)
+        needed = int(factor * plan.work.memory(bucket, plan.layout, batch).total)
+        if needed > 1.1 * plan.machine.usable_bytes:
+            return Measured(batch, None, None)
+        return Measured(batch, 0.01 * batch * plan.work.tokens(bucket), needed)
+
+    return measure
+
+
+@pytest.mark.parametrize("factor", [0.7, 0.95, 1.0, 1.05, 1.4])
+def test_the_largest_batch_is_found_from_either_side_in_a_few_steps(factor: float) -> None:
+    plan, told = planned(), []
+    for one in probe_entries(plan, measured_as(plan, factor, told)):
+
+        def needs(batch: int, bucket: Bucket = one.entry.bucket) -> float:
+            return factor * plan.work.memory(bucket, plan.layout, batch).total
+
+        assert one.largest is not None
+        assert needs(one.largest.batch) <= plan.machine.usable_bytes
+        assert needs(int(1.03 * one.largest.batch) + 1) > plan.machine.usable_bytes
+        assert one.error == pytest.approx(1 / factor - 1, abs=1e-3)
+    assert len(told) <= 12
+
+
+def test_corrected_batches_take_no_longer_than_the_longest_entry() -> None:
+    plan = planned()
+    probed = probe_entries(plan, measured_as(plan, 1.0, []))
+    longest = max(probed, key=lambda one: one.entry.tokens)
+    assert longest.suggested_batch == longest.largest.batch
+    limit = longest.largest.seconds
+    for one in probed:
+        assert one.suggested_batch * one.largest.seconds / one.largest.batch <= 1.02 * limit
+
+
+def test_where_nothing_fits_none_is_suggested() -> None:
+    plan = planned()
+    for one in probe_entries(plan, lambda bucket, batch: Measured(batch, None, None)):
+        assert (one.largest, one.suggested_batch, one.error) == (None, 0, None)
+
+
+def test_real_steps_are_timed_on_a_cpu() -> None:
+    config = run_config(
+        bucket_config={"64px": {8: (1.0, 1), 16: (1.0, 1)}},
+        device="cpu",
+        cpu_threads=1,
+        ema_decay=0.9,
+        model={"grad_ckpt_settings": (1, 2), "grad_ckpt_budget": 0.3, "grad_ckpt_buffer_size": 1 << 24},
+    )
+    plan = plan_run(config, 1, Machine(gpu_named("h100")))
+    plan = replace(plan, entries=tuple(replace(entry, suggested_batch=1) for entry in plan.entries))
+    with start_world("cpu") as world:
+        step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
+        probed = probe_entries(plan, step.measure)
+    assert [one.largest.batch for one in probed] == [1, 1]
+    assert all(one.largest.seconds > 0 and one.largest.peak_bytes is None for one in probed)
+    assert set(json.loads(json.dumps(plan_json(plan, probed)))["probe"]) == {"64px/8f", "64px/16f"}
+
+
+def test_more_gpus_than_there_are_is_one_sentence() -> None:
+    with start_world("cpu") as world:
+        check_probe(1, world)
+        with pytest.raises(UserError, match=r"--gpus 8: --probe .* 1 process runs; choose --gpus 1"):
+            check_probe(8, world)

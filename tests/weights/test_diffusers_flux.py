@@ -1,0 +1,121 @@
+"""FLUX as diffusers has it: its folders are read and written, and both models give the same answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from longtake.contracts import Conditions, UserError
+from longtake.models import MMDiT, MMDiTConfig
+from longtake.models.layers import patchify
+from longtake.weights import DIFFUSERS, MMDiTWeights, load_mmdit, save_mmdit
+from tests.models.golden import random_inputs, tiny_config
+from tests.weights.test_mmdit import model_of
+
+FluxTransformer2DModel = pytest.importorskip("diffusers").FluxTransformer2DModel
+
+SIZES = {
+    "in_channels": 16,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 16,
+    "axes_dims_rope": (4, 6, 6),
+}
+OURS = [(fused, half) for fused in (False, True) for half in (False, True)]
+
+
+def random_flux(guidance: bool) -> FluxTransformer2DModel:
+    torch.manual_seed(0)
+    model = FluxTransformer2DModel(**SIZES, guidance_embeds=guidance)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model.eval()
+
+
+def our_config(guidance: bool, fused: bool = False, half: bool = True) -> MMDiTConfig:
+    return tiny_config(depth=2, guidance_embed=guidance, fused_qkv=fused, use_liger_rope=half)
+
+
+@torch.no_grad()
+def answer_of(flux: FluxTransformer2DModel, x: Tensor, t: Tensor, conditions: Conditions, guidance: bool) -> Tensor:
+    """Packed tokens, from the inputs of our model."""
+    _, _, frames, height, width = x.shape
+    axes = (torch.arange(n, dtype=torch.float32) for n in (frames, height // 2, width // 2))
+    places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
+    return flux(
+        hidden_states=patchify(x, 2),
+        encoder_hidden_states=conditions.text,
+        pooled_projections=conditions.vector,
+        timestep=t,
+        img_ids=places,
+        txt_ids=torch.zeros(conditions.text.shape[1], 3),
+        guidance=conditions.guidance if guidance else None,
+        return_dict=False,
+    )[0]
+
+
+@pytest.mark.parametrize("guidance", [False, True])
+@pytest.mark.parametrize(("fused", "half"), OURS)
+def test_a_folder_of_diffusers_gives_the_answers_of_diffusers(
+    tmp_path: Path, guidance: bool, fused: bool, half: bool
+) -> None:
+    flux = random_flux(guidance)
+    flux.save_pretrained(tmp_path / "transformer", max_shard_size="100KB")
+    (tmp_path / "model_index.json").write_text("{}")  # a whole pipeline's folder
+    (tmp_path / "ae.safetensors").write_bytes(b"of another part")
+    config = our_config(guidance, fused, half)
+    weights = MMDiTWeights(tmp_path, config)
+    assert weights.layout == DIFFUSERS
+    assert not weights.missing
+    assert not weights.surplus
+    x, t, conditions = random_inputs(config)
+    ours = patchify(model_of(config, dict(weights))(x, t, conditions), 2).detach()
+    theirs = answer_of(flux, x, t, conditions, guidance)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize(("fused", "half"), OURS)
+def test_diffusers_reads_what_is_written_in_its_names(tmp_path: Path, fused: bool, half: bool) -> None:
+    config = our_config(True, fused, half)
+    torch.manual_seed(1)
+    model = MMDiT(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    files = save_mmdit(model.state_dict(), config, tmp_path, DIFFUSERS, max_shard_bytes=100_000)
+    assert files[-1].name == "config.json"
+    assert len(files) > 2, "shards beside the config"
+    flux, loading = FluxTransformer2DModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    x, t, conditions = random_inputs(config)
+    ours = patchify(model(x, t, conditions), 2).detach()
+    theirs = answer_of(flux.eval(), x, t, conditions, guidance=True)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5 * theirs.abs().max().item())
+
+
+def test_guidance_that_the_model_does_not_embed_is_named(tmp_path: Path) -> None:
+    random_flux(guidance=True).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"unknown time_text_embed\.guidance_embedder\.linear_1\.bias"):
+        load_mmdit(tmp_path, our_config(guidance=False))
+
+
+@pytest.mark.parametrize("changes", [{"cond_embed": True}, {"theta": 100.0}, {"mlp_ratio": 2.0}], ids=str)
+def test_what_diffusers_has_no_place_for_is_not_written(tmp_path: Path, changes: dict[str, object]) -> None:
+    config = tiny_config(**changes)
+    with pytest.raises(UserError, match="save in Open-Sora's or FLUX's names instead"):
+        save_mmdit(MMDiT(config).state_dict(), config, tmp_path / "out", DIFFUSERS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_written_settings_are_those_of_the_sizes(tmp_path: Path) -> None:
+    config = our_config(guidance=False)
+    save_mmdit(MMDiT(config).state_dict(), config, tmp_path, DIFFUSERS)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: tuple(v) if isinstance(v, list) else v for key, v in written.items() if key in SIZES} == SIZES
