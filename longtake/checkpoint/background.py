@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from longtake.checkpoint.folder import checkpoint_path
 from longtake.checkpoint.layout import ShardFile, bytes_of, lay_out, local_part, signature
 from longtake.checkpoint.save import discard, marker_facts, open_partial, size_of, state_bytes, write_error_sentence
 from longtake.contracts import UserError
+from longtake.parallel import pin, unpin
 
 _LEAST_BYTES = 1 << 16  # of the memory file: one of no bytes cannot be mapped
 
@@ -166,26 +166,17 @@ class Staging:
         os.ftruncate(self.descriptor, num_bytes)
         self._map = mmap.mmap(self.descriptor, num_bytes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._pinned = pinned and _pin(self._bytes)
+        self._pinned = pinned and pin(self._bytes)
 
     def free(self) -> None:
         """Gives the memory back."""
         if self._bytes is None:
             return
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            unpin(self._bytes.data_ptr())
             self._pinned = False
         os.close(self.descriptor)
         self.descriptor, self._bytes, self._map = -1, None, None
-
-
-def _pin(memory: Tensor) -> bool:
-    """Registers memory with CUDA; whether the system allowed it (where it does not, copies are only slower)."""
-    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0:
-        return True
-    with suppress(RuntimeError):  # CUDA keeps the refusal and would hold it against the next kernel
-        torch.zeros(1, device="cuda").add_(1)
-    return False
 
 
 def _memory_file() -> int:

@@ -23,7 +23,7 @@ from longtake.durable import sync_file, sync_folder, unfinished, write_whole
 
 EXPORT_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
 INDEX_FILE = "model.safetensors.index.json"
-_Source = tuple[TensorRow, Metadata]  # a tensor, and the files that its shards are in
+SavedTensor = tuple[TensorRow, Metadata]  # a tensor, and the files that its shards are in
 
 
 def export_safetensors(
@@ -50,7 +50,7 @@ def export_safetensors(
     with held(folder):
         if faults := verify(folder):
             raise UserError(damage_sentence(folder, faults))
-        found, header = _choose(folder, part)
+        found, header = choose_tensors(folder, part)
         header |= metadata or {}
         try:
             if target.suffix == ".safetensors":
@@ -66,7 +66,7 @@ def export_safetensors(
     return target
 
 
-def _choose(folder: Path, part: str) -> tuple[list[_Source], dict[str, str]]:
+def choose_tensors(folder: Path, part: str) -> tuple[list[SavedTensor], dict[str, str]]:
     """The tensors to write, and what the header says of them."""
     saved = read_metadata(folder)
     rows = rows_of(saved)
@@ -84,7 +84,7 @@ def _choose(folder: Path, part: str) -> tuple[list[_Source], dict[str, str]]:
     return found, header
 
 
-def _frozen_rows(folder: Path) -> list[_Source]:
+def _frozen_rows(folder: Path) -> list[SavedTensor]:
     """The tensors that a run did not train. Raises UserError where their folder is damaged."""
     if faults := verify(folder):
         raise UserError(damage_sentence(folder, faults))
@@ -108,7 +108,7 @@ def _unfinished_folder(target: Path) -> Iterator[Path]:
     sync_folder(target.parent)
 
 
-def _write_folder(folder: Path, found: Sequence[_Source], header: Mapping[str, str], limit: int) -> None:
+def _write_folder(folder: Path, found: Sequence[SavedTensor], header: Mapping[str, str], limit: int) -> None:
     """The files of Hugging Face's layout, and their index where there are several."""
     shares = _deal(found, limit)
     if len(shares) == 1:
@@ -120,17 +120,17 @@ def _write_folder(folder: Path, found: Sequence[_Source], header: Mapping[str, s
         name = f"model-{number:05d}-of-{len(shares):05d}.safetensors"
         _write_file(folder / name, share, header)
         sync_file(folder / name)
-        weight_map |= {_plain(row): name for row, _ in share}
+        weight_map |= {plain_name(row): name for row, _ in share}
     total = sum(row.num_bytes for row, _ in found)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     write_whole(folder / INDEX_FILE, json.dumps(index, indent=1) + "\n")
 
 
-def _deal(found: Sequence[_Source], limit: int) -> list[list[_Source]]:
+def _deal(found: Sequence[SavedTensor], limit: int) -> list[list[SavedTensor]]:
     """The tensors of each file, by name."""
-    shares: list[list[_Source]] = [[]]
+    shares: list[list[SavedTensor]] = [[]]
     size = 0
-    for source in sorted(found, key=lambda source: _plain(source[0])):
+    for source in sorted(found, key=lambda source: plain_name(source[0])):
         if shares[-1] and size + source[0].num_bytes > limit:
             shares.append([])
             size = 0
@@ -139,13 +139,13 @@ def _deal(found: Sequence[_Source], limit: int) -> list[list[_Source]]:
     return shares
 
 
-def _write_file(path: Path, found: Sequence[_Source], header: Mapping[str, str]) -> None:
+def _write_file(path: Path, found: Sequence[SavedTensor], header: Mapping[str, str]) -> None:
     """One safetensors file."""
-    found = sorted(found, key=lambda source: (-source[0].dtype.itemsize, _plain(source[0])))  # aligned without holes
+    found = sorted(found, key=lambda source: (-source[0].dtype.itemsize, plain_name(source[0])))  # no holes
     with path.open("wb") as stream:
         stream.write(_head([row for row, _ in found], header))
         for row, saved in found:
-            stream.write(memoryview(bytes_of(_assemble(row, saved)).numpy()))
+            stream.write(memoryview(bytes_of(assemble(row, saved)).numpy()))
 
 
 def _head(rows: Sequence[TensorRow], metadata: Mapping[str, str]) -> bytes:
@@ -153,7 +153,7 @@ def _head(rows: Sequence[TensorRow], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for row in rows:
-        entries[_plain(row)] = {
+        entries[plain_name(row)] = {
             "dtype": SAFETENSORS_DTYPES[row.dtype],
             "shape": list(row.shape),
             "data_offsets": [offset, offset + row.num_bytes],
@@ -162,12 +162,12 @@ def _head(rows: Sequence[TensorRow], metadata: Mapping[str, str]) -> bytes:
     return safetensors_head(entries)
 
 
-def _plain(row: TensorRow) -> str:
+def plain_name(row: TensorRow) -> str:
     """Its name without the part."""
     return row.name.split(".", 1)[1]
 
 
-def _assemble(row: TensorRow, saved: Metadata) -> Tensor:
+def assemble(row: TensorRow, saved: Metadata) -> Tensor:
     """The whole tensor out of its shards, on the CPU."""
     whole = torch.empty(row.shape, dtype=row.dtype)
     for chunk in saved.state_dict_metadata[row.name].chunks:

@@ -167,9 +167,12 @@ def unlisted_shards(folder: Path, marker: Marker) -> list[str]:
 
 
 def damage_sentence(folder: Path, faults: list[str]) -> str:
-    """One sentence for the user about a damaged checkpoint."""
+    """One sentence for the user about a damaged checkpoint; it names the newest other one of the run."""
     more = f" and {len(faults) - 3} more faults" if len(faults) > 3 else ""
-    return f"{folder}: is damaged: {', '.join(faults[:3])}{more}; choose another checkpoint"
+    others = [path for path in folder.parent.glob("epoch*-global_step*") if path != folder and is_complete(path)]
+    newest = max(others, key=lambda path: path.stat().st_mtime, default=None)
+    instead = "" if newest is None else f", such as --load {newest}"
+    return f"{folder}: is damaged: {', '.join(faults[:3])}{more}; choose another checkpoint{instead}"
 
 
 def crc32_of(path: Path) -> str:

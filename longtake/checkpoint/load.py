@@ -47,7 +47,7 @@ def load_tensors(folder: str | Path, into: Mapping[str, Tensor], strict: bool = 
     assert into, "nothing to load"
     assert not any(tensor.is_meta for tensor in into.values()), "tensors to fill must be allocated"
     with held(folder):
-        faults = [fault for share in gather(on_every_rank(lambda: _check_share(folder))) for fault in share]
+        faults = [fault for share in gather(on_every_rank(lambda: check_share(folder))) for fault in share]
         if faults:
             raise UserError(damage_sentence(folder, faults))
         reader = _ListedReader(folder)
@@ -71,7 +71,7 @@ class _ListedReader(dcp.HuggingFaceStorageReader):
         return self._metadata
 
 
-def _check_share(folder: Path) -> list[str]:
+def check_share(folder: Path) -> list[str]:
     """The faults among this rank's share of the files; rank 0 also looks for files that should not be there."""
     rank, world = rank_and_world()
     marker = read_marker(folder)
@@ -88,8 +88,10 @@ def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, stric
     filled = sorted(into.keys() & saved.keys())
     if strict and (missing or surplus):
         said = [f"has no {_some(missing)}"] * bool(missing) + [f"holds {_some(surplus)} unasked"] * bool(surplus)
-        raise UserError(f"{folder}: {' and '.join(said)}; give the run the model and optimizer it was saved from")
-    misfits = []
+        raise UserError(
+            f"{folder}: {' and '.join(said)}; give the run the model and the optimizer (optim.states) it was saved from"
+        )
+    misfits, keep = [], "the sizes"
     for name in filled:
         was, wanted = saved[name], into[name]
         assert isinstance(was, TensorStorageMetadata)
@@ -97,8 +99,9 @@ def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, stric
             misfits.append(f"{name} is {tuple(was.size)}, the run has {tuple(wanted.size())}")
         elif strict and was.properties.dtype != wanted.dtype:
             misfits.append(f"{name} is {was.properties.dtype}, the run has {wanted.dtype}")
+            keep = "the dtypes (master_dtype, optim.states)"
     if misfits:
-        raise UserError(f"{folder}: {_some(misfits)}; give the run the sizes it was saved with")
+        raise UserError(f"{folder}: {_some(misfits)}; give the run {keep} it was saved with")
     return Loaded(tuple(filled), tuple(missing), tuple(surplus))
 
 

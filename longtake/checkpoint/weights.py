@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from longtake.checkpoint.agree import gather, on_every_rank
-from longtake.checkpoint.export import _assemble, _choose, _plain
+from longtake.checkpoint.export import assemble, choose_tensors, plain_name
 from longtake.checkpoint.folder import damage_sentence
-from longtake.checkpoint.load import _check_share
+from longtake.checkpoint.load import check_share
 from longtake.contracts import UserError
 
 
@@ -25,10 +25,10 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     def __init__(self, folder: str | Path, metadata: Mapping[str, str] | None = None) -> None:
         self.path = Path(folder)
-        faults = [fault for share in gather(on_every_rank(lambda: _check_share(self.path))) for fault in share]
+        faults = [fault for share in gather(on_every_rank(lambda: check_share(self.path))) for fault in share]
         if faults:
             raise UserError(damage_sentence(self.path, faults))
-        found, header = _choose(self.path, "ema")
+        found, header = choose_tensors(self.path, "ema")
         if "frozen_source" in header:
             raise UserError(
                 f"{self.path}: holds only what was trained upon {header['frozen_source']}; give that as "
@@ -36,10 +36,10 @@ class CheckpointWeights(Mapping[str, Tensor]):
             )
         self.part = header["part"]
         self.metadata: Mapping[str, str] = metadata or {}
-        self._rows = {_plain(row): (row, saved) for row, saved in found}
+        self._rows = {plain_name(row): (row, saved) for row, saved in found}
 
     def __getitem__(self, name: str) -> Tensor:
-        return _assemble(*self._rows[name])
+        return assemble(*self._rows[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

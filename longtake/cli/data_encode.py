@@ -18,7 +18,6 @@ from longtake.encode.run import DTYPES
 from longtake.parallel import World, start_world
 from longtake.track import make_console
 from longtake.train import RunConfig, read_run
-from longtake.train.run import STAGE
 
 _LONGEST_WAIT_SECONDS = 7 * 24 * 3600.0  # of a process for the slowest of its peers
 
@@ -91,7 +90,8 @@ def _encode(config: RunConfig, options: EncodeOptions, console: Console, mend: b
         if mend:
             options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))
         with Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown:
-            result = encode(config, config.dataset, config.bucket_config, STAGE, options, world, shown.update)
+            stage = config.stage_number
+            result = encode(config, config.dataset, config.bucket_config, stage, options, world, shown.update)
         _report(console, world, result)
 
 

@@ -29,7 +29,7 @@ from longtake.plan import (
 from longtake.plan.report import (
     assumed_words,
     entry_head,
-    entry_row,
+    entry_rows,
     head_words,
     layout_words,
     probe_head,
@@ -112,7 +112,7 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
     with start_world(config.device) as world:
         check_probe(plan.layout.gpus, world)
         step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
-        found = probe_entries(plan, step.measure)
+        found = probe_entries(plan, step.measure, memory_told=world.device.type == "cuda")
         return found if world.is_main else None
 
 
@@ -121,8 +121,8 @@ def _show(plan: RunPlan, probed: Sequence[Probed]) -> None:
     console = make_console()
     for line in (head_words(plan), layout_words(plan)):
         console.print(line, markup=False)
-    head = entry_head()
-    print_table(console, head, [entry_row(entry) for entry in plan.entries], numbers=head[2:])
+    head = entry_head(plan)
+    print_table(console, head, entry_rows(plan), numbers=head[2:])
     if probed:
         print_table(console, probe_head(), [probe_row(one) for one in probed], numbers=probe_head()[2:])
     console.print(stage_words(plan), markup=False)

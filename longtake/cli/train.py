@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from longtake.cli.options import OPEN_ENDED, Run, run_and_overrides
-from longtake.train import EXIT_INTERRUPTED, train_run
+from longtake.train import train_all
 
 
 def register(app: typer.Typer) -> None:
@@ -15,8 +15,11 @@ def register(app: typer.Typer) -> None:
     def train(context: typer.Context, run: Run = None) -> int:
         """Train RUN: a config file, or the folder of an earlier run to continue. --key value overrides any key.
 
+        --tiny shrinks the run to a size that a CPU trains in seconds. A file with stages is trained from stage to
+        stage, and goes on where it stopped; --stage NAME trains one of them.
+
         The same program runs under torchrun: `torchrun --nproc_per_node 8 -m longtake train RUN`. Ctrl-C, SIGTERM and
-        SIGUSR1 end it with a checkpoint and exit status 130. `longtake config show RUN` lists the keys.
+        SIGUSR1 end it with a checkpoint and exit status 130; 78 says that the next stage needs another number of
+        processes, and prints its command. `longtake config show RUN` lists the keys.
         """
-        outcome = train_run(*run_and_overrides(context, run, "train"))
-        return EXIT_INTERRUPTED if outcome.stopped else 0
+        return train_all(*run_and_overrides(context, run, "train"))

@@ -42,10 +42,13 @@ class Row(NamedTuple):
     origin: str  # `configs/x.py:3`, `--lr`, `configs/x.py:4, from lr (--lr)` or `default`
 
 
-def load_config(path: str | Path, overrides: Sequence[str], schema: type[T]) -> Resolved[T]:
+def load_config(
+    path: str | Path, overrides: Sequence[str], schema: type[T], over: Sequence[tuple[str, Mapping[str, Any]]] = ()
+) -> Resolved[T]:
     """Read the configuration file at `path` (.py syntax or .toml), lay the flags over it and check it by `schema`.
 
     `overrides` are command-line words, `["--optim.lr", "1e-4", "--wandb"]`. The file is read as data, never executed.
+    `over`: (what messages call it, plain data) of layers between file and flags, the lowest first.
     Raises ConfigError with every fault that was found.
     """
     faults: list[Fault] = []
@@ -54,12 +57,30 @@ def load_config(path: str | Path, overrides: Sequence[str], schema: type[T]) -> 
     if layer is None:
         split_flags(overrides, faults.append)
         raise ConfigError(faults)
+    for place, tree in over:
+        layer = Layer(given(tree, place, faults), bases=[layer])
     return finish(layer, overrides, schema, shown_path(path), path, faults)
 
 
-def resolve(tree: Mapping[str, Any], overrides: Sequence[str], schema: type[T], place: str = GIVEN) -> Resolved[T]:
+def resolve(
+    tree: Mapping[str, Any],
+    overrides: Sequence[str],
+    schema: type[T],
+    place: str = GIVEN,
+    over: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> Resolved[T]:
     """Like `load_config`, with plain data in place of a file; `place` is what messages call it."""
     faults: list[Fault] = []
+    layer = Layer(given(tree, place, faults))
+    for above, more in over:
+        layer = Layer(given(more, above, faults), bases=[layer])
+    if faults:
+        raise ConfigError(faults)
+    return finish(layer, overrides, schema, place, None, faults)
+
+
+def given(tree: Mapping[str, Any], place: str, faults: list[Fault]) -> Source:
+    """Plain data as the statements of a file that is called `place`; what is no key or no value joins `faults`."""
     source = Source(place)
     for name, value in tree.items():
         try:
@@ -69,9 +90,7 @@ def resolve(tree: Mapping[str, Any], overrides: Sequence[str], schema: type[T], 
             source.broken.add(name)
         if not isinstance(name, str) or name.startswith("_"):
             faults.append(Fault(place, shown(name), "is no name of a key", "a key is text and does not start with _"))
-    if faults:
-        raise ConfigError(faults)
-    return finish(Layer(source), overrides, schema, place, None, faults)
+    return source
 
 
 def finish(

@@ -16,6 +16,7 @@ Codes are never floating point: FSDP casts whatever is.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -108,5 +109,6 @@ def _nonzero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
+@lru_cache(maxsize=16)  # made anew, the device would have to be waited for
 def _nf4(device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.tensor(_NF4, dtype=dtype, device=device)

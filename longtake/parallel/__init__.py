@@ -1,12 +1,19 @@
 """Everything about more than one process: the world, the mesh, and how a model is cut over it."""
 
 from longtake.parallel.compile import BlockCompiler, check_compiler, use_compile_cache
-from longtake.parallel.degrees import BucketPeers, Entry, Neighbourhood, check_bucket_sequence, entry_degrees
+from longtake.parallel.degrees import (
+    BucketPeers,
+    Entry,
+    Neighbourhood,
+    bucket_degrees,
+    check_bucket_sequence,
+    entry_degrees,
+)
 from longtake.parallel.frozen import HostWeights, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
-from longtake.parallel.host import tune_host
-from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, resolve_degrees
+from longtake.parallel.host import pin, tune_host, unpin
+from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, resolve_degrees, ulysses_degree
 from longtake.parallel.offload import InputStore
-from longtake.parallel.remat import Kept, choose_kept, offload_inputs, remat_blocks
+from longtake.parallel.remat import Kept, check_budget, choose_kept, offload_inputs, remat_blocks
 from longtake.parallel.shard import (
     cut_model,
     initialise_sharded,
@@ -31,7 +38,9 @@ __all__ = [
     "TokenCut",
     "TokenPeers",
     "World",
+    "bucket_degrees",
     "check_bucket_sequence",
+    "check_budget",
     "check_compiler",
     "choose_kept",
     "cut_model",
@@ -44,11 +53,14 @@ __all__ = [
     "offload_inputs",
     "offloads",
     "own_part",
+    "pin",
     "remat_blocks",
     "resolve_degrees",
     "shard_frozen",
     "shard_model",
     "start_world",
     "tune_host",
+    "ulysses_degree",
+    "unpin",
     "use_compile_cache",
 ]

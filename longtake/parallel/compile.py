@@ -2,8 +2,13 @@
 
 All blocks of a list run the same code, so a graph is made for the first and serves the others. The dims that differ
 from bucket to bucket (`model.varying_dims`: samples and tokens) are marked, so that the graph takes any size; a size of
-one gets a graph of its own, and so does sampling, which needs no gradients. Graphs are bounded in number: a shape
-beyond the bound runs without compilation, and the run says so.
+one gets a graph of its own, and so does sampling, which needs no gradients. Shapes that have graphs made for them are
+bounded in number: one beyond the bound runs without compilation, and the run says so.
+
+An exchange between peers is left out of graphs and cuts them in pieces. What comes out of one piece is not marked: the
+next piece takes the sizes it first sees, and any size in a dim once that has changed. Hence among peers there are more
+variants, at most one for each varying dim beside the first, however many buckets there are. With tensor peers there are
+more pieces, one or more for each layer of a block, which all blocks of the kind share as well.
 """
 
 from __future__ import annotations
@@ -28,10 +33,10 @@ class BlockCompiler:
     """Compiles the blocks of one model and counts what that took."""
 
     dynamic: bool = True  # False: a graph for every shape
-    limit: int = 16  # graphs of one kind of block
+    limit: int = 16  # shapes for which graphs of one kind of block are made
     backend: str = "inductor"
     tell: Callable[[str], None] = print  # gets a sentence, once for each kind of block that reaches the limit
-    variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> times it was compiled
+    variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
 
     def compile(self, model: nn.Module) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place; the work is done when a block first runs.
@@ -39,13 +44,23 @@ class BlockCompiler:
         Call it after `cut_model` and before `remat_blocks` and `shard_model`. What must stay out of graphs, such as
         exchanges between peers, breaks them.
         """
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * self.limit)
+        self._lift_limits(model)
         for name in model.blocks:
             kind = _Kind(self, name, tuple(model.varying_dims[name]) if self.dynamic else ())
             self.variants[name] = 0
             for block in model.get_submodule(name):
                 compiled = torch.compile(block.forward, backend=kind.backend, dynamic=None if self.dynamic else False)
                 block.forward = partial(kind.run, block.forward, compiled)
+
+    def _lift_limits(self, model: nn.Module) -> None:
+        """Keeps the compiler's own limits, which count by function, from biting before ours, which counts by shape.
+
+        Beyond them it gives a function up for good. Tensor peers' layers all run one function, a graph for each width.
+        """
+        layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, self.limit * layers)
+        config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
 
 
 class _Kind:
@@ -123,14 +138,14 @@ def use_compile_cache(folder: str | Path) -> Path:
     path = Path(folder).expanduser().absolute()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = path.stat().st_mode
+        found = path.stat()
     except OSError as error:
         raise UserError(
             f"compile_cache = {str(folder)!r}: {error.strerror}; choose a folder you can write to"
         ) from None
-    if mode & 0o002:
+    if found.st_mode & 0o022 or found.st_uid != os.getuid():
         raise UserError(
-            f"compile_cache = {str(folder)!r}: everybody can write to it, and compiled code is run from there; "
+            f"compile_cache = {str(folder)!r}: others can write to it, and compiled code is run from there; "
             "choose a folder of your own"
         )
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path)

@@ -6,7 +6,7 @@ S / d neighbourhoods, each with a micro-batch of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -49,6 +49,17 @@ def entry_degrees(config: ParallelConfig, sequence: int, tokens: Mapping[Entry, 
     check_bucket_sequence(config, sequence)
     given = {} if wanted is None else wanted
     return {entry: min(sequence, given.get(entry[0], {}).get(entry[1], sequence)) for entry in tokens}
+
+
+def bucket_degrees(
+    config: ParallelConfig, sequence: int, buckets: Iterable[Bucket], tokens: Callable[[Bucket], int]
+) -> dict[Entry, int]:
+    """`entry_degrees` of a bucket table; `tokens`: of one sample of a bucket, text included."""
+    most: dict[Entry, int] = {}
+    for bucket in buckets:
+        entry = bucket.resolution, bucket.num_frames
+        most[entry] = max(bucket.batch_size * tokens(bucket), most.get(entry, 0))
+    return entry_degrees(config, sequence, most)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""How one process uses its own CPU: threads and memory."""
+"""How one process uses its own host: threads and memory."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _KEPT_BYTES = 1 << 30
@@ -24,3 +26,20 @@ def tune_host(threads: int | None) -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def pin(memory: Tensor) -> bool:
+    """Lets CUDA copy from and to memory of bytes without a stop in between, until `unpin`; whether it is allowed.
+
+    Memory that PyTorch pins by itself is rounded up to a power of two; this is not.
+    """
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    with suppress(RuntimeError):  # CUDA keeps the refusal and would hold it against the next kernel
+        torch.zeros(1, device="cuda").add_(1)
+    return False
+
+
+def unpin(place: int) -> None:
+    """Ends what `pin` began, for memory at this address."""
+    torch.cuda.cudart().cudaHostUnregister(place)

@@ -175,7 +175,7 @@ class Mesh:
         """
         sequence = self.sequence if sequence is None else sequence
         assert self.sequence % sequence == 0, f"{sequence} peers out of {self.sequence}"
-        ulysses = 1 if self.config.sequence_attention == "ring" else math.gcd(sequence, heads // self.tensor)
+        ulysses = ulysses_degree(self.config.sequence_attention, sequence, heads // self.tensor)
         block = sequence * self.tensor
         first = self.rank - self.rank % block
         index, tensor_index = divmod(self.rank - first, self.tensor)
@@ -203,6 +203,11 @@ class Mesh:
             ),
             ring_group=group(*(range(i, block, ulysses * tensor) for i in range(ulysses * tensor))),
         )
+
+
+def ulysses_degree(attention: Literal["auto", "ulysses", "ring"], sequence: int, heads: int) -> int:
+    """How many of `sequence` peers deal out `heads` heads among themselves; such groups pass keys round a ring."""
+    return 1 if attention == "ring" else math.gcd(sequence, heads)
 
 
 def _own_group(groups: list[list[int]], backend: str | None = None) -> dist.ProcessGroup | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.parallel.host import pin
 
 _LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 _ALIGNMENT = 512
@@ -72,8 +73,7 @@ class InputStore:
             except RuntimeError:
                 raise UserError(f"{said} give; choose fewer bytes (they are taken by every process)") from None
             if device.type == "cuda":
-                # PyTorch's own pinned memory comes in powers of two: up to twice the bytes asked for.
-                if int(torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self.room.num_bytes, 0)):
+                if not pin(self._memory):
                     raise UserError(f"{said} pin; choose fewer bytes or raise the limit on locked memory")
                 self._stream = torch.cuda.Stream(device)
         return self._memory

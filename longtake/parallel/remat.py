@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from longtake.contracts import UserError
+from longtake.models.attention import Attention
 from longtake.parallel.offload import InputStore
 from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
@@ -25,6 +27,7 @@ _ATTENTION = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
+_ALWAYS_AGAIN = ("math", "fa3", "flex")  # backends whose kernels are none of these
 _PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}  # and which argument is the input
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -55,8 +58,9 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
 
     `budget`: share (0 ... 1) of all that attention and linear layers of such a block put out for its tokens. Attention
     comes first, whose FLOPs grow with the tokens; then linear layers by their inputs, for an output of k inputs spares
-    2k FLOPs; of equal ones the narrower. Layers of one size are kept together or not at all. Layers that do not run
-    over tokens (`model.tensor_plan` does not name them) are left out of the sum.
+    2k FLOPs; of equal ones the narrower. Attention by `math`, `fa3` or `flex`, as the model's modules say, is always
+    computed again and leaves the budget to the others. Layers of one size are kept together or not at all. Layers that
+    do not run over tokens (`model.tensor_plan` does not name them) are left out of the sum.
     """
     if not budget or not len(model.get_submodule(blocks)):
         return NOTHING
@@ -75,9 +79,10 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     attention = model.config.hidden_size // tensor
     widths = {size: size[1] * len(names) // len(streams) for size, names in sizes.items()}  # numbers a token
     left = budget * (attention + sum(widths.values())) * (1 + 1e-9)
-    if attention > left:
+    keeps = all(module.backend not in _ALWAYS_AGAIN for module in model.modules() if isinstance(module, Attention))
+    if keeps and attention > left:
         return NOTHING
-    left -= attention
+    left -= attention if keeps else 0
     kept: list[tuple[int, int]] = []
     for size in sorted(sizes, key=lambda size: (-size[0], size[1])):
         if widths[size] > left:
@@ -85,12 +90,22 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
         left -= widths[size]
         kept.append(size)
     return Kept(
-        attention=True,
+        attention=keeps,
         products=frozenset(kept),
         layers=tuple(name for size in kept for name in sizes[size][: len(sizes[size]) // len(streams)]),
         products_width=sum(widths[size] for size in kept),
         products_inputs=sum(size[0] * widths[size] for size in kept),
     )
+
+
+def check_budget(budget: float, compiled: bool, num_peers: int) -> None:
+    """Raises `UserError` where blocks are compiled and `num_peers` ranks compute a micro-batch together: compilation
+    goes first then (see `remat_blocks`), and a compiled block keeps its input alone."""
+    if budget and compiled and num_peers > 1:
+        raise UserError(
+            f"model.grad_ckpt_budget = {budget:g}: compiled blocks of sequence or tensor peers cannot keep a part; "
+            "write model.grad_ckpt_budget = 0 or compile = False"
+        )
 
 
 def remat_blocks(

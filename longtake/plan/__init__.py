@@ -8,8 +8,8 @@ from longtake.plan.memory import Layout, Memory, MicroBatch, block_activations, 
 from longtake.plan.parameters import Upkeep, count_weights
 from longtake.plan.probe import Measured, Probed, ProbeStep, check_probe, probe_entries
 from longtake.plan.remedies import Remedy, find_remedies, refuse_misfits
-from longtake.plan.report import plan_json, write_html
-from longtake.plan.run import EntryPlan, Forecast, RunPlan, plan_run
+from longtake.plan.report import amount, plan_json, write_html
+from longtake.plan.run import EntryPlan, Forecast, RunPlan, Work, plan_run
 from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "Remedy",
     "RunPlan",
     "Upkeep",
+    "Work",
+    "amount",
     "block_activations",
     "check_probe",
     "count_weights",

@@ -12,10 +12,12 @@ Shapes: B samples, M video tokens, L text tokens, S = M + L, D width, H width of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
+from typing import Literal
 
 from longtake.models import MMDiTConfig
+from longtake.parallel import ulysses_degree
 from longtake.plan.kept import kept_by_blocks
 from longtake.plan.parameters import FP32, PLAIN, Unit, Upkeep, Weights, count_weights
 
@@ -39,6 +41,8 @@ class Layout:
     offload: bool = False  # masters, gradients, moments and average in the host's memory
     micro_batches: int = 1  # of one rank in one step
     upkeep: Upkeep = PLAIN
+    bucket_sequence: Mapping[str, Mapping[int, int]] | Literal["auto"] | None = None  # as in `parallel`
+    sequence_attention: Literal["auto", "ulysses", "ring"] = "auto"
 
     @property
     def gpus(self) -> int:
@@ -53,6 +57,15 @@ class Layout:
     def weight_shards(self) -> int:
         """Ranks over which one copy of the weights is spread; sequence and tensor peers share them too."""
         return self.shard * self.sequence * self.tensor
+
+    def at_degree(self, sequence: int) -> Layout:
+        """The layout as a bucket sees it that runs at a smaller sequence degree: its neighbourhoods read different data
+        while weights stay spread over as many ranks."""
+        return replace(self, sequence=sequence, shard=self.shard * self.sequence // sequence)
+
+    def ring(self, heads: int) -> int:
+        """Groups of sequence peers that pass keys of so many attention heads around; 1: none do."""
+        return self.sequence // ulysses_degree(self.sequence_attention, self.sequence, heads // self.tensor)
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,8 @@ def block_activations(config: MMDiTConfig, kind: str, batch: MicroBatch, layout:
     Tensor parallelism divides all but the modulated tokens, which are gathered for the projections. Sequence
     parallelism divides the tokens, and keeps attention's result once more, before its exchange. In float32 come the
     root of each norm and the log-sum of attention: 3N + 4 (single) or 3N + 8 (double) numbers a token;
-    `attention = "math"` saves N S numbers a token more. Norms of q and k are taken to be fused, as on a GPU.
+    `attention = "math"` saves N S numbers a token more, and works on twice as many. Norms of q and k are taken to be
+    fused, as on a GPU.
     """
     D, H, N = config.hidden_size, config.mlp_size, config.num_heads
     whole = batch.video_tokens + batch.text_tokens
@@ -123,14 +137,16 @@ def block_activations(config: MMDiTConfig, kind: str, batch: MicroBatch, layout:
         modulated, split, norms = 2 * D, (12 + config.fused_qkv + copied) * D + 2 * H, 8
     if layout.sequence > 1:
         split += D
+    working = (3 if kind == "single" else 1) * D + H
     if config.attention == "math":
         split += N * whole
+        working += 2 * N * whole
     numbers = modulated + split // layout.tensor
     saved = tokens * (numbers * layout.compute_bytes + FP32 * (3 * N // layout.tensor + norms))
-    working = ((3 if kind == "single" else 1) * D + H) // layout.tensor + (2 * D if layout.tensor > 1 else 0)
+    working = working // layout.tensor + (2 * D if layout.tensor > 1 else 0)
     kept = kept_by_blocks(config, layout.budget, layout.tensor)[kind]
     beside = tokens * layout.compute_bytes * kept.products_width
-    if kept.attention and config.attention != "math":
+    if kept.attention and layout.ring(N) == 1:
         beside += tokens * (D * layout.compute_bytes + FP32 * N) // layout.tensor
     return BlockActivations(
         saved=saved,

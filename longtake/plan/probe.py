@@ -16,7 +16,7 @@ from torch import nn
 
 from longtake.contracts import Bucket, UserError
 from longtake.data import EncoderFacts
-from longtake.parallel import Mesh, World
+from longtake.parallel import BucketPeers, Mesh, World
 from longtake.plan.run import EntryPlan, RunPlan
 from longtake.system import System, SystemConfig, build_system
 
@@ -58,8 +58,9 @@ Measure = Callable[[Bucket, int], Measured]
 MakeUpdate = Callable[[nn.Module], Callable[[], None]]
 
 
-def probe_entries(plan: RunPlan, measure: Measure) -> tuple[Probed, ...]:
-    """Measures the entries that train, beginning at the batch sizes that the plan suggests."""
+def probe_entries(plan: RunPlan, measure: Measure, memory_told: bool = True) -> tuple[Probed, ...]:
+    """Measures the entries that train, beginning at the batch sizes that the plan suggests; where the device does not
+    tell its memory, at those of the run, which are all that is measured then."""
     work, layout = plan.work, plan.layout
     usable = plan.machine.usable_bytes - work.encoder_bytes
     found = []
@@ -73,7 +74,8 @@ def probe_entries(plan: RunPlan, measure: Measure) -> tuple[Probed, ...]:
         def run(batch: int, bucket: Bucket = entry.bucket) -> Measured:
             return measure(bucket, batch)
 
-        tries = tuple(_search(run, forecast, max(1, entry.suggested_batch), usable))
+        first = max(1, entry.suggested_batch) if memory_told else entry.bucket.batch_size
+        tries = tuple(_search(run, forecast, first, usable))
         fitting = [step for step in tries if step.fits(usable)]
         largest = max(fitting, key=lambda step: step.batch, default=None)
         found.append((entry, forecast(largest.batch) if largest else 0, tries, largest))
@@ -134,7 +136,10 @@ class ProbeStep:
         empty = {"text": text, "vector": torch.zeros(1, config.model.vec_in_dim)}
         facts = EncoderFacts(config.ae.latent, config.t5.max_length, empty)
         bare = config.model_copy(update={"model": model, "lora": lora})
-        self.system: System = build_system(bare, Mesh.create(config.parallel, world), world, facts)
+        mesh = Mesh.create(config.parallel, world)
+        self.system: System = build_system(bare, mesh, world, facts)
+        degrees = plan.work.degrees(plan.layout)
+        self.peers = BucketPeers.create(mesh, degrees, self.system.cut, config.model.num_heads)
         self._update = make_update(self.system.denoiser)
         self._warm = False
 
@@ -168,6 +173,7 @@ class ProbeStep:
     def _step(self, bucket: Bucket, batch: int) -> float:
         """Seconds of the last micro-batch's forward and backward."""
         system, device = self.system, self.world.device
+        self.peers.use(self.peers.degree(bucket))
         shape = system.latent(*bucket.shape)
         conditions = system.embed_empty()
         several = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from longtake.contracts import UserError
 from longtake.models import MMDiT
+from longtake.parallel.mesh import divisors
 from longtake.plan.memory import Layout, block_activations
 from longtake.plan.parameters import EIGHT_BIT_BYTES, Upkeep
 from longtake.plan.run import EntryPlan, RunPlan, Work
@@ -40,6 +41,7 @@ def find_remedies(plan: RunPlan) -> list[Remedy]:
         if _fits(work, layout, machine, offenders):
             same = layout.data_ranks == plan.layout.data_ranks or plan.work.config.slots_per_step is not None
             same = same and layout.upkeep.moments_bytes == plan.layout.upkeep.moments_bytes
+            same = same and _slot_sizes(work, layout) == _slot_sizes(work, plan.layout)
             found.append(Remedy(words, _cost(plan, layout) / before - 1, same))
     found.sort(key=lambda remedy: (not remedy.same_steps, remedy.slower))
     smaller = _smaller_batches(offenders)
@@ -120,10 +122,11 @@ def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tup
         yield name, replace(layout, upkeep=upkeep)
     if layout.zero == 2:
         yield "parallel.zero = 3", replace(layout, zero=3)
-    for times in _divisors(layout.replicate)[1:]:
+    for times in divisors(layout.replicate)[1:]:
         changed = replace(layout, replicate=layout.replicate // times, shard=layout.shard * times)
         yield f"parallel.replicate = {changed.replicate} and parallel.shard = {changed.shard}", changed
     yield from _fewer_data_ranks(plan, layout)
+    yield from _raised_degrees(plan)
     if not layout.offload:
         yield "parallel.cpu_offload = True", replace(layout, offload=True)
     yield from _more_gpus(plan, layout)
@@ -145,7 +148,8 @@ def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[
     """Inputs of recomputed blocks in the host's memory: the fewest GiB, in quarters of all, that suffice."""
     most = 0
     for entry in plan.misfits:
-        size = block_activations(plan.work.model, "single", plan.work.micro_batch(entry.bucket), layout).input
+        own = layout.at_degree(plan.work.degree(entry.bucket, layout))
+        size = block_activations(plan.work.model, "single", plan.work.micro_batch(entry.bucket), own).input
         most = max(most, sum(layout.remat) * size)
     for num_bytes in sorted({-(-most * part // (4 * _GIB)) * _GIB for part in (1, 2, 3, 4)}):
         changed = replace(layout, buffer_bytes=num_bytes)
@@ -183,7 +187,7 @@ def _remat_counts(plan: RunPlan) -> list[tuple[int, int]]:
 def _fewer_data_ranks(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Sequence peers in the place of data ranks: each has fewer tokens of a micro-batch."""
     slots = layout.micro_batches * layout.data_ranks
-    for times in _divisors(layout.shard)[1:]:
+    for times in divisors(layout.shard)[1:]:
         sequence = layout.sequence * times
         if sequence * layout.tensor > plan.machine.gpus_per_node:
             break
@@ -191,6 +195,28 @@ def _fewer_data_ranks(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layo
         if plan.work.config.slots_per_step is not None:
             changed = replace(changed, micro_batches=-(-slots // changed.data_ranks))
         yield f"parallel.sequence = {sequence}", changed
+        if layout.bucket_sequence is None and len(plan.entries) > 1:
+            words = f'parallel.sequence = {sequence} with parallel.bucket_sequence = "auto"'
+            yield words, replace(changed, bucket_sequence="auto")
+
+
+def _raised_degrees(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
+    """More of the sequence peers for the entries that do not fit: the fewest that suffice."""
+    layout = plan.layout
+    if layout.bucket_sequence == "auto":
+        yield "parallel.bucket_sequence = None", replace(layout, bucket_sequence=None)
+    if not isinstance(layout.bucket_sequence, Mapping):
+        return
+    words, given = [], {name: dict(lengths) for name, lengths in layout.bucket_sequence.items()}
+    for entry in plan.misfits:
+        name, num_frames = entry.bucket.resolution, entry.bucket.num_frames
+        for degree in divisors(layout.sequence):
+            given.setdefault(name, {})[num_frames] = degree
+            changed = replace(layout, bucket_sequence=given)
+            if degree > entry.sequence and _fits(plan.work, changed, plan.machine, (entry,)):
+                words.append(f"parallel.bucket_sequence.{name}.{num_frames} = {degree}")
+                break
+    yield " and ".join(words), replace(layout, bucket_sequence=given)
 
 
 def _more_gpus(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -212,20 +238,28 @@ def _smaller_batches(offenders: tuple[EntryPlan, ...]) -> str | None:
 
 
 def _fits(work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...]) -> bool:
+    if layout.budget and work.config.compile and layout.sequence * layout.tensor > 1:
+        return False  # is refused
     return all(work.memory(entry.bucket, layout).total <= machine.usable_bytes for entry in entries)
 
 
 def _cost(plan: RunPlan, layout: Layout) -> float:
-    """GPU-seconds for a sample: over the micro-batches of a pass where they are known, else the entries alike."""
+    """GPU-seconds for a sample: over the micro-batches of a pass where they are known, else the entries alike.
+
+    Micro-batches that run side by side share the time of one.
+    """
     if plan.report is not None and plan.report.buckets:
         lines = [(line.bucket, line.micro_batches) for line in plan.report.buckets]
     else:
         lines = [(entry.bucket, 1) for entry in plan.entries]
     update = update_seconds(plan.work.model, layout, plan.machine) / layout.micro_batches
-    seconds = sum(count * (plan.work.time(bucket, layout, plan.machine).seconds + update) for bucket, count in lines)
+    seconds = sum(
+        count / plan.work.slot_size(bucket, layout) * (plan.work.time(bucket, layout, plan.machine).seconds + update)
+        for bucket, count in lines
+    )
     samples = sum(count * bucket.batch_size for bucket, count in lines)
     return seconds / samples * layout.sequence * layout.tensor
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def _slot_sizes(work: Work, layout: Layout) -> list[int]:
+    return [work.slot_size(bucket, layout) for bucket in work.entries]

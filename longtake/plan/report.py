@@ -46,6 +46,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
             "remat_buffer_bytes": layout.buffer_bytes,
             "offload": layout.offload,
             "micro_batches": layout.micro_batches,
+            "bucket_sequence": {entry.name: entry.sequence for entry in plan.entries},
         },
         "trained_parameters": plan.weights.num_trained,
         "encoder_bytes": plan.work.encoder_bytes,
@@ -83,6 +84,8 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
         "shape": list(entry.bucket.shape),
         "tokens": entry.tokens,
         "batch_size": entry.bucket.batch_size,
+        "sequence": entry.sequence,
+        "slot_size": entry.slot_size,
         "samples": entry.samples,
         "bytes": entry.memory.parts() | {"total": entry.memory.total},
         "fits": entry.fits,
@@ -137,6 +140,8 @@ def layout_words(plan: RunPlan) -> str:
     layout, work = plan.layout, plan.work
     degrees = ("replicate", "shard", "sequence", "tensor")
     parts = [f"{name} {getattr(layout, name)}" for name in degrees if getattr(layout, name) > 1]
+    if plan.degrees_differ:
+        parts.append(f"{layout.sequence} / sequence micro-batches of a bucket side by side")
     parts += [f"zero {layout.zero}", f"remat {layout.remat[0]} double + {layout.remat[1]} single blocks"]
     if any(layout.remat) and layout.budget:
         kept = kept_by_blocks(work.model, layout.budget, layout.tensor)
@@ -155,7 +160,7 @@ def _upkeep_words(plan: RunPlan) -> list[str]:
     upkeep, weights = plan.layout.upkeep, plan.weights
     parts = []
     if weights.num_trained != weights.num_parameters:
-        parts.append(f"{weights.num_trained / 1e6:.4g} M of the parameters train")
+        parts.append(f"{amount(weights.num_trained)} of the parameters train")
     if upkeep.master_bytes != FP32:
         parts.append("bf16 masters")
     if upkeep.moments_bytes < 2 * FP32:
@@ -193,6 +198,11 @@ def assumed_words(plan: RunPlan) -> str:
         f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); encoding, data loading and "
         "waiting for slower ranks take no time"
     )
+
+
+def amount(count: int) -> str:
+    """`11.91 B`, `52.43 M`."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
 
 
 def duration(seconds: float) -> str:
@@ -240,7 +250,7 @@ def write_html(path: Path, plan: RunPlan, name: str, probed: Sequence[Probed] = 
         _keys(),
         *(_bar(entry) for entry in plan.entries),
         "<h2>Buckets</h2>",
-        _table(entry_head(), [entry_row(entry) for entry in plan.entries]),
+        _table(entry_head(plan), entry_rows(plan)),
         f'<p class="note">{escape(_BUCKET_NOTE)}</p>',
         *_measured(probed),
         "<h2>Clips</h2>",
@@ -259,28 +269,35 @@ def _measured(probed: Sequence[Probed]) -> list[str]:
 
 def head_words(plan: RunPlan) -> str:
     """The model and the machine in one line."""
-    count, machine = plan.num_parameters, plan.machine
-    size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+    machine = plan.machine
     return (
-        f"{size} parameters on {plan.layout.gpus} x {machine.gpu.name}, {gib(machine.usable_bytes)} of "
-        f"{machine.gpu.memory_gib:g} GiB each to be used"
+        f"{amount(plan.num_parameters)} parameters on {plan.layout.gpus} x {machine.gpu.name}, "
+        f"{gib(machine.usable_bytes)} of {machine.gpu.memory_gib:g} GiB each to be used"
         + (f", and {gib(plan.host_bytes)} of the host's memory for each" if plan.host_bytes else "")
     )
 
 
-def entry_head() -> tuple[str, ...]:
-    """Heads of the columns of `entry_row`."""
+def entry_head(plan: RunPlan) -> tuple[str, ...]:
+    """Heads of the columns of `entry_rows`."""
+    degree = ("sequence",) if plan.degrees_differ else ()
     parts = ("weights", "grads", "optim", "ema", "encoders", "gathered", "activ.")
-    return ("bucket", "TxHxW", "tokens", "batch", *parts, "GiB a GPU", "s", "MFU", "fits", "suggested", "samples")
+    sizes = ("bucket", "TxHxW", "tokens", "batch", *degree)
+    return (*sizes, *parts, "GiB a GPU", "s", "MFU", "fits", "suggested", "samples")
 
 
-def entry_row(entry: EntryPlan) -> tuple[str, ...]:
-    """One entry of the bucket table: parts of its memory in GiB, seconds of a micro-batch, batch sizes."""
+def entry_rows(plan: RunPlan) -> list[tuple[str, ...]]:
+    """The entries of the bucket table: their degrees where these differ, parts of their memory in GiB, seconds of a
+    micro-batch, batch sizes."""
+    return [_entry_row(entry, plan.degrees_differ) for entry in plan.entries]
+
+
+def _entry_row(entry: EntryPlan, tell_degree: bool) -> tuple[str, ...]:
     return (
         entry.name,
         "x".join(map(str, entry.bucket.shape)),
         f"{entry.tokens:,}",
         str(entry.bucket.batch_size),
+        *((str(entry.sequence),) if tell_degree else ()),
         *(f"{number / 2**30:.2f}" for number in entry.memory.parts().values()),
         f"{entry.memory.total / 2**30:.1f}" + ("" if entry.fits else " !"),
         f"{entry.time.seconds:.3g}",

@@ -15,7 +15,15 @@ from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.data import DatasetConfig, open_clips
 from longtake.encoders import AutoencoderConfig, PooledEncoderConfig, TextEncoderConfig, build_autoencoder
 from longtake.models import LoraConfig, MMDiTConfig
-from longtake.parallel import Mesh, ParallelConfig, resolve_degrees
+from longtake.parallel import (
+    Entry,
+    Mesh,
+    ParallelConfig,
+    bucket_degrees,
+    check_bucket_sequence,
+    check_budget,
+    resolve_degrees,
+)
 from longtake.plan.memory import Layout, Memory, MicroBatch, forecast_memory
 from longtake.plan.parameters import EIGHT_BIT_BYTES, FP32, Upkeep, Weights, count_weights
 from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
@@ -47,6 +55,7 @@ class PlannedRun(Protocol):
     optim: PlannedOptimizer
     ema_offload: bool
     parallel: ParallelConfig
+    compile: bool
     dtype: str
     seed: int
     compat: str | None
@@ -65,6 +74,8 @@ class EntryPlan:
     """One `resolution: frames` of the bucket table, at the aspect ratio with the most tokens."""
 
     bucket: Bucket  # of that ratio, with the batch size as written
+    sequence: int  # peers that share the tokens of a micro-batch of it
+    slot_size: int  # micro-batches of it that run side by side in the place of one
     latent_shape: tuple[int, int, int, int]
     tokens: int  # video tokens of one sample
     memory: Memory
@@ -156,14 +167,31 @@ class Work:
             pixel_numbers=3 * time * rows * columns,
         )
 
+    def degrees(self, layout: Layout) -> dict[Entry, int]:
+        """The sequence degree of every entry of the bucket table, at the batch sizes as written."""
+        parallel = self.config.parallel.model_copy(update={"bucket_sequence": layout.bucket_sequence})
+        buckets = self.rule.buckets
+        return bucket_degrees(parallel, layout.sequence, buckets, lambda one: self.tokens(one) + self.text_tokens)
+
+    def degree(self, bucket: Bucket, layout: Layout) -> int:
+        """The sequence degree of one of them."""
+        if layout.bucket_sequence is None or layout.sequence == 1:
+            return layout.sequence
+        return self.degrees(layout)[bucket.resolution, bucket.num_frames]
+
+    def slot_size(self, bucket: Bucket, layout: Layout) -> int:
+        """Micro-batches of a bucket that the peers of one data rank run side by side."""
+        return layout.sequence // self.degree(bucket, layout)
+
     def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Memory:
-        """Bytes of a step whose micro-batches are of this bucket."""
-        return forecast_memory(self.model, self.micro_batch(bucket, batch), layout, self.encoder_bytes)
+        """Bytes of a step whose micro-batches are of this bucket, at its own sequence degree."""
+        own = layout.at_degree(self.degree(bucket, layout))
+        return forecast_memory(self.model, self.micro_batch(bucket, batch), own, self.encoder_bytes)
 
     def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
-        """Time of one micro-batch of this bucket."""
-        latent_shape = self.latent(*bucket.shape)
-        return forecast_time(self.model, latent_shape, self.micro_batch(bucket, batch), layout, machine)
+        """Time of one micro-batch of this bucket, and of those that run beside it."""
+        own, latent_shape = layout.at_degree(self.degree(bucket, layout)), self.latent(*bucket.shape)
+        return forecast_time(self.model, latent_shape, self.micro_batch(bucket, batch), own, machine)
 
 
 @dataclass(frozen=True)
@@ -199,6 +227,11 @@ class RunPlan:
             bytes_a_weight = 2 * upkeep.master_bytes + upkeep.moments_bytes + average
             frozen = weights.frozen
         return int(bytes_a_weight * weights.owned) + frozen + layout.buffer_bytes
+
+    @property
+    def degrees_differ(self) -> bool:
+        """Whether entries run at different sequence degrees."""
+        return any(entry.slot_size > 1 for entry in self.entries)
 
     @property
     def misfits(self) -> tuple[EntryPlan, ...]:
@@ -253,6 +286,8 @@ def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
         )
     mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
     mesh.check_heads(config.model.num_heads)
+    check_bucket_sequence(config.parallel, sequence)
+    check_budget(config.model.grad_ckpt_budget, config.compile, sequence * tensor)
     ranks = replicate * shard
     slots = config.slots_per_step or ranks * config.accumulation_steps
     return Layout(
@@ -269,6 +304,8 @@ def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
         offload=config.parallel.cpu_offload,
         budget=config.model.grad_ckpt_budget,
         buffer_bytes=config.model.grad_ckpt_buffer_size,
+        bucket_sequence=config.parallel.bucket_sequence,
+        sequence_attention=config.parallel.sequence_attention,
         upkeep=_read_upkeep(config),
         micro_batches=-(-slots // ranks),
     )
@@ -299,6 +336,8 @@ def forecast_run(
         entries.append(
             EntryPlan(
                 bucket=bucket,
+                sequence=work.degree(bucket, layout),
+                slot_size=work.slot_size(bucket, layout),
                 latent_shape=work.latent(*bucket.shape),
                 tokens=work.tokens(bucket),
                 memory=work.memory(bucket, layout),
@@ -357,8 +396,11 @@ def _forecast(
         mean = sum(entry.time.seconds for entry in entries) / max(1, len(entries))
         step = layout.micro_batches * mean + update
         return Forecast(None, None, config.max_steps, step, layout.gpus)
-    micro = sum(line.micro_batches * work.time(line.bucket, layout, machine).seconds for line in report.buckets)
-    seconds = micro / layout.data_ranks + report.num_steps * update
+    slots = sum(
+        -(-line.micro_batches // work.slot_size(line.bucket, layout)) * work.time(line.bucket, layout, machine).seconds
+        for line in report.buckets
+    )
+    seconds = slots / layout.data_ranks + report.num_steps * update
     steps = report.num_steps * config.epochs
     steps = steps if config.max_steps is None else min(steps, config.max_steps)
     return Forecast(report.num_steps, seconds, steps, seconds / report.num_steps, layout.gpus)
@@ -374,7 +416,7 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
     ranks = layout.data_ranks
     inputs = OrderInputs(
         seed=config.seed,
-        stage=0,
+        stage=config.stage_number,
         slots_per_step=config.slots_per_step or ranks * config.accumulation_steps,
         rule=work.rule,
         num_frames=table.num_frames,
@@ -385,6 +427,7 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
         weights=table.weights,
         views=config.dataset.views,
         table=table.fingerprint,
+        slot_sizes={entry: layout.sequence // degree for entry, degree in work.degrees(layout).items()},
     )
     return plan_pass(inputs, 0).report, None
 

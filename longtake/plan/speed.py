@@ -90,7 +90,7 @@ def recomputing_seconds(
         kept = kept_by_blocks(config, layout.budget, layout.tensor)[kind]
         size = block_activations(config, kind, batch, layout)
         spared = 2 * total * kept.products_inputs * layout.tensor
-        if kept.attention and config.attention != "math":
+        if kept.attention and layout.ring(config.num_heads) == 1:
             spared += 4 * total**2 * config.hidden_size
         computing = batch.batch * (flops[kind] - spared) / peers / (machine.gpu.peak_flops * machine.efficiency)
         moving = 2 * (size.saved - size.input - size.kept) / (machine.gpu.memory_bandwidth * machine.bandwidth)

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from longtake.contracts import Batch, Conditions, LatentShape, UserError
+from longtake.contracts import Batch, Conditions, LatentShape
 from longtake.data import EncoderFacts
 from longtake.diffusion import RectifiedFlow
 from longtake.encoders import Autoencoder
-from longtake.models import LoraLinear, build_denoiser, choose_attention, use_attention
+from longtake.models import FrozenLinear, LoraLinear, build_denoiser, choose_attention, use_attention
 from longtake.parallel import (
     BlockCompiler,
     InputStore,
     Mesh,
     TokenCut,
     World,
+    check_budget,
     check_compiler,
     cut_model,
     initialise_sharded,
@@ -66,6 +67,19 @@ class System:
         kinds = ("lora_a", "lora_b", "magnitude")
         names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in kinds}
         return {name for name, _ in self.denoiser.named_parameters() if name in names}
+
+    def num_parameters(self) -> tuple[int, int]:
+        """Of the denoiser with its adapters, however their values are kept: all, and those that train."""
+        count = trained = 0
+        for layer in self.denoiser.modules():
+            coded = isinstance(layer, FrozenLinear) and layer.kind is not None
+            for name, p in layer.named_parameters(recurse=False):
+                if coded and name in ("weight", "weight_scale"):
+                    count += layer.in_features * layer.out_features * (name == "weight")
+                else:
+                    count += p.numel()
+                trained += p.numel() * p.requires_grad
+        return count, trained
 
     @property
     def autoencoder(self) -> Autoencoder:
@@ -118,8 +132,10 @@ class System:
     def _conditions(self, embedded: Mapping[str, Tensor]) -> Conditions:
         text = embedded["text"].to(self.device, non_blocking=True).float()
         vector = embedded["vector"].to(self.device, non_blocking=True).float()
-        guidance = torch.full((len(text),), self.config.guidance) if self.config.model.guidance_embed else None
-        return Conditions(text=text, vector=vector, guidance=None if guidance is None else guidance.to(self.device))
+        guidance = None
+        if self.config.model.guidance_embed:
+            guidance = torch.full((len(text),), self.config.guidance, device=self.device)
+        return Conditions(text=text, vector=vector, guidance=guidance)
 
     def blank_visual(self, conditions: Conditions, latents: Tensor) -> Conditions:
         """Adds the all-zero visual condition (nothing is known) where the model wants one."""
@@ -167,14 +183,12 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: Encoder
     adapters = choose_trained(denoiser, config, dtype)
     cut = cut_model(denoiser, mesh)
     again, budget = config.model.grad_ckpt_settings or (0, 0), config.model.grad_ckpt_budget
+    check_budget(budget, config.compile, mesh.num_peers)
+    attention = choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
+    use_attention(denoiser, attention)
     if budget:  # the compiler is to see what is kept
-        if config.compile and cut is not None:
-            raise UserError(
-                f"model.grad_ckpt_budget = {budget:g}: compiled blocks of sequence or tensor peers cannot keep a part; "
-                "write model.grad_ckpt_budget = 0 or compile = False"
-            )
         remat_blocks(denoiser, again, cut, budget)
-    kernels = choose_kernels(denoiser, config, dtype, world)
+    kernels = f"attention: {attention.name}", *compile_blocks(denoiser, config, world)
     if not budget:
         remat_blocks(denoiser, again, cut)
     if config.model.grad_ckpt_buffer_size:
@@ -203,16 +217,13 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: Encoder
     )
 
 
-def choose_kernels(denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype, world: World) -> tuple[str, ...]:
-    """Gives the denoiser's attention its kernel, and compiles its blocks where the config says so; a line on each.
+def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: World) -> tuple[str, ...]:
+    """Compiles the denoiser's blocks where the config says so, and says it in a line.
 
-    Raises `UserError` for a kernel that cannot run, and for a compiler or its cache that is not there.
+    Raises `UserError` for a compiler or its cache that is not there.
     """
-    attention = choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
-    use_attention(denoiser, attention)
-    said = f"attention: {attention.name}"
     if not config.compile:
-        return (said,)
+        return ()
     check_compiler(world.device)
     cache = use_compile_cache(config.compile_cache) if config.compile_cache else None
     compiler = BlockCompiler(config.compile_dynamic, config.compile_limit)
@@ -220,4 +231,4 @@ def choose_kernels(denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype
         compiler.tell = lambda sentence: None
     compiler.compile(denoiser)
     shapes = "one graph for all shapes" if config.compile_dynamic else "a graph for each shape"
-    return said, f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else "")
+    return (f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else ""),)

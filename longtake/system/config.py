@@ -78,15 +78,6 @@ class SystemConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _compilation_fits(self) -> SystemConfig:
-        if self.compile and self.model.grad_ckpt_budget:
-            raise ValueError(
-                f"model.grad_ckpt_budget = {self.model.grad_ckpt_budget}: compiled blocks keep their inputs alone; "
-                "write model.grad_ckpt_budget = 0 or compile = False"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _parts_fit(self) -> SystemConfig:
         channels = self.ae.latent.channels
         packed = channels * self.model.patch_size**2

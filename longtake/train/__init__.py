@@ -2,6 +2,7 @@
 
 from longtake.train.clock import Clock
 from longtake.train.config import OptimizerConfig, RunConfig
+from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
 from longtake.train.folder import read_run
 from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
 from longtake.train.preview import preview_buckets, read_previewed
@@ -13,6 +14,7 @@ __all__ = [
     "EXIT_HANG",
     "EXIT_INTERRUPTED",
     "EXIT_NO_FIRST_STEP",
+    "EXIT_OTHER_WORLD",
     "Clock",
     "OptimizerConfig",
     "Outcome",
@@ -22,5 +24,6 @@ __all__ = [
     "read_previewed",
     "read_run",
     "train",
+    "train_all",
     "train_run",
 ]

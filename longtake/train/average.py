@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from longtake.train.optimizer import sharded_like, sharing
-from longtake.train.storage import OnDevice, OnHost
+from longtake.train.storage import CHUNK_BYTES, OnDevice, OnHost
 
 
 class Ema:
@@ -44,10 +44,11 @@ class Ema:
             if any(x.dtype != torch.float32 for x in weights):  # one at a time: no copy of the whole model in float32
                 for average, x in zip(averages, weights, strict=True):
                     average.lerp_(x.float(), 1 - decay if weight is None else weight)
-            elif weight is None:
-                torch._foreach_lerp_(averages, weights, 1 - decay)
-            else:
-                torch._foreach_lerp_(averages, weights, [weight.expand_as(x) for x in weights])
+                continue
+            for own, now in _few_at_once(averages, weights):  # `_foreach_lerp_` takes no one weight for all on a device
+                change = torch._foreach_sub(now, own)
+                torch._foreach_mul_(change, 1 - decay if weight is None else weight)
+                torch._foreach_add_(own, change)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -58,3 +59,15 @@ class Ema:
     def state(self) -> dict[str, Tensor]:
         """The averages under names for a checkpoint; sharded like their parameters, sharing memory."""
         return {f"ema.{name}": sharded_like(own, self.parameters[name]) for name, own in self.averages.items()}
+
+
+def _few_at_once(averages: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Neighbours together, up to `CHUNK_BYTES`; a larger one alone: what is made of them is as large as they are."""
+    own, now, size = [], [], 0
+    for average, x in zip(averages, weights, strict=True):
+        if own and size + x.nbytes > CHUNK_BYTES:
+            yield own, now
+            own, now, size = [], [], 0
+        own, now, size = [*own, average], [*now, x], size + x.nbytes
+    if own:
+        yield own, now

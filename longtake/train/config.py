@@ -70,6 +70,8 @@ class RunConfig(SystemConfig):
         50, ge=0, description="steps between runs of Python's garbage collector, together on all ranks; 0: Python's own"
     )
 
+    stage_number: int = Field(0, ge=0, description="number of the stage in its curriculum; part of every random key")
+
     outputs: str = Field("outputs", description="folder of run folders")
     exp_name: str | None = Field(None, description="the run's folder name; default: date, time and config name")
     log_every: int = Field(10, ge=1, description="steps between lines on the terminal and tracker points")

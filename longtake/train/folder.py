@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from longtake.checkpoint import CheckpointInfo, list_checkpoints, resolve
 from longtake.config import Resolved, dump_config, load_config
@@ -20,11 +21,51 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.parallel import World
 from longtake.train.config import RunConfig
+from longtake.train.stages import Words, read_curriculum, read_layers
 
 CONFIG_FILE = "config.py"
 QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"
+LOCK_FILE = ".lock"
+_LOCK_SECONDS = 5.0
 _DATE = re.compile(r"^\d{6}_\d{6}-")
+
+
+class FolderLock:
+    """Keeps a second launch out of a run's folder as long as this one lives; the system takes it off a dead one.
+
+    Two launches would delete each other's unfinished checkpoints and cut off each other's metrics.
+    """
+
+    def __init__(self, place: RunFolder, world: World) -> None:
+        """Collective. Raises `UserError` where another launch works in the folder and does not end within seconds."""
+        self._file: TextIO | None = None
+        world.on_main(lambda: self._take(place.path))
+
+    def _take(self, folder: Path) -> None:
+        file = (folder / LOCK_FILE).open("a", encoding="utf-8")
+        end = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < end:  # a killed launch may still be on its way out
+                    time.sleep(0.1)
+                    continue
+                file.close()
+                raise UserError(
+                    f"{folder}: another launch is training in this folder; stop it first, or start a run of its own "
+                    "with --load"
+                ) from None
+            except OSError:  # a file system without locks
+                break
+        self._file = file
+
+    def close(self) -> None:
+        """Lets others in."""
+        if self._file is not None:
+            self._file.close()
 
 
 @dataclass(frozen=True)
@@ -40,15 +81,20 @@ class RunFolder:
 def read_run(run: str, overrides: Sequence[str] = (), schema: type[RunConfig] = RunConfig) -> Resolved[RunConfig]:
     """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
 
-    `schema`: checks less than `RunConfig` where no model is built.
+    Two words of `overrides` are no keys: `--tiny`, and `--stage NAME` where the file has stages. `schema`: checks less
+    than `RunConfig` where no model is built.
     """
-    path = Path(run)
+    path, words = Path(run), Words.read(overrides)
+    if (curriculum := read_curriculum(run)) is not None:
+        return curriculum.resolve(curriculum.stage(words.stage), words, schema)
+    if words.stage is not None:
+        raise UserError(f"--stage {words.stage}: {run} has no stages; leave it out")
     if path.is_dir():
         file = path / CONFIG_FILE
         if not file.exists():
             raise UserError(f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run")
         path = file
-    return load_config(path, overrides, schema)
+    return read_layers(path, words, schema)
 
 
 def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
@@ -73,6 +119,8 @@ def _begun_before(config: RunConfig) -> RunFolder | None:
     if job is None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return None
     signed = [path for path in outputs.glob(f"*/{LAUNCH_FILE}") if _signature(path) == job]
+    if config.exp_name is not None:  # a job with stages signs a folder for each
+        signed = [path for path in signed if _numbered(config.exp_name).fullmatch(path.parent.name)]
     if not signed:
         return None
     folder = max(signed, key=lambda path: path.stat().st_mtime).parent
@@ -174,9 +222,13 @@ def _folders_of(config: RunConfig, outputs: Path, name: str) -> list[Path]:
     """
     if config.exp_name is None:
         return [path for path in outputs.glob("*") if _DATE.match(path.name) and _bare(path.name) == _bare(name)]
-    number = re.compile(re.escape(name) + r"(-\d+)?")
-    found = [path for path in outputs.glob("*") if number.fullmatch(path.name)]
+    found = [path for path in outputs.glob("*") if _numbered(name).fullmatch(path.name)]
     return [path for path in found if path.name == name or _saved_name(path) == name]
+
+
+def _numbered(name: str) -> re.Pattern[str]:
+    """What folders of a name are called: the name, and later ones with a number."""
+    return re.compile(re.escape(name) + r"(-\d+)?")
 
 
 def _saved_name(folder: Path) -> str | None:

@@ -8,10 +8,28 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, SIGTERM or SIGUSR1, with a checkpoint written
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGUSR1 end the process as Ctrl-C does, by KeyboardInterrupt: a run that still loads leaves
+    nothing behind and ends with its own code. `StopRequest` takes over once there are steps."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopRequest:

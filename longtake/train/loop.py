@@ -102,8 +102,11 @@ class Trainer:
         """
         mesh, peers, count = self.mesh, self.peers, len(step.slots)
         sums = torch.zeros(self.stream.inputs.most_micro_batches + 3, device=self.system.device)
-        for turn, batch in zip(step.turns, step.batches, strict=True):
+        last = len(step.turns) - 1
+        for i, (turn, batch) in enumerate(zip(step.turns, step.batches, strict=True)):
             peers.use(peers.degree(batch.bucket))
+            if mesh.replicate > 1:  # replicas are summed once a step
+                self.system.denoiser.set_requires_all_reduce(i == last)
             loss = self.micro_batch(batch, empty)
             # FSDP takes the mean over data ranks, each of which runs so many side by side
             (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / count)).backward()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from pydantic import model_validator
 
 from longtake.buckets import BucketReport, OrderInputs, plan_pass
 from longtake.data import read_numbers
+from longtake.parallel import resolve_degrees
+from longtake.plan import Layout, Work
 from longtake.train.config import RunConfig
 from longtake.train.folder import read_run
 
@@ -21,6 +25,18 @@ class PreviewedRun(RunConfig):
         return self
 
 
+@dataclass(frozen=True)
+class Preview:
+    """The first pass of a run over a table, and what its steps are counted for."""
+
+    report: BucketReport
+    steps: str
+
+    def text(self) -> str:
+        """The report as a plain table, and below it what a step is taken to be."""
+        return f"{self.report.text()}\n{self.steps}"
+
+
 def read_previewed(run: str, table: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of RUN (a config file, or the folder of a run) with `table` in place of its own `dataset`'s.
 
@@ -30,20 +46,45 @@ def read_previewed(run: str, table: Path, overrides: Sequence[str] = ()) -> RunC
     return read_run(run, [*overrides, *own], PreviewedRun).value
 
 
-def preview_buckets(config: RunConfig, table: Path) -> BucketReport:
+def preview_buckets(config: RunConfig, table: Path) -> Preview:
     """The bucket report of the first pass of a run over `table`, in place of the run's own.
 
-    Steps are counted with the run's `slots_per_step`, or without one as on a single rank. Raises `UserError` as
-    `open_rows` and `ClipTable.open` do.
+    Steps are counted as at the run's first launch on the fewest GPUs that its degrees allow, where `slots_per_step`
+    does not say how large they are. Raises `UserError` as `open_rows` and `ClipTable.open` do, and for degrees that do
+    not fit each other.
     """
     numbers = read_numbers(table)
+    ranks, sequence = _fewest_ranks(config)
+    slots = config.slots_per_step or ranks * config.accumulation_steps
+    rule = config.bucket_rule
+    work = Work(config, rule, config.ae.latent, config.t5.max_length, encoder_bytes=0)
+    layout = Layout(sequence=sequence, bucket_sequence=config.parallel.bucket_sequence)
+    degrees = {} if layout.bucket_sequence is None else work.degrees(layout)
     inputs = OrderInputs(
         seed=config.seed,
-        stage=0,
-        slots_per_step=config.slots_per_step or config.accumulation_steps,
-        rule=config.bucket_rule,
+        stage=config.stage_number,
+        slots_per_step=slots,
+        rule=rule,
         views=config.dataset.views,
         table="",
+        slot_sizes={entry: sequence // degree for entry, degree in degrees.items()},
         **{name: numbers[name] for name in ("num_frames", "height", "width", "fps", "clip_ids")},
     )
-    return plan_pass(inputs, 0).report
+    return Preview(plan_pass(inputs, 0).report, _said(config, slots, ranks, sorted(set(inputs.slot_sizes.values()))))
+
+
+def _fewest_ranks(config: RunConfig) -> tuple[int, int]:
+    """(ranks that read different data, sequence peers) on as many GPUs as the given degrees make, "auto" being 1."""
+    parallel = config.parallel
+    given = [parallel.replicate, parallel.shard, parallel.sequence, parallel.tensor]
+    replicate, shard, sequence, _ = resolve_degrees(parallel, prod(degree for degree in given if degree != "auto"))
+    return replicate * shard, sequence
+
+
+def _said(config: RunConfig, slots: int, ranks: int, sizes: list[int]) -> str:
+    said = f"steps of {slots} slot" + ("s" if slots > 1 else "")
+    if config.slots_per_step is None:
+        said += f", as {ranks} data rank{'s' if ranks > 1 else ''} would make them: n times as many make n times fewer"
+    if max(sizes, default=1) > 1:
+        said += f"; a slot holds {sizes[0]} to {sizes[-1]} micro-batches, by its bucket's sequence degree"
+    return said

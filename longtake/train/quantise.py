@@ -28,7 +28,9 @@ _DECADES = 7
 _LOWEST_SQUARE = 1e-7
 _SMALLEST = torch.finfo(torch.float32).tiny
 
-Table = tuple[Tensor, Tensor]  # float32: the 256 levels in ascending order, the 255 borders between them
+# float32 [256]: the levels in ascending order; float32 [256]: the 255 borders between them, then infinity;
+# int32 [65536]: how many borders lie below all numbers with these upper 16 bits
+Table = tuple[Tensor, Tensor, Tensor]
 
 
 def block_size(shape: tuple[int, ...]) -> int | None:
@@ -50,24 +52,44 @@ def scale_shape(shape: tuple[int, ...], block: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def table(signed: bool, device: torch.device) -> Table:
-    """Levels and borders on a device: -0.993 ... 1 for the first moment, 1e-7 ... 1 for the second."""
+    """Levels, borders and where to start on a device: -0.993 ... 1 for the first moment, 1e-7 ... 1 for the second."""
     found = [0.0 if signed else _LOWEST_SQUARE, 1.0]
     for decade in range(_DECADES):
         count = 2**decade if signed else 2 ** (decade + 1)
         middles = [10.0 ** (decade - _DECADES + 1) * (0.1 + 0.9 * (i + 0.5) / count) for i in range(count)]
         found += middles + [-middle for middle in middles] * signed
     levels = torch.tensor(sorted(found), dtype=torch.float64)
-    borders = (levels[1:] + levels[:-1]) / 2
-    return levels.float().to(device), borders.float().to(device)
+    borders = ((levels[1:] + levels[:-1]) / 2).float()
+    padded = torch.cat([borders, torch.tensor([torch.inf])])
+    return levels.float().to(device), padded.to(device), _starts(borders).to(device)
+
+
+def _starts(borders: Tensor) -> Tensor:
+    """For every pattern of a float32's upper 16 bits: how many borders lie below all numbers that begin so.
+
+    Numbers that begin alike share sign, exponent and 7 bits of the mantissa. Levels lie too far apart for two borders
+    between any of them, so one comparison tells the rest.
+    """
+    patterns = torch.arange(1 << 16, dtype=torch.int32)
+    negative = patterns >> 15
+    lowest, highest = (patterns << 16) | (negative * 0xFFFF), (patterns << 16) | ((1 - negative) * 0xFFFF)
+    starts, ends = (torch.bucketize(bits.view(torch.float32), borders, out_int32=True) for bits in (lowest, highest))
+    assert int((ends - starts).max()) == 1, "two borders between numbers with equal upper bits"
+    return starts
 
 
 def quantise(values: Tensor, table: Table) -> tuple[Tensor, Tensor]:
-    """float32 [blocks, n] -> codes uint8 [blocks, n] and scales float32 [blocks]."""
+    """float32 [blocks, n] -> codes uint8 [blocks, n] and scales float32 [blocks].
+
+    The code is the number of borders below a value, as `torch.bucketize` finds it: two look-ups for its eight.
+    """
+    _, borders, starts = table
     scales = values.abs().amax(1)
-    relative = values / scales.clamp(min=_SMALLEST)[:, None]
-    return torch.bucketize(relative, table[1], out_int32=True).to(torch.uint8), scales
+    relative = (values / scales.clamp(min=_SMALLEST)[:, None]).view(-1)
+    start = starts.index_select(0, (relative.view(torch.int32) >> 16) & 0xFFFF)
+    return (start + (relative > borders.index_select(0, start))).to(torch.uint8).view_as(values), scales
 
 
 def dequantise(codes: Tensor, scales: Tensor, table: Table) -> Tensor:
     """Codes [blocks, n] and scales [blocks] -> float32 [blocks, n]."""
-    return table[0][codes.int()] * scales[:, None]
+    return table[0].index_select(0, codes.int().view(-1)).view(codes.shape) * scales[:, None]

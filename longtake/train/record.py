@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor
 
 from longtake.buckets import step_digest
@@ -41,6 +42,23 @@ class StepRecord:
     faults: Sequence[Fault] = ()  # what this rank could not load for it
 
 
+class Arriving:
+    """Numbers on their way to the host: copied right behind the work that makes them, waited for when they are read."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers, self._there = numbers, None
+        if numbers.device.type == "cuda":
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._there = torch.cuda.current_stream(numbers.device).record_event()
+
+    def read(self) -> list[float]:
+        """The numbers; what the device was given after them goes on meanwhile."""
+        if self._there is not None:
+            self._there.synchronize()
+        return self._numbers.tolist()
+
+
 class Recorder:
     """Reads results one step late, so that the device always has work queued, and passes them on.
 
@@ -67,7 +85,7 @@ class Recorder:
         self.log_every, self.timer = log_every, timer
         self.skipped, self.stopwatch, self.watchdog = skipped, stopwatch, watchdog
         self.lost = lost  # up to the last step that was read
-        self._pending: tuple[StepRecord, float] | None = None
+        self._pending: tuple[StepRecord, Arriving, float] | None = None
         self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
         self._by_bucket: dict[str, list[float]] = defaultdict(list)
@@ -85,7 +103,7 @@ class Recorder:
         seconds, self._last_time = now - self._last_time, now
         flops = 3 * sum(self.system.flops(slot.bucket.shape) * int(slot.weights.sum()) for slot in record.slots)
         self.meter.step(clips=record.samples, tokens=record.tokens, flops=flops, wait_seconds=record.wait_seconds)
-        before, self._pending = self._pending, (record, seconds)
+        before, self._pending = self._pending, (record, Arriving(record.sums), seconds)
         return self._read(*before) if before is not None else False
 
     def flush(self) -> bool:
@@ -99,8 +117,8 @@ class Recorder:
         if self._last is not None and self._losses:
             self._log(*self._last)
 
-    def _read(self, record: StepRecord, seconds: float) -> bool:
-        values = record.sums.tolist()
+    def _read(self, record: StepRecord, arriving: Arriving, seconds: float) -> bool:
+        values = arriving.read()
         self.timer.done()
         self.watchdog.beat(record.clock.global_step)
         losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan

@@ -32,6 +32,7 @@ from longtake.data import (
 )
 from longtake.encode import FittingStore, open_fitting_store
 from longtake.parallel import BucketPeers, Entry, Mesh, World, check_bucket_sequence, start_world
+from longtake.plan import amount
 from longtake.system import System, build_system, refuse_sharded_text, refuse_unstored_kinds
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.average import Ema
@@ -40,6 +41,7 @@ from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
 from longtake.train.folder import (
     QUARANTINE_FILE,
+    FolderLock,
     RunFolder,
     give_up,
     given_up_on_error,
@@ -49,7 +51,7 @@ from longtake.train.folder import (
     take_over_quarantine,
 )
 from longtake.train.goodput import Stopwatch
-from longtake.train.interrupt import FirstStepTimer, StopRequest
+from longtake.train.interrupt import FirstStepTimer, StopRequest, ended_by_signals
 from longtake.train.loop import Trainer
 from longtake.train.lost import LostSamples
 from longtake.train.optimizer import ShardedAdamW
@@ -59,8 +61,6 @@ from longtake.train.skipped import SkippedSteps
 from longtake.train.slots import bucket_peers, slot_sizes, slot_sizes_json
 from longtake.train.stream import StepStream
 from longtake.train.watchdog import Watchdog, collective_timeout, record_collectives
-
-STAGE = 0  # stages of a curriculum will count up from here; part of every random key
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,15 @@ def train_run(run: str, overrides: Sequence[str] = (), console: Console | None =
     resolved = read_run(run, overrides)
     config = resolved.value
     record_collectives()
-    with start_world(config.device, collective_timeout(config.first_step_timeout, config.watchdog_seconds)) as world:
+    limit = collective_timeout(config.first_step_timeout, config.watchdog_seconds)
+    with ended_by_signals(), start_world(config.device, limit) as world:
         return train(config, world, source=run, console=console)
 
 
 def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
     """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
     launched, timer = time.time(), FirstStepTimer(config.first_step_timeout)
-    stream = saver = watchdog = None
+    stream = saver = watchdog = lock = None
     console = console or make_console()
     try:
         mesh = Mesh.create(config.parallel, world)
@@ -93,6 +94,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         table = world.on_all(lambda: open_clips(config.dataset))
         place = open_folder(config, world, source)
         with given_up_on_error(place, world):
+            lock = FolderLock(place, world)
             latents = _open_latents(config, table, world)
             system = build_system(config, mesh, world, None if latents is None else latents.facts)
             if latents is not None and system.encoders is not None:
@@ -148,7 +150,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             trainer.run(order, start.skip)
     finally:
         timer.done()
-        for part in (watchdog, saver, stream.loader if stream is not None else None):
+        for part in (watchdog, saver, stream.loader if stream is not None else None, lock):
             if part is not None:
                 part.close()
     if world.is_main:
@@ -269,7 +271,7 @@ def _open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World
     """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
     if config.dataset.latents is None:
         return None
-    latents = open_fitting_store(config, config.dataset, config.bucket_rule, table, STAGE, world)
+    latents = open_fitting_store(config, config.dataset, config.bucket_rule, table, config.stage_number, world)
     refuse_sharded_text(config.t5, latents.missing)
     refuse_unstored_kinds(config.condition_config, latents.store.encoders.latent, config.dataset.latents)
     return latents
@@ -294,7 +296,7 @@ def _order_inputs(
         cost = cost_model(config, system, rule.buckets, slots_per_step, position, world, peers)
     return OrderInputs(
         seed=config.seed,
-        stage=STAGE,
+        stage=config.stage_number,
         slots_per_step=slots_per_step,
         rule=rule,
         weights=table.weights,
@@ -321,7 +323,7 @@ def _stream(
         table,
         config.dataset,
         seed=config.seed,
-        stage=STAGE,
+        stage=config.stage_number,
         latent=system.latent,
         posterior=system.facts.posterior,
         compat=config.compat,
@@ -365,12 +367,13 @@ def _announcement(
     report = order.report
     (place.path / "bucket_report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     (place.path / "bucket_report.txt").write_text(report.text() + "\n", encoding="utf-8")
-    count = sum(p.numel() for p in system.denoiser.parameters())
+    count, trained = system.num_parameters()
+    size = f"{amount(count)} parameters" + (f", {amount(trained)} of them train" if trained < count else "")
     dtype = str(system.dtype).removeprefix("torch.")
     processes = f"{world.size} process" + ("es" if world.size > 1 else "")
     lines = [
         f"run folder: {place.path}",
-        f"model: {count / 1e6:.2f} M parameters, compute in {dtype} on {world.device.type}, {processes}",
+        f"model: {size}, compute in {dtype} on {world.device.type}, {processes}",
         report.text(),
     ]
     lines[2:2] = (*system.kernels, *system.notes)

@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longtake.contracts import Bucket
-from longtake.parallel import BucketPeers, Entry, Mesh, entry_degrees
+from longtake.parallel import BucketPeers, Entry, Mesh, bucket_degrees
 from longtake.system import System
 from longtake.train.config import RunConfig
 
 
 def bucket_peers(config: RunConfig, system: System, mesh: Mesh, buckets: Sequence[Bucket]) -> BucketPeers:
     """The peers of every entry of the bucket table, as `parallel.bucket_sequence` wants them. Collective."""
-    tokens: dict[Entry, int] = {}
-    for bucket in buckets:
-        entry = bucket.resolution, bucket.num_frames
-        own = bucket.batch_size * (system.tokens(bucket.shape) + system.facts.text_length)
-        tokens[entry] = max(own, tokens.get(entry, 0))
-    degrees = entry_degrees(config.parallel, mesh.sequence, tokens)
+
+    def tokens(bucket: Bucket) -> int:
+        return system.tokens(bucket.shape) + system.facts.text_length
+
+    degrees = bucket_degrees(config.parallel, mesh.sequence, buckets, tokens)
     return BucketPeers.create(mesh, degrees, system.cut, config.model.num_heads)
 
 

@@ -16,6 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from longtake.parallel import pin, unpin
+
 CHUNK_BYTES = 128 << 20  # long enough that a copy runs at full speed; `SLOTS` of them lie on the device
 SLOTS = 3  # one comes in, one is updated, one goes out
 _ALIGNMENT = 512
@@ -50,7 +52,8 @@ class OnHost:
         self._hosts = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
         if device.type == "cuda":
             for host in self._hosts:
-                _pin(host, owner=self)
+                if pin(host):  # refused, copies are only slower
+                    weakref.finalize(self, unpin, host.data_ptr()).atexit = False
         room = max(sizes, default=0)
         self._slots = [torch.empty(room, dtype=torch.uint8, device=device) for _ in range(min(SLOTS, len(chunks)))]
         self.tensors: list[Mapping[str, Tensor]] = []
@@ -154,13 +157,3 @@ def _views(memory: Tensor, layouts: Sequence[Layout]) -> list[Mapping[str, Tenso
             place += _aligned(size)
         found.append(views)
     return found
-
-
-def _pin(memory: Tensor, owner: object) -> None:
-    """Lets a CUDA device copy without a stop in between, as long as `owner` lives; refused, copies are only slower.
-
-    (Memory that PyTorch pins by itself is rounded up to a power of two.)
-    """
-    runtime, place = torch.cuda.cudart(), memory.data_ptr()
-    if int(runtime.cudaHostRegister(place, memory.numel(), 0)) == 0:
-        weakref.finalize(owner, runtime.cudaHostUnregister, place).atexit = False

@@ -103,7 +103,7 @@ def test_of_an_export_that_is_cut_off_nothing_stays(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_module, "_assemble", full)
+    monkeypatch.setattr(export_module, "assemble", full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
         export_safetensors(saved, tmp_path / target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -122,15 +122,15 @@ def test_a_checkpoint_that_is_read_is_not_removed_until_it_is_read(saved: Path) 
 
 def test_an_export_holds_what_it_reads(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(saved.parent, 0, 2, TENSORS, {})
-    assemble, removed = export_module._assemble, []
+    whole, removed = export_module.assemble, []
 
     def slowly(*args: object) -> torch.Tensor:
         thread = threading.Thread(target=lambda: removed.extend(retain(saved.parent, 1)))
         thread.start()
         thread.join()
-        return assemble(*args)
+        return whole(*args)
 
-    monkeypatch.setattr(export_module, "_assemble", slowly)
+    monkeypatch.setattr(export_module, "assemble", slowly)
     target = export_safetensors(saved, tmp_path / "weights.safetensors")
     assert removed == []
     assert len(load_file(target)) == len(EMA)

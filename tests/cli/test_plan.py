@@ -78,3 +78,26 @@ def test_the_example_of_the_docs_is_what_the_command_says(longtake, tmp_path: Pa
     (tmp_path / "run.py").write_text(run, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert longtake("plan", "run.py", "--gpus", 8, "--gpu", "h200") == (2, said, complained)
+
+
+def test_a_probe_on_a_cpu_is_shown_in_the_table_the_page_and_the_data(longtake, run_file: Path):
+    page, data = run_file.with_name("plan.html"), run_file.with_name("plan.json")
+    words = ("--device", "cpu", "--cpu_threads", 1, "--html", page, "--json", data)
+    code, out, err = longtake("plan", run_file, "--gpus", 1, "--probe", *words)
+    assert (code, err) == (0, "")
+    head, row = out[out.index("batches tried") :].splitlines()[:2]
+    assert head.split()[-5:] == ["GiB", "forecast", "off", "s", "suggested"]
+    assert re.fullmatch(r"64px/16f +2 +2 +- +[0-9.]+ +- +[0-9.e-]+ +[12]", row)
+    assert "64px/8f" not in out[out.index("batches tried") :].split("step ")[0], "no clip is that short"
+    text = page.read_text()
+    assert "<h2>Measured</h2>" in text
+    assert "batches tried" in text[text.index("<h2>Measured</h2>") :]
+    (name, measured), *_ = json.loads(data.read_text())["probe"].items()
+    assert (name, measured["largest_batch"], measured["peak_bytes"]) == ("64px/16f", 2, None)
+    assert measured["seconds"] > 0
+    assert [one["batch"] for one in measured["tries"]] == [2]
+
+
+def test_a_probe_for_more_gpus_than_there_are_processes_is_one_sentence(mistake, run_file: Path):
+    said = mistake("plan", run_file, "--gpus", 2, "--probe", "--device", "cpu")
+    assert "--gpus 2: --probe measures real steps and 1 process runs; choose --gpus 1" in said

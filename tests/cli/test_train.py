@@ -20,11 +20,11 @@ def test_training_ends_with_a_checkpoint_and_status_0(longtake, home: Path, tmp_
 def test_a_stopped_run_is_status_130(longtake, monkeypatch: pytest.MonkeyPatch):
     asked = []
 
-    def stopped(run: str, overrides: list[str]) -> SimpleNamespace:
+    def stopped(run: str, overrides: list[str], console: None) -> SimpleNamespace:
         asked.append((run, overrides))
         return SimpleNamespace(stopped=True)
 
-    monkeypatch.setattr("longtake.cli.train.train_run", stopped)
+    monkeypatch.setattr("longtake.train.curriculum.train_run", stopped)
     assert longtake("train", "run.py", "--a.b-c", "-1", "--wandb")[0] == 130
     assert asked == [("run.py", ["--a.b-c", "-1", "--wandb"])]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import MMDiT, MMDiTConfig, initialise
+from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, initialise, use_attention
 from longtake.parallel import (
     InputStore,
     Mesh,
@@ -122,6 +122,16 @@ def test_attention_is_kept_first_then_the_layers_of_most_inputs() -> None:
     assert kept("single_blocks", 0.25) == "attention, linear2"
     assert kept("single_blocks", 1.0) == "attention, linear2, q_proj, k_proj, v_mlp"
     assert kept("double_blocks", 0.2) == "attention, img_mlp.2"
+
+
+@pytest.mark.parametrize("backend", ["math", "fa3", "flex"])
+def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_layers(backend: str) -> None:
+    model = MMDiT(CONFIG.model_copy(update={"attention": backend}))
+    kept = choose_kept(model, "single_blocks", 1 / 9)
+    assert (kept.attention, kept.layers) == (False, ("linear2",))
+    assert str(choose_kept(model, "single_blocks", 0.1)) == ""
+    use_attention(model, AttentionChoice("flash", "chosen for the machine"))
+    assert str(choose_kept(model, "single_blocks", 1 / 9)) == "attention"
 
 
 def test_what_is_kept_is_told_in_the_sizes_of_one_rank() -> None:

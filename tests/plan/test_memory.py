@@ -26,6 +26,7 @@ TINY = MMDiTConfig(
     attention="sdpa",
 )
 FULL_WIDTH = MMDiTConfig(depth=1, depth_single_blocks=2, attention="sdpa")
+FULL_WIDTH_MATH = FULL_WIDTH.model_copy(update={"attention": "math"})
 ELEVEN_B = MMDiTConfig(attention="sdpa")
 
 
@@ -92,6 +93,7 @@ STEPS = {
     "some remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 1, "shard": 64, "remat": (1, 1)}),
     "keeps attention": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "budget": 0.12}),
     "keeps half": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "budget": 0.5}),
+    "keeps half but scores": (FULL_WIDTH_MATH, (9, 32, 32), 512, {"shard": 8, "remat": (1, 2), "budget": 0.5}),
     "keeps all products": (FULL_WIDTH, (33, 32, 32), 512, {"shard": 64, "remat": (1, 2), "budget": 1.0}),
     "peers keep half": (FULL_WIDTH, (33, 32, 32), 512, {"shard": 8, "tensor": 2, "remat": (1, 2), "budget": 0.5}),
     "zero 2": (FULL_WIDTH, (5, 32, 32), 512, {"shard": 64, "zero": 2, "remat": (1, 2)}),
@@ -162,6 +164,20 @@ def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
     fewer = activations(remat=again, buffer_bytes=14 * size.input)
     assert activations(remat=again) - fewer == 14 * size.input
     assert activations(remat=again, buffer_bytes=1 << 50) < fewer
+
+
+def test_attention_is_kept_only_where_its_kernel_and_its_peers_let_it_be() -> None:
+    batch = micro_batch(ELEVEN_B, (33, 32, 32), 512, 3)
+
+    def kept(attention: str = "auto", **layout: object) -> int:
+        config = ELEVEN_B.model_copy(update={"attention": attention})
+        return block_activations(config, "single", batch, Layout(budget=0.12, **layout)).kept
+
+    assert kept() == kept("flash") > 0
+    own = 2 * 3 * 8960 * 3072  # of linear2, which takes the place of attention in the budget
+    assert kept("fa3") == kept("flex") == own < kept()
+    assert kept(sequence=8) == kept() / 8  # 24 heads for 8 peers
+    assert kept(sequence=16) == kept(sequence=8, sequence_attention="ring") == 0
 
 
 def test_lighter_optimizers_and_averages_are_counted() -> None:

@@ -110,6 +110,23 @@ def test_what_cannot_run_is_refused_in_a_sentence(changes: dict, sentence: str) 
         plan(**changes)
 
 
+COMPILED = {"compile": True, "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": 0.5}}
+
+
+def test_compiled_peers_with_a_budget_are_refused_as_the_run_would_refuse_them() -> None:
+    assert plan(**COMPILED).layout.budget == 0.5
+    with pytest.raises(UserError, match=r"grad_ckpt_budget = 0.5: compiled blocks of sequence or tensor peers"):
+        plan(parallel={"sequence": 2}, **COMPILED)
+
+
+def test_no_change_is_named_that_would_be_refused() -> None:
+    found = plan(machine_of(0.8 * needed_mib(**COMPILED)), **COMPILED)
+    assert found.misfits
+    words = [remedy.words for remedy in find_remedies(found)]
+    assert words
+    assert not any("parallel.sequence" in one and "budget = 0 " not in one + " " for one in words)
+
+
 def test_offloaded_weights_are_counted_in_the_hosts_memory() -> None:
     found = plan(parallel={"cpu_offload": True}, ema_decay=0.99)
     kept = plan(ema_decay=0.99).entries[0].memory

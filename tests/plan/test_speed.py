@@ -32,6 +32,13 @@ def test_what_is_computed_again_costs_time_but_is_not_counted_as_use() -> None:
     assert seconds(Layout(remat=(100, 100))).seconds == found.seconds  # no more blocks than there are
 
 
+def test_attention_that_is_not_kept_costs_its_time_again() -> None:
+    layout = Layout(remat=(19, 38), budget=0.12, sequence=8)
+    ring = replace(layout, sequence_attention="ring")
+    again = 4 * (33 * 256 + 512) ** 2 * MODEL.hidden_size * 3 * 57 / 8 / (989e12 * 0.5)
+    assert seconds(ring).compute == pytest.approx(seconds(layout).compute + again, rel=1e-3)
+
+
 def test_gathering_weights_is_hidden_until_it_takes_longer_than_computing() -> None:
     assert seconds(Layout(shard=8)).weights_wait == 0
     slow = replace(MACHINE, network=1e9)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 
-from longtake.config import ConfigError
 from longtake.contracts import UserError
-from longtake.parallel import BlockCompiler, Mesh, World, start_world
-from longtake.system import build_system
+from longtake.parallel import BlockCompiler, Mesh, World, check_budget, start_world
+from longtake.system import SystemConfig, build_system
 from tests.system.test_build import MODEL, system_config
 
 
@@ -50,10 +52,52 @@ def test_blocks_are_compiled_and_the_cache_is_told(
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "kept")
 
 
-def test_compilation_and_a_budget_of_kept_outputs_exclude_each_other() -> None:
-    model = {**MODEL, "grad_ckpt_settings": (1, 1), "grad_ckpt_budget": 0.5}
-    with pytest.raises(ConfigError, match=r"grad_ckpt_budget = 0.5: compiled blocks keep their inputs alone"):
-        system_config(model=model, compile=True)
+def test_compiled_peers_and_a_budget_of_kept_outputs_exclude_each_other() -> None:
+    check_budget(0.5, compiled=True, num_peers=1)
+    check_budget(0.5, compiled=False, num_peers=2)
+    with pytest.raises(UserError, match=r"grad_ckpt_budget = 0.5: .*peers cannot keep a part; write .*compile = False"):
+        check_budget(0.5, compiled=True, num_peers=2)
+
+
+class CountingBackend:
+    """Runs graphs as they are, and counts the matrix products of those for backward."""
+
+    def __init__(self) -> None:
+        self.products = 0
+        self.backend = aot_autograd(
+            fw_compiler=self._forward, bw_compiler=self._backward, partition_fn=min_cut_rematerialization_partition
+        )
+
+    def _forward(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return make_boxed_func(graph.forward)
+
+    def _backward(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        self.products += sum(name.startswith(("aten.mm.", "aten.addmm.")) for name in names)
+        return make_boxed_func(graph.forward)
+
+
+def gradients(config: SystemConfig, world: World) -> dict[str, torch.Tensor]:
+    """Of the system of a config, for a loss on two samples."""
+    system = build_system(config, Mesh.create(config.parallel, world), world)
+    latents = torch.randn(2, MODEL["in_channels"], 2, 2, 3, generator=torch.Generator().manual_seed(0))
+    system.denoiser(latents, torch.tensor([0.2, 0.7]), system.embed(["one", "two"])).square().mean().backward()
+    return {name: p.grad for name, p in system.denoiser.named_parameters()}
+
+
+def test_compiled_blocks_keep_what_the_budget_says(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = {}
+    for budget in (0.12, 0.3, 1.0):
+        counting = CountingBackend()
+        monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend=counting.backend))
+        torch._dynamo.reset()
+        model = {**MODEL, "attention": "sdpa", "grad_ckpt_settings": (1, 1), "grad_ckpt_budget": budget}
+        eager, compiled = (gradients(system_config(model=model, compile=how), world) for how in (False, True))
+        largest = max(float(grad.abs().max()) for grad in eager.values())
+        assert max(float((compiled[name] - grad).abs().max()) for name, grad in eager.items()) <= 1e-5 * largest
+        products[budget] = counting.products
+    torch._dynamo.reset()
+    assert products[0.12] > products[0.3] > products[1.0] > 0
 
 
 def test_a_compiled_system_computes_what_an_eager_one_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

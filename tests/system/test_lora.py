@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,8 @@ def test_training_goes_on_from_adapters_in_a_file(config: Path, base: Path, tmp_
 @pytest.mark.parametrize("kind", ["int8", "fp8", "nf4"])
 def test_adapters_train_on_coded_weights(kind: str, config: Path, tmp_path: Path) -> None:
     wide = ("--model.hidden-size", "64", "--model.axes-dim", "[8, 12, 12]", "--lora.base", kind)
-    run, _ = train_here(config, "--exp-name", "run", *LORA, *wide, "--max-steps", "2")
+    run, said = train_here(config, "--exp-name", "run", *LORA, *wide, "--max-steps", "2")
+    assert re.search(r"model: 0.45 M parameters, 0.01 M of them train, compute in", said), said
     frozen = load_file(next((run.folder / "frozen").glob("*.safetensors")))
     blocks = [name for name in frozen if name.endswith("linear1.weight")]
     assert {frozen[name].dtype for name in blocks} <= {torch.int8, torch.uint8}

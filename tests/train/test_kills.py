@@ -244,13 +244,27 @@ def test_loaders_end_with_their_run(config: Path) -> None:
     assert set(multiprocessing.active_children()) <= others
 
 
-def test_a_run_stopped_while_it_loads_ends_at_once(config: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_run_stopped_while_it_loads_ends_at_once(config: Path, number: signal.Signals) -> None:
     process = start("train", config, "--max-steps", "100000")  # not over before the signal comes
     wait_until(process, lambda: run_folder(config).exists())
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, _, error = finish(process)
     assert "Traceback" not in error
     assert code == EXIT_INTERRUPTED
+    assert "longtake: interrupted" not in error or not run_folder(config).exists()  # a new folder is taken back
+
+
+def test_two_launches_never_work_in_one_folder(config: Path) -> None:
+    first = start("train", config, "--max-steps", "100000")
+    wait_until(first, lambda: len(metrics(run_folder(config))) > 1)
+    code, _, error = finish(start("train", run_folder(config)))
+    assert code == 2
+    assert f"{run_folder(config)}: another launch is training in this folder; stop it first" in error
+    first.send_signal(signal.SIGINT)
+    assert finish(first)[0] == EXIT_INTERRUPTED
+    steps = [line["step"] for line in metrics(run_folder(config))]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 HANGING = """

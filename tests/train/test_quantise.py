@@ -12,9 +12,10 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_there_are_256_different_levels_in_order(signed: bool) -> None:
-    levels, borders = table(signed, CPU)
+    levels, borders, _ = table(signed, CPU)
     assert len(levels) == 256
-    assert len(borders) == 255
+    assert borders[:-1].isfinite().all()
+    assert borders[-1] == torch.inf
     assert (levels.diff() > 0).all()
     assert levels[-1] == 1
     assert levels[0] == (pytest.approx(-0.99297, abs=1e-5) if signed else pytest.approx(1e-7))
@@ -55,6 +56,17 @@ def test_each_value_takes_its_nearest_level() -> None:
     levels = table(True, CPU)[0]
     nearest = ((values / scales[:, None])[..., None] - levels).abs().argmin(-1)
     assert torch.equal(codes.long(), nearest)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_level_of_a_value_is_the_one_that_a_search_among_all_borders_finds(signed: bool) -> None:
+    _, borders, _ = table(signed, CPU)
+    on = borders[:-1]
+    beside = [torch.nextafter(on, torch.full_like(on, end)) for end in (-torch.inf, torch.inf)]
+    zeros = torch.tensor([0.0, -0.0, 1e-45, -1e-45, torch.nan])
+    values = torch.cat([on, *beside, zeros, torch.linspace(-1, 1, 4001), torch.logspace(-12, 0, 4001)])
+    alone = torch.stack([values, torch.ones_like(values)], dim=1)  # 1 beside each: the scale
+    assert torch.equal(quantise(alone, table(signed, CPU))[0][:, 0].int(), torch.bucketize(values, on, out_int32=True))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""A run file with stages, from its command line to the last checkpoint of its last stage."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from longtake.contracts import UserError
+from longtake.durable import write_whole
+from longtake.parallel import ParallelConfig, World, resolve_degrees, start_world
+from longtake.parallel.mesh import AXES
+from longtake.track import make_console
+from longtake.train.config import RunConfig
+from longtake.train.interrupt import EXIT_INTERRUPTED
+from longtake.train.run import Outcome, train, train_run
+from longtake.train.stages import STAGE, Curriculum, Stage, Words, read_curriculum
+from longtake.train.watchdog import collective_timeout, record_collectives
+
+EXIT_OTHER_WORLD = 78  # the next stage needs another number of processes; its launch line has been printed
+STAGES_FILE = "stages.json"
+_NOT_FOR_ALL = ("load", "resume", "start_epoch", "start_step")  # of one run; which stage is meant cannot be known
+
+
+def train_all(run: str, overrides: Sequence[str] = (), console: Console | None = None) -> int:
+    """`longtake train`: trains RUN, or the stages of it that are not done. Returns the exit status.
+
+    0: done. `EXIT_INTERRUPTED`: stopped with a checkpoint. `EXIT_OTHER_WORLD`: the next stage does not fit these
+    processes. The same words again go on where the last launch stopped, if RUN has stages.
+    """
+    curriculum = read_curriculum(run)
+    if curriculum is None:
+        return _status(train_run(run, overrides, console))
+    words = Words.read(overrides)
+    chosen = curriculum.stages if words.stage is None else (curriculum.stage(words.stage),)
+    configs = {stage.name: _placed(curriculum, stage, words) for stage in curriculum.stages}
+    first = configs[chosen[0].name]
+    record_collectives()
+    with start_world(first.device, collective_timeout(first.first_step_timeout, first.watchdog_seconds)) as world:
+        launch = Launch(curriculum, configs, words, world, console or make_console())
+        for stage in chosen:
+            if status := launch.train(stage):
+                return status
+            gc.collect()  # the model of a stage has circles in it, and the next one needs its room
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
+    return 0
+
+
+def _placed(curriculum: Curriculum, stage: Stage, words: Words) -> RunConfig:
+    """The config of a stage, with its folder in that of the curriculum. Raises `ConfigError` and `UserError`."""
+    config = curriculum.resolve(stage, words, RunConfig).value
+    for key in _NOT_FOR_ALL:
+        if (value := getattr(config, key)) is not None:
+            raise UserError(f"{key} = {value!r}: stages go on by themselves, each from the one before; leave {key} out")
+    assert config.exp_name is not None
+    place = {"outputs": str(Path(config.outputs) / config.exp_name), "exp_name": stage.name}
+    return config.model_copy(update={**place, "resume": "auto", "stage_number": stage.number})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a curriculum."""
+
+    curriculum: Curriculum
+    configs: Mapping[str, RunConfig]  # by the name of the stage
+    words: Words
+    world: World
+    console: Console
+
+    def train(self, stage: Stage) -> int:
+        """Trains one stage, if it is not done. Returns 0 or the status to end with. Collective."""
+        config = self.configs[stage.name]
+        done = self.world.on_main(lambda: read_done(Path(config.outputs)))
+        if stage.name in done:
+            self._say(f"stage {stage.name}: done, {done[stage.name]}")
+            return 0
+        try:
+            resolve_degrees(config.parallel, self.world.size)
+        except UserError as misfit:
+            self._say(f"stage {stage.name}: {misfit}\nto go on: {self._launch_line(config.parallel)}")
+            return EXIT_OTHER_WORLD
+        config = self._with_weights(stage, config, done)
+        self._say(f"stage {stage.name}, {stage.number + 1} of {len(self.curriculum.stages)}")
+        outcome = train(config, self.world, source=str(self.curriculum.path), console=self.console)
+        if outcome.stopped or outcome.checkpoint is None:
+            return _status(outcome)
+        done[stage.name] = str(outcome.checkpoint.relative_to(config.outputs))
+        self.world.on_main(lambda: write_whole(Path(config.outputs) / STAGES_FILE, json.dumps(done, indent=1) + "\n"))
+        return 0
+
+    def _with_weights(self, stage: Stage, config: RunConfig, done: Mapping[str, str]) -> RunConfig:
+        """The config with the weights that the stage starts from: its own, else those of the stage before.
+
+        `--model.from_pretrained` is for the first stage, and for the one that `--stage` names.
+        """
+        own = config.model.from_pretrained
+        if stage.number == 0 or stage.names_weights or (self.words.stage is not None and own is not None):
+            return config
+        before = self.curriculum.stages[stage.number - 1].name
+        if before not in done:
+            raise UserError(
+                f"{STAGE} {stage.name}: starts from stage {before}, which is not done in {config.outputs}; run that "
+                "one first, or give --model.from_pretrained"
+            )
+        model = config.model.model_copy(update={"from_pretrained": str(Path(config.outputs) / done[before])})
+        return config.model_copy(update={"model": model})
+
+    def _launch_line(self, parallel: ParallelConfig) -> str:
+        """The command that starts the stage on a number of processes that fits, as near to this one as may be."""
+        degrees = {axis: getattr(parallel, axis) for axis in AXES}
+        product = math.prod(degree for degree in degrees.values() if degree != "auto")
+        size = product if "auto" not in degrees.values() else max(1, self.world.size // product) * product
+        node = self.world.local_size or self.world.size
+        nodes = size // node if size % node == 0 and self.world.size > node else 1
+        words = list(self.words.overrides)
+        words += ["--tiny"] * self.words.tiny + ([STAGE, self.words.stage] if self.words.stage else [])
+        spread = [f"--nnodes {nodes}"] * (nodes > 1) + [f"--nproc_per_node {size // nodes}"]
+        command = ["torchrun", *spread, "-m longtake train", shlex.join([str(self.curriculum.path), *words])]
+        return " ".join(command)
+
+    def _say(self, line: str) -> None:
+        if self.world.is_main:
+            self.console.print(line, markup=False, soft_wrap=True)
+
+
+def read_done(folder: Path) -> dict[str, str]:
+    """Stage -> its last checkpoint, in `folder`, of the stages that are done. Raises `UserError`."""
+    path = folder / STAGES_FILE
+    if not path.exists():
+        return {}
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: is no JSON ({error}); mend it, or remove it to have all stages looked at") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise UserError(f"{path}: a checkpoint for each stage is expected; remove it to have all stages looked at")
+    return found
+
+
+def _status(outcome: Outcome) -> int:
+    return EXIT_INTERRUPTED if outcome.stopped else 0

@@ -1,0 +1,144 @@
+"""Stages of a curriculum: several runs in one file, each from the weights of the one before.
+
+    stages = [
+        dict(name="image", run="image.py", max_steps=1000),
+        dict(name="video", run="stage1.py", lr=3e-5, max_steps=5000),
+    ]
+
+A stage is laid over the keys of the file that has `stages`, and these over the file that it names as `run`, if any;
+flags are laid over all. `longtake.train.curriculum` runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from longtake.config import Resolved, load_config, resolve
+from longtake.contracts import UserError
+from longtake.system.tiny import TINY, tiny_layer
+
+T = TypeVar("T")
+STAGES, STAGE = "stages", "--stage"
+Layers = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The command line behind RUN, its two words that are no keys taken out."""
+
+    overrides: tuple[str, ...]
+    tiny: bool = False
+    stage: str | None = None
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Words:
+        """Raises `UserError` where `--stage` has no name."""
+        rest: list[str] = []
+        tiny, stage = False, None
+        waiting = iter(words)
+        for word in waiting:
+            if word == TINY:
+                tiny = True
+            elif word == STAGE:
+                stage = next(waiting, None)
+                if stage is None or stage.startswith("--"):
+                    raise UserError(f"{STAGE}: found {stage or 'nothing'} where the name of a stage is expected")
+            elif word.startswith(f"{STAGE}="):
+                stage = word.removeprefix(f"{STAGE}=")
+            else:
+                rest.append(word)
+        return cls(tuple(rest), tiny, stage)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a curriculum."""
+
+    name: str
+    number: int  # from 0; part of every random key of the stage
+    run: Path | None  # the file below it
+    keys: Mapping[str, Any]  # its own
+
+    @property
+    def names_weights(self) -> bool:
+        """Whether it says by itself which weights it starts from."""
+        model = self.keys.get("model")
+        return isinstance(model, Mapping) and "from_pretrained" in model
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """A run file with stages."""
+
+    path: Path
+    shared: Mapping[str, Any]  # the keys of the file; `exp_name` is always there
+    stages: tuple[Stage, ...]
+
+    def stage(self, name: str | None) -> Stage:
+        """The stage of a name. Raises `UserError` where there is none, or no name."""
+        found = [stage for stage in self.stages if stage.name == name]
+        if not found:
+            names = ", ".join(stage.name for stage in self.stages)
+            said = f"{STAGE} {name}: is no stage of {self.path}" if name else f"{self.path}: has stages"
+            raise UserError(f"{said}; write {STAGE} and one of {names}")
+        return found[0]
+
+    def resolve(self, stage: Stage, words: Words, schema: type[T]) -> Resolved[T]:
+        """The config of one stage. Raises `ConfigError`."""
+        over = [(str(self.path), self.shared), (f"stage {stage.name} of {self.path}", stage.keys)]
+        if stage.run is not None:
+            return read_layers(stage.run, words, schema, over)
+        return read_layers(self.shared, words, schema, over)
+
+
+def read_layers(base: Path | Mapping[str, Any], words: Words, schema: type[T], over: Layers = ()) -> Resolved[T]:
+    """The config of a run file, or of the keys of one, with layers over it and flags on top. Raises `ConfigError`."""
+
+    def read(overrides: Sequence[str], schema: type[Any], over: Layers) -> Resolved[Any]:
+        if isinstance(base, Path):
+            return load_config(base, overrides, schema, over)
+        return resolve(base, overrides, schema, over=over)
+
+    if words.tiny:
+        over = (*over, (TINY, tiny_layer(read([], dict[str, Any], over).tree, world_size())))
+    return read(words.overrides, schema, over)
+
+
+def read_curriculum(run: str) -> Curriculum | None:
+    """The stages of RUN; None where it has none. Raises `ConfigError`, and `UserError` for stages that are none."""
+    path = Path(run)
+    if not path.is_file():
+        return None
+    tree = load_config(path, [], dict[str, Any]).tree
+    if STAGES not in tree:
+        return None
+    written = tree.pop(STAGES)
+    place = f"{path}: {STAGES}"
+    if not isinstance(written, (list, tuple)) or not written:
+        raise UserError(f'{place} = {written!r}: a list is expected, as in [dict(name="image", run="image.py")]')
+    stages = tuple(_stage(entry, number, path, f"{place}[{number}]") for number, entry in enumerate(written))
+    names = [stage.name for stage in stages]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{place}: two stages are called {twice[0]}; give each a name of its own")
+    return Curriculum(path, {"exp_name": path.stem, **tree}, stages)
+
+
+def world_size() -> int:
+    """How many processes the launcher has started, before they have joined."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:
+    if not isinstance(entry, Mapping):
+        raise UserError(f'{place} = {entry!r}: a dict is expected, as in dict(name="image", run="image.py")')
+    keys = dict(entry)
+    name, run = keys.pop("name", None), keys.pop("run", None)
+    if not isinstance(name, str) or not name or "/" in name or name.startswith((".", "-")):
+        raise UserError(f"{place}.name = {name!r}: must be a plain folder name")
+    if run is not None and not (isinstance(run, str) and (path.parent / run).is_file()):
+        raise UserError(f"{place}.run = {run!r}: no such file; a run file is named relative to {path}")
+    return Stage(name, number, None if run is None else path.parent / run, keys)

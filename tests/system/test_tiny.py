@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from longtake.system.tiny import tiny_layer
+
+PRESET = {
+    "model": {"cond_embed": True, "patch_size": 2, "hidden_size": 3072, "grad_ckpt_buffer_size": 50 * 2**30},
+    "bucket_config": {
+        "256px": {1: (1.0, 45), 5: (1.0, 12), 129: (0.5, 3)},
+        "768px": {1: ((0.5), 13), 33: ((1.0, 0.2), 1)},
+        "1024px_ar1:1": {1: (0.5, 7)},
+    },
+    "parallel": {"sequence": 4, "tensor": 1, "zero": 2},
+    "condition_config": {"i2v_head": 5},
+}
+
+
+def test_buckets_become_small_and_keep_their_probabilities():
+    assert tiny_layer(PRESET, 1)["bucket_config"] == {
+        "_delete_": True,
+        "32px": {1: (1.0, 4), 5: (1.0, 2), 17: (0.5, 2)},
+        "64px": {1: (0.5, 4), 17: ((1.0, 0.2), 1)},
+        "64px_ar1:1": {1: (0.5, 4)},
+    }
+
+
+def test_only_sizes_change():
+    layer = tiny_layer(PRESET, 1)
+    assert "condition_config" not in layer
+    assert "cond_embed" not in layer["model"]
+    assert layer["model"]["hidden_size"] == 128
+    assert layer["model"]["grad_ckpt_buffer_size"] == 2**20
+
+
+def test_peers_stay_as_far_as_the_processes_go():
+    degrees = [tiny_layer(PRESET, size)["parallel"]["sequence"] for size in (1, 2, 4, 8, 6)]
+    assert degrees == [1, 2, 4, 4, 2]
+    fixed = {"parallel": {"replicate": 2, "shard": 8, "sequence": 4, "tensor": 1}}
+    for size in (1, 2, 6, 8, 64):
+        found = tiny_layer(fixed, size)["parallel"]
+        assert found["replicate"] * found["shard"] * found["sequence"] * found["tensor"] == size
+
+
+def test_weights_and_stores_of_full_size_are_left_out():
+    tree = {"model": {"from_pretrained": "big"}, "lora": {"rank": 64}, "dataset": {"latents": "store"}}
+    layer = tiny_layer(tree, 1)
+    assert layer["model"]["from_pretrained"] is None
+    assert layer["lora"] == {"rank": 4, "from_pretrained": None}
+    assert layer["dataset"] == {"latents": None}
+
+
+def test_what_is_tiny_already_stays():
+    layer = tiny_layer(PRESET, 4)
+    buckets = {name: value for name, value in layer["bucket_config"].items() if name != "_delete_"}
+    again = tiny_layer({**PRESET, **layer, "bucket_config": buckets}, 4)
+    assert again == layer
+
+
+def test_what_the_schema_will_refuse_is_left_to_it():
+    tree = {"model": 3, "bucket_config": {"huge": {1: (1.0, 2)}, "256px": 7}, "parallel": None}
+    assert tiny_layer(tree, 1)["bucket_config"] == {"_delete_": True, "huge": {1: (1.0, 2)}}

@@ -1,0 +1,159 @@
+"""Open-Sora 2.0's presets say what was published, fit where they say, and train."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longtake.train import RunConfig, read_run
+from tests.train.runs import train_here
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs" / "opensora_v2" / "train"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "curriculum")
+VIDEO_BANDS = (range(5, 34, 4), range(37, 66, 4), range(69, 98, 4), range(101, 130, 4))
+CONDITIONS = {"t2v": 1, "i2v_head": 5, "i2v_loop": 1, "i2v_tail": 1}
+
+
+def preset(name: str, *overrides: str) -> RunConfig:
+    return read_run(str(FOLDER / f"{name}.py"), ["--dataset.data-path", "clips.parquet", *overrides]).value
+
+
+def bands(keep: float, still: int, *sizes: int) -> dict[int, Any]:
+    """A resolution with stills and four bands of lengths, each with its batch size."""
+    lengths = {frames: (keep, size) for band, size in zip(VIDEO_BANDS, sizes, strict=True) for frames in band}
+    return {1: (keep, still), **lengths}
+
+
+def test_the_root_is_the_published_one():
+    run = preset("image")
+    assert (run.lr, run.eps, run.optim.weight_decay, run.optim.betas) == (1e-5, 1e-15, 0, (0.9, 0.999))
+    assert (run.optim.lr, run.optim.eps) == (run.lr, run.eps)
+    assert (run.warmup_steps, run.grad_clip, run.accumulation_steps, run.ema_decay) == (0, 1.0, 1, None)
+    assert (run.dropout_ratio.t5, run.dropout_ratio.clip) == (0.31622777, 0.31622777)
+    assert (run.seed, run.epochs, run.log_every, run.ckpt_every, run.keep_n_latest) == (42, 1000, 10, 100, 20)
+    assert (run.num_workers, run.prefetch_factor, run.dtype, run.parallel.zero) == (12, 2, "bf16", 2)
+    assert (run.async_io, run.wandb_project, run.objective.sigma_min) == (False, "mmdit", 1e-5)
+    assert run.bucket_config == {"256px": {1: (1.0, 50)}, "768px": {1: (0.5, 11)}, "1024px": {1: (0.5, 7)}}
+    model = run.model
+    assert (model.hidden_size, model.num_heads, model.depth, model.depth_single_blocks) == (3072, 24, 19, 38)
+    assert (model.axes_dim, model.theta, model.in_channels, model.patch_size) == ((16, 56, 56), 10_000, 64, 2)
+    assert (model.vec_in_dim, model.context_in_dim, model.mlp_ratio, model.qkv_bias) == (768, 4096, 4.0, True)
+    assert (model.guidance_embed, model.cond_embed, model.fused_qkv, model.use_liger_rope) == (
+        False,
+        False,
+        False,
+        True,
+    )
+    assert (model.strict_load, model.grad_ckpt_settings) == (False, (8, 100))
+    assert (run.ae.type, run.ae.latent_channels, run.ae.layers_per_block) == ("hunyuan_vae", 16, 2)
+    assert (run.ae.use_spatial_tiling, run.ae.use_temporal_tiling, run.ae.latent.causal) == (True, False, True)
+    assert (run.t5.from_pretrained, run.t5.max_length, run.t5.mask) == ("google/t5-v1_1-xxl", 512, False)
+    assert (run.clip.from_pretrained, run.clip.max_length) == ("openai/clip-vit-large-patch14", 77)
+
+
+def test_stage_1_is_the_published_one():
+    run = preset("stage1")
+    small = bands(1.0, 45, 12, 6, 4, 3)
+    assert run.bucket_config == {"256px": small, "768px": {1: (0.5, 13)}, "1024px": {1: (0.5, 7)}}
+    assert (run.lr, run.optim.lr, run.ckpt_every) == (5e-5, 5e-5, 2000)
+    assert (run.model.grad_ckpt_settings, run.dataset.memory_efficient) == ((8, 100), False)
+    assert preset("demo").bucket_config == {"256px": dict.fromkeys((1, 33, 97, 129), (1.0, 1))}
+
+
+def test_stage_2_is_the_published_one():
+    run = preset("stage2")
+    small = bands(1.0, 130, 14, 10, 7, 6)
+    del small[69]
+    assert run.bucket_config == {"256px": small, "768px": bands(1.0, 38, 6, 4, 3, 2)}
+    assert (run.lr, run.optim.lr, run.ckpt_every, run.model.grad_ckpt_settings) == (5e-5, 5e-5, 200, (100, 100))
+    assert (run.parallel.sequence, run.parallel.tensor, run.parallel.sequence_attention) == (4, 1, "ring")
+    assert run.parallel.zero == 2
+
+
+@pytest.mark.parametrize("name", ["stage1_i2v", "stage2_i2v"])
+def test_stages_with_known_frames_differ_from_their_base_as_published(name: str):
+    run, base = preset(name), preset(name.removesuffix("_i2v"))
+    assert run.model.cond_embed
+    assert run.model.grow_cond_in
+    found = run.condition_config
+    assert found is not None
+    assert {kind: weight for kind, weight in found.weights.items() if weight} == CONDITIONS
+    changed = {key for key in RunConfig.model_fields if getattr(run, key) != getattr(base, key)}
+    if name == "stage1_i2v":
+        assert changed == {"model", "condition_config", "lr", "optim"}
+        assert run.lr == 1e-5
+    else:
+        assert changed == {"model", "condition_config", "bucket_config"}
+        assert run.bucket_config == {"256px": bands(1.0, 195, 80, 40, 28, 23), "768px": bands(0.5, 38, 10, 5, 3, 2)}
+        assert run.model.grad_ckpt_buffer_size == 25 * 2**30 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("image", 41), ("stage1", 393), ("stage2", 847), ("stage2_i2v", 858), ("demo", 44)]
+)
+def test_presets_make_as_many_buckets_as_published(name: str, count: int):
+    assert len(preset(name, "--compat", "opensora_v2").bucket_rule.buckets) == count
+
+
+def test_fine_tuning_starts_from_the_released_weights_and_loses_none():
+    for name in ("finetune", "finetune_1gpu", "lora", "lora_24gb"):
+        model = preset(name).model
+        assert model.from_pretrained == "ckpts/Open_Sora_v2.safetensors"
+        assert model.cond_embed
+        assert model.strict_load
+    assert preset("lora_24gb").lora.base == "nf4"
+    assert preset("finetune").lora is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_trains_when_it_is_tiny(name: str, clips: Path, tmp_path: Path):
+    words = ["--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max-steps", "2"]
+    outcome, said = train_here(FOLDER / f"{name}.py", *words)
+    assert outcome.clock.global_step == 2
+    assert "done at step 2" in said
+
+
+def test_a_preset_of_each_kind_trains_when_it_is_tiny(clips: Path, tmp_path: Path):
+    for name in ("stage2_i2v", "lora_24gb"):
+        test_every_preset_trains_when_it_is_tiny(name, clips, tmp_path)
+
+
+@pytest.mark.slow
+def test_presets_open_with_what_the_plan_says_of_them():
+    check = [sys.executable, str(ROOT / "tools" / "preset_forecasts.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+
+
+def commands() -> list[str]:
+    """The command lines that presets open with, and those of the walk-through, as they are read by a shell."""
+    texts = [path.read_text(encoding="utf-8").replace("#   ", "") for path in FOLDER.glob("*.py")]
+    texts.append((ROOT / "docs" / "opensora_v2.md").read_text(encoding="utf-8"))
+    lines = [line for text in texts for line in re.sub(r"\\\n#?\s*", "", text).splitlines()]
+    return sorted({line for line in lines if re.match(r"(torchrun .*-m )?longtake (train|plan) configs/", line)})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_name_keys_and_files_that_there_are(command: str):
+    words = shlex.split(command.split("longtake ")[1])[1:]
+    for option in ("--gpus", "--gpu"):  # of the plan, no keys
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    if words[0].endswith("curriculum.py") and "--stage" not in words:
+        words += ["--stage", "stage2_i2v"]
+    assert read_run(str(ROOT / words[0]), words[1:]).value.dataset.data_path == "clips.parquet"
+
+
+def test_presets_fit_the_gpus_that_they_name():
+    for path in FOLDER.glob("*.py"):
+        forecast = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#     ")]
+        assert forecast, path
+        assert not [line for line in forecast if "!" in line], path

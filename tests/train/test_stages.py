@@ -1,0 +1,162 @@
+"""Stages of a curriculum: in turn, each from the weights of the one before, and going on where it stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from longtake.checkpoint import list_checkpoints, read_state
+from longtake.contracts import UserError
+from longtake.train import EXIT_OTHER_WORLD, read_run, train_all
+from longtake.train.run import train
+from tests.train.runs import finish, start, write_config
+
+STAGES = """
+_base_ = "tiny.py"
+exp_name = "lessons"
+stages = [
+    dict(name="still", bucket_config={"32px": {"_delete_": True, 1: (1.0, 4)}}, max_steps=2),
+    dict(name="video", lr=1e-3, max_steps=3),
+    dict(name="more", run="other.py", max_steps=1),
+]
+"""
+
+
+def weights(folder: Path) -> list[bytes]:
+    """All tensors of a checkpoint, as the bytes of their files."""
+    return sorted(file.read_bytes() for file in folder.rglob("*.safetensors"))
+
+
+@pytest.fixture
+def lessons(tmp_path: Path, clips: Path) -> Path:
+    """The file of three stages; their folders will be in `tmp_path / "outputs" / "lessons"`."""
+    write_config(tmp_path, clips)
+    (tmp_path / "other.py").write_text('_base_ = "tiny.py"\nkeep_n_latest = 5\n', encoding="utf-8")
+    (tmp_path / "lessons.py").write_text(STAGES, encoding="utf-8")
+    return tmp_path / "lessons.py"
+
+
+def run(path: Path, *words: str) -> tuple[int, str]:
+    said = io.StringIO()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return train_all(str(path), words, Console(file=said, width=300)), said.getvalue()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def checkpoint(path: Path, stage: str) -> Path:
+    return list_checkpoints(path.parent / "outputs" / "lessons" / stage)[-1].path
+
+
+def test_stages_run_in_turn_each_from_the_weights_of_the_one_before_and_only_once(lessons: Path):
+    code, said = run(lessons)
+    assert code == 0
+    steps = {name: read_state(checkpoint(lessons, name))["clock"]["global_step"] for name in ("still", "video", "more")}
+    assert steps == {"still": 2, "video": 3, "more": 1}
+    for before, after in (("still", "video"), ("video", "more")):
+        assert f"from {checkpoint(lessons, before)}" in said
+        own = read_run(str(checkpoint(lessons, after).parent)).value
+        assert own.model.from_pretrained == str(checkpoint(lessons, before))
+    assert [read_run(str(checkpoint(lessons, name).parent)).value.stage_number for name in steps] == [0, 1, 2]
+    code, said = run(lessons)
+    assert code == 0
+    assert said.count(": done, ") == 3
+    assert "run folder" not in said
+
+
+def test_a_curriculum_goes_on_within_the_stage_where_it_stopped(lessons: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, _ = run(lessons)
+    folder = lessons.parent / "outputs"
+    folder.rename(lessons.parent / "kept")
+
+    def cut_off(config, *rest, **named):  # the second stage ends a step early, as by a signal
+        if config.exp_name != "video":
+            return train(config, *rest, **named)
+        outcome = train(config.model_copy(update={"max_steps": 2}), *rest, **named)
+        return type(outcome)(outcome.folder, outcome.checkpoint, outcome.clock, stopped=True)
+
+    monkeypatch.setattr("longtake.train.curriculum.train", cut_off)
+    assert run(lessons)[0] == 130
+    monkeypatch.undo()
+    code, said = run(lessons)
+    assert (whole, code) == (0, 0)
+    assert "stage still: done" in said
+    assert f"starts from {folder / 'lessons' / 'video' / 'epoch0-global_step2'}, step 2" in said
+    kept = lessons.parent / "kept" / "lessons" / "more" / "epoch0-global_step1"
+    assert weights(checkpoint(lessons, "more")) == weights(kept)
+
+
+def test_one_stage_can_be_run_by_name(lessons: Path):
+    assert run(lessons, "--stage", "still")[0] == 0
+    folder = lessons.parent / "outputs" / "lessons"
+    assert sorted(json.loads((folder / "stages.json").read_text(encoding="utf-8"))) == ["still"]
+    with pytest.raises(UserError, match=r"--stage more: starts from stage video, which is not done in .*lessons"):
+        run(lessons, "--stage", "more")
+
+
+def test_weights_of_the_command_line_are_for_the_first_stage(lessons: Path):
+    run(lessons, "--stage", "still")
+    first = str(checkpoint(lessons, "still"))
+    code, said = run(lessons, "--exp-name", "again", "--model.from-pretrained", first)
+    assert code == 0
+    assert said.count(f"from {first}") == 1
+
+
+def test_a_stage_that_does_not_fit_the_processes_ends_with_its_launch_line(lessons: Path):
+    text = lessons.read_text(encoding="utf-8")
+    lessons.write_text(text.replace("lr=1e-3", "parallel=dict(sequence=2)"), encoding="utf-8")
+    code, said = run(lessons, "--lr", "2e-3")
+    assert code == EXIT_OTHER_WORLD
+    assert "stage video: parallel.sequence = 2: 1 processes do not divide by 2" in said
+    assert f"to go on: torchrun --nproc_per_node 2 -m longtake train {lessons} --lr 2e-3" in said
+    assert checkpoint(lessons, "still").name == "epoch0-global_step2"
+
+
+@pytest.mark.slow
+def test_two_processes_run_the_stages_that_one_process_left(lessons: Path):
+    text = lessons.read_text(encoding="utf-8")
+    lessons.write_text(text.replace("lr=1e-3", "parallel=dict(sequence=2)"), encoding="utf-8")
+    run(lessons)
+    code, out, err = finish(start("train", lessons, processes=2))
+    assert code == 0, err
+    assert "stage still: done" in out
+    assert out.count("done at step") == 2
+
+
+def test_stages_can_be_planned_and_shown(lessons: Path):
+    config = read_run(str(lessons), ["--stage", "video", "--lr", "5e-4"]).value
+    assert (config.max_steps, config.lr) == (3, 5e-4)
+    assert read_run(str(lessons), ["--stage=more"]).value.keep_n_latest == 5
+    with pytest.raises(UserError, match="has stages; write --stage and one of still, video, more"):
+        read_run(str(lessons))
+    with pytest.raises(UserError, match=r"--stage dance: is no stage of .*; write --stage and one of still"):
+        read_run(str(lessons), ["--stage", "dance"])
+    with pytest.raises(UserError, match=r"tiny.py has no stages"):
+        read_run(str(lessons.parent / "tiny.py"), ["--stage", "still"])
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("[]", r"stages = \[\]: a list is expected"),
+        ("[3]", r"stages\[0\] = 3: a dict is expected"),
+        ("[dict(max_steps=1)]", r"stages\[0\].name = None: must be a plain folder name"),
+        ('[dict(name="a/b")]', r"stages\[0\].name = 'a/b'"),
+        ('[dict(name="a"), dict(name="a")]', "two stages are called a"),
+        ('[dict(name="a", run="gone.py")]', r"stages\[0\].run = 'gone.py': no such file"),
+        ('[dict(name="a", max_step=1)]', "max_step = 1 .*stage a.*did you mean max_steps"),
+        ('[dict(name="a", load="latest")]', "load = 'latest': stages go on by themselves"),
+    ],
+)
+def test_stages_written_wrongly_are_told_in_one_sentence(lessons: Path, written: str, sentence: str):
+    lessons.write_text(f'_base_ = "tiny.py"\nstages = {written}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=sentence):
+        run(lessons)
+    assert not (lessons.parent / "outputs").exists()

@@ -1,0 +1,106 @@
+"""Writes into every preset what `longtake plan` says of it, below the plan's own command line.
+
+python tools/preset_forecasts.py            write the presets
+python tools/preset_forecasts.py --check    exit 1 if one does not say what the command says
+
+A preset has lines of the form `#   longtake plan FILE ...`; the lines `#     ...` behind one are the forecast: the
+first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shlex
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from longtake.cli import main as longtake
+
+ROOT = Path(__file__).parent.parent
+PRESETS = sorted((ROOT / "configs" / "opensora_v2" / "train").glob("*.py"))
+COMMAND, FORECAST = "#   longtake plan ", "#     "
+LEFT_OUT = ("TxHxW", "sequence", "MFU", "suggested", "samples")
+LONGEST = 112  # characters of a line of the forecast
+
+
+def with_forecasts(text: str) -> str:
+    """The text of a preset with fresh forecasts."""
+    lines: list[str] = []
+    stale = False  # whether the lines of an earlier forecast may come
+    for line in text.splitlines():
+        if stale and line.startswith(FORECAST):
+            continue
+        lines.append(line)
+        stale = line.startswith(COMMAND)
+        if stale:
+            lines += [f"{FORECAST}{said}" for said in forecast(shlex.split(line.removeprefix("#   longtake ")))]
+    return "\n".join(lines) + "\n"
+
+
+def forecast(words: list[str]) -> list[str]:
+    """What the plan's command line says, shortened. Exits with its complaint where it fails."""
+    said, complaint = io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(complaint):
+        try:
+            longtake(words)
+        except SystemExit as end:
+            status = end.code
+    if status and "fits" not in said.getvalue():
+        sys.exit(f"longtake {shlex.join(words)}: {complaint.getvalue()}")
+    first, second, *rest = said.getvalue().splitlines()
+    table = [re.split(r"\s{2,}", line) for line in rest if re.match(r"bucket |\S+/\d+f ", line)]
+    return [*_folded(first), *_folded(second), *_aligned(_fullest(table))]
+
+
+def _fullest(table: list[list[str]]) -> list[list[str]]:
+    """The head of the table and the fullest row of each resolution, some columns left out."""
+    head, *rows = table
+    place = head.index("GiB a GPU")
+    of_resolution: dict[str, list[str]] = {}
+    for row in rows:
+        name = row[0].split("/")[0]
+        if name not in of_resolution or _number(row[place]) > _number(of_resolution[name][place]):
+            of_resolution[name] = row
+    kept = [i for i, name in enumerate(head) if name not in LEFT_OUT]
+    return [[row[i] for i in kept] for row in (head, *of_resolution.values())]
+
+
+def _number(cell: str) -> float:
+    return float(cell.split()[0])  # a `!` may follow
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+
+
+def _folded(line: str) -> list[str]:
+    """A long line in pieces, broken behind commas."""
+    pieces = [""]
+    for part in re.split(r"(?<=, )", line):
+        if len(pieces[-1] + part) > LONGEST:
+            pieces.append("  ")
+        pieces[-1] += part
+    return [piece.rstrip() for piece in pieces]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a preset is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for path in PRESETS:
+        text = path.read_text(encoding="utf-8")
+        if (fresh := with_forecasts(text)) != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if not check:
+                path.write_text(fresh, encoding="utf-8")
+    if check and stale:
+        sys.exit(f"{', '.join(stale)}: not what the plan says; run python tools/preset_forecasts.py")
+
+
+if __name__ == "__main__":
+    main()
