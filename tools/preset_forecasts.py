@@ -1,19 +1,22 @@
-"""Writes into every preset what `longtake plan` says of it, below the plan's own command line.
+"""Writes into every preset, and into docs/parallel.md, what `longtake plan` says of it.
 
 python tools/preset_forecasts.py            write the presets
 python tools/preset_forecasts.py --check    exit 1 if one does not say what the command says
 
 A preset has lines of the form `#   longtake plan FILE ...`; the lines `#     ...` behind one are the forecast: the
-first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out.
+first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out. In the page
+a table between two marks has a line for each of `MACHINES`.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import shlex
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -24,6 +27,19 @@ PRESETS = sorted((ROOT / "configs" / "opensora_v2" / "train").glob("*.py"))
 COMMAND, FORECAST = "#   longtake plan ", "#     "
 LEFT_OUT = ("TxHxW", "sequence", "MFU", "suggested", "samples")
 LONGEST = 112  # characters of a line of the forecast
+PAGE = ROOT / "docs" / "parallel.md"
+MARKS = "<!-- plans -->\n", "<!-- end of plans -->\n"
+MACHINES = (  # preset, GPUs, kind
+    ("image", 8, "h200"),
+    ("stage1", 8, "h200"),
+    ("stage1", 8, "h100"),
+    ("stage2", 8, "h200"),
+    ("stage2", 32, "h200"),
+    ("finetune", 8, "h100"),
+    ("finetune_1gpu", 1, "h100"),
+    ("lora", 1, "h100"),
+    ("lora_24gb", 1, "4090"),
+)
 
 
 def with_forecasts(text: str) -> str:
@@ -53,6 +69,31 @@ def forecast(words: list[str]) -> list[str]:
     first, second, *rest = said.getvalue().splitlines()
     table = [re.split(r"\s{2,}", line) for line in rest if re.match(r"bucket |\S+/\d+f ", line)]
     return [*_folded(first), *_folded(second), *_aligned(_fullest(table))]
+
+
+def with_machines(text: str) -> str:
+    """The page with a fresh table."""
+    before, _, rest = text.partition(MARKS[0])
+    head = "| preset | GPUs | degrees | fullest entry | GiB a GPU | of | mean step | |\n|" + "---|" * 8 + "\n"
+    rows = [_row(*machine) for machine in MACHINES]
+    return before + MARKS[0] + head + "".join(rows) + MARKS[1] + rest.partition(MARKS[1])[2]
+
+
+def _row(preset: str, gpus: int, gpu: str) -> str:
+    """One machine's line of the table, from the plan's JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        words = ["plan", str(PRESETS[0].with_name(f"{preset}.py")), "--gpus", str(gpus), "--gpu", gpu]
+        forecast([*words, "--dataset.data-path", "clips.parquet", "--json", str(file)])
+        plan = json.loads(file.read_text(encoding="utf-8"))
+    axes = ("replicate", "shard", "sequence", "tensor")
+    degrees = [f"{name} {degree}" for name in axes if (degree := plan["layout"][name]) > 1]
+    name, fullest = max(plan["buckets"].items(), key=lambda item: item[1]["bytes"]["total"])
+    remedy = "fits" if plan["fits"] else f"does not fit; {plan['remedies'][0]['change']} would"
+    gib = [f"{size / 2**30:.1f}" for size in (fullest["bytes"]["total"], plan["usable_bytes"])]
+    step = f"{plan['stage']['step_seconds']:.2f} s"
+    cells = (f"`{preset}`", f"{gpus} x {gpu}", ", ".join(degrees), name, *gib, step, remedy)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _fullest(table: list[list[str]]) -> list[list[str]]:
@@ -92,9 +133,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a preset is out of date")
     check = parser.parse_args().check
     stale = []
-    for path in PRESETS:
+    for path in (*PRESETS, PAGE):
         text = path.read_text(encoding="utf-8")
-        if (fresh := with_forecasts(text)) != text:
+        if (fresh := (with_machines if path == PAGE else with_forecasts)(text)) != text:
             stale.append(str(path.relative_to(ROOT)))
             if not check:
                 path.write_text(fresh, encoding="utf-8")

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, SIGTERM or SIGUSR1, with a checkpoint written
@@ -70,6 +70,7 @@ class FirstStepTimer:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.report: Callable[[], None] | None = None  # leaves word of this process, where there is a place for it
         self._timer = threading.Timer(seconds, self._give_up)
         self._timer.daemon = True
         self._timer.start()
@@ -80,6 +81,9 @@ class FirstStepTimer:
 
     def _give_up(self) -> None:
         faulthandler.dump_traceback(file=sys.stderr)
+        if self.report is not None:
+            with suppress(OSError):  # the stacks are on the terminal
+                self.report()
         print(
             f"first_step_timeout = {self.seconds:g}: no training step was finished in this many seconds; above is "
             "where each thread waits, look there for a missing process or a slow disk, or raise first_step_timeout",

@@ -95,6 +95,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         place = open_folder(config, world, source)
         with given_up_on_error(place, world):
             lock = FolderLock(place, world)
+            watchdog = _watchdog(config, place, world)
+            timer.report = watchdog.report
             latents = _open_latents(config, table, world)
             system = build_system(config, mesh, world, None if latents is None else latents.facts)
             if latents is not None and system.encoders is not None:
@@ -126,7 +128,6 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         facts |= {"frozen": frozen, "adapters": system.adapter_scaling()} if frozen else {}
         saver = Saver(place.path, world, facts, config.keep_n_latest, config.keep_every, config.async_io)
         stopwatch = Stopwatch(place.path, start.seconds, launched, place.restarted, enabled=world.is_main)
-        watchdog = _watchdog(config, place, world)
         if place.checkpoint is not None and place.continues:
             saver.started_from(place.checkpoint, start.clock)
         with (

@@ -73,7 +73,7 @@ class Watchdog:
     def _end(self, late: bool) -> None:
         """Reports, waits a little for the reports of the others, and ends the process."""
         try:
-            self._report(late)
+            self.report(late)
             deadline = time.monotonic() + _GRACE_SECONDS
             while time.monotonic() < deadline and len(list(self.folder.glob("rank-*.txt"))) < self.world_size:
                 time.sleep(0.05)
@@ -92,7 +92,8 @@ class Watchdog:
             child.kill()
         os._exit(EXIT_HANG)
 
-    def _report(self, late: bool) -> None:
+    def report(self, late: bool = True) -> None:
+        """Writes where every thread of this process is, and what its collectives did last. Raises OSError."""
         report = self.folder / f"rank-{self.rank:05d}.txt"
         with unfinished(report, synced=False) as partial, partial.open("w", encoding="utf-8") as file:
             why = "made no step in time" if late else "was asked by another rank"

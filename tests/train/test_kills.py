@@ -282,3 +282,6 @@ def test_a_run_whose_data_never_come_gives_up_and_says_where_it_waits(config: Pa
     assert code == EXIT_NO_FIRST_STEP, error
     assert "first_step_timeout = 8: no training step was finished in this many seconds" in error
     assert "stream.py" in error  # where the trainer waits
+    report = next(run_folder(config).glob("hang-*/rank-00000.txt")).read_text(encoding="utf-8")
+    assert "rank 0 of 1, after step 0: made no step in time" in report
+    assert "stream.py" in report
