@@ -1,0 +1,431 @@
+"""Starting one run on many hosts: look, agree on a rendezvous, start, and end together."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TextIO
+
+from longtake.cluster import readiness
+from longtake.cluster.connection import Connection, Event, ssh_command
+from longtake.cluster.hosts import Host
+from longtake.cluster.output import Output
+from longtake.contracts import UserError
+from longtake.train import EXIT_INTERRUPTED
+
+_BEAT_SECONDS = 15.0
+_PATIENCE_SECONDS = 120.0  # of a host that hears no beat
+_LOOK_SECONDS = 180.0  # for all hosts, which look at the same time; a cold network disk is slow
+_FAILED_GRACE_SECONDS = 30.0  # after a host has failed nothing more can be saved
+_FAILED_TOGETHER_SECONDS = 2.0  # hosts that end so soon after the first one have failed too
+_OVERTIME_SECONDS = 60.0  # for a host to end what it had to end
+_LEAVE_SECONDS = 5.0
+_USER = -1  # the "host" of signals
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# A rank that says so has failed because another one had.
+LOST_PEER = "the connection to another process of the run is lost"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that a launch is told."""
+
+    hosts: Sequence[Host]
+    words: Sequence[str]  # `train RUN --key value`, or a Python file and its words
+    name: str  # of the run; one of a name on a host at a time
+    folder: str  # that the run would write to, as far as is known before it starts
+    workdir: str
+    python: str = sys.executable
+    processes: int | None = None  # on each host; None: the host's slots, or its GPUs
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ssh: Sequence[str] = ("ssh",)
+    torchrun: Sequence[str] = ()  # further options of torchrun
+    master_address: str | None = None
+    master_port: int = 0  # 0: one that is free
+    grace: float = 300.0
+    force: bool = False
+
+    def processes_of(self, host: Host, report: readiness.Report | None = None) -> int | None:
+        """Processes to start on a host; None where nothing says."""
+        return self.processes or host.slots or len((report or {}).get("gpus", [])) or None
+
+    def command(self, rank: int, processes: object, address: str, port: object, job: str) -> list[str]:
+        """torchrun's words for the host of this rank, behind the Python that runs them."""
+        words = ["-m", "torch.distributed.run", "--nnodes", len(self.hosts), "--node-rank", rank]
+        words += ["--nproc-per-node", processes, "--master-addr", address, "--master-port", port, "--rdzv-id", job]
+        words += ["--shutdown-timeout", round(self.grace), *self.torchrun]
+        program = [] if self.words[0].endswith(".py") else ["-m", "longtake"]
+        return [str(word) for word in (*words, *program, *self.words)]
+
+
+def show(launch: Launch, out: TextIO) -> None:
+    """Prints what would be run on each host; nothing is connected."""
+    address = launch.master_address or (launch.hosts[0].name if len(launch.hosts) > 1 else "127.0.0.1")
+    for rank, host in enumerate(launch.hosts):
+        ssh = ssh_command(launch.ssh, host, launch.python)
+        words = launch.command(rank, launch.processes_of(host) or "GPUS", address, launch.master_port or "PORT", "JOB")
+        print(f"[{host.label}] {shlex.join(ssh[:-1])}", file=out)
+        print(f"[{host.label}]   cd {shlex.quote(launch.workdir)}", file=out)
+        print(f"[{host.label}]   {shlex.join([launch.python, *words])}", file=out)
+    if launch.environment:
+        print(f"variables sent along: {', '.join(sorted(launch.environment))}", file=out)
+
+
+def run(launch: Launch) -> int:
+    """Starts the run on all hosts and waits for its end; returns the exit code.
+
+    0: all hosts ended well. 130: interrupted, and all have ended. Else the exit code of the process that failed first.
+    Raises `UserError` with everything that stands against the launch; nothing has been started then.
+    """
+    return Launcher(launch).run()
+
+
+class Launcher:
+    """A launch under way."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.labels = [host.label for host in launch.hosts]
+        self.job = f"{time.strftime('%y%m%d%H%M%S')}-{time.time_ns() % 1_000_000_000:09d}"
+        self.events: SimpleQueue[Event] = SimpleQueue()
+        self.output = Output(self.labels, sys.stdout.buffer, sys.stderr.buffer)
+        self.connections: list[Connection] = []
+        self.reports: dict[int, readiness.Report] = {}
+        self.forcible: set[int] = set()  # hosts whose faults --force overlooks
+        self.open: set[int] = set()
+        self.ended: dict[int, int | None] = {}  # torchrun's exit codes; None: the connection was lost before
+        self.failures: list[tuple[float, int]] = []  # (time, host), in the order of arrival
+        self.signals = 0
+        self.interrupted = False  # before anything had failed
+        self.next_beat = 0.0
+        self.end_at: float | None = None  # when hosts that have not ended are given up
+
+    def run(self) -> int:
+        """See `run`."""
+        with self._signals_as_events():
+            try:
+                self._connect()
+                if not self.signals:
+                    self._agree()
+                if self.signals:
+                    self._say("interrupted; nothing was started")
+                    return EXIT_INTERRUPTED
+                self._follow()
+            finally:
+                self._leave()
+        return self._conclude()
+
+    @contextmanager
+    def _signals_as_events(self) -> Iterator[None]:
+        """Signals that ask for an end arrive among the other events; SIGHUP under `nohup` does not ask for one."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def tell(number: int, frame: object) -> None:
+            self.events.put(Event(_USER, "signal", number))
+
+        asking = set(_SIGNALS)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            asking.remove(signal.SIGHUP)
+        before = {number: signal.signal(number, tell) for number in asking}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _leave(self) -> None:
+        """Closes all connections, and waits a little for the hosts' programs to be gone too."""
+        for connection in self.connections:
+            connection.close()
+        end = time.monotonic() + _LEAVE_SECONDS
+        for connection in self.connections:
+            connection.wait(max(0.0, end - time.monotonic()))
+
+    # --- before the start
+
+    def _connect(self) -> None:
+        """Opens all connections, gathers what the hosts report, and judges it."""
+        launch = self.launch
+        for number, host in enumerate(launch.hosts):
+            command = ssh_command(launch.ssh, host, launch.python)
+            try:
+                self.connections.append(Connection(number, command, self.events, self.output))
+            except FileNotFoundError:
+                raise UserError(f"--ssh {command[0]}: no such program here; install OpenSSH's client") from None
+        self.open = set(range(len(self.connections)))
+        greeting = {
+            "launch": self.job,
+            "name": launch.name,
+            "folder": launch.folder,
+            "workdir": launch.workdir,
+            "words": list(launch.words),
+            "environment": {**launch.environment, "PYTHONUNBUFFERED": "1", "LONGTAKE_LAUNCH": self.job},
+            "grace": launch.grace,
+            "patience": _PATIENCE_SECONDS,
+        }
+        for connection in self.connections:
+            connection.greet(greeting)
+        self.reports, closed = self._gather("report", set(self.open))
+        if self.signals:
+            return
+        faults = {number: self._unreachable(number, code) for number, code in closed.items()}
+        silent = self.open - self.reports.keys() - faults.keys()
+        faults |= dict.fromkeys(silent, "did not answer in time; is its disk or network slow?")
+        self._refuse(faults | self._judge())
+
+    def _gather(self, kind: str, hosts: set[int]) -> tuple[dict[int, Any], dict[int, int]]:
+        """Waits for one word of each host: (what they said, ssh's exit code of those that are gone instead)."""
+        said: dict[int, Any] = {}
+        closed: dict[int, int] = {}
+        end = time.monotonic() + _LOOK_SECONDS
+        while hosts - said.keys() - closed.keys() and (left := end - time.monotonic()) > 0:
+            self._beat()
+            try:
+                event = self.events.get(timeout=min(left, 1.0))
+            except Empty:
+                continue
+            if event.kind == "signal":
+                self.signals += 1
+                break
+            if event.kind == "closed":
+                closed[event.host] = event.value
+            elif event.kind == kind:
+                said[event.host] = event.value
+        return said, closed
+
+    def _unreachable(self, number: int, code: int) -> str:
+        """Why there is no connection, as ssh or the shell behind it says."""
+        said = self.connections[number].complaint
+        if code == 255:
+            return f"cannot be reached: {said or 'ssh says nothing'}"
+        return f"cannot run {self.launch.python}: {said or f'exit code {code}'}; choose another with --python"
+
+    def _judge(self) -> dict[int, str]:
+        """What the reports say against the launch. Without --force that is more."""
+        launch, faults = self.launch, {}
+        whole: dict[int, readiness.Report] = {}
+        for number, report in sorted(self.reports.items()):
+            if fault := readiness.lacks(report, launch.workdir):
+                faults[number] = fault
+            elif launch.processes_of(launch.hosts[number], report) is None:
+                faults[number] = "nothing says how many processes to start; give --nproc-per-node, or slots=NUMBER"
+            else:
+                whole[number] = report
+        if not whole:
+            return faults
+        first = min(whole)
+        visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
+        taken = {}
+        for number, report in whole.items():
+            processes = launch.processes_of(launch.hosts[number], report)
+            gpus = readiness.used_gpus(report, processes, visible)
+            taken[self.labels[number]] = (report, gpus)
+            found = [
+                readiness.differs(report, whole[first], self.labels[first]),
+                readiness.busy(report, gpus),
+                readiness.same_run(report, launch.name),
+            ]
+            if told := "; ".join(fault for fault in found if fault):
+                faults[number] = told
+                self.forcible.add(number)
+        if launch.force:
+            for number in sorted(faults.keys() & whole.keys()):
+                self._say(f"--force, in spite of {self.labels[number]}: {faults.pop(number)}")
+        for label, fault in readiness.shared_gpus(taken):
+            faults.setdefault(self.labels.index(label), fault)
+        return faults
+
+    def _refuse(self, faults: Mapping[int, str]) -> None:
+        """Raises `UserError` with all faults, a line for each host."""
+        if not faults:
+            return
+        told = [f"{self.labels[number]}: {fault}" for number, fault in sorted(faults.items())]
+        head = "nothing was started"
+        tail = ["--force launches all the same"] if faults.keys() <= self.forcible else []
+        raise UserError("\n  ".join([head, *told, *tail]))
+
+    def _agree(self) -> None:
+        """Finds address and port of the rendezvous on the first host, sees that the others reach it, and starts all."""
+        launch = self.launch
+        address = self._master_address()
+        port = self._ask([0], {"do": "listen", "port": launch.master_port}, "listen").get(0)
+        if self.signals:
+            return
+        if not isinstance(port, int):
+            self._refuse({0: f"port {launch.master_port} cannot be opened: {port}; choose another with --master-port"})
+        others = list(range(1, len(launch.hosts)))
+        reached = self._ask(others, {"do": "reach", "address": address, "port": port}, "reach")
+        if self.signals:
+            return
+        where = f"does not reach {self.labels[0]} at {address} port {port}"
+        remedy = "look at the firewall, or choose with --master-addr and --master-port"
+        self._refuse({number: f"{where}: {fault}; {remedy}" for number, fault in reached.items() if fault})
+        for number, connection in enumerate(self.connections):
+            processes = launch.processes_of(launch.hosts[number], self.reports[number])
+            connection.send({"do": "start", "command": launch.command(number, processes, address, port, self.job)})
+
+    def _master_address(self) -> str:
+        """Where the first host is reached by the others: the address at which its SSH server was reached."""
+        if self.launch.master_address is not None or len(self.launch.hosts) == 1:
+            return self.launch.master_address or "127.0.0.1"
+        own, *others = (self.reports[number]["address"] for number in range(len(self.launch.hosts)))
+        if own in ("", "UNKNOWN") or "%" in own or (_is_loopback(own) and not all(map(_is_loopback, others))):
+            found = own or "nothing"
+            self._refuse({0: f"its address seems to be {found}, where others cannot reach it; give --master-addr"})
+        return own
+
+    def _ask(self, hosts: Sequence[int], order: Mapping[str, Any], kind: str) -> dict[int, Any]:
+        """Sends an order to some hosts and waits for their answers."""
+        for number in hosts:
+            self.connections[number].send(order)
+        said, closed = self._gather(kind, set(hosts))
+        gone = (set(hosts) - said.keys()) | closed.keys()
+        if gone and not self.signals:
+            self._refuse(dict.fromkeys(gone, "the connection was lost"))
+        return said
+
+    # --- while it runs
+
+    def _follow(self) -> None:
+        """Until every connection is closed: counts ends, passes signals on."""
+        told = ", ".join(self.labels[:8]) + (" ..." if len(self.labels) > 8 else "")
+        self._say(f"{self.launch.name} starts on {len(self.labels)} host{'s'[: len(self.labels) > 1]}: {told}")
+        while self.open:
+            self._beat()
+            if self.end_at is not None and time.monotonic() > self.end_at:
+                for number in self.open:
+                    self.connections[number].abandon()
+            if self.output.closed and not self.signals:  # nobody reads: `longtake launch ... | head`
+                self.events.put(Event(_USER, "signal", signal.SIGPIPE))
+            with suppress(Empty):
+                self._take(self.events.get(timeout=1.0))
+
+    def _beat(self) -> None:
+        """Says from time to time that we live; to hosts that have reported, since the others do not listen yet."""
+        if (now := time.monotonic()) >= self.next_beat:
+            self.next_beat = now + _BEAT_SECONDS
+            for number in sorted(self.open):
+                if self.connections[number].reported:
+                    self.connections[number].send({"do": "beat"})
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "signal":
+            self._interrupt()
+        elif event.kind == "ended":
+            self.ended[event.host] = event.value
+            self.open.discard(event.host)
+            self.output.flush(event.host)
+            self.connections[event.host].close()
+            if event.value != 0:
+                self._fail(event.host)
+        elif event.kind == "failed":
+            self._say(f"{self.labels[event.host]}: {event.value}")
+        elif event.kind == "closed":
+            self.open.discard(event.host)
+            if event.host not in self.ended:  # else it is the end of what has ended
+                self.ended[event.host] = None
+                self._fail(event.host)
+
+    def _fail(self, host: int) -> None:
+        """A host has not ended well: the first one has the others stop, unless they do already."""
+        self.failures.append((time.monotonic(), host))
+        if not self.signals and len(self.failures) == 1:
+            if self.open:
+                self._say(f"{self.labels[host]} has failed; stopping the others")
+            self._stop_all(min(self.launch.grace, _FAILED_GRACE_SECONDS))
+
+    def _interrupt(self) -> None:
+        self.signals += 1
+        if self.signals == 1:
+            self.interrupted = not self.failures
+            grace = self.launch.grace
+            self._say(f"stopping all hosts, which have {grace:g} s to save; once more (Ctrl-C) kills them")
+            self._stop_all(grace)
+        elif self.signals == 2:
+            self._say("killing what runs on all hosts")
+            self._send_all({"do": "kill"})
+            self.end_at = time.monotonic() + _OVERTIME_SECONDS
+        else:
+            self.end_at = 0.0
+
+    def _stop_all(self, grace: float) -> None:
+        self._send_all({"do": "stop", "grace": grace})
+        self.end_at = time.monotonic() + grace + _OVERTIME_SECONDS
+
+    def _send_all(self, order: Mapping[str, Any]) -> None:
+        for number in sorted(self.open):
+            self.connections[number].send(order)
+
+    # --- after the end
+
+    def _conclude(self) -> int:
+        """Says which hosts failed and how; returns the exit code."""
+        if not self.failures:
+            return 0
+        if self.interrupted:
+            lost = sorted(self.labels[host] for host, code in self.ended.items() if code is None)
+            told = f"the connection was lost to {', '.join(lost)}" if lost else "all hosts have ended"
+            self._say(f"interrupted; {told}")
+            return EXIT_INTERRUPTED
+        first, cause = self.failures[0]
+        own = [
+            host
+            for when, host in self.failures
+            if when - first < _FAILED_TOGETHER_SECONDS and (host == cause or self.output.failed_rank(host))
+        ]
+        own.sort(key=self._is_consequence)  # stable: else in the order of arrival
+        for host in own:
+            if host == own[0] or not self._is_consequence(host):
+                self._say(self._describe(host))
+        return self._exit_code(own[0])
+
+    def _is_consequence(self, host: int) -> bool:
+        return any(LOST_PEER in line for line in self.output.last_words(host))
+
+    def _describe(self, host: int) -> str:
+        """One failed host: rank, exit code, last lines."""
+        label, code, failed = self.labels[host], self.ended[host], self.output.failed_rank(host)
+        if code is None:
+            what = "the connection was lost; what runs there ends by itself"
+            if complaint := self.connections[host].complaint:
+                what += f" ({complaint})"
+        elif failed is None:
+            what = f"torchrun ended with {_told(code)}"
+        else:
+            what = f"rank {failed[0]} ended with {_told(failed[1])}"
+        lines = self.output.last_words(host)
+        return "\n  ".join([f"{label}: {what}" + ("; its last lines:" if lines else ""), *lines])
+
+    def _exit_code(self, host: int) -> int:
+        code, failed = self.ended[host], self.output.failed_rank(host)
+        if failed is not None:
+            code = failed[1]
+        if code is None:
+            return 1
+        return code if code > 0 else 128 - code
+
+    def _say(self, sentence: str) -> None:
+        print(f"longtake launch: {sentence}", file=sys.stderr, flush=True)
+
+
+def _told(code: int) -> str:
+    """An exit code in words; a signal by its name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

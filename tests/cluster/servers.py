@@ -1,0 +1,153 @@
+"""Two SSH servers on this machine, with keys, ports and configuration of their own, and launches over them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.train.runs import PATIENCE_SECONDS, free_port
+
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+NAMES = ("alpha", "beta")
+ROOT = Path(__file__).parents[2]
+
+_SERVER = """
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host_key
+PidFile none
+AuthorizedKeysFile {folder}/user_key.pub
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+PermitRootLogin yes
+"""
+# As a shell whose start-up files print.
+_TALKATIVE = """ForceCommand /bin/sh -c 'echo "Welcome to beta"; eval "$SSH_ORIGINAL_COMMAND"'\n"""
+_CLIENT = """
+Host {name}
+    HostName 127.0.0.1
+    Port {port}
+    UserKnownHostsFile {folder}/known_hosts
+    IdentityFile {folder}/user_key
+    IdentitiesOnly yes
+    IdentityAgent none
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the servers are: the folder of keys, client configuration and host file."""
+
+    folder: Path
+    servers: tuple[subprocess.Popen[bytes], ...]
+
+    @property
+    def hostfile(self) -> Path:
+        """`alpha` and `beta`."""
+        return self.folder / "hosts"
+
+    @property
+    def ssh(self) -> str:
+        """The value of `--ssh`."""
+        return f"ssh -F {self.folder / 'ssh_config'}"
+
+    @property
+    def jobs(self) -> Path:
+        """Where the hosts note what runs on them."""
+        return self.folder / "jobs"
+
+
+@contextmanager
+def site(folder: Path) -> Iterator[Site]:
+    """Starts the servers; ends them."""
+    for name in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    public = (folder / "host_key.pub").read_text()
+    if os.getuid() == 0:  # a server of root's wants this folder for the part of it that has no rights
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    servers, known, client = [], "", ""
+    for name in NAMES:
+        port = free_port()
+        known += f"[127.0.0.1]:{port} {public}"
+        client += _CLIENT.format(name=name, port=port, folder=folder)
+        settings = folder / f"{name}.sshd"
+        talkative = _TALKATIVE if name == "beta" else ""
+        settings.write_text(_SERVER.format(port=port, folder=folder) + talkative)
+        servers.append(_serve(settings, port))
+    (folder / "known_hosts").write_text(known)
+    (folder / "ssh_config").write_text(client)
+    (folder / "hosts").write_text("# two names of this machine\nalpha slots=1\n\nbeta slots=1\n")
+    try:
+        yield Site(folder, tuple(servers))
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def _serve(settings: Path, port: int) -> subprocess.Popen[bytes]:
+    assert SSHD is not None
+    log = settings.with_suffix(".log")
+    server = subprocess.Popen([SSHD, "-D", "-E", str(log), "-f", str(settings)])
+    end = time.monotonic() + 10
+    while f"port {port}" not in (log.read_text() if log.exists() else ""):
+        assert server.poll() is None, log.read_text()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return server
+
+
+def start_launch(place: Site, *words: object, folder: Path, options: tuple[object, ...] = ()) -> subprocess.Popen[str]:
+    """`longtake launch` over the two hosts, in `folder`; `words` stand behind `--`."""
+    command = [sys.executable, "-m", "longtake", "launch", "--ssh", place.ssh, "--hostfile", str(place.hostfile)]
+    command += ["--env", "PYTHONPATH", *map(str, options), "--", *map(str, words)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "LONGTAKE_JOBS": str(place.jobs), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def processes_of_launches(place: Site) -> list[int]:
+    """Everything that runs for launches of this site, at both ends."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if int(process.name) != os.getpid() and _belongs(process, place) and _runs(process):
+                found.append(int(process.name))
+    return found
+
+
+def _belongs(process: Path, place: Site) -> bool:
+    """By the variable that says where jobs are noted, by ssh's configuration, or by the note that it holds open."""
+    if f"LONGTAKE_JOBS={place.jobs}".encode() in (process / "environ").read_bytes().split(b"\0"):
+        return True
+    if str(place.folder / "ssh_config").encode() in (process / "cmdline").read_bytes().split(b"\0"):
+        return True
+    return any(os.readlink(file).startswith(str(place.jobs)) for file in (process / "fd").iterdir())
+
+
+def _runs(process: Path) -> bool:
+    return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_for_end(place: Site, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until nothing of any launch runs; kills it, and fails, if that does not come."""
+    end = time.monotonic() + seconds
+    while left := processes_of_launches(place):
+        if time.monotonic() > end:
+            names = [Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ")[:200] for number in left]
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            raise AssertionError(f"left behind: {names}")
+        time.sleep(0.02)
