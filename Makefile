@@ -7,6 +7,7 @@ demo: .venv/.installed
 	$(PY) -m longtake demo
 
 test: .venv/.installed
+	bash tools/install_test_tools.sh
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile

@@ -30,7 +30,7 @@ from machine import print_table, write_json
 
 from longtake.buckets import OrderInputs, PassOrder, plan_pass
 from longtake.checkpoint import read_state, save_checkpoint
-from longtake.data import DatasetConfig, open_clips
+from longtake.data import DatasetConfig, open_clips, order_columns
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.99)
 TARGET = 1.25  # slowest over the start of the pass
@@ -124,13 +124,8 @@ def _inputs(path: Path) -> OrderInputs:
         stage=0,
         slots_per_step=SLOTS,
         rule=bucket_rule("stage1"),
-        num_frames=table.num_frames,
-        height=table.height,
-        width=table.width,
-        fps=table.fps,
-        clip_ids=table.clip_ids,
         weights=table.weights,
-        table=table.fingerprint,
+        **order_columns(table),
     )
 
 

@@ -18,8 +18,10 @@ from enum import IntEnum
 import numpy as np
 
 _MASK = np.uint64(0xFFFFFFFF)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+PHILOX_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_M0, _M1 = map(np.uint64, PHILOX_MULTIPLIERS)
+_W0, _W1 = PHILOX_KEY_STEPS
 _CHUNK = (
     1 << 14
 )  # counters per chunk: the working set stays in the second-level cache (about twice as fast as one sweep)

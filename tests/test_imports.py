@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
     ("contracts", "durable", "random", "_version"),
-    ("config",),
+    ("config", "hub"),
     ("buckets", "models"),
     ("data", "diffusion", "parallel", "track"),
     ("checkpoint", "weights", "encoders"),

@@ -25,7 +25,7 @@ from longtake.cli import main as longtake
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted((ROOT / "configs" / "opensora_v2" / "train").glob("*.py"))
 COMMAND, FORECAST = "#   longtake plan ", "#     "
-LEFT_OUT = ("TxHxW", "sequence", "MFU", "suggested", "samples")
+LEFT_OUT = ("TxHxW", "sequence", "encode GiB", "encode s", "MFU", "suggested", "samples")
 LONGEST = 112  # characters of a line of the forecast
 PAGE = ROOT / "docs" / "parallel.md"
 MARKS = "<!-- plans -->\n", "<!-- end of plans -->\n"

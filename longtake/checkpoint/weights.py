@@ -19,17 +19,24 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     Collective: the ranks share out the files and compare them with their checksums first. `folder[name]` reads one
     tensor. `part` says which weights they are, "ema" or "model". What the run did not train comes from its `frozen/`.
-    `metadata`: what a file would say of them in its header. Raises `UserError` where the checkpoint is damaged or has
-    no weights of its own: those of a run whose frozen weights have a file are only a part of the model's.
+    `metadata`: what a file would say of them in its header. `wanted`: the part, "model" for the weights themselves in
+    any case. Raises `UserError` where the checkpoint is damaged, or holds only a part of the model's weights, since
+    those that its run did not train have a file of their own; with `partly` it is read all the same.
     """
 
-    def __init__(self, folder: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        metadata: Mapping[str, str] | None = None,
+        wanted: str = "ema",
+        partly: bool = False,
+    ) -> None:
         self.path = Path(folder)
         faults = [fault for share in gather(on_every_rank(lambda: check_share(self.path))) for fault in share]
         if faults:
             raise UserError(damage_sentence(self.path, faults))
-        found, header = choose_tensors(self.path, "ema")
-        if "frozen_source" in header:
+        found, header = choose_tensors(self.path, wanted)
+        if "frozen_source" in header and not partly:
             raise UserError(
                 f"{self.path}: holds only what was trained upon {header['frozen_source']}; give that as "
                 "model.from_pretrained, or an export with both in it"

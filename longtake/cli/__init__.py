@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from longtake.cli.app import CommandDialect
 
 __all__ = ["main"]
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None = None) -> NoReturn:
     """Runs a command line (default: the process's) and exits; see `longtake.cli.app.main`."""
     # OpenMP reads this when PyTorch is loaded. A thread that waits for the others spins for 300,000 rounds by default,
     # which takes the core from whoever it waits for where cores are few; not spinning at all costs a third of the
@@ -17,4 +20,4 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from longtake.cli.app import main as run
 
-    run(arguments)
+    run(arguments, dialect)

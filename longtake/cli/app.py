@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, Protocol
 
 import typer
 
 from longtake import __version__
-from longtake.cli import checkpoint, config, data, demo, generate, plan, train
+from longtake.cli import checkpoint, config, data, demo, generate, launch, plan, train
 from longtake.cli.options import help_without_verb
+from longtake.config import Dialect
 from longtake.contracts import UserError
 from longtake.train import EXIT_INTERRUPTED
 
@@ -31,6 +32,7 @@ train.register(app)
 generate.register(app)
 demo.register(app)
 plan.register(app)
+launch.register(app)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 app.add_typer(checkpoint.app, name="checkpoint")
@@ -48,18 +50,28 @@ def root(
     help_without_verb(context)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command line (default: the process's) and exits.
+class CommandDialect(Dialect, Protocol):
+    """Another system's words, for a whole command line."""
+
+    def command(self, words: list[str]) -> list[str]:
+        """The verb, RUN and flags of Longtake; the flags' names may still be the other system's. Raises `UserError`."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None = None) -> NoReturn:
+    """Runs a command line (default: the process's) and exits. `dialect`: the words it is written in.
 
     0: done. 2: a mistake, said in one sentence on stderr. 130: interrupted. Anything unforeseen is a traceback.
     """
     command = typer.main.get_command(app)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if "--" in words:  # would be swallowed on the way, and hide what follows it
+        if "--" in words and words[0] != "launch":  # would be swallowed on the way, and hide what follows it
             raise UserError("--: a name is missing; write --key value")
+        if dialect is not None:
+            words = dialect.command(words)
         # Not `app()`: that ends on an interrupt by itself, and without a word.
-        with command.make_context("longtake", words) as context:
+        with command.make_context("longtake", words, obj=dialect) as context:
             code = command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as done:

@@ -90,8 +90,8 @@ def _encode(config: RunConfig, options: EncodeOptions, console: Console, mend: b
         if mend:
             options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))
         with Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown:
-            stage = config.stage_number
-            result = encode(config, config.dataset, config.bucket_config, stage, options, world, shown.update)
+            what = config.dataset, config.bucket_config, config.stage_number
+            result = encode(config, *what, options, world, shown.update, config.condition_config)
         _report(console, world, result)
 
 

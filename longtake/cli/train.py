@@ -22,4 +22,4 @@ def register(app: typer.Typer) -> None:
         SIGUSR1 end it with a checkpoint and exit status 130; 78 says that the next stage needs another number of
         processes, and prints its command. `longtake config show RUN` lists the keys.
         """
-        return train_all(*run_and_overrides(context, run, "train"))
+        return train_all(*run_and_overrides(context, run, "train"), dialect=context.obj)

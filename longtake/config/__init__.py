@@ -7,6 +7,7 @@ with where it comes from. A mistake of the user is a `ConfigError` that carries 
 
 from __future__ import annotations
 
+from longtake.config.dialect import Dialect, Heights
 from longtake.config.dump import dump_config
 from longtake.config.faults import ConfigError, Fault
 from longtake.config.load import Resolved, Row, describe, load_config, resolve
@@ -15,7 +16,9 @@ from longtake.config.tree import Origin
 
 __all__ = [
     "ConfigError",
+    "Dialect",
     "Fault",
+    "Heights",
     "Origin",
     "Resolved",
     "Row",

@@ -29,6 +29,7 @@ from longtake.config.tree import Branch, Node, Origin, merge, settled
 MAX_FILES = 100  # of one configuration; a base that two files name is read for each
 
 Report = Callable[[Fault], None]
+Find = Callable[[Path], Path | None]  # where a base that does not exist is in its stead; None: nowhere
 
 
 @dataclass(eq=False)
@@ -56,7 +57,13 @@ class Layer:
         return next(base.origin_of(name) for base in self.bases if name in base.names)
 
 
-def open_layers(path: Path, report: Report, chain: tuple[Path, ...] = (), opened: list[Path] | None = None) -> Layer:
+def open_layers(
+    path: Path,
+    report: Report,
+    chain: tuple[Path, ...] = (),
+    opened: list[Path] | None = None,
+    find: Find | None = None,
+) -> Layer:
     """Read a file and, recursively, its bases. Raises Unreadable, after reporting it, when one cannot be read.
 
     Two bases that assign the same name are reported: neither is above the other.
@@ -71,7 +78,7 @@ def open_layers(path: Path, report: Report, chain: tuple[Path, ...] = (), opened
     readable = True
     for name in source.bases:
         try:
-            bases.append(open_base(path, name, source, report, chain, opened))
+            bases.append(open_base(path, name, source, report, chain, opened, find))
         except Unreadable:
             readable = False
     if not readable:
@@ -89,13 +96,21 @@ def open_layers(path: Path, report: Report, chain: tuple[Path, ...] = (), opened
 
 
 def open_base(
-    path: Path, name: str, source: Source, report: Report, chain: tuple[Path, ...], opened: list[Path]
+    path: Path,
+    name: str,
+    source: Source,
+    report: Report,
+    chain: tuple[Path, ...],
+    opened: list[Path],
+    find: Find | None = None,
 ) -> Layer:
     """Read one base of the file at `path`. Raises Unreadable after reporting why not."""
     assert source.bases_origin is not None
     place = source.bases_origin.place
     try:
         base = path.parent / name
+        if find is not None and not base.exists():
+            base = find(base) or base
         files = [*(link.resolve() for link in (*chain, path)), base.resolve()]
         exists = base.exists()
     except (OSError, ValueError, RuntimeError) as error:  # a name too long, a null byte, a loop of links
@@ -110,7 +125,7 @@ def open_base(
         rule = f"names the base {shown_path(base)}, which does not exist"
         report(Fault(place, f"{BASE} {name!r}", rule, "a base is named relative to the file that names it"))
         raise Unreadable
-    return open_layers(base, report, (*chain, path), opened)
+    return open_layers(base, report, (*chain, path), opened, find)
 
 
 class Binding:

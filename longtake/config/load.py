@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from longtake.config.defaults import DEFAULT, underlaid
+from longtake.config.dialect import Dialect, Heights
 from longtake.config.dump import plain_data
 from longtake.config.faults import ConfigError, Fault, shown
 from longtake.config.layers import Binding, Layer, open_layers
@@ -43,23 +44,28 @@ class Row(NamedTuple):
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str], schema: type[T], over: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    path: str | Path,
+    overrides: Sequence[str],
+    schema: type[T],
+    over: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    dialect: Dialect | None = None,
 ) -> Resolved[T]:
     """Read the configuration file at `path` (.py syntax or .toml), lay the flags over it and check it by `schema`.
 
     `overrides` are command-line words, `["--optim.lr", "1e-4", "--wandb"]`. The file is read as data, never executed.
-    `over`: (what messages call it, plain data) of layers between file and flags, the lowest first.
-    Raises ConfigError with every fault that was found.
+    `over`: (what messages call it, plain data) of layers between file and flags, the lowest first. `dialect`: the other
+    words that all of them may be written in. Raises ConfigError with every fault that was found.
     """
     faults: list[Fault] = []
     path = Path(path)
-    layer = guarded(lambda: open_layers(path, faults.append), shown_path(path), faults)
+    find = None if dialect is None else dialect.find
+    layer = guarded(lambda: open_layers(path, faults.append, find=find), shown_path(path), faults)
     if layer is None:
         split_flags(overrides, faults.append)
         raise ConfigError(faults)
     for place, tree in over:
         layer = Layer(given(tree, place, faults), bases=[layer])
-    return finish(layer, overrides, schema, shown_path(path), path, faults)
+    return finish(layer, overrides, schema, shown_path(path), path, faults, dialect)
 
 
 def resolve(
@@ -68,6 +74,7 @@ def resolve(
     schema: type[T],
     place: str = GIVEN,
     over: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    dialect: Dialect | None = None,
 ) -> Resolved[T]:
     """Like `load_config`, with plain data in place of a file; `place` is what messages call it."""
     faults: list[Fault] = []
@@ -76,7 +83,7 @@ def resolve(
         layer = Layer(given(more, above, faults), bases=[layer])
     if faults:
         raise ConfigError(faults)
-    return finish(layer, overrides, schema, place, None, faults)
+    return finish(layer, overrides, schema, place, None, faults, dialect)
 
 
 def given(tree: Mapping[str, Any], place: str, faults: list[Fault]) -> Source:
@@ -94,9 +101,16 @@ def given(tree: Mapping[str, Any], place: str, faults: list[Fault]) -> Source:
 
 
 def finish(
-    layer: Layer, overrides: Sequence[str], schema: type[T], place: str, path: Path | None, faults: list[Fault]
+    layer: Layer,
+    overrides: Sequence[str],
+    schema: type[T],
+    place: str,
+    path: Path | None,
+    faults: list[Fault],
+    dialect: Dialect | None = None,
 ) -> Resolved[T]:
-    """Lay the flags over the layers, bind, merge and check. Raises ConfigError with these and all earlier faults."""
+    """Lay the flags over the layers, bind, merge, translate and check. Raises ConfigError with all faults, earlier ones
+    too."""
     before = len(faults)
     flags = flag_tree(split_flags(overrides, faults.append), schema, faults.append)
     flags_are_whole = len(faults) == before
@@ -105,6 +119,8 @@ def finish(
     tree = guarded(binding.resolve, place, faults)
     if tree is None:
         raise ConfigError(faults)
+    if dialect is not None:
+        tree = dialect.translate(tree, Heights(layer), faults.append)
     tree = fitted(tree, schema)
     value, found = check(tree, schema, place)
     # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.

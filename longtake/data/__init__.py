@@ -14,7 +14,7 @@ from longtake.data.clips.transforms import from_unit, resize_crop, to_unit
 from longtake.data.clips.video import ClipError, read_frames, read_image, write_image, write_video
 from longtake.data.config import DatasetConfig
 from longtake.data.latents.dataset import StoredDataset, text_hash
-from longtake.data.latents.store import EncoderFacts, LatentStore
+from longtake.data.latents.store import EncoderFacts, LatentStore, of_window
 from longtake.data.loading.buffers import Delivery, DeviceFeed
 from longtake.data.loading.dataset import SlotDataset
 from longtake.data.loading.draws import draw
@@ -64,6 +64,7 @@ __all__ = [
     "make_shards",
     "merge_tables",
     "middle_frame",
+    "of_window",
     "open_clips",
     "order_columns",
     "part_path",

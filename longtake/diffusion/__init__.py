@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from longtake.diffusion.conditions import (
     Encode,
+    Kind,
     Window,
     draw_kinds,
     keep_samples,
     known_windows,
     needs_pixels,
+    place_known,
     visual_condition,
+    with_known,
 )
 from longtake.diffusion.config import ConditionConfig, DropoutConfig, FlowConfig
 from longtake.diffusion.dropout import drop_text
@@ -33,6 +36,7 @@ __all__ = [
     "Euler",
     "FlowConfig",
     "GuidanceScales",
+    "Kind",
     "RectifiedFlow",
     "Solver",
     "SolverName",
@@ -48,9 +52,11 @@ __all__ = [
     "make_solver",
     "micro_batch_loss",
     "needs_pixels",
+    "place_known",
     "resolution_shift",
     "sample_loss",
     "shift_time",
     "sigmoid_normal",
     "visual_condition",
+    "with_known",
 ]

@@ -1,4 +1,4 @@
-"""Known frames: which latent frames of a training sample are given to the network, and as what.
+"""Known frames: which latent frames of a sample are given to the network, and as what; in training and in sampling.
 
 The visual condition of a sample is [1 + C, F, h, w]: a mask, 1 where a latent frame is known, and the latents of the
 known frames, 0 elsewhere. The kinds are those of Open-Sora 2.0:
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from longtake.contracts import LatentShape
 from longtake.diffusion.config import NOTHING_KNOWN, ConditionConfig
+
+Kind = Literal["t2v", "i2v_head", "i2v_tail", "i2v_loop", "v2v_head", "v2v_tail", "v2v_head_easy", "v2v_tail_easy"]
 
 # Kind -> latent frames known at the head and at the tail; of v2v without the first frame of a causal autoencoder.
 _KNOWN = {
@@ -44,6 +47,15 @@ class Window:
 
     frames: range  # of the clip's latents
     pixels: range | None  # frames of the clip that they are encoded from; None: the clip's own latents are taken
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it begins with the clip; otherwise it ends with it."""
+        return self.frames.start == 0
+
+    def num_pixel_frames(self, latent: LatentShape) -> int:
+        """How many frames a file must give for it, where there is no clip to take them from."""
+        return len(self.frames) * latent.temporal if self.pixels is None else len(self.pixels)
 
 
 # encode(rows, window) -> latents [len(rows), C, len(window.frames), h, w]: what the autoencoder makes of the window's
@@ -116,9 +128,23 @@ def visual_condition(
         frames = slice(window.frames.start, window.frames.stop)
         known = None if window.pixels is None else encode(rows, window)
         for i, row in enumerate(rows):
-            visual[row, :1, frames] = 1
-            visual[row, 1:, frames] = latents[row, :, frames] if known is None else known[i]
+            place_known(visual[row], window, latents[row, :, frames] if known is None else known[i])
     return visual
+
+
+def place_known(visual: Tensor, window: Window, latents: Tensor) -> None:
+    """Writes a window of one sample into its visual condition [1 + C, F, h, w], in place.
+
+    latents: [C, len(window.frames), h, w].
+    """
+    frames = slice(window.frames.start, window.frames.stop)
+    visual[:1, frames] = 1
+    visual[1:, frames] = latents.to(visual)
+
+
+def with_known(latents: Tensor, visual: Tensor) -> Tensor:
+    """Latents [B, C, F, h, w] whose known frames are those of the visual condition [B, 1 + C, F, h, w], exactly."""
+    return torch.where(visual[:, :1] > 0, visual[:, 1:].to(latents), latents)
 
 
 def keep_samples(visual: Tensor, weights: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ which saves 27 % (image-to-video) to 47 % (text-to-video) of Open-Sora 2.0's net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -86,13 +86,17 @@ def guided(
     branches: Mapping[str, Conditions],
     scales: GuidanceScales,
     num_steps: int,
+    batched: bool = True,
+    beside: Sequence[GuidanceScales] = (),
 ) -> Guided:
-    """A denoiser for a solver: runs the branches a step needs as one batch and adds them up by their coefficients.
+    """A denoiser for a solver: runs the branches a step needs and adds them up by their coefficients.
 
     velocity(x, t, conditions) -> [B, C, F, h, w]. branches: the conditions of "prompt", "negative" and, where there
-    are known frames, "nothing"; each for the whole batch.
+    are known frames, "nothing"; each for the whole batch. batched: all branches of a step as one batch; False: one
+    after the other, which gives the same and needs the memory of one. beside: the scales of other ranks, which gather
+    weights together with this one and so must run as often: in turn, the calls are as many as the most of any.
     """
-    return Guided(velocity, branches, scales, num_steps)
+    return Guided(velocity, branches, scales, num_steps, batched, tuple(beside))
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ class Guided:
     conditions: Mapping[str, Conditions]
     scales: GuidanceScales
     num_steps: int
+    batched: bool = True
+    beside: tuple[GuidanceScales, ...] = ()
 
     def __call__(self, x: Tensor, t: Tensor, step: int) -> Tensor:
         parts = self.branches(x, t, step).values()
@@ -111,10 +117,19 @@ class Guided:
     def branches(self, x: Tensor, t: Tensor, step: int) -> dict[str, tuple[Scale, Tensor]]:
         """Name -> (coefficient, velocity [B, C, F, h, w] float32) of the branches that the step needs."""
         terms = self.scales.coefficients(step, self.num_steps, x.shape[2])
+        if not self.batched:
+            return self._in_turn(terms, x, t, step)
         count = len(terms)
         conditions = join_conditions([self.conditions[name] for name in terms])
         outputs = self.velocity(x.repeat(count, 1, 1, 1, 1), t.repeat(count), conditions).float().chunk(count)
         return {name: (scale, output) for (name, scale), output in zip(terms.items(), outputs, strict=True)}
+
+    def _in_turn(self, terms: dict[str, Scale], x: Tensor, t: Tensor, step: int) -> dict[str, tuple[Scale, Tensor]]:
+        found = {name: (scale, self.velocity(x, t, self.conditions[name]).float()) for name, scale in terms.items()}
+        most = max((len(other.coefficients(step, self.num_steps, x.shape[2])) for other in self.beside), default=0)
+        for _ in range(most - len(terms)):
+            self.velocity(x, t, self.conditions[next(iter(terms))])
+        return found
 
 
 def join_conditions(parts: list[Conditions]) -> Conditions:

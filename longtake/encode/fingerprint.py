@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from longtake.buckets import BucketRule
 from longtake.data import DatasetConfig
@@ -70,7 +71,8 @@ def weights_digest(encoder: object) -> str | None:
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # collective
+        digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -55,7 +55,8 @@ class FittingStore:
     def __str__(self) -> str:
         views = self.store.fingerprint["dataset.views"]
         made = "no encoder is loaded" if not self.missing else f"{self.missing} of them are missing and encoded here"
-        return f"latents: {self.needed} samples in {views} views, from {self.store.folder}; {made}"
+        known = f", with known frames for {', '.join(self.store.kinds)}" if self.store.kinds else ""
+        return f"latents: {self.needed} samples in {views} views{known}, from {self.store.folder}; {made}"
 
 
 def open_fitting_store(

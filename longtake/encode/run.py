@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import torch
 
 from longtake._version import __version__
 from longtake.buckets import BucketConfig, BucketRule
-from longtake.contracts import Slot, UserError
+from longtake.contracts import LatentShape, Slot, UserError
 from longtake.data import DatasetConfig, LatentStore, SlotLoader, machine_bytes, open_clips
 from longtake.data.latents.shard import crc_of, remove_abandoned, whole_file, write_tensors
 from longtake.data.latents.store import (
@@ -32,6 +32,7 @@ from longtake.data.latents.store import (
     read_facts,
     read_table,
 )
+from longtake.diffusion import ConditionConfig, Window
 from longtake.encode.fingerprint import differences, encoder_digests, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
@@ -44,7 +45,7 @@ from longtake.encode.shards import (
 )
 from longtake.encode.verify import VerifyResult, whole_files
 from longtake.parallel import World, tune_host
-from longtake.system import Encoders, SystemConfig, build_encoders
+from longtake.system import Encoders, SystemConfig, build_encoders, kinds_apart, windows_apart
 
 _ALL_BAD = 100  # clips of one process, none of which can be read, end it: most often the root is wrong
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -85,11 +86,14 @@ def encode(
     options: EncodeOptions,
     world: World,
     progress: Callable[[int, int], None] | None = None,
+    conditions: ConditionConfig | None = None,
 ) -> EncodeResult:
     """Makes this process's share of the store. Collective over the processes of `world`.
 
-    `progress(done, total)`: entries and captions of this process's share. Raises `UserError` where `dataset.views` is
-    0, the folder holds a store of something else, no clip has a bucket, or no clip can be read.
+    `conditions`: the kinds of known frames that the run trains on; what a kind makes known of a clip is encoded by
+    itself too, where the clip is long enough. `progress(done, total)`: entries and captions of this process's share.
+    Raises `UserError` where `dataset.views` is 0, the folder holds a store of something else, no clip has a bucket, or
+    no clip can be read.
 
     Shards are whole or absent, and the same whoever makes them; a call after an interruption makes what is missing.
     """
@@ -102,21 +106,32 @@ def encode(
         tune_host(config.cpu_threads)
     rule = BucketRule.from_config(bucket_config, config.size_divisor, dataset.fps_max, config.compat)
     table = world.on_all(lambda: open_clips(dataset))
-    encoders = build_encoders(config, world.device)
+    encoders = build_encoders(config, world.device, world, unequal=True)
     for bucket in rule.buckets:
         encoders.autoencoder.check(*bucket.shape)
     latent = encoders.autoencoder.latent
     source = PixelSource(table, dataset, seed=config.seed, stage=stage, latent=latent, compat=config.compat)
     inputs = encode_inputs(config.seed, dataset, rule, table, stage)
-    facts = _facts(config, dataset, rule, stage, encoders, options, clips_of(inputs))
+    windows = windows_of(conditions, rule, latent)
+    made = clips_of(inputs) | ({"kinds": list(kinds_apart(conditions, latent))} if windows else {})
+    facts = _facts(config, dataset, rule, stage, encoders, options, made, windows)
     world.on_main(lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts)))
     plan = world.on_all(lambda: Plan.read(options.folder / PLAN_FILE))
-    work = _Work(plan, rule, facts, options, source, encoders, (world.rank, world.size))
+    work = _Work(plan, rule, facts, options, source, encoders, windows, (world.rank, world.size))
     continued = work.run(progress or (lambda done, total: None))
     world.barrier()
     missing, bad = world.on_main(lambda: work.finish())
     views = dataset.views
     return EncodeResult(options.folder, len(plan), len(plan.first_of_texts), views, continued, missing, bad)
+
+
+def windows_of(
+    conditions: ConditionConfig | None, rule: BucketRule, latent: LatentShape
+) -> dict[int, dict[str, Window]]:
+    """Frames of a clip -> the windows that are encoded by themselves, by name; lengths without any are left out."""
+    kinds = kinds_apart(conditions, latent)
+    lengths = sorted({bucket.shape[0] for bucket in rule.buckets})
+    return {length: found for length in lengths if (found := windows_apart(kinds, latent, length))}
 
 
 def _facts(
@@ -126,7 +141,8 @@ def _facts(
     stage: int,
     encoders: Encoders,
     options: EncodeOptions,
-    clips: dict[str, Any],
+    made: dict[str, Any],
+    windows: Mapping[int, Mapping[str, Window]],
 ) -> dict[str, Any]:
     """What `store.json` will say."""
     smallest = min((bucket.shape for bucket in rule.buckets), key=np.prod)
@@ -144,7 +160,7 @@ def _facts(
         "longtake_format": "latent store",
         "longtake_format_version": FORMAT_VERSION,
         "fingerprint": make_fingerprint(config, dataset, rule, stage),
-        "made": clips
+        "made": made
         | {"dtype": options.dtype, "shard_bytes": options.shard_bytes, "weights": encoder_digests(encoders)},
         "longtake": __version__,
         "buckets": [bucket.name for bucket in rule.buckets],
@@ -152,6 +168,10 @@ def _facts(
         "text_length": encoders.text.max_length,
         "deterministic": "std" not in moments,
         "tensors": tensors,
+        "windows": {
+            str(length): {name: len(window.frames) for name, window in of_length.items()}
+            for length, of_length in windows.items()
+        },
     }
 
 
@@ -230,9 +250,11 @@ class _Work:
         options: EncodeOptions,
         source: PixelSource,
         encoders: Encoders,
+        windows: Mapping[int, Mapping[str, Window]],
         place: tuple[int, int],
     ):
         self.plan, self.rule, self.options, self.source, self.encoders = plan, rule, options, source, encoders
+        self.windows = windows
         self.folder, self.dtype = options.folder, DTYPES.get(options.dtype or "")
         self._entry_bytes = _entry_bytes(facts)
         self.latents = plan.latent_shards(
@@ -259,6 +281,7 @@ class _Work:
             write_text_shard(self.folder, number, self.plan, entries, self.rule, self.source, self.encoders, self.dtype)
             done += len(entries)
             progress(done, total)
+        self.encoders.finish_captions()
         for count in self._encode_latents(todo[LATENTS]):
             done += count
             progress(done, total)
@@ -310,7 +333,9 @@ class _Work:
                 shard = LatentShard(number, self.plan, *self.latents[number].tolist(), self.source)
                 for slot in self._slots(number):
                     batch = next(batches)
-                    self._count(len(slot.rows), shard.add(slot, batch, self.encoders, self.dtype), batch.faults)
+                    windows = self.windows.get(slot.bucket.shape[0], {})
+                    good = shard.add(slot, batch, self.encoders, self.dtype, windows)
+                    self._count(len(slot.rows), good, batch.faults)
                     yield len(slot.rows)
                 path = shard.write(self.folder)
                 if not self._good:
@@ -354,8 +379,10 @@ class _Work:
         yield from self.plan.slots(self.rule, start, stop)
 
     def _latent_bytes(self, bucket: int) -> int:
-        latent = self.source.latent(*self.rule.buckets[bucket].shape)
-        return self._entry_bytes[0] * int(np.prod(latent))
+        shape = self.rule.buckets[bucket].shape
+        channels, frames, height, width = self.source.latent(*shape)
+        frames += sum(len(window.frames) for window in self.windows.get(shape[0], {}).values())
+        return self._entry_bytes[0] * channels * frames * height * width
 
 
 def _has_bad(piece: Path) -> bool:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from longtake.buckets import BucketRule
 from longtake.contracts import Batch, Bucket, Slot, UserError
-from longtake.data import SlotDataset, text_hash
+from longtake.data import SlotDataset, of_window, text_hash
 from longtake.data.latents.shard import crc_of, shard_path, whole_file, write_tensors
 from longtake.data.latents.store import CLIP_FACTS, FORMAT_VERSION, LATENTS, TEXTS, index_schema
+from longtake.diffusion import Window
 from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders
 
@@ -62,15 +63,25 @@ class LatentShard:
         self._entries: dict[str, list[Any]] = {name: [] for name in index_schema(LATENTS).names}
 
     @torch.inference_mode()
-    def add(self, slot: Slot, batch: Batch, encoders: Encoders, dtype: torch.dtype | None) -> int:
-        """Encodes the batch of a slot. Returns how many of its clips could be read."""
+    def add(
+        self,
+        slot: Slot,
+        batch: Batch,
+        encoders: Encoders,
+        dtype: torch.dtype | None,
+        windows: Mapping[str, Window],
+    ) -> int:
+        """Encodes the batch of a slot, and its `windows` by themselves. Returns how many clips could be read."""
         good = np.flatnonzero(batch.weights.numpy())
-        moments: Mapping[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         if len(good):
-            moments = {
-                name: (value if dtype is None else value.to(dtype)).cpu()
-                for name, value in encoders.moments(batch.video).items()
-            }
+            moments = encoders.moments(batch.video)
+            for window, place in windows.items():
+                assert place.pixels is not None
+                pixels = batch.video[:, :, place.pixels.start : place.pixels.stop].contiguous()  # as in training
+                known = encoders.moments(pixels)
+                moments |= {of_window(window, name): value for name, value in known.items()}
+            moments = {name: (value if dtype is None else value.to(dtype)).cpu() for name, value in moments.items()}
         reasons = {fault.sample: fault.reason for fault in batch.faults}
         for i, sample in enumerate(slot.samples.tolist()):
             tensors = {name: value[i].contiguous() for name, value in moments.items()} if i in good else {}

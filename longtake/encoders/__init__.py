@@ -8,6 +8,7 @@ reads and places.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,16 @@ from longtake.encoders.config import (
     TextEncoderConfig,
     WordsConfig,
 )
+from longtake.encoders.cost import EncodeCost, autoencoder_cost, text_cost
 from longtake.encoders.find import find_encoder
-from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, KLAutoencoder, hunyuan_module, image_module
+from longtake.encoders.kl import (
+    HunyuanAutoencoder,
+    ImageAutoencoder,
+    KLAutoencoder,
+    check_kl_shape,
+    hunyuan_module,
+    image_module,
+)
 from longtake.encoders.names import CheckedWeights, Renamed
 from longtake.encoders.pixel import PixelAutoencoder
 from longtake.encoders.text import (
@@ -55,6 +64,7 @@ __all__ = [
     "ClipEncoder",
     "ClipEncoderConfig",
     "ClipNames",
+    "EncodeCost",
     "EncoderSection",
     "HunyuanAutoencoder",
     "HunyuanVAEConfig",
@@ -72,8 +82,10 @@ __all__ = [
     "TextEncoderConfig",
     "WordEncoder",
     "WordsConfig",
+    "autoencoder_cost",
     "build_autoencoder",
     "build_text_encoder",
+    "check_shape",
     "clip_module",
     "fill_positions",
     "find_encoder",
@@ -81,6 +93,8 @@ __all__ = [
     "image_module",
     "read_architecture",
     "t5_module",
+    "text_cost",
+    "text_facts",
 ]
 
 
@@ -94,6 +108,14 @@ def build_autoencoder(config: AutoencoderConfig, dtype: torch.dtype = torch.floa
         for part in model.children():  # diffusers warns where the whole is cast
             part.to(dtype)
     return (HunyuanAutoencoder if hunyuan else ImageAutoencoder)(config, model.requires_grad_(False).eval(), dtype)
+
+
+def check_shape(config: AutoencoderConfig, num_frames: int, height: int, width: int) -> None:
+    """Raises `UserError` for pixels that the autoencoder of `ae` cannot give back; nothing is built for it."""
+    if isinstance(config, PixelConfig):
+        PixelAutoencoder(config.temporal, config.spatial).check(num_frames, height, width)
+    else:
+        check_kl_shape(config, num_frames, height, width)
 
 
 def build_text_encoder(
@@ -112,10 +134,15 @@ def build_text_encoder(
     if isinstance(config, WordsConfig):
         return WordEncoder(config.dim, config.max_length)
     device, is_t5 = torch.device(device), isinstance(config, T5EncoderConfig)
-    if folder is None:
-        facts = {**T5_XXL, "d_model": config.dim} if is_t5 else {**CLIP_L, "hidden_size": config.dim}
-    else:
-        facts = read_architecture(folder, config, "t5" if is_t5 else "clip")
+    facts = text_facts(config, folder)
     with torch.device("meta"):
         module = (t5_module if is_t5 else clip_module)(facts).to(dtype).requires_grad_(False)
     return (T5Encoder if is_t5 else ClipEncoder)(config, module.eval(), folder if tokenizer else None, device)
+
+
+def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None) -> dict[str, Any]:
+    """The `config.json` of a text encoder's folder; without one the published sizes, at the width of the config."""
+    is_t5 = isinstance(config, T5EncoderConfig)
+    if folder is not None:
+        return read_architecture(folder, config, "t5" if is_t5 else "clip")
+    return {**T5_XXL, "d_model": config.dim} if is_t5 else {**CLIP_L, "hidden_size": config.dim}

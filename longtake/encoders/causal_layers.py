@@ -63,6 +63,7 @@ class FramewiseCausalConv(nn.Module):
         left, right, top, bottom, front, _ = layer.time_causal_padding
         self.sides, self.front = (left, right, top, bottom), front
 
+    @torch.compiler.disable  # the number of pieces follows from the shape: a graph would be good for one shape only
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
         frames = x.shape[2]

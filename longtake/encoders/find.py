@@ -1,77 +1,15 @@
-"""Where an encoder's files lie: a local path, or the Hugging Face hub's cache, which the hub fills where it is open."""
+"""Where an encoder's files lie."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from longtake.contracts import UserError
-from longtake.encoders.extras import needs_extra
+from longtake.hub import find_files
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.safetensors)?")
 _SMALL = ("*.json", "*.model", "*.txt")  # architecture and tokenizer
 _WEIGHTS = ("*.safetensors", "*.bin")  # looked for in this order
 
 
 def find_encoder(name: str, key: str, cache_dir: str | None = None) -> Path:
-    """The local file or folder that `name` stands for.
-
-    `name`: a path, or weights on the hub as `owner/name` or `owner/name/file.safetensors`. What is not in the cache is
-    fetched, unless HF_HUB_OFFLINE is set. `key` is the config key that says so, for messages. Raises `UserError` that
-    says what is missing, where it was looked for and how to get it.
-    """
-    local = Path(name).expanduser()
-    if local.exists():
-        return local
-    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise UserError(
-            f"{key} = {name!r}: no such file or folder (looked for {local.absolute()}); download the weights there, "
-            f"or name them as on the Hugging Face hub: owner/name"
-        )
-    with needs_extra(key, name):
-        import huggingface_hub  # noqa: F401 (its absence is told here)
-    owner, repository, *file = name.split("/", 2)
-    return _from_hub(f"{owner}/{repository}", file, key, name, cache_dir)
-
-
-def _from_hub(repository: str, file: Sequence[str], key: str, name: str, cache_dir: str | None) -> Path:
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    cache = cache_dir or constants.HF_HUB_CACHE
-    wanted = (tuple(file),) if file else tuple((*_SMALL, weights) for weights in _WEIGHTS)
-    offline = constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True", "ON", "YES")
-    why = "hub access is off (HF_HUB_OFFLINE)"
-    for patterns in wanted:
-        for only_local in (True, False):
-            if not only_local and offline:
-                continue
-            try:
-                folder = snapshot_download(
-                    repository, cache_dir=cache_dir, allow_patterns=list(patterns), local_files_only=only_local
-                )
-            except LocalEntryNotFoundError as error:
-                why = why if offline else f"the hub cannot be reached ({_short(error)})" if not only_local else why
-                continue
-            except RepositoryNotFoundError:
-                why = "the hub has no such repository, or wants you to log in for it (`hf auth login`)"
-                continue
-            except (HfHubHTTPError, OSError, ValueError) as error:
-                why = f"the hub does not give it ({_short(error)})"
-                continue
-            found = Path(folder, *file)
-            if found.exists() if file else any(found.glob(patterns[-1])):
-                return found
-            why = why if offline else "the repository has no such file"
-    wish = " ".join([repository, *file])
-    raise UserError(
-        f"{key} = {name!r}: is neither a path (looked for {Path(name).absolute()}) nor in the Hugging Face cache "
-        f"({cache}), and {why}; run `hf download {wish}` where there is access, with HF_HOME on a disk that this "
-        f"machine sees, or set {key} to the folder that holds the files"
-    )
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]
+    """The local file or folder that `name`, of the config key `key`, stands for. Raises `UserError` as `find_files`."""
+    return find_files(name, key, [(*_SMALL, weights) for weights in _WEIGHTS], cache_dir)

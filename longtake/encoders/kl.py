@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +13,34 @@ from longtake.contracts import UserError
 from longtake.encoders.causal_layers import lighten
 from longtake.encoders.config import Autoencoder2DConfig, HunyuanVAEConfig
 from longtake.encoders.extras import needs_extra
+from longtake.encoders.tiles import ComputePieces, Piece, Tiling, compute_pieces
 
-_MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
+_VARIANTS = 8  # of a compiled layer: one sample or more, one frame or more, square or not
+MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
 
 
-class KLAutoencoder(nn.Module):
+def check_kl_shape(config: HunyuanVAEConfig | Autoencoder2DConfig, num_frames: int, height: int, width: int) -> None:
+    """Raises `UserError` for a shape that the autoencoder of a section cannot give back; nothing is built."""
+    latent = config.latent
+    if (num_frames - 1) % latent.temporal:
+        below = (num_frames - 1) // latent.temporal * latent.temporal + 1
+        raise UserError(
+            f'ae.type = "{config.type}": {num_frames} frames are not {latent.temporal}k+1; choose {below} or '
+            f"{below + latent.temporal} as the frames of a bucket or video"
+        )
+    if height % latent.spatial or width % latent.spatial:
+        raise UserError(
+            f'ae.type = "{config.type}": {height}x{width} pixels do not divide into cells of {latent.spatial}; choose '
+            f"sides that are multiples of {latent.spatial}"
+        )
+
+
+class KLAutoencoder(nn.Module, ABC):
     """What the two have in common: `model` is diffusers' autoencoder; latents are (z - shift) * scale.
 
     Only the encoder is needed in training. `load_decoder`, where set, is called once, before the first decoding.
+    `compute` runs the pieces of an encoding or decoding: groups of samples, tiles, frames. It may be replaced by one
+    that shares them with other ranks.
     """
 
     def __init__(
@@ -33,10 +55,9 @@ class KLAutoencoder(nn.Module):
         self.latent = config.latent
         self.scale, self.shift = config.scale_factor, config.shift_factor
         self.load_decoder = load_decoder
+        self.compute: ComputePieces = compute_pieces
         if config.compile:
-            for layer in model.modules():
-                if "Resnet" in type(layer).__name__:
-                    layer.compile(dynamic=True)
+            _compile_layers([layer for layer in model.modules() if "Resnet" in type(layer).__name__])
 
     @property
     def is_random(self) -> bool:
@@ -63,18 +84,7 @@ class KLAutoencoder(nn.Module):
 
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for a shape that the autoencoder cannot give back."""
-        latent = self.latent
-        if (num_frames - 1) % latent.temporal:
-            below = (num_frames - 1) // latent.temporal * latent.temporal + 1
-            raise UserError(
-                f'ae.type = "{self.config.type}": {num_frames} frames are not {latent.temporal}k+1; choose {below} or '
-                f"{below + latent.temporal} as the frames of a bucket or video"
-            )
-        if height % latent.spatial or width % latent.spatial:
-            raise UserError(
-                f'ae.type = "{self.config.type}": {height}x{width} pixels do not divide into cells of '
-                f"{latent.spatial}; choose sides that are multiples of {latent.spatial}"
-            )
+        check_kl_shape(self.config, num_frames, height, width)
 
     @torch.no_grad()
     def moments(self, video: Tensor) -> dict[str, Tensor]:
@@ -99,53 +109,128 @@ class KLAutoencoder(nn.Module):
         z = (latents.float() / self.scale + self.shift).to(self.dtype)
         return self._decoded(z)[:, :, :num_frames].float().clamp(-1, 1)
 
+    @abstractmethod
     def _raw_moments(self, video: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Pixels -> mean and log variance `[B, 2C, F, h, w]` of the posterior, unscaled."""
 
+    @abstractmethod
     def _decoded(self, z: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Unscaled latents -> `[B, 3, T, H, W]`."""
 
 
 class HunyuanAutoencoder(KLAutoencoder):
     """4k+1 frames -> k+1 latent frames, each of which sees no later frame.
 
-    Samples are encoded together as far as `piece_elements` allows, large frames in overlapping tiles that are blended.
+    Samples are encoded together as far as `piece_elements` allows, and decoded one by one; large frames, and long clips
+    where it is asked for, in overlapping tiles that are blended.
     """
 
     def _raw_moments(self, video: Tensor) -> Tensor:
         groups = video.split(self.samples_at_once(*video.shape[2:]))
-        return torch.cat([self.model.encode(group.to(self.dtype)).latent_dist.parameters for group in groups])
+        pixels, cells = hunyuan_tilings(self.config)
+        return torch.cat(self._by_tiles(groups, self._encode_tile, pixels, cells, self._encoded))
 
     def _decoded(self, z: Tensor) -> Tensor:
-        return torch.cat([self.model.decode(one, return_dict=False)[0] for one in z.split(1)])
+        pixels, cells = hunyuan_tilings(self.config)
+        return torch.cat(self._by_tiles(z.split(1), self._decode_tile, cells, pixels, self._as_pixels))
+
+    def _by_tiles(
+        self,
+        groups: Sequence[Tensor],
+        run: Callable[[Tensor], Tensor],
+        cut: Tiling,
+        join: Tiling,
+        shape: Callable[[tuple[int, ...]], tuple[int, ...]],
+    ) -> list[Tensor]:
+        """What `run` makes of each of `groups` `[B, C, f, h, w]`, tile by tile; `shape`: of its result."""
+        boxes = [cut.cut(group.shape[2:]) for group in groups]
+        tiles = [
+            group[:, :, span, row, column]
+            for group, planes in zip(groups, boxes, strict=True)
+            for rows in planes
+            for columns in rows
+            for span, row, column in columns
+        ]
+        done = iter(self.compute([Piece(partial(run, tile), shape(tuple(tile.shape))) for tile in tiles]))
+        return [join.join([[[next(done) for _ in row] for row in rows] for rows in planes]) for planes in boxes]
+
+    def _encode_tile(self, tile: Tensor) -> Tensor:
+        return self.model.quant_conv(self.model.encoder(tile.to(self.dtype)))
+
+    def _decode_tile(self, tile: Tensor) -> Tensor:
+        return self.model.decoder(self.model.post_quant_conv(tile))
+
+    def _encoded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        channels, *cells = self.latent(*shape[2:])
+        return shape[0], 2 * channels, *cells
+
+    def _as_pixels(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        b, _, f, h, w = shape
+        time, side = self.latent.temporal, self.latent.spatial
+        return b, self.config.out_channels, (f - 1) * time + 1, h * side, w * side
 
     def samples_at_once(self, num_frames: int, height: int, width: int) -> int:
         """How many samples of `(T, H, W)` pixels are encoded together."""
-        config = self.config
-        if config.use_temporal_tiling:
-            num_frames = min(num_frames, config.sample_tsize + 1)
-        if config.use_spatial_tiling:
-            height, width = min(height, config.sample_size), min(width, config.sample_size)
-        most = min(config.piece_elements, _MOST_ELEMENTS)
-        return max(1, most // (num_frames * height * width * config.block_out_channels[0]))
+        return samples_at_once(self.config, num_frames, height, width)
 
 
 class ImageAutoencoder(KLAutoencoder):
     """Every frame by itself."""
 
     def _raw_moments(self, video: Tensor) -> Tensor:
-        frames = video.to(self.dtype).transpose(1, 2).flatten(0, 1)
-        encoded = torch.cat([self.model.encode(frame).latent_dist.parameters for frame in frames.split(1)])
+        frames = video.to(self.dtype).transpose(1, 2).flatten(0, 1)  # [B T, 3, H, W]
+        channels, _, height, width = self.latent(1, *video.shape[3:])
+        shape = 1, 2 * channels, height, width
+        encoded = self._by_frames(frames, lambda frame: self.model.encode(frame).latent_dist.parameters, shape)
         return encoded.unflatten(0, (len(video), -1)).transpose(1, 2)
 
     def _decoded(self, z: Tensor) -> Tensor:
-        frames = z.transpose(1, 2).flatten(0, 1)
-        decoded = torch.cat([self.model.decode(frame, return_dict=False)[0] for frame in frames.split(1)])
+        frames, side = z.transpose(1, 2).flatten(0, 1), self.latent.spatial
+        shape = 1, self.config.in_channels, z.shape[3] * side, z.shape[4] * side
+        decoded = self._by_frames(frames, lambda frame: self.model.decode(frame, return_dict=False)[0], shape)
         return decoded.unflatten(0, (len(z), -1)).transpose(1, 2)
+
+    def _by_frames(self, frames: Tensor, run: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """What `run` makes of each of `frames` `[n, C, h, w]`; `shape`: of one result, `[1, c, h, w]`."""
+        return torch.cat(self.compute([Piece(partial(run, frame), shape) for frame in frames.split(1)]))
+
+
+def _compile_layers(layers: Sequence[nn.Module]) -> None:
+    """For sizes of any number. To the compiler, which gives up after a few variants, layers of one class are one."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _VARIANTS * len(layers))
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, limits.recompile_limit)
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def samples_at_once(config: HunyuanVAEConfig, num_frames: int, height: int, width: int) -> int:
+    """How many samples of `(T, H, W)` pixels are encoded together."""
+    if config.use_temporal_tiling:
+        num_frames = min(num_frames, config.sample_tsize + 1)
+    if config.use_spatial_tiling:
+        height, width = min(height, config.sample_size), min(width, config.sample_size)
+    most = min(config.piece_elements, MOST_ELEMENTS)
+    return max(1, most // (num_frames * height * width * config.block_out_channels[0]))
+
+
+def hunyuan_tilings(config: HunyuanVAEConfig) -> tuple[Tiling, Tiling]:
+    """The tiles of frames, and the same in latent cells."""
+    own = 1 - config.tile_overlap_factor
+    pixels, cells = (
+        Tiling(
+            config.sample_tsize // time if config.use_temporal_tiling else None,
+            int(config.sample_tsize * own) // time,
+            config.sample_size // side if config.use_spatial_tiling else None,
+            int(config.sample_size * own) // side,
+        )
+        for time, side in ((1, 1), (config.latent.temporal, config.latent.spatial))
+    )
+    return pixels, cells
 
 
 def hunyuan_module(config: HunyuanVAEConfig) -> nn.Module:
-    """diffusers' autoencoder with lighter layers, on the current default device; tiles as the config says."""
+    """diffusers' autoencoder with lighter layers, on the current default device."""
     with needs_extra("ae.type", config.type):
         from diffusers import AutoencoderKLHunyuanVideo
     model = AutoencoderKLHunyuanVideo(
@@ -156,15 +241,6 @@ def hunyuan_module(config: HunyuanVAEConfig) -> nn.Module:
         scaling_factor=config.scale_factor,
     )
     lighten(model, config.piece_elements)
-    model.use_tiling = config.use_spatial_tiling
-    model.use_framewise_encoding = model.use_framewise_decoding = config.use_temporal_tiling
-    for name, size in (
-        ("height", config.sample_size),
-        ("width", config.sample_size),
-        ("num_frames", config.sample_tsize),
-    ):
-        setattr(model, f"tile_sample_min_{name}", size)
-        setattr(model, f"tile_sample_stride_{name}", int(size * (1 - config.tile_overlap_factor)))
     return model
 
 

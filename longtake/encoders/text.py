@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,15 @@ CLIP_L = {
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # one of them is enough
 
 
+# (captions, what embeds some of them, the shape of one embedding) -> the embeddings of all, [B, *shape]
+ComputeCaptions = Callable[[Sequence[str], Callable[[Sequence[str]], Tensor], tuple[int, ...]], Tensor]
+
+
+def compute_captions(texts: Sequence[str], embed: Callable[[Sequence[str]], Tensor], shape: tuple[int, ...]) -> Tensor:
+    """All of them, here."""
+    return embed(texts)
+
+
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
     """No gradients, but ordinary tensors: sharded weights are written in place, which inference tensors refuse."""
@@ -44,14 +53,34 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
+class Turns(Protocol):
+    """What lets ranks that embed unequally often call a sharded encoder together."""
+
+    def begin(self) -> None:
+        """Of one call."""
+        ...
+
+    def finish(self, stand_in: Callable[[], object]) -> None:
+        """Stands in as long as others call."""
+        ...
+
+
 class T5Encoder(nn.Module):
-    """Captions -> token embeddings. `module` is transformers' T5 stack; `folder` has its tokenizer."""
+    """Captions -> token embeddings. `module` is transformers' T5 stack; `folder` has its tokenizer.
+
+    `turns`, where set: ranks share the weights and embed unequally often, so each says `finish` when it has done its
+    part. The empty prompt is embedded once, by all together, and kept. `compute` may be replaced by one that shares
+    captions with other ranks.
+    """
 
     def __init__(self, config: T5EncoderConfig, module: nn.Module, folder: Path | None, device: torch.device) -> None:
         super().__init__()
         self.config, self.dim, self.max_length, self.device = config, config.dim, config.max_length, device
         self.module = module
         self.tokenizer = None if folder is None else _load_tokenizer(folder, "t5")
+        self.turns: Turns | None = None
+        self.compute: ComputeCaptions = compute_captions
+        self._empty: Tensor | None = None
 
     @property
     def units(self) -> list[nn.Module]:
@@ -64,6 +93,26 @@ class T5Encoder(nn.Module):
         A caption ends with the end-of-sequence token, cut to `max_length` tokens with it, and is padded to that
         length. Padding is attended to and embedded like words unless `mask` is set.
         """
+        if self.turns is None:
+            return self._embed_all(texts)
+        if tuple(texts) == ("",) and self._empty is not None:
+            return self._empty
+        self.turns.begin()
+        found = self._embed_all(texts)
+        if tuple(texts) == ("",):
+            self._empty = found
+        return found
+
+    def finish(self) -> None:
+        """This rank has no more captions to embed; returns when no other has any."""
+        if self.turns is not None:
+            self.turns.finish(lambda: self._embed([""]))
+
+    def _embed_all(self, texts: Sequence[str]) -> Tensor:
+        with outside_inference_mode():
+            return self.compute(texts, self._embed, (self.max_length, self.dim))
+
+    def _embed(self, texts: Sequence[str]) -> Tensor:
         with outside_inference_mode():
             ids, mask = _tokenize(self.tokenizer, texts, self.max_length, self.device)
             if not self.config.mask:
@@ -72,13 +121,17 @@ class T5Encoder(nn.Module):
 
 
 class ClipEncoder(nn.Module):
-    """Captions -> one vector each. `module` is transformers' CLIP text model; `folder` has its tokenizer."""
+    """Captions -> one vector each. `module` is transformers' CLIP text model; `folder` has its tokenizer.
+
+    `compute`: as of `T5Encoder`.
+    """
 
     def __init__(self, config: ClipEncoderConfig, module: nn.Module, folder: Path | None, device: torch.device) -> None:
         super().__init__()
         self.config, self.dim, self.max_length, self.device = config, config.dim, config.max_length, device
         self.module = module
         self.tokenizer = None if folder is None else _load_tokenizer(folder, "clip")
+        self.compute: ComputeCaptions = compute_captions
 
     @property
     def units(self) -> list[nn.Module]:
@@ -92,8 +145,11 @@ class ClipEncoder(nn.Module):
         after the end, changes nothing.
         """
         with outside_inference_mode():
-            ids, _ = _tokenize(self.tokenizer, texts, self.max_length, self.device)
-            return self.module(input_ids=ids).pooler_output
+            return self.compute(texts, self._embed, (self.dim,))
+
+    def _embed(self, texts: Sequence[str]) -> Tensor:
+        ids, _ = _tokenize(self.tokenizer, texts, self.max_length, self.device)
+        return self.module(input_ids=ids).pooler_output
 
 
 def t5_module(facts: Mapping[str, Any]) -> nn.Module:

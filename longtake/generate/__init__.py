@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt, read_prompts
-from longtake.generate.run import Video, check_request, generate, open_system, read_video
+from longtake.generate.requests import Video, check_request
+from longtake.generate.run import generate, generate_from, open_system, read_video
 from longtake.generate.sample import Request, sample_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import Source, load_weights, resolve_source
@@ -18,6 +19,7 @@ __all__ = [
     "check_request",
     "contact_sheet",
     "generate",
+    "generate_from",
     "load_weights",
     "open_system",
     "read_prompts",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longtake.contracts import UserError
 
-_MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
+MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
+TABLE_FIX = "mend these rows, or take them out"
+_COLUMNS = ("text", "name", "neg", "ref")
+_MAX_FAULTS = 20  # that a sentence names
 
 
 @dataclass(frozen=True)
@@ -20,19 +23,33 @@ class Prompt:
     text: str
     name: str
     negative: str | None = None  # None: the run's negative prompt
+    refs: tuple[str, ...] = ()  # reference files, in the order they were written
+    row: int = field(default=0, compare=False)  # its place among all prompts that were given, from 0
 
 
-def read_prompts(prompt: str | Sequence[str] | None, file: str | None, limit: int | None = None) -> list[Prompt]:
-    """The prompts of a generation, at most `limit`.
+def read_prompts(
+    prompt: str | Sequence[str] | None,
+    file: str | None,
+    limit: int | None = None,
+    *,
+    ref: str | None = None,
+    start: int = 0,
+    end: int | None = None,
+    faults: list[str] | None = None,
+) -> list[Prompt]:
+    """The prompts of a generation: of all that are given those from `start` to before `end`, at most `limit`.
 
     `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and, where
-    wanted, `name` (of the files) and `neg` (negative prompt), or any other text file, one prompt a line, blank lines
-    left out, named `{file}_0000`, ... Raises `UserError` where both or neither are given, or the file is not so.
+    wanted, `name` (of the files), `neg` (negative prompt) and `ref` (images or videos, with `;` between them, seen from
+    the table's folder or, where nothing is there, from the working directory), or any other text file, one prompt a
+    line, blank lines left out, named `{file}_0000`, ... `ref` is for prompts without one of their own. Raises
+    `UserError` where both or neither are given, or the file is not so; all faulty rows of a table are named at once, or
+    put into `faults` where a list is given.
     """
     if prompt is not None and file is not None:
         raise UserError(f"prompts = {file!r}: prompt is given too; keep one of the two")
     if file is not None:
-        prompts = _from_file(Path(file))
+        prompts = _from_file(Path(file), faults)
     else:
         texts = [prompt] if isinstance(prompt, str) else list(prompt or [])
         prompts = [Prompt(text, f"prompt_{i:04d}") for i, text in enumerate(texts)]
@@ -41,25 +58,50 @@ def read_prompts(prompt: str | Sequence[str] | None, file: str | None, limit: in
         raise UserError(f'{where}; write --prompt "a red circle moves left" or --prompts FILE')
     if file is None and not all(p.text.strip() for p in prompts):
         raise UserError("prompt = '': a prompt is empty; write what the video shows")
-    return prompts[:limit]
+    default = split_paths(ref)
+    numbered = [replace(p, refs=p.refs or default, row=row) for row, p in enumerate(prompts)]
+    chosen = numbered[start:end][:limit]
+    if not chosen:
+        until = "" if end is None else f", end_index = {end}"
+        raise UserError(f"start_index = {start}{until}: leaves none of {len(prompts)} prompts; choose other numbers")
+    return chosen
 
 
-def _from_file(path: Path) -> list[Prompt]:
+def split_paths(text: str | None) -> tuple[str, ...]:
+    """The paths of a `ref`, which has `;` between them; none of an empty one."""
+    return tuple(part.strip() for part in (text or "").split(";") if part.strip())
+
+
+def in_one_sentence(place: str, faults: Sequence[str], fix: str) -> UserError:
+    """The error that names several faults at once, of one place or, where each says its own, of none."""
+    more = f"; and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
+    return UserError(f"{place}{': ' if place else ''}{'; '.join(faults[:_MAX_FAULTS])}{more}; {fix}")
+
+
+def _from_file(path: Path, faults: list[str] | None) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"prompts = {str(path)!r}: cannot be read ({reason}); give a .txt or .csv file") from error
     if path.suffix.lower() == ".csv":
-        return _from_table(path, text)
+        found: list[str] = []
+        prompts = _from_table(path, text, found)
+        if found and faults is None:
+            raise in_one_sentence(f"prompts = {str(path)!r}", found, TABLE_FIX)
+        if faults is not None:
+            faults += found
+        return prompts
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return [Prompt(line, f"{path.stem}_{i:04d}") for i, line in enumerate(lines)]
 
 
-def _from_table(path: Path, text: str) -> list[Prompt]:
+def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
+    """The prompts of a table's rows; what is wrong with a row joins `faults`."""
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        columns, table = rows.fieldnames or [], list(rows)
+        columns = rows.fieldnames = [column.strip() for column in rows.fieldnames or []]
+        table = list(rows)
     except csv.Error as error:
         raise UserError(f"prompts = {str(path)!r}: line {rows.line_num} is no CSV ({error}); mend it") from error
     if not columns:
@@ -68,16 +110,25 @@ def _from_table(path: Path, text: str) -> list[Prompt]:
         raise UserError(
             f"prompts = {str(path)!r}: its columns are {', '.join(columns)}; the prompts must be in a column named text"
         )
+    if twice := [column for column in _COLUMNS if columns.count(column) > 1]:
+        raise UserError(f"prompts = {str(path)!r}: has {columns.count(twice[0])} columns {twice[0]}; keep one of them")
     prompts = []
     for number, row in enumerate(table):
-        prompt, name = (row["text"] or "").strip(), (row.get("name") or "").strip() or f"{path.stem}_{number:04d}"
-        if not prompt:
-            raise UserError(
-                f"prompts = {str(path)!r}: text is empty in row {number + 1}; fill it in or take the row out"
-            )
-        if any(mark in name for mark in "/\\\0") or name.startswith(".") or len(name.encode()) > _MAX_NAME_BYTES:
-            raise UserError(
-                f"prompts = {str(path)!r}: name {name!r} in row {number + 1} is no plain file name; change it"
-            )
-        prompts.append(Prompt(prompt, name, (row.get("neg") or "").strip() or None))
+        if surplus := row.get(None):  # a comma in a text that no quotes are around
+            cells = len(columns) + len(surplus)
+            faults.append(f"row {number + 1} has {cells} cells for {len(columns)} columns (a comma wants quotes)")
+        cell = {column: (row.get(column) or "").strip() for column in _COLUMNS}
+        name = cell["name"] or f"{path.stem}_{number:04d}"
+        if not cell["text"]:
+            faults.append(f"text is empty in row {number + 1}")
+        if any(mark in name for mark in "/\\\0") or name.startswith(".") or len(name.encode()) > MAX_NAME_BYTES:
+            faults.append(f"name {name!r} in row {number + 1} is no plain file name")
+        refs = tuple(_beside(path, ref) for ref in split_paths(cell["ref"]))
+        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs))
     return prompts
+
+
+def _beside(table: Path, ref: str) -> str:
+    """A path of a table: seen from the table's folder, or from the working directory where nothing is there."""
+    beside = table.parent / Path(ref).expanduser()
+    return str(beside) if beside.exists() else str(Path(ref).expanduser())

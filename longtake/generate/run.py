@@ -2,124 +2,174 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from longtake.buckets import frame_size
 from longtake.data import from_unit, read_frames, read_image, write_image, write_video
+from longtake.diffusion import known_windows
 from longtake.generate.config import GenerateConfig
-from longtake.generate.prompts import Prompt, read_prompts
-from longtake.generate.sample import Request, pixel_shape, sample_videos
+from longtake.generate.references import known_pixels
+from longtake.generate.requests import STILLS_FOLDER, Video, claim_path, free_path, kind_folder, plan_videos
+from longtake.generate.sample import Request, final_prompt, pixel_shape, sample_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import Source, load_weights
 from longtake.parallel import Mesh, World
-from longtake.system import System, build_system
+from longtake.system import CaptionEncoders, System, build_system, encoders_on_host
 
-
-@dataclass(frozen=True)
-class Video:
-    """One video, to be made or made, and where it is written; the prompt lies in a `.txt` beside it."""
-
-    prompt: Prompt
-    seed: int
-    path: Path
-
-
+Say = Callable[[str], None]
 # progress(videos done, videos in all): the first is a fraction in the middle of a batch
 OnProgress = Callable[[float, int], None]
 
 
-def check_request(config: GenerateConfig) -> None:
-    """Raises `UserError`, before a model is built, for prompts, a resolution or an aspect ratio that are none."""
-    read_prompts(config.prompt, config.prompts, config.num_samples)
-    frame_size(config.sampling_option.resolution, config.sampling_option.aspect_ratio, config.size_divisor)
+def open_system(source: Source, world: World, say: Say = print, kept: CaptionEncoders | None = None) -> System:
+    """Builds the model that a generation samples from and fills it with its weights. Collective.
 
-
-def open_system(source: Source, world: World, say: Callable[[str], None] = print) -> System:
-    """Builds the model that a generation samples from and fills it with its weights. Collective."""
-    config = source.config
-    system = build_system(config, Mesh.create(config.parallel, world), world)
+    With `offload_model` its parts are with the host until they are needed. `kept`: text encoders of an earlier system,
+    which are not read again where this one has the same.
+    """
+    config = encoders_on_host(source.config) if source.config.offload_model else source.config
+    if config.dtype == "fp32":  # the presets' bf16 masters would round the weights all the same
+        config = config.model_copy(update={"master_dtype": "fp32"})
+    restored = source.checkpoint is not None
+    system = build_system(config, Mesh.create(config.parallel, world), world, restored=restored, kept=kept)
     if source.checkpoint is not None:
         part = load_weights(system, source.checkpoint, config.ema)
         say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
     else:
         for line in system.notes or (f"weights: from nowhere, as initialised by seed {config.seed}",):
             say(line)
-    return system
+    system.keep_compute_dtype()
+    return system.offloaded() if config.offload_model else system
+
+
+def generate_from(source: Source, world: World, say: Say = print, progress: OnProgress | None = None) -> list[Video]:
+    """A whole generation: with `use_t2i2v` the images first, by a model that is freed before the videos' is built.
+
+    Collective; as `generate`.
+    """
+    config = source.config
+    videos = world.on_main(lambda: plan_videos(config))
+    kept = None
+    if config.use_t2i2v:
+        videos, kept = make_stills(videos, config, world, say, progress)
+    return generate(open_system(source, world, say, kept), config, world, say, progress, videos)
 
 
 def generate(
     system: System,
     config: GenerateConfig,
     world: World,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     progress: OnProgress | None = None,
+    videos: Sequence[Video] | None = None,
 ) -> list[Video]:
     """Makes every video that the config asks for and writes it; all ranks call it, each makes its share.
 
-    Files: `save_dir/{video|image}_{resolution}/{name}[_{k}].mp4` (H.264) or `.png`, with the prompt in a `.txt` beside
-    it; a name that is taken gets a number, nothing is overwritten. Returns all videos, on every rank, in the order of
-    the prompts. Raises `UserError` where there is no prompt or the model cannot make the size, OSError where nothing
-    can be written.
+    Files: `save_dir/{video|image}_{resolution}/{save_prefix}{name}[_{k}].mp4` (H.264) or `.png`, with the prompt as the
+    model was told it in a `.txt` beside it; a name that is taken gets a number, nothing is overwritten. `videos`: what
+    `plan_videos` says, where that is known already. Returns all videos, on every rank, in the order of the prompts.
+    Raises `UserError` where there is no prompt or the model cannot make the size, OSError where nothing can be written.
     """
     pixel_shape(system, config.sampling_option)
-    videos = _on_main(world, lambda: plan_videos(config))
-    size, steps, mesh = config.batch_size, config.sampling_option.num_steps, system.mesh
-    batches = [videos[i : i + size] for i in range(0, len(videos), size)]
-    for first in range(0, len(batches), mesh.data_ranks):
-        number = first + mesh.data_rank
-        batch = batches[min(number, len(batches) - 1)]  # a rank without one repeats the last: all compute together
-        begun, ended = first * size, min(len(videos), (first + mesh.data_ranks) * size)
-
-        def on_step(step: int, begun: int = begun, ended: int = ended) -> None:
-            if progress is not None:
-                progress(begun + (ended - begun) * step / steps, len(videos))
-
-        frames = to_uint8(sample_batch(system, batch, config, on_step))
-        if number < len(batches) and mesh.peer_index == 0:  # peers made the same videos
-            for video, pixels in zip(batch, frames, strict=True):
-                _write(video, pixels, config.fps_save)
-    world.barrier()
-    say(f"{len(videos)} {'video' if len(videos) == 1 else 'videos'} in {_kind_folder(config)}")
+    videos = world.on_main(lambda: plan_videos(config)) if videos is None else list(videos)
+    videos = make_all(system, videos, config, world, progress)
+    what = "video" if config.sampling_option.num_frames > 1 else "image"
+    said = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
+    say("; ".join([said, *reference_notes(videos, config)]))
     if config.grid and world.is_main:
-        path = free_path(_kind_folder(config), "grid", ".png")
+        path = free_path(kind_folder(config), "grid", ".png")
         write_image(path, np.asarray(contact_sheet([(v.prompt.text, read_video(v.path)) for v in videos])))
         say(f"contact sheet: {path}")
     return videos
 
 
-def plan_videos(config: GenerateConfig) -> list[Video]:
-    """Every video to make, with names that are free. Video k of prompt i has the seed `first + i * num_sample + k`.
+def make_stills(
+    videos: Sequence[Video], config: GenerateConfig, world: World, say: Say = print, progress: OnProgress | None = None
+) -> tuple[list[Video], CaptionEncoders | None]:
+    """The first frames of `use_t2i2v`: an image for each video that has no reference, made with `img_flux`.
 
-    So each video has a seed of its own, which does not depend on batches and ranks.
+    They are written to `save_dir/generated_condition` with the seeds of their videos. Returns the videos with these
+    references, and the model's text encoders; None without a model. Collective; the rest of it is gone afterwards.
     """
-    prompts = read_prompts(config.prompt, config.prompts, config.num_samples)
-    first = config.sampling_option.seed if config.sampling_option.seed is not None else config.seed
-    folder, each = _kind_folder(config), config.num_sample
-    folder.mkdir(parents=True, exist_ok=True)
-    suffix = ".png" if config.sampling_option.num_frames == 1 else ".mp4"
-    taken: set[Path] = set()
-    videos = []
-    for i, prompt in enumerate(prompts):
-        for k in range(each):
-            path = free_path(folder, prompt.name if each == 1 else f"{prompt.name}_{k}", suffix, taken)
+    own = config.of_stills()
+    folder, bare = Path(config.save_dir) / STILLS_FOLDER, [video for video in videos if not video.refs]
+
+    def plan() -> list[Video]:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken: set[Path] = set()
+        found = []
+        for video in bare:
+            path = free_path(folder, video.path.stem, ".png", taken)
             taken.add(path)
-            videos.append(Video(prompt, first + i * each + k, path))
-    return videos
+            found.append(replace(video, path=path))
+        return found
+
+    stills = world.on_main(plan)
+    if not stills:
+        return list(videos), None
+    system = open_system(Source(own, None), world, say)
+    pixel_shape(system, own.sampling_option)
+    stills = make_all(system, stills, own, world, progress)
+    assert system.encoders is not None, "it was built with its encoders"
+    kept = system.encoders.of_captions
+    del system
+    gc.collect()  # a sharded model refers to itself
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    say(f"{len(stills)} {'image' if len(stills) == 1 else 'images'} in {folder}")
+    made = iter(stills)
+    return [video if video.refs else replace(video, refs=(str(next(made).path),)) for video in videos], kept
 
 
-def free_path(folder: Path, name: str, suffix: str, taken: set[Path] | frozenset[Path] = frozenset()) -> Path:
-    """`folder/name.suffix`, or with the first number that makes it free, its `.txt` too."""
-    number = 1
-    while True:
-        path = folder / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
-        if path not in taken and not path.exists() and not path.with_suffix(".txt").exists():
-            return path
-        number += 1
+def make_all(
+    system: System,
+    videos: Sequence[Video],
+    config: GenerateConfig,
+    world: World,
+    progress: OnProgress | None = None,
+) -> list[Video]:
+    """Samples and writes videos, in batches over the ranks; all have written when it returns. Collective.
+
+    Returns them with the paths that they have: of a name that another generation took meanwhile, the next one. Videos
+    with and without references do not share a round of batches: each rank runs as many branches as the others.
+    """
+    size, steps, mesh = config.batch_size, config.sampling_option.num_steps, system.mesh
+    written: dict[Path, Path] = {}
+    done = 0
+    for group in ([v for v in videos if v.refs], [v for v in videos if not v.refs]):
+        batches = [group[i : i + size] for i in range(0, len(group), size)]
+        for first in range(0, len(batches), mesh.data_ranks):
+            number = first + mesh.data_rank
+            batch = batches[min(number, len(batches) - 1)]  # a rank without one repeats the last: all compute together
+            count = sum(len(b) for b in batches[first : first + mesh.data_ranks])
+
+            def on_step(step: int, done: int = done, count: int = count) -> None:
+                if progress is not None:
+                    progress(done + count * step / steps, len(videos))
+
+            frames = to_uint8(sample_batch(system, batch, config, on_step))
+            if number < len(batches) and mesh.peer_index == 0:  # peers made the same videos
+                for video, pixels in zip(batch, frames, strict=True):
+                    written[video.path] = _write(video, pixels, config)
+            done += count
+    places = {planned: path for own in world.gather(written) for planned, path in own.items()}
+    return [replace(video, path=places[video.path]) for video in videos]
+
+
+def reference_notes(videos: Sequence[Video], config: GenerateConfig) -> list[str]:
+    """What the summary says of references that are missing or not looked at."""
+    if config.kind == "t2v":
+        unused = sum(bool(video.prompt.refs) for video in videos)
+        return [f'{unused} with a ref that cond_type = "t2v" does not look at'] if unused else []
+    bare = sum(not video.refs for video in videos)
+    return [f"{bare} of them without a ref, made as t2v"] if bare else []
 
 
 def sample_batch(
@@ -129,11 +179,21 @@ def sample_batch(
     on_step: Callable[[int], None] | None = None,
 ) -> Tensor:
     """A few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(steps done)` after each solver step."""
+    option = config.sampling_option
+    size = frame_size(option.resolution, option.aspect_ratio, config.size_divisor)
+    windows = known_windows(config.kind, config.ae.latent, option.num_frames)
     requests = [
-        Request(video.prompt.text, video.seed, video.prompt.negative or config.negative_prompt) for video in batch
+        Request(
+            video.prompt.text,
+            video.seed,
+            video.prompt.negative or config.negative_prompt,
+            known_pixels(video.refs, windows, size, config) if video.refs else (),
+        )
+        for video in batch
     ]
     watch = None if on_step is None else lambda done, total, x: on_step(done)
-    return sample_videos(system, requests, config.sampling_option, watch)
+    asked = replace(system, config=config)  # captions are formed as this config says, which is what the `.txt` tells
+    return sample_videos(asked, requests, option, watch, config.kind)
 
 
 def to_uint8(videos: Tensor) -> np.ndarray:
@@ -146,28 +206,17 @@ def read_video(path: Path) -> np.ndarray:
     return read_image(path) if path.suffix == ".png" else read_frames(path)
 
 
-def _kind_folder(config: GenerateConfig) -> Path:
-    kind = "image" if config.sampling_option.num_frames == 1 else "video"
-    return Path(config.save_dir) / f"{kind}_{config.sampling_option.resolution}"
-
-
-def _write(video: Video, frames: np.ndarray, fps: float) -> None:
-    if video.path.suffix == ".png":
-        write_image(video.path, frames[0])
-    else:
-        write_video(video.path, frames, fps)
-    video.path.with_suffix(".txt").write_text(video.prompt.text + "\n", encoding="utf-8")
-
-
-def _on_main(world: World, work: Callable[[], list[Video]]) -> list[Video]:
-    """What rank 0 finds, on every rank; its error too, so that nobody waits for it."""
-    outcome: list[Video] | Exception = []
-    if world.is_main:
-        try:
-            outcome = work()
-        except (ValueError, OSError) as error:
-            outcome = error
-    outcome = world.broadcast(outcome)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+def _write(video: Video, frames: np.ndarray, config: GenerateConfig) -> Path:
+    """Writes a video, or still, under its name or, where that is taken by now, the next one, which it returns."""
+    text = final_prompt(config, video.prompt.text, config.sampling_option.num_frames)
+    path = claim_path(video.path)
+    try:
+        if path.suffix == ".png":
+            write_image(path, frames[0])
+        else:
+            write_video(path, frames, config.fps_save)
+        path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    except BaseException:
+        path.with_suffix(".txt").unlink(missing_ok=True)
+        raise
+    return path

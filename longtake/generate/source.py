@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longtake.checkpoint import inspect, load_tensors, read_state, restore_frozen
 from longtake.checkpoint import resolve as resolve_checkpoint
-from longtake.config import load_config
+from longtake.config import Dialect, load_config
 from longtake.config import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
-from longtake.system import System, SystemConfig, exported_tree, is_exported_folder
+from longtake.generate.words import Words
+from longtake.system import SamplingOption, System, SystemConfig, exported_tree, is_exported_folder
+from longtake.system.tiny import TINY, is_tiny, tiny_layer, world_size
 
 
 @dataclass(frozen=True)
@@ -24,20 +26,22 @@ class Source:
     checkpoint: Path | None
 
 
-def resolve_source(run: str, overrides: Sequence[str]) -> Source:
+def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None = None) -> Source:
     """Reads what `run` names. The model's own keys come from the run or exported file, the rest from `overrides`.
 
     `run`: a config file (.py, .toml), a `.safetensors` file or folder written by `longtake checkpoint export`, or
     anything that `--load` takes: a checkpoint folder, a run folder, a glob, `latest`. Raises `UserError` where it is
-    none of these.
+    none of these. `overrides` may have short flags (`words.SHORT`) and `--tiny`, which leaves weights out that are not
+    of that size. `dialect`: the words that RUN and `overrides` are written in, where they are not Longtake's own.
     """
-    path = Path(run)
+    path, words = Path(run), Words.read(overrides)
     if path.suffix in (".py", ".toml"):
-        return Source(load_config(path, overrides, GenerateConfig).value, None)
+        over = _over(load_config(path, [], dict[str, Any], dialect=dialect).tree) if words.tiny else ()
+        return Source(load_config(path, words.overrides, GenerateConfig, over, dialect).value, None)
     if path.suffix == ".safetensors" or is_exported_folder(path):
         tree = _system_part(exported_tree(path))
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
-        return Source(resolve_config(tree, overrides, GenerateConfig).value, None)
+        return Source(_resolve(tree, words, dialect), None)
     checkpoint = resolve_checkpoint(run)
     file = checkpoint.parent / "config.py"
     if not file.exists():
@@ -45,8 +49,9 @@ def resolve_source(run: str, overrides: Sequence[str]) -> Source:
     tree = _system_part(load_config(file, [], dict[str, Any]).tree)
     source = (read_state(checkpoint).get("frozen") or {}).get("source")  # of what the run did not train
     tree["model"] = {**tree.get("model", {}), "from_pretrained": source}
-    config = resolve_config(tree, overrides, GenerateConfig).value
-    return Source(config, checkpoint if config.model.from_pretrained == source else None)
+    config = _resolve(tree, words, dialect)
+    own = config.model.from_pretrained == source and (not words.tiny or is_tiny(tree))
+    return Source(config, checkpoint if own else None)
 
 
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
@@ -87,6 +92,23 @@ def _given_adapters(config: SystemConfig, own: bool) -> bool:
             'first, or choose "dense"'
         )
     return True
+
+
+def _resolve(tree: Mapping[str, Any], words: Words, dialect: Dialect | None) -> GenerateConfig:
+    over = _over(tree, keep_model=is_tiny(tree)) if words.tiny else ()
+    return resolve_config(tree, words.overrides, GenerateConfig, over=over, dialect=dialect).value
+
+
+def _over(tree: Mapping[str, Any], keep_model: bool = False) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """The layer of `--tiny`; what a tree leaves to the defaults of sampling is shrunk too.
+
+    keep_model: the model is tiny and keeps its weights; the videos alone are shrunk.
+    """
+    option = tree.get("sampling_option")
+    whole = SamplingOption().model_dump() | (dict(option) if isinstance(option, Mapping) else {})
+    layer = tiny_layer({**tree, "sampling_option": whole}, world_size())
+    keys = {"sampling_option"} if keep_model else GenerateConfig.model_fields.keys()
+    return ((TINY, {key: value for key, value in layer.items() if key in keys}),)
 
 
 def _system_part(tree: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class MMDiTConfig(Section):
     type: Literal["flux"] = Field("flux", description="the denoiser; `flux` is the MMDiT")
     from_pretrained: str | None = Field(
         None,
-        description="weights to start from: a .safetensors file, a folder of them, or a checkpoint of a run (glob too)",
+        description="weights to start from: a .safetensors file, a folder of them, a checkpoint of a run (glob too), "
+        "or on the Hugging Face hub owner/name or owner/name/file.safetensors",
     )
     strict_load: bool = Field(True, description="False: weights missing or unknown in the file are logged, not refused")
     grow_cond_in: bool = Field(

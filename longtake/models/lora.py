@@ -40,7 +40,9 @@ class LoraConfig(Section):
         "dense", description="how the blocks' frozen linear weights are kept: `dense` is the compute dtype"
     )
     from_pretrained: str | None = Field(
-        None, description="adapters to start from, a file or PEFT's folder; rank, alpha, targets and dora are then its"
+        None,
+        description="adapters to start from: a file or PEFT's folder, here or by a name on the Hugging Face hub; "
+        "rank, alpha, targets and dora are then its",
     )
     strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")
 

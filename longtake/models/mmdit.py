@@ -152,7 +152,7 @@ class MMDiT(nn.Module):
                 raise UserError(f"condition `{name}` has shape {list(found.shape)}; the MMDiT model needs [{expected}]")
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        """The initial value of the parameter `name`, whole, in fp32 on the CPU, a pure function of (seed, name).
+        """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
 
         Linear layers: uniform within +-1/sqrt(fan in); norm scales: one; `cond_in`: zero, so that a model that learns
         conditions starts as one without. `init="zero_gate"`: modulation and last layer zero as well (DiT's adaLN-zero,

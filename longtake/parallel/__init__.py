@@ -9,10 +9,11 @@ from longtake.parallel.degrees import (
     check_bucket_sequence,
     entry_degrees,
 )
-from longtake.parallel.frozen import HostWeights, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
+from longtake.parallel.frozen import HostWeights, Turns, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
 from longtake.parallel.host import pin, tune_host, unpin
 from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, resolve_degrees, ulysses_degree
 from longtake.parallel.offload import InputStore
+from longtake.parallel.pieces import PieceShare, RowShare, deal
 from longtake.parallel.remat import Kept, check_budget, choose_kept, offload_inputs, remat_blocks
 from longtake.parallel.shard import (
     cut_model,
@@ -23,6 +24,7 @@ from longtake.parallel.shard import (
     shard_model,
 )
 from longtake.parallel.tokens import TokenCut
+from longtake.parallel.visit import VisitingWeights
 from longtake.parallel.world import World, start_world
 
 __all__ = [
@@ -35,8 +37,12 @@ __all__ = [
     "Mesh",
     "Neighbourhood",
     "ParallelConfig",
+    "PieceShare",
+    "RowShare",
     "TokenCut",
     "TokenPeers",
+    "Turns",
+    "VisitingWeights",
     "World",
     "bucket_degrees",
     "check_bucket_sequence",
@@ -44,6 +50,7 @@ __all__ = [
     "check_compiler",
     "choose_kept",
     "cut_model",
+    "deal",
     "entry_degrees",
     "fill_frozen",
     "frozen_bytes",

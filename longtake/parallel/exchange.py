@@ -5,7 +5,8 @@ Shapes: B batch, l tokens of a share, L tokens of all shares, D width. Dim 1 is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Group = dist.ProcessGroup
+Map = Callable[[Tensor], Tensor]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the old name, before torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Sizes = Sequence[Sequence[int]]  # for each rank of a group, its tokens of each of several sequences
@@ -25,68 +27,42 @@ def gather_output(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
     All ranks then compute the same loss. In backward each takes its share of the gradient times the number of ranks:
     gradients of parameters are averaged over ranks, but those of peers are parts of one sum.
     """
-    return _GatherOutput.apply(x, sizes, group)
+    before = sum(sizes[: (rank := dist.get_rank(group))])
+
+    def back(grad: Tensor) -> Tensor:
+        return grad.narrow(1, before, sizes[rank]) * len(sizes)
+
+    return _Linear.apply(x, partial(_gather, sizes=[(size,) for size in sizes], group=group), back)
 
 
 def gather_tokens(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
     """This rank's [B, l, D] -> [B, L, D], sequence after sequence, each whole; the adjoint of `scatter_tokens`."""
-    return _GatherTokens.apply(x, sizes, group)
+    return _Linear.apply(x, partial(_gather, sizes=sizes, group=group), partial(_scatter, sizes=sizes, group=group))
 
 
 def scatter_tokens(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
     """Partial sums [B, L, D] -> their sum over the ranks, of which each gets its own tokens [B, l, D]."""
-    return _ScatterTokens.apply(x, sizes, group)
+    return _Linear.apply(x, partial(_scatter, sizes=sizes, group=group), partial(_gather, sizes=sizes, group=group))
 
 
 def exchange(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
     """All-to-all along dim 0: rows `send[i]` go to rank i, rows `receive[i]` come from it."""
-    return _Exchange.apply(x, list(send), list(receive), group)
+    send, receive = list(send), list(receive)
+    there = partial(_all_to_all, send=send, receive=receive, group=group)
+    return _Linear.apply(x, there, partial(_all_to_all, send=receive, receive=send, group=group))
 
 
-class _GatherOutput(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """A linear map, and what its backward does to the gradient."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return _gather(x, [(size,) for size in sizes], group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        rank = dist.get_rank(ctx.group)
-        own = grad.narrow(1, sum(ctx.sizes[:rank]), ctx.sizes[rank])
-        return own * len(ctx.sizes), None, None
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return _gather(x, sizes, group)
+    def forward(ctx: Any, x: Tensor, there: Map, back: Map) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _scatter(grad, ctx.sizes, ctx.group), None, None
-
-
-class _ScatterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return _scatter(x, sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _gather(grad, ctx.sizes, ctx.group), None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-        ctx.send, ctx.receive, ctx.group = send, receive, group
-        return _all_to_all(x, send, receive, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(grad, ctx.receive, ctx.send, ctx.group), None, None, None
+        return ctx.back(grad), None, None
 
 
 def _gather(x: Tensor, sizes: Sizes, group: Group) -> Tensor:

@@ -6,9 +6,10 @@ the device at a time. Results are those of the whole module, bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -42,6 +43,32 @@ def shard_frozen(module: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh
     for unit in units:
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+class Turns:
+    """Calls that the ranks of `mesh` must make together, where each has a number of its own to make.
+
+    Every rank says `begin` before each of its calls and, once it has no more, `finish` with a call that stands in as
+    often as others go on.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._group, self._device = mesh.get_group(), mesh.device_type
+
+    def begin(self) -> None:
+        """Of one call."""
+        self._busy(1)
+
+    def finish(self, stand_in: Callable[[], object]) -> None:
+        """Returns when every rank has finished."""
+        while self._busy(0):
+            stand_in()
+
+    def _busy(self, own: int) -> int:
+        """How many ranks have a call to make."""
+        count = torch.tensor(own, device=self._device)
+        dist.all_reduce(count, group=self._group)
+        return int(count)
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ The order is: `cut_model` (sequence and tensor peers), compilation of blocks, `r
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -88,17 +90,21 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initialise_sharded(model: nn.Module, device: torch.device, seed: int) -> None:
+def initialise_sharded(model: nn.Module, device: torch.device, seed: int, given: Collection[str] = frozenset()) -> None:
     """Materialises a model built on the meta device and fills it with its initial values.
 
-    Each parameter is drawn whole on the CPU from (seed, its name), this rank's part is kept and the rest freed, so
+    `given`: parameters that the caller fills next, whatever they hold until then.
+
+    Each parameter is drawn whole on `device` from (seed, its name), this rank's part is kept and the rest freed, so
     the values are the same on every mesh. (FSDP2's own random initialisation is not: each shard would hold the same
     numbers.)
     """
     model.to_empty(device=device)
     parameters = dict(model.named_parameters())
-    for name in parameters:
-        for part, value in initial_values(model, name, seed).items():
+    for name in (name for name in parameters if name not in given):
+        with device:
+            drawn = initial_values(model, name, seed)
+        for part, value in drawn.items():
             local_tensor(parameters[part]).copy_(own_part(value, parameters[part]))
 
 

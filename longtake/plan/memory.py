@@ -77,6 +77,8 @@ class MicroBatch:
     text_tokens: int  # L
     latent_numbers: int  # of one sample's latents
     pixel_numbers: int  # of one sample's frames, 3 T H W
+    autoencoder_bytes: int = 0  # that encoding all samples holds at once beside frames and latents
+    text_bytes: int = 0  # that embedding this rank's captions holds at once
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def forecast_memory(config: MMDiTConfig, batch: MicroBatch, layout: Layout, enco
     upkeep = layout.upkeep
     weights = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes)
     owned = 0 if layout.offload else upkeep.master_bytes * weights.owned
-    moments = [_encoding(batch), *_forward_and_backward(config, weights, batch, layout)]
+    moments = [(0, 0, encoding_bytes(batch)), *_forward_and_backward(config, weights, batch, layout)]
     if layout.micro_batches > 1:  # from the second micro-batch on all gradients of the first are there
         moments = [(owned, gathered, activations) for _, gathered, activations in moments]
     gradients, gathered, activations = max([*moments, (owned, 0, 0)], key=sum)
@@ -179,9 +181,11 @@ def forecast_memory(config: MMDiTConfig, batch: MicroBatch, layout: Layout, enco
 _Moment = tuple[int, int, int]  # bytes of gradients, of gathered weights and buffers, of activations
 
 
-def _encoding(batch: MicroBatch) -> _Moment:
-    """The frames as bytes and as float32 twice (before and after the autoencoder folds them), and the latents."""
-    return 0, 0, batch.batch * (9 * batch.pixel_numbers + FP32 * batch.latent_numbers)
+def encoding_bytes(batch: MicroBatch) -> int:
+    """Bytes of activations while frames, then captions, are encoded: the frames as bytes and as float32 twice (before
+    and after the autoencoder folds them), what the encoder at work holds, and the latents."""
+    frames = 9 * batch.batch * batch.pixel_numbers + batch.autoencoder_bytes
+    return max(frames, batch.text_bytes) + FP32 * batch.batch * batch.latent_numbers
 
 
 def _forward_and_backward(

@@ -1,7 +1,8 @@
 """Holding a plan against the machine: real steps on random data, and the batch sizes that really fit.
 
 Model, optimizer and average are those of the run, with initial values in place of weights read from files. Encoders are
-not built; their bytes are the plan's. Started under torchrun it measures the mesh of the run.
+not built: the bytes of their weights are the plan's, their activations and time are left out. Started under torchrun it
+measures the mesh of the run.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def probe_entries(plan: RunPlan, measure: Measure, memory_told: bool = True) -> 
             continue
 
         def forecast(batch: int, bucket: Bucket = entry.bucket) -> int:
-            return work.memory(bucket, layout, batch).total - work.encoder_bytes
+            return work.memory(bucket, layout, batch, encodes=False).total
 
         def run(batch: int, bucket: Bucket = entry.bucket) -> Measured:
             return measure(bucket, batch)

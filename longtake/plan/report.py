@@ -88,11 +88,13 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
         "slot_size": entry.slot_size,
         "samples": entry.samples,
         "bytes": entry.memory.parts() | {"total": entry.memory.total},
+        "encoding_bytes": entry.encoding_bytes,
         "fits": entry.fits,
         "seconds": {
             "compute": entry.time.compute,
             "weights_wait": entry.time.weights_wait,
             "token_exchange": entry.time.token_exchange,
+            "encoding": entry.time.encoding,
             "total": entry.time.seconds,
         },
         "mfu": entry.time.mfu,
@@ -195,7 +197,7 @@ def assumed_words(plan: RunPlan) -> str:
         f"assumed, not measured: kernels reach {machine.efficiency:.0%} of {machine.gpu.peak_flops / 1e12:g} TFLOP/s "
         f"(--efficiency), transfers {machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s within a node "
         f"and of {network} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
-        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); encoding, data loading and "
+        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); data loading and "
         "waiting for slower ranks take no time"
     )
 
@@ -282,16 +284,18 @@ def entry_head(plan: RunPlan) -> tuple[str, ...]:
     degree = ("sequence",) if plan.degrees_differ else ()
     parts = ("weights", "grads", "optim", "ema", "encoders", "gathered", "activ.")
     sizes = ("bucket", "TxHxW", "tokens", "batch", *degree)
-    return (*sizes, *parts, "GiB a GPU", "s", "MFU", "fits", "suggested", "samples")
+    encoding = ("encode GiB", "encode s") if plan.encodes else ()
+    return (*sizes, *parts, "GiB a GPU", *encoding, "s", "MFU", "fits", "suggested", "samples")
 
 
 def entry_rows(plan: RunPlan) -> list[tuple[str, ...]]:
-    """The entries of the bucket table: their degrees where these differ, parts of their memory in GiB, seconds of a
-    micro-batch, batch sizes."""
-    return [_entry_row(entry, plan.degrees_differ) for entry in plan.entries]
+    """The entries of the bucket table: their degrees where these differ, parts of their memory in GiB, activations and
+    seconds of encoding where there is any, seconds of a micro-batch, batch sizes."""
+    return [_entry_row(entry, plan.degrees_differ, plan.encodes) for entry in plan.entries]
 
 
-def _entry_row(entry: EntryPlan, tell_degree: bool) -> tuple[str, ...]:
+def _entry_row(entry: EntryPlan, tell_degree: bool, encodes: bool) -> tuple[str, ...]:
+    encoding = (f"{entry.encoding_bytes / 2**30:.2f}", f"{entry.time.encoding:.3g}")
     return (
         entry.name,
         "x".join(map(str, entry.bucket.shape)),
@@ -300,6 +304,7 @@ def _entry_row(entry: EntryPlan, tell_degree: bool) -> tuple[str, ...]:
         *((str(entry.sequence),) if tell_degree else ()),
         *(f"{number / 2**30:.2f}" for number in entry.memory.parts().values()),
         f"{entry.memory.total / 2**30:.1f}" + ("" if entry.fits else " !"),
+        *(encoding if encodes else ()),
         f"{entry.time.seconds:.3g}",
         f"{entry.time.mfu:.1%}",
         str(entry.largest_batch),

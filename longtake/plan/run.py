@@ -12,8 +12,8 @@ import torch
 
 from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
 from longtake.contracts import Bucket, LatentShape, UserError
-from longtake.data import DatasetConfig, open_clips
-from longtake.encoders import AutoencoderConfig, PooledEncoderConfig, TextEncoderConfig, build_autoencoder
+from longtake.data import DatasetConfig, open_clips, order_columns
+from longtake.encoders import AutoencoderConfig, EncodeCost, PooledEncoderConfig, TextEncoderConfig, build_autoencoder
 from longtake.models import LoraConfig, MMDiTConfig
 from longtake.parallel import (
     Entry,
@@ -24,10 +24,10 @@ from longtake.parallel import (
     check_budget,
     resolve_degrees,
 )
-from longtake.plan.memory import Layout, Memory, MicroBatch, forecast_memory
+from longtake.plan.memory import Layout, Memory, MicroBatch, encoding_bytes, forecast_memory
 from longtake.plan.parameters import EIGHT_BIT_BYTES, FP32, Upkeep, Weights, count_weights
 from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
-from longtake.system.encoders import encoder_bytes
+from longtake.system.encoders import encoder_bytes, encoding_costs
 
 _DAY_SECONDS = 86400
 _ROUNDING = 1e-9  # by which a time may pass a limit that it was computed from
@@ -79,6 +79,7 @@ class EntryPlan:
     latent_shape: tuple[int, int, int, int]
     tokens: int  # video tokens of one sample
     memory: Memory
+    encoding_bytes: int  # activations while its micro-batch is encoded
     time: MicroBatchTime
     usable_bytes: int
     samples: int | None  # of a pass, all ratios together; None where the table could not be read
@@ -155,17 +156,40 @@ class Work:
         patch = self.model.patch_size
         return frames * -(-height // patch) * -(-width // patch)
 
-    def micro_batch(self, bucket: Bucket, batch: int | None = None) -> MicroBatch:
-        """The sizes of one micro-batch of a bucket, of its own batch size where none is given."""
+    def micro_batch(self, bucket: Bucket, batch: int | None = None, peers: int = 1) -> MicroBatch:
+        """The sizes of one micro-batch of a bucket, of its own batch size where none is given, shared by so many."""
         channels, frames, height, width = self.latent(*bucket.shape)
         time, rows, columns = bucket.shape
+        batch = bucket.batch_size if batch is None else batch
+        costs = self.encoding(bucket.shape, batch)
         return MicroBatch(
-            batch=bucket.batch_size if batch is None else batch,
+            batch=batch,
             video_tokens=self.tokens(bucket),
             text_tokens=self.text_tokens,
             latent_numbers=channels * frames * height * width,
             pixel_numbers=3 * time * rows * columns,
+            autoencoder_bytes=costs["ae"].num_bytes,
+            text_bytes=max(costs["t5"].rank_bytes(peers), costs["clip"].rank_bytes(peers)),
         )
+
+    def encoding(self, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
+        """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""
+        if self.config.dataset.latents is not None and self.config.dataset.latents_missing == "refuse":
+            return dict.fromkeys(("ae", "t5", "clip"), EncodeCost())
+        if (shape, batch) not in self._encodings:
+            self._encodings[shape, batch] = encoding_costs(self.config, shape, batch)
+        return self._encodings[shape, batch]
+
+    @cached_property
+    def _encodings(self) -> dict[tuple[tuple[int, int, int], int], dict[str, EncodeCost]]:
+        return {}
+
+    def encoder_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
+        """Of the rank with most to do among so many that share a micro-batch; none where latents come from a store."""
+        if self.config.dataset.latents is not None:
+            return 0.0
+        costs = self.encoding(bucket.shape, batch)
+        return sum(cost.rank_flops(ranks) for cost in costs.values())
 
     def degrees(self, layout: Layout) -> dict[Entry, int]:
         """The sequence degree of every entry of the bucket table, at the batch sizes as written."""
@@ -183,15 +207,27 @@ class Work:
         """Micro-batches of a bucket that the peers of one data rank run side by side."""
         return layout.sequence // self.degree(bucket, layout)
 
-    def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Memory:
-        """Bytes of a step whose micro-batches are of this bucket, at its own sequence degree."""
+    def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None, encodes: bool = True) -> Memory:
+        """Bytes of a step whose micro-batches are of this bucket, at its own sequence degree.
+
+        encodes: False leaves encoders out, their weights and activations.
+        """
         own = layout.at_degree(self.degree(bucket, layout))
-        return forecast_memory(self.model, self.micro_batch(bucket, batch), own, self.encoder_bytes)
+        sizes = self.micro_batch(bucket, batch, own.sequence * own.tensor)
+        if not encodes:
+            sizes = replace(sizes, autoencoder_bytes=0, text_bytes=0)
+        return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0)
+
+    def encoding_bytes(self, bucket: Bucket, layout: Layout) -> int:
+        """Bytes of activations while a micro-batch of this bucket is encoded."""
+        return encoding_bytes(self.micro_batch(bucket, peers=self.degree(bucket, layout) * layout.tensor))
 
     def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
         """Time of one micro-batch of this bucket, and of those that run beside it."""
         own, latent_shape = layout.at_degree(self.degree(bucket, layout)), self.latent(*bucket.shape)
-        return forecast_time(self.model, latent_shape, self.micro_batch(bucket, batch), own, machine)
+        sizes = self.micro_batch(bucket, batch)
+        encoder_flops = self.encoder_flops(bucket, sizes.batch, own.sequence * own.tensor)
+        return forecast_time(self.model, latent_shape, sizes, own, machine, encoder_flops)
 
 
 @dataclass(frozen=True)
@@ -227,6 +263,11 @@ class RunPlan:
             bytes_a_weight = 2 * upkeep.master_bytes + upkeep.moments_bytes + average
             frozen = weights.frozen
         return int(bytes_a_weight * weights.owned) + frozen + layout.buffer_bytes
+
+    @property
+    def encodes(self) -> bool:
+        """Whether encoding takes time."""
+        return any(entry.time.encoding for entry in self.entries)
 
     @property
     def degrees_differ(self) -> bool:
@@ -341,6 +382,7 @@ def forecast_run(
                 latent_shape=work.latent(*bucket.shape),
                 tokens=work.tokens(bucket),
                 memory=work.memory(bucket, layout),
+                encoding_bytes=work.encoding_bytes(bucket, layout),
                 time=work.time(bucket, layout, machine),
                 usable_bytes=machine.usable_bytes,
                 samples=None if found is None else found[bucket.resolution, bucket.num_frames],
@@ -419,14 +461,9 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
         stage=config.stage_number,
         slots_per_step=config.slots_per_step or ranks * config.accumulation_steps,
         rule=work.rule,
-        num_frames=table.num_frames,
-        height=table.height,
-        width=table.width,
-        fps=table.fps,
-        clip_ids=table.clip_ids,
         weights=table.weights,
         views=config.dataset.views,
-        table=table.fingerprint,
+        **order_columns(table),
         slot_sizes={entry: layout.sequence // degree for entry, degree in work.degrees(layout).items()},
     )
     return plan_pass(inputs, 0).report, None

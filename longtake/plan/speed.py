@@ -2,8 +2,8 @@
 
 Compute: (3 x forward FLOPs + what is computed again) / (peak x efficiency). Sharded weights and gradients travel
 beside the compute and cost only what exceeds it; exchanges of tokens between sequence and tensor peers stand in its
-way and cost all they take. The update reads and writes each owned number a few times. Encoders, data and waiting for
-slower ranks are not in it.
+way and cost all they take. Encoders run first, at the same rate; peers share the pieces of a video and the
+captions. The update reads and writes each owned number a few times. Data and waiting for slower ranks are not in it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class MicroBatchTime:
     compute: float
     weights_wait: float  # of moving weights, gradients and offloaded inputs, what compute does not hide
     token_exchange: float  # between sequence and tensor peers
-    mfu: float  # model FLOPs over peak, recomputation not counted
+    mfu: float  # model FLOPs over peak, those of recomputation and of encoders not counted
+    encoding: float = 0.0  # of frames and captions
 
     @property
     def seconds(self) -> float:
-        return self.compute + self.weights_wait + self.token_exchange
+        return self.compute + self.weights_wait + self.token_exchange + self.encoding
 
 
 def forecast_time(
@@ -56,8 +57,12 @@ def forecast_time(
     batch: MicroBatch,
     layout: Layout,
     machine: Machine,
+    encoder_flops: float = 0.0,
 ) -> MicroBatchTime:
-    """The time of a micro-batch of samples with latents (C, F, h, w), forward and backward."""
+    """The time of a micro-batch of samples with latents (C, F, h, w), forward and backward.
+
+    encoder_flops: of the rank that has most to encode.
+    """
     peers = layout.sequence * layout.tensor
     forward = MMDiT.forward_flops(config, latent_shape, batch.text_tokens)
     rate = machine.gpu.peak_flops * machine.efficiency
@@ -66,9 +71,10 @@ def forecast_time(
     beside = _weights_seconds(config, layout, machine) + _inputs_seconds(config, batch, layout, machine)
     weights = max(0.0, beside - compute)
     exchange = _exchange_seconds(config, batch, layout, machine)
-    seconds = compute + weights + exchange
+    encoding = encoder_flops / rate
+    seconds = compute + weights + exchange + encoding
     mfu = 3 * batch.batch * forward / peers / machine.gpu.peak_flops / seconds
-    return MicroBatchTime(compute, weights, exchange, mfu)
+    return MicroBatchTime(compute, weights, exchange, mfu, encoding)
 
 
 def recomputing_seconds(

@@ -3,11 +3,21 @@
 from longtake.system.adapters import export_adapters, export_merged
 from longtake.system.build import System, build_system, compute_dtype
 from longtake.system.config import SamplingOption, SystemConfig
-from longtake.system.encoders import Encoders, build_encoders, device_dtype, encoder_bytes, refuse_sharded_text
+from longtake.system.encoders import (
+    CaptionEncoders,
+    Encoders,
+    build_encoders,
+    device_dtype,
+    encoder_bytes,
+    encoders_on_host,
+    refuse_sharded_text,
+)
 from longtake.system.export import export_model, exported_tree, is_exported_folder
-from longtake.system.known_frames import add_known_frames, refuse_unstored_kinds
+from longtake.system.known_frames import add_known_frames, kinds_apart, stored_windows, windows_apart
+from longtake.system.room import fits_at_once, forward_bytes
 
 __all__ = [
+    "CaptionEncoders",
     "Encoders",
     "SamplingOption",
     "System",
@@ -18,11 +28,16 @@ __all__ = [
     "compute_dtype",
     "device_dtype",
     "encoder_bytes",
+    "encoders_on_host",
     "export_adapters",
     "export_merged",
     "export_model",
     "exported_tree",
+    "fits_at_once",
+    "forward_bytes",
     "is_exported_folder",
+    "kinds_apart",
     "refuse_sharded_text",
-    "refuse_unstored_kinds",
+    "stored_windows",
+    "windows_apart",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from longtake.parallel import (
     InputStore,
     Mesh,
     TokenCut,
+    VisitingWeights,
     World,
     check_budget,
     check_compiler,
@@ -32,9 +34,10 @@ from longtake.parallel import (
     use_compile_cache,
 )
 from longtake.system.config import SystemConfig
-from longtake.system.encoders import Encoders, build_encoders, device_dtype
+from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders
 from longtake.system.lora import choose_trained, start_adapters
-from longtake.system.pretrained import load_pretrained
+from longtake.system.pretrained import kept_adapters, load_pretrained, open_pretrained
+from longtake.weights import Adapters, MMDiTWeights
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class System:
     cut: TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
     kernels: tuple[str, ...] = ()  # what attention runs on and what is compiled, one line each
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
+    visits: VisitingWeights | None = None  # of the denoiser, where it is on the device only while it works
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -80,6 +84,33 @@ class System:
                     count += p.numel()
                 trained += p.numel() * p.requires_grad
         return count, trained
+
+    def keep_compute_dtype(self) -> None:
+        """From now on masters are kept in the compute dtype, as forwards see them: for sampling, in half the memory."""
+        masters = {id(p) for p in self.denoiser.parameters() if p.requires_grad and p.dtype == torch.float32}
+        if self.dtype != torch.float32:
+            self.denoiser._apply(lambda tensor: tensor.to(self.dtype) if id(tensor) in masters else tensor)
+
+    def offloaded(self) -> System:
+        """The same system, whose denoiser goes to the host's memory now and is on the device inside `denoising` alone.
+
+        Its weights must not change from here on. On a CPU nothing moves.
+        """
+        if self.device.type == "cpu" or self.visits is not None:
+            return self
+        return replace(self, visits=VisitingWeights(self.denoiser, self.device))
+
+    @contextmanager
+    def denoising(self) -> Iterator[None]:
+        """Inside, the denoiser's weights are on the device; an inner one is the outer one's."""
+        if self.visits is None or self.visits.is_here:
+            yield
+            return
+        self.visits.come()
+        try:
+            yield
+        finally:
+            self.visits.leave()
 
     @property
     def autoencoder(self) -> Autoencoder:
@@ -165,11 +196,21 @@ def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
     return device_dtype(config.dtype, device)
 
 
-def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: EncoderFacts | None = None) -> System:
-    """Builds the model on the meta device, cuts it over the mesh, fills it (initial values, then
-    `model.from_pretrained`).
+def build_system(
+    config: SystemConfig,
+    mesh: Mesh,
+    world: World,
+    stored: EncoderFacts | None = None,
+    restored: bool = False,
+    kept: CaptionEncoders | None = None,
+) -> System:
+    """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
+    initial values).
 
-    `stored`: what a latent store says of the encoders that made it; none are built then.
+    `stored`: what a latent store says of the encoders that made it; none are built then. `restored`: the caller fills
+    what trains from a checkpoint, so it is left as it is. `kept`: text encoders of an earlier system, for
+    `build_encoders`. Files are looked for, and weights compared with the model by their names and sizes, before
+    anything that takes minutes.
     """
     if world.device.type == "cpu":
         tune_host(config.cpu_threads)
@@ -178,9 +219,41 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: Encoder
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     dtype = compute_dtype(config, world.device)
+    if stored is None:
+        world.on_all(lambda: find_encoders(config))
+    with ExitStack() as stack:
+        weights = None
+        if config.model.from_pretrained:
+            weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
+        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype)
+        device = torch.device("cpu") if offloads(mesh) else world.device
+        notes = _fill_denoiser(denoiser, device, config.seed, weights, restored)
+    start_adapters(denoiser, adapters)
+    encoders = build_encoders(config, world.device, world, kept=kept) if stored is None else None
+    if encoders is not None and cut is not None:
+        encoders.share(lambda: cut.peers.everyone)
+    return System(
+        config=config,
+        mesh=mesh,
+        device=world.device,
+        dtype=dtype,
+        denoiser=denoiser,
+        encoders=encoders,
+        facts=stored if encoders is None else encoders.facts,
+        objective=RectifiedFlow(config.objective, config.model.patch_size, config.compat),
+        cut=cut,
+        notes=notes,
+        kernels=kernels,
+    )
+
+
+def _cut_denoiser(
+    config: SystemConfig, mesh: Mesh, world: World, dtype: torch.dtype
+) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
+    """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels."""
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
-    adapters = choose_trained(denoiser, config, dtype)
+    adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
     cut = cut_model(denoiser, mesh)
     again, budget = config.model.grad_ckpt_settings or (0, 0), config.model.grad_ckpt_budget
     check_budget(budget, config.compile, mesh.num_peers)
@@ -198,23 +271,24 @@ def build_system(config: SystemConfig, mesh: Mesh, world: World, stored: Encoder
             if parameter.requires_grad:  # a frozen one has the dtype it was given
                 parameter.data = parameter.data.to(torch.bfloat16)
     shard_model(denoiser, mesh, dtype)
-    initialise_sharded(denoiser, torch.device("cpu") if offloads(mesh) else world.device, config.seed)
-    notes = load_pretrained(denoiser, config.model) if config.model.from_pretrained else ()
-    start_adapters(denoiser, adapters)
-    encoders = build_encoders(config, world.device, world) if stored is None else None
-    return System(
-        config=config,
-        mesh=mesh,
-        device=world.device,
-        dtype=dtype,
-        denoiser=denoiser,
-        encoders=encoders,
-        facts=stored if encoders is None else encoders.facts,
-        objective=RectifiedFlow(config.objective, config.model.patch_size, config.compat),
-        cut=cut,
-        notes=notes,
-        kernels=kernels,
-    )
+    return denoiser, adapters, cut, kernels
+
+
+def _fill_denoiser(
+    denoiser: nn.Module, device: torch.device, seed: int, weights: tuple[MMDiTWeights, str] | None, restored: bool
+) -> tuple[str, ...]:
+    """Gives every parameter memory on `device` and its value, but for those that a checkpoint will fill; returns notes.
+
+    What the weights hold is not drawn first.
+    """
+    later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
+    if weights is None:
+        initialise_sharded(denoiser, device, seed, later)
+        return ()
+    state, said = weights
+    initialise_sharded(denoiser, device, seed, later | set(state))
+    load_pretrained(denoiser, state, later)
+    return said, *state.notes
 
 
 def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: World) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtake.config import Section
 from longtake.diffusion import FlowConfig, SolverName
@@ -21,6 +21,18 @@ class SamplingOption(Section):
     num_frames: int = Field(129, ge=1, description="1 makes a still")
     num_steps: int = Field(50, ge=1, description="solver steps")
     guidance: float = Field(7.5, ge=0, description="classifier-free guidance scale; 1: the prompt alone")
+    guidance_img: float = Field(3.0, ge=0, description="guidance scale of known frames; where none are known, unused")
+    text_osci: bool = Field(False, description="after 10 steps, text guidance at every second step only")
+    image_osci: bool = Field(False, description="the same for guidance by known frames")
+    scale_temporal_osci: bool = Field(
+        False, description="for i2v: guidance by known frames grows over the frames and fades over the steps"
+    )
+    method: Literal["i2v", "distill"] = Field(
+        "i2v", description="`i2v`: guided by branches; `distill`: the scale is told to a model with guidance_embed"
+    )
+    guidance_batch: Literal["auto"] | bool = Field(
+        "auto", description="True: branches of guidance as one batch, False: in turn; `auto`: as the memory allows"
+    )
     solver: SolverName = Field("euler", description="`euler`, or `ab2` (second order at the same cost: fewer steps)")
     shift: bool = Field(True, description="time grid shifted as in training; False: even steps")
     flow_shift: float | None = Field(None, gt=0, description="a fixed shift of the time grid instead")
@@ -69,6 +81,13 @@ class SystemConfig(Section):
     ae_spatial_compression: int | None = Field(
         None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
+
+    @field_validator("motion_score", mode="before")
+    @classmethod
+    def _motion_is_a_number(cls, score: Any) -> Any:
+        if isinstance(score, str) and score.strip().lower() == "dynamic":
+            raise ValueError("asks a paid service for a number; give one yourself, from 1 (still) to 7 (lively)")
+        return score
 
     @model_validator(mode="after")
     def _adapters_alone_train(self) -> SystemConfig:

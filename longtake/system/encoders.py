@@ -6,15 +6,17 @@ generation alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from longtake.config import Section
 from longtake.contracts import UserError
 from longtake.data import EncoderFacts, to_unit
 from longtake.encoders import (
@@ -24,6 +26,8 @@ from longtake.encoders import (
     ClipEncoder,
     ClipEncoderConfig,
     ClipNames,
+    EncodeCost,
+    EncoderSection,
     KLAutoencoder,
     PixelConfig,
     PooledEncoder,
@@ -35,14 +39,30 @@ from longtake.encoders import (
     TextEncoder,
     TextEncoderConfig,
     WordsConfig,
+    autoencoder_cost,
     build_autoencoder,
     build_text_encoder,
     fill_positions,
     find_encoder,
+    text_cost,
+    text_facts,
 )
-from longtake.parallel import HostWeights, World, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
+from longtake.parallel import (
+    HostWeights,
+    PieceShare,
+    RowShare,
+    Turns,
+    World,
+    fill_frozen,
+    frozen_bytes,
+    frozen_mesh,
+    shard_frozen,
+)
 from longtake.weights import WeightFiles
 
+C = TypeVar("C", bound=Section)
+K = TypeVar("K", TextEncoder, PooledEncoder)
+CaptionEncoders = tuple[TextEncoder, PooledEncoder]
 _CPU = torch.device("cpu")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -79,6 +99,30 @@ class Encoders:
         }
 
     @property
+    def of_captions(self) -> CaptionEncoders:
+        """Those of text, without the autoencoder."""
+        return self.text, self.pooled
+
+    def share(self, group: Callable[[], ProcessGroup | None]) -> None:
+        """From now on the ranks of `group` encode and decode together, the same videos and captions at the same time.
+
+        `group` is asked for each time; None: this rank is alone. Of a text encoder without weights each has its own.
+        """
+        if isinstance(self.autoencoder, KLAutoencoder):
+            self.autoencoder.compute = PieceShare(group, self.autoencoder.dtype, self.device)
+        for encoder in (self.text, self.pooled):
+            if isinstance(encoder, T5Encoder | ClipEncoder):
+                # a sharded one gathers its weights from ranks of other groups too: all call it, whatever they are dealt
+                is_sharded = encoder.config.placement == "sharded"
+                dtype = device_dtype(encoder.config.dtype, self.device)
+                encoder.compute = RowShare(group, dtype, self.device, every_rank=is_sharded)
+
+    def finish_captions(self) -> None:
+        """This process has no more captions to embed; where others share its text encoder, waits until none has."""
+        if isinstance(self.text, T5Encoder):
+            self.text.finish()
+
+    @property
     def facts(self) -> EncoderFacts:
         """What a system needs to know of them when it does not hold them."""
         return EncoderFacts(self.autoencoder.latent, self.text.max_length, self.embed([""]), self.autoencoder.is_random)
@@ -98,21 +142,58 @@ def device_dtype(name: Literal["bf16", "fp16", "fp32"], device: torch.device) ->
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
-def build_encoders(config: EncodersConfig, device: torch.device, world: World | None = None) -> Encoders:
+def build_encoders(
+    config: EncodersConfig,
+    device: torch.device,
+    world: World | None = None,
+    unequal: bool = False,
+    kept: CaptionEncoders | None = None,
+) -> Encoders:
     """The autoencoder and the text encoders that the config names, with their weights.
 
-    `world`: the processes of a run that call `embed` equally often, over which `t5.placement = "sharded"` spreads the
-    weights; collective then. Without one each process holds a whole encoder. Raises `UserError` for files that are
-    missing, damaged or of another model.
+    `world`: the processes of a run, over which `t5.placement = "sharded"` spreads the weights; collective then. They
+    call `embed` equally often, or, with `unequal`, each as often as it likes and `finish_captions` after the last time.
+    Without a world each process holds a whole encoder. `kept`: of an earlier system of this process, on this device;
+    they serve again where the config asks for the same. Raises `UserError` for files that are missing, damaged or of
+    another model.
     """
     together = world is not None and world.size > 1
-    mesh = frozen_mesh(world) if together and getattr(config.t5, "placement", "") == "sharded" else None
+    text, pooled = kept or (None, None)
+    text, pooled = _if_described(text, config.t5), _if_described(pooled, config.clip)
+    is_sharded = together and text is None and getattr(config.t5, "placement", "") == "sharded"
+    mesh = frozen_mesh(world) if is_sharded else None
 
     def build() -> Encoders:
-        autoencoder = _build_autoencoder(config.ae, device)
-        return Encoders(device, autoencoder, _build_text(config.t5, device, mesh), _build_pooled(config.clip, device))
+        autoencoder, tokens = _build_autoencoder(config.ae, device), text or _build_text(config.t5, device, mesh)
+        if unequal and mesh is not None:
+            tokens.turns = Turns(mesh)
+        return Encoders(device, autoencoder, tokens, pooled or _build_pooled(config.clip, device))
 
     return world.on_all(build) if together else build()
+
+
+def _if_described(kept: K | None, config: TextEncoderConfig | PooledEncoderConfig) -> K | None:
+    """An encoder with weights, if it is the one that the config describes; else None."""
+    return kept if isinstance(kept, T5Encoder | ClipEncoder) and kept.config == config else None
+
+
+def find_encoders(config: EncodersConfig) -> None:
+    """Looks for the files of all encoders, here and on the hub. Raises `UserError` where one is missing."""
+    for key in ("ae", "t5", "clip"):
+        section = getattr(config, key)
+        if (name := getattr(section, "from_pretrained", None)) is not None:
+            find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
+
+
+def encoders_on_host(config: C) -> C:
+    """The config with every encoder that would lie on the device for good in the host's memory between its uses."""
+    sections = {name: getattr(config, name) for name in ("ae", "t5", "clip")}
+    moved = {
+        name: section.model_copy(update={"placement": "offloaded"})
+        for name, section in sections.items()
+        if getattr(section, "placement", None) == "resident"
+    }
+    return config.model_copy(update=moved)
 
 
 def refuse_sharded_text(config: TextEncoderConfig, missing: int) -> None:
@@ -123,7 +204,8 @@ def refuse_sharded_text(config: TextEncoderConfig, missing: int) -> None:
     if missing and getattr(config, "placement", "") == "sharded":
         raise UserError(
             f't5.placement = "sharded": {missing} samples are missing in dataset.latents, so ranks would embed '
-            'different numbers of captions and wait; write t5.placement = "offloaded" or complete the store'
+            'different numbers of captions and wait; write t5.placement = "offloaded", or complete the store by '
+            "`longtake data encode`"
         )
 
 
@@ -248,12 +330,33 @@ def encoder_bytes(config: EncodersConfig, ranks_per_node: int = 1, decodes: bool
     for key, section in (("t5", config.t5), ("clip", config.clip)):
         if isinstance(section, WordsConfig):
             continue
-        local = Path(section.from_pretrained).expanduser()
-        folder = local if (local / "config.json").is_file() else None
-        encoder = build_text_encoder(section, folder, _DTYPES[section.dtype], tokenizer=False)
+        encoder = build_text_encoder(section, _described(section), _DTYPES[section.dtype], tokenizer=False)
         units = [_size(unit) for unit in encoder.units]
         found[key] = frozen_bytes(units, _size(encoder.module) - sum(units), section.placement, ranks_per_node)
     return found
+
+
+def encoding_costs(config: EncodersConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
+    """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
+    `encoder_bytes` reads."""
+    found = {"ae": autoencoder_cost(config.ae, shape, batch, _itemsize(config.ae))}
+    for key, section in (("t5", config.t5), ("clip", config.clip)):
+        if isinstance(section, WordsConfig):
+            found[key] = EncodeCost()
+        else:
+            facts = text_facts(section, _described(section))
+            found[key] = text_cost(facts, key, section.max_length, batch, _itemsize(section))
+    return found
+
+
+def _described(section: T5EncoderConfig | ClipEncoderConfig) -> Path | None:
+    """The local folder that says how large a text encoder is; None where there is none."""
+    local = Path(section.from_pretrained).expanduser()
+    return local if (local / "config.json").is_file() else None
+
+
+def _itemsize(section: EncoderSection) -> int:
+    return _DTYPES[getattr(section, "dtype", "fp32")].itemsize
 
 
 def _size(module: nn.Module) -> int:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from longtake.models import (
     AdapterSize,
-    FrozenLinear,
     LoraConfig,
     LoraLinear,
     adapt,
@@ -19,20 +18,25 @@ from longtake.models import (
 )
 from longtake.parallel import local_tensor, own_part
 from longtake.system.config import SystemConfig
-from longtake.weights import Adapters, read_adapters, tensors_of
+from longtake.weights import Adapters, find_adapters, read_adapters, tensors_of
 
 
-def choose_trained(denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype) -> Adapters:
+def choose_trained(
+    denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype, kept: Adapters | None = None
+) -> Adapters:
     """Gives a denoiser on the meta device its adapters and freezes what does not train, kept in `dtype`. In place.
 
-    Call it before the model is cut or sharded. Returns the adapters of `lora.from_pretrained`, none without. Raises
-    `UserError` for patterns that name nothing, and for a file of adapters that does not fit.
+    Call it before the model is cut or sharded. `kept`: adapters to go on with, of the run that this one starts from.
+    Returns those of `lora.from_pretrained`, else those kept. Raises `UserError` for patterns that name nothing, and for
+    a file of adapters that does not fit.
     """
     if config.lora is None:
         if config.freeze or config.train_only is not None:
             freeze(denoiser, dict.fromkeys(frozen_names(denoiser, config.freeze, config.train_only)), dtype)
         return {}
-    adapters = read_adapters(config.lora.from_pretrained, config.model) if config.lora.from_pretrained else {}
+    adapters = kept or {}
+    if config.lora.from_pretrained:
+        adapters = read_adapters(find_adapters(config.lora.from_pretrained), config.model)
     adapt(denoiser, adapter_sizes(denoiser, config.lora, adapters), config.lora.base, dtype)
     return adapters
 
@@ -63,9 +67,3 @@ def fill(denoiser: nn.Module, values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         parameter = denoiser.get_parameter(name)
         local_tensor(parameter).copy_(own_part(value, parameter))
-
-
-def coded_base(denoiser: nn.Module) -> str:
-    """How the frozen linear weights are kept: "dense", or the kind of their codes."""
-    kinds = {layer.kind for layer in denoiser.modules() if isinstance(layer, FrozenLinear) and layer.kind is not None}
-    return min(kinds, default="dense")

@@ -1,4 +1,4 @@
-"""`--tiny`: any run at a size that a CPU trains in seconds, to try a preset, a table of clips or a cluster.
+"""`--tiny`: any run or generation at a size that a CPU handles in seconds, to try a preset, a table or a cluster.
 
 Sizes change and nothing else: the same conditions, objective, optimizer, peers, recomputation and adapters, on the
 user's own clips. Weights and encoders of full size do not fit such a model and are left out.
@@ -7,6 +7,7 @@ user's own clips. Weights and encoders of full size do not fit such a model and 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +51,24 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
         layer["parallel"] = degrees
     if option := _sampling(_section(tree, "sampling_option")):
         layer["sampling_option"] = option
+    if isinstance(image := tree.get("img_flux"), Mapping):
+        layer["img_flux"] = _model(image, cells := image.get("patch_size", 2))
+        layer["img_flux_ae"] = {"_delete_": True, "type": "pixel", "temporal": 1, "spatial": _CELL // cells}
+        layer["img_resolution"] = _resolution(str(tree.get("img_resolution", "768px")))
     return layer
+
+
+def is_tiny(tree: Mapping[str, Any]) -> bool:
+    """Whether the model of a tree has the tiny sizes already."""
+    model = _section(tree, "model")
+    sizes = _model(model, model.get("patch_size", 2))
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in model.items()}
+    return all(found.get(name) == sizes[name] for name in ("hidden_size", "depth", "depth_single_blocks", "axes_dim"))
+
+
+def world_size() -> int:
+    """How many processes the launcher has started, before they have joined."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

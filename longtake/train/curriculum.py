@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from longtake.config import Dialect
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.parallel import ParallelConfig, World, resolve_degrees, start_world
@@ -30,16 +31,19 @@ STAGES_FILE = "stages.json"
 _NOT_FOR_ALL = ("load", "resume", "start_epoch", "start_step")  # of one run; which stage is meant cannot be known
 
 
-def train_all(run: str, overrides: Sequence[str] = (), console: Console | None = None) -> int:
+def train_all(
+    run: str, overrides: Sequence[str] = (), console: Console | None = None, dialect: Dialect | None = None
+) -> int:
     """`longtake train`: trains RUN, or the stages of it that are not done. Returns the exit status.
 
     0: done. `EXIT_INTERRUPTED`: stopped with a checkpoint. `EXIT_OTHER_WORLD`: the next stage does not fit these
-    processes. The same words again go on where the last launch stopped, if RUN has stages.
+    processes. The same words again go on where the last launch stopped, if RUN has stages. `dialect`: the words that
+    RUN and `overrides` are written in, where they are not Longtake's own.
     """
-    curriculum = read_curriculum(run)
+    curriculum = read_curriculum(run, dialect)
     if curriculum is None:
-        return _status(train_run(run, overrides, console))
-    words = Words.read(overrides)
+        return _status(train_run(run, overrides, console, dialect))
+    words = Words.read(overrides, dialect)
     chosen = curriculum.stages if words.stage is None else (curriculum.stage(words.stage),)
     configs = {stage.name: _placed(curriculum, stage, words) for stage in curriculum.stages}
     first = configs[chosen[0].name]
@@ -63,7 +67,7 @@ def _placed(curriculum: Curriculum, stage: Stage, words: Words) -> RunConfig:
             raise UserError(f"{key} = {value!r}: stages go on by themselves, each from the one before; leave {key} out")
     assert config.exp_name is not None
     place = {"outputs": str(Path(config.outputs) / config.exp_name), "exp_name": stage.name}
-    return config.model_copy(update={**place, "resume": "auto", "stage_number": stage.number})
+    return config.model_copy(update={**place, "resume": "auto"})
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ class Launch:
     def _with_weights(self, stage: Stage, config: RunConfig, done: Mapping[str, str]) -> RunConfig:
         """The config with the weights that the stage starts from: its own, else those of the stage before.
 
-        `--model.from_pretrained` is for the first stage, and for the one that `--stage` names.
+        `--model.from_pretrained` is for the first stage, and for the one that `--stage` names. Adapters of the stage
+        before go on in a stage with the same `lora`, also where that names a file: the first of them has started there.
         """
         own = config.model.from_pretrained
         if stage.number == 0 or stage.names_weights or (self.words.stage is not None and own is not None):
@@ -111,8 +116,11 @@ class Launch:
                 f"{STAGE} {stage.name}: starts from stage {before}, which is not done in {config.outputs}; run that "
                 "one first, or give --model.from_pretrained"
             )
-        model = config.model.model_copy(update={"from_pretrained": str(Path(config.outputs) / done[before])})
-        return config.model_copy(update={"model": model})
+        weights = {"from_pretrained": str(Path(config.outputs) / done[before])}
+        changes = {"model": config.model.model_copy(update=weights)}
+        if config.lora is not None and config.lora == self.configs[before].lora:
+            changes["lora"] = config.lora.model_copy(update={"from_pretrained": None})
+        return config.model_copy(update=changes)
 
     def _launch_line(self, parallel: ParallelConfig) -> str:
         """The command that starts the stage on a number of processes that fits, as near to this one as may be."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from longtake.checkpoint import CheckpointInfo, list_checkpoints, resolve
-from longtake.config import Resolved, dump_config, load_config
+from longtake.config import Dialect, Resolved, dump_config, load_config
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.parallel import World
@@ -78,20 +78,29 @@ class RunFolder:
     restarted: bool = False  # the launcher started the processes again; the checkpoint, if any, goes on
 
 
-def read_run(run: str, overrides: Sequence[str] = (), schema: type[RunConfig] = RunConfig) -> Resolved[RunConfig]:
+def read_run(
+    run: str,
+    overrides: Sequence[str] = (),
+    schema: type[RunConfig] = RunConfig,
+    dialect: Dialect | None = None,
+) -> Resolved[RunConfig]:
     """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
 
     Two words of `overrides` are no keys: `--tiny`, and `--stage NAME` where the file has stages. `schema`: checks less
-    than `RunConfig` where no model is built.
+    than `RunConfig` where no model is built. `dialect`: the words that RUN and `overrides` are written in.
     """
-    path, words = Path(run), Words.read(overrides)
-    if (curriculum := read_curriculum(run)) is not None:
+    path, words = Path(run), Words.read(overrides, dialect)
+    if (curriculum := read_curriculum(run, dialect)) is not None:
         return curriculum.resolve(curriculum.stage(words.stage), words, schema)
     if words.stage is not None:
         raise UserError(f"--stage {words.stage}: {run} has no stages; leave it out")
     if path.is_dir():
         file = path / CONFIG_FILE
         if not file.exists():
+            if inner := sorted(one.parent.name for one in path.glob(f"*/{CONFIG_FILE}")):
+                raise UserError(
+                    f"{run}: holds the runs {', '.join(inner)}; give the file with the stages, or one of the folders"
+                )
             raise UserError(f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run")
         path = file
     return read_layers(path, words, schema)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from longtake.buckets import OrderInputs, PassOrder
 from longtake.checkpoint import keep_frozen, load_tensors, read_state, restore_frozen
-from longtake.config import dump_config
+from longtake.config import Dialect, dump_config
 from longtake.contracts import UserError
 from longtake.data import (
     ClipTable,
@@ -33,7 +34,7 @@ from longtake.data import (
 from longtake.encode import FittingStore, open_fitting_store
 from longtake.parallel import BucketPeers, Entry, Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
-from longtake.system import System, build_system, refuse_sharded_text, refuse_unstored_kinds
+from longtake.system import System, build_system, refuse_sharded_text, stored_windows
 from longtake.track import StepMeter, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.average import Ema
 from longtake.train.clock import Clock
@@ -73,9 +74,11 @@ class Outcome:
     stopped: bool  # by Ctrl-C or SIGTERM
 
 
-def train_run(run: str, overrides: Sequence[str] = (), console: Console | None = None) -> Outcome:
+def train_run(
+    run: str, overrides: Sequence[str] = (), console: Console | None = None, dialect: Dialect | None = None
+) -> Outcome:
     """`longtake train`: reads RUN (a config file or the folder of an earlier run), joins the processes, trains."""
-    resolved = read_run(run, overrides)
+    resolved = read_run(run, overrides, dialect=dialect)
     config = resolved.value
     record_collectives()
     limit = collective_timeout(config.first_step_timeout, config.watchdog_seconds)
@@ -86,7 +89,7 @@ def train_run(run: str, overrides: Sequence[str] = (), console: Console | None =
 def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
     """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
     launched, timer = time.time(), FirstStepTimer(config.first_step_timeout)
-    stream = saver = watchdog = lock = None
+    stream = saver = watchdog = trackers = lock = None
     console = console or make_console()
     try:
         mesh = Mesh.create(config.parallel, world)
@@ -98,7 +101,8 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             watchdog = _watchdog(config, place, world)
             timer.report = watchdog.report
             latents = _open_latents(config, table, world)
-            system = build_system(config, mesh, world, None if latents is None else latents.facts)
+            facts_of_encoders = None if latents is None else latents.facts
+            system = build_system(config, mesh, world, facts_of_encoders, restored=place.checkpoint is not None)
             if latents is not None and system.encoders is not None:
                 latents.refuse_other_weights(system.encoders, world)
             optimizer = ShardedAdamW(system.denoiser, config)
@@ -117,6 +121,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             order = stream.plan(start.clock.pass_index, start.position)
             save_config(place, config, world)
             frozen = _keep_frozen(config, place, system)
+            trackers = _trackers(config, place.path, world, start.clock.global_step)
         if world.is_main:
             console.print(_announcement(config, place, system, start, order, world), markup=False)
             tables = table.tables if isinstance(table, MixedTable) else (table,)
@@ -132,7 +137,6 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             saver.started_from(place.checkpoint, start.clock)
         with (
             StopRequest(announce=world.is_main) as stop,
-            _trackers(config, place.path, world, start.clock.global_step) as trackers,
             TrainingProgress(
                 _total_steps(config, start, order),
                 start.clock.global_step,
@@ -151,7 +155,7 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             trainer.run(order, start.skip)
     finally:
         timer.done()
-        for part in (watchdog, saver, stream.loader if stream is not None else None, lock):
+        for part in (watchdog, saver, trackers, stream.loader if stream is not None else None, lock):
             if part is not None:
                 part.close()
     if world.is_main:
@@ -216,6 +220,7 @@ def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: Sha
     if place.checkpoint is None:
         return _moved(config, Start(Clock(), None, 0, config.slots_per_step))
     state = read_state(place.checkpoint)
+    _refuse_other_scaling(place.checkpoint, state.get("adapters", {}), system.adapter_scaling())
     clock = Clock.from_json(state.get("clock", {}))
     into = {f"model.{name}": p.data for name, p in optimizer.parameters.items()} | optimizer.state()
     load_tensors(place.checkpoint, into)
@@ -228,6 +233,16 @@ def _restore(config: RunConfig, place: RunFolder, system: System, optimizer: Sha
     seconds = state.get("seconds", {}) if place.continues else {}
     start = Start(clock, state.get("data"), 0, slots, skipped, seconds, state)
     return start if place.restarted and place.continues else _moved(config, start)
+
+
+def _refuse_other_scaling(checkpoint: Path, saved: Mapping[str, float], here: Mapping[str, float]) -> None:
+    """Raises `UserError` where adapters would have another weight in the model than the one they were trained at."""
+    changed = [layer for layer in here if layer in saved and not isclose(saved[layer], here[layer])]
+    if changed:
+        raise UserError(
+            f"lora.alpha: the adapters in {checkpoint} were trained with alpha / rank = {saved[changed[0]]:g} "
+            f"({changed[0]}), the run has {here[changed[0]]:g}; leave lora.alpha as it was"
+        )
 
 
 def _average(config: RunConfig, system: System) -> Ema | None:
@@ -274,7 +289,7 @@ def _open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World
         return None
     latents = open_fitting_store(config, config.dataset, config.bucket_rule, table, config.stage_number, world)
     refuse_sharded_text(config.t5, latents.missing)
-    refuse_unstored_kinds(config.condition_config, latents.store.encoders.latent, config.dataset.latents)
+    stored_windows(config.condition_config, config.bucket_rule.buckets, latents.store)  # refuses what it has not
     return latents
 
 
@@ -320,7 +335,11 @@ def _stream(
     console: Console,
 ) -> StepStream:
     quarantine = folder / QUARANTINE_FILE
-    dataset = (SlotDataset if latents is None else partial(StoredDataset, latents.store))(
+    make: Callable[..., SlotDataset] = SlotDataset
+    if latents is not None:
+        windows = stored_windows(config.condition_config, inputs.rule.buckets, latents.store)
+        make = partial(StoredDataset, latents.store, windows=windows)
+    dataset = make(
         table,
         config.dataset,
         seed=config.seed,

@@ -11,15 +11,14 @@ flags are laid over all. `longtake.train.curriculum` runs them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from longtake.config import Resolved, load_config, resolve
+from longtake.config import Dialect, Resolved, load_config, resolve
 from longtake.contracts import UserError
-from longtake.system.tiny import TINY, tiny_layer
+from longtake.system.tiny import TINY, tiny_layer, world_size
 
 T = TypeVar("T")
 STAGES, STAGE = "stages", "--stage"
@@ -33,9 +32,10 @@ class Words:
     overrides: tuple[str, ...]
     tiny: bool = False
     stage: str | None = None
+    dialect: Dialect | None = None  # that RUN and the command line are written in
 
     @classmethod
-    def read(cls, words: Sequence[str]) -> Words:
+    def read(cls, words: Sequence[str], dialect: Dialect | None = None) -> Words:
         """Raises `UserError` where `--stage` has no name."""
         rest: list[str] = []
         tiny, stage = False, None
@@ -51,7 +51,7 @@ class Words:
                 stage = word.removeprefix(f"{STAGE}=")
             else:
                 rest.append(word)
-        return cls(tuple(rest), tiny, stage)
+        return cls(tuple(rest), tiny, stage, dialect)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Curriculum:
 
     def resolve(self, stage: Stage, words: Words, schema: type[T]) -> Resolved[T]:
         """The config of one stage. Raises `ConfigError`."""
-        over = [(str(self.path), self.shared), (f"stage {stage.name} of {self.path}", stage.keys)]
+        keys = {"stage_number": stage.number, **stage.keys}
+        over = [(str(self.path), self.shared), (f"stage {stage.name} of {self.path}", keys)]
         if stage.run is not None:
             return read_layers(stage.run, words, schema, over)
         return read_layers(self.shared, words, schema, over)
@@ -100,20 +101,20 @@ def read_layers(base: Path | Mapping[str, Any], words: Words, schema: type[T], o
 
     def read(overrides: Sequence[str], schema: type[Any], over: Layers) -> Resolved[Any]:
         if isinstance(base, Path):
-            return load_config(base, overrides, schema, over)
-        return resolve(base, overrides, schema, over=over)
+            return load_config(base, overrides, schema, over, words.dialect)
+        return resolve(base, overrides, schema, over=over, dialect=words.dialect)
 
     if words.tiny:
         over = (*over, (TINY, tiny_layer(read([], dict[str, Any], over).tree, world_size())))
     return read(words.overrides, schema, over)
 
 
-def read_curriculum(run: str) -> Curriculum | None:
+def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | None:
     """The stages of RUN; None where it has none. Raises `ConfigError`, and `UserError` for stages that are none."""
     path = Path(run)
     if not path.is_file():
         return None
-    tree = load_config(path, [], dict[str, Any]).tree
+    tree = load_config(path, [], dict[str, Any], dialect=dialect).tree
     if STAGES not in tree:
         return None
     written = tree.pop(STAGES)
@@ -125,11 +126,6 @@ def read_curriculum(run: str) -> Curriculum | None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{place}: two stages are called {twice[0]}; give each a name of its own")
     return Curriculum(path, {"exp_name": path.stem, **tree}, stages)
-
-
-def world_size() -> int:
-    """How many processes the launcher has started, before they have joined."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:

@@ -9,13 +9,14 @@ from longtake.weights.lora import (
     Family,
     adapters_of,
     convert_adapters,
+    find_adapters,
     merged,
     read_adapters,
     save_adapters,
     tensors_of,
 )
-from longtake.weights.mmdit import MMDiTWeights, load_mmdit, save_mmdit, to_open_sora
-from longtake.weights.mmdit_names import DIFFUSERS, FLUX, OPEN_SORA_V2, ROPE_KEY, Layout, layout_of
+from longtake.weights.mmdit import MMDiTWeights, find_denoiser, load_mmdit, save_mmdit, to_open_sora
+from longtake.weights.mmdit_names import DIFFUSERS, FLUX, OPEN_SORA_V2, ROPE_KEY, Layout, layout_of, state_shapes
 
 __all__ = [
     "DIFFUSERS",
@@ -31,6 +32,8 @@ __all__ = [
     "WeightFiles",
     "adapters_of",
     "convert_adapters",
+    "find_adapters",
+    "find_denoiser",
     "layout_of",
     "load_mmdit",
     "merged",
@@ -38,6 +41,7 @@ __all__ = [
     "save_adapters",
     "save_mmdit",
     "save_weights",
+    "state_shapes",
     "tensors_of",
     "to_open_sora",
 ]

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.durable import write_whole
+from longtake.hub import find_files
 from longtake.models import MMDiTConfig
 from longtake.weights.files import WeightFiles, save_weights
 from longtake.weights.mmdit import plan_conversion, reorder_heads
@@ -37,6 +38,7 @@ Family = Literal["peft", "diffusers", "comfy"]
 DIFFUSERS_HEADER = "lora_adapter_metadata"  # JSON in a file's header, PEFT's config under the component's name
 _PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILE = "adapter_model.safetensors"
+_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _FIELDS = {
     "lora_A.weight": "a",
     "lora_A.default.weight": "a",
@@ -253,6 +255,14 @@ def read_adapters(path: str | os.PathLike[str], config: MMDiTConfig) -> dict[str
     named, layout = _recognised(raw, config, files.metadata, place)
     _check(named, config, layout, place)
     return convert_adapters(named, config, layout, layout_of(config))
+
+
+def find_adapters(name: str) -> Path:
+    """The local file or folder that `lora.from_pretrained` stands for: a path, or a name on the Hugging Face hub.
+
+    `owner/name` is PEFT's folder, or diffusers' file in one. Raises `UserError` as `find_files`.
+    """
+    return find_files(name, "lora.from_pretrained", ((_PEFT_CONFIG, _PEFT_FILE), (_DIFFUSERS_FILE,)))
 
 
 def _take_apart(name: str, place: str) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.durable import write_whole
+from longtake.hub import find_files
 from longtake.models import MMDiTConfig
 from longtake.weights.files import TensorSource, WeightFiles, save_weights
 from longtake.weights.mmdit_names import (
@@ -46,6 +47,7 @@ __all__ = [
     "convert",
     "detect_layout",
     "diffusers_config",
+    "find_denoiser",
     "layout_of",
     "load_mmdit",
     "open_source",
@@ -58,6 +60,12 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+# What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
+_FOLDERS = (
+    ("model_index.json", "transformer/*.json", "transformer/*.safetensors"),
+    ("config.json", "diffusion_pytorch_model*.json", "diffusion_pytorch_model*.safetensors"),
+    ("model.safetensors.index.json", "model*.safetensors"),
+)
 _GROWN = ("cond_in.weight", "cond_in.bias")  # what a text-to-video model lacks for known frames
 
 
@@ -129,7 +137,7 @@ class MMDiTWeights(Mapping[str, Tensor]):
 
     Raises `UserError` naming the tensors that the model lacks (`surplus`) or the file lacks (`missing`); with
     `config.strict_load` False these are logged and kept as attributes instead, and missing ones are not in the mapping.
-    A tensor of another size is refused in any case.
+    A tensor of another size is refused in any case, and whole numbers when they are read.
     """
 
     def __init__(
@@ -157,7 +165,14 @@ class MMDiTWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name in self.grown:
             return torch.zeros(state_shapes(self.config)[name])
-        return assemble(self._plan[name], self.files, self.config.head_dim, layout_of(self.config).rope)
+        found = assemble(self._plan[name], self.files, self.config.head_dim, layout_of(self.config).rope)
+        if not found.is_floating_point():
+            kind = str(found.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{self.files.path}: {self._plan[name][0].source} is kept as {kind}, "
+                "which are codes of quantised weights; give the weights in bf16 or float32"
+            )
+        return found
 
     def __iter__(self) -> Iterator[str]:
         yield from self._plan
@@ -212,6 +227,15 @@ def open_source(path: str | os.PathLike[str]) -> WeightFiles:
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and (folder / "model").is_dir():
         return WeightFiles(folder / "model")
     return WeightFiles(folder)
+
+
+def find_denoiser(name: str) -> Path:
+    """The local file or folder that `model.from_pretrained` stands for: a path, or a name on the Hugging Face hub.
+
+    `owner/name` is a folder of diffusers or an export; `owner/name/file.safetensors` one file. Raises `UserError` as
+    `find_files`.
+    """
+    return find_files(name, "model.from_pretrained", _FOLDERS)
 
 
 def load_mmdit(

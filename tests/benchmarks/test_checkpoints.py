@@ -28,6 +28,7 @@ def test_the_stall_of_a_save_is_measured(tmp_path: Path) -> None:
     assert 0 < figures["stall_seconds"] < figures["complete_seconds"]
 
 
+@pytest.mark.slow
 def test_restarts_are_measured_at_several_positions(tmp_path: Path) -> None:
     figures = run("resume", tmp_path / "out.json", "--tiny")
     assert [line["share"] for line in figures["runs"]] == [0.0, 0.25, 0.5, 0.75, 0.99]

@@ -13,7 +13,9 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["balance", "encode", "fetch", "optimizer", "order", "probe", "solver", "table"])
+@pytest.mark.parametrize(
+    "name", ["balance", "encode", "fetch", "finetune", "generate", "optimizer", "order", "probe", "solver", "table"]
+)
 def test_a_benchmark_runs_at_its_tiny_size(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--tiny", "--json", str(tmp_path / "figures.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

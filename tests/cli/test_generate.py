@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from longtake.data import write_image, write_video
 from longtake.train import Outcome
 
 RED = "a red circle [moves] left, slowly"
+PRESETS = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference"
 
 
 def test_a_run_makes_videos_and_says_where_they_are(longtake, run: Outcome, tmp_path: Path):
@@ -58,3 +61,57 @@ def test_a_folder_that_cannot_be_made_is_named(mistake, run: Outcome, tmp_path: 
     (tmp_path / "taken").write_text("a file")
     said = mistake("generate", run.folder, "--prompt", RED, "--save-dir", tmp_path / "taken")
     assert str(tmp_path / "taken") in said
+
+
+def test_a_preset_makes_tiny_videos_from_images_and_from_text(longtake, tmp_path: Path):
+    write_image(tmp_path / "a.png", np.zeros((40, 64, 3), np.uint8))
+    (tmp_path / "t.csv").write_text("text,ref,name\nrain,a.png,one\nsea,,two\n")
+    flags = ("--tiny", "--num-frames", "5", "--num-steps", "2", "--save-dir", tmp_path / "made", "--seed", "0")
+    i2v = ("--prompts", tmp_path / "t.csv", "--cond-type", "i2v_head")
+    code, out, err = longtake("generate", PRESETS / "256px.py", *flags, *i2v)
+    folder = tmp_path / "made" / "video_32px"
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1:] == [
+        f"2 videos in {folder}; 1 of them without a ref, made as t2v",
+        f"{folder / 'one.mp4'}  seed 0  rain",
+        f"{folder / 'two.mp4'}  seed 1  sea",
+    ]
+    code, out, err = longtake("generate", PRESETS / "t2i2v_256px.py", *flags, "--prompt", "raining, sea")
+    assert (code, err) == (0, "")
+    assert f"1 image in {tmp_path / 'made' / 'generated_condition'}" in out
+
+
+def test_faults_of_references_are_named_at_once_before_a_model_is_built(mistake, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("longtake.generate.run.build_system", lambda *_: pytest.fail("a model was built"))
+    write_video(tmp_path / "short.mp4", np.zeros((5, 32, 32, 3), np.uint8), 24)
+    (tmp_path / "t.csv").write_text("text,ref\na,gone.png\nb,\nc,short.mp4\n,\n")
+    flags = (
+        "generate",
+        PRESETS / "256px.py",
+        "--tiny",
+        "--save-dir",
+        tmp_path / "made",
+        "--prompts",
+        tmp_path / "t.csv",
+    )
+    said = mistake(*flags, "--cond-type", "v2v_head")
+    assert "text is empty in row 4; ref 'gone.png': no such file in row 1; ref " in said
+    assert "has 5 frames at 24 FPS" in said
+    assert said.endswith("in row 3; mend these rows, or take them out")
+    (tmp_path / "t.csv").write_text("text\na\n")
+    assert 'cond_type = "v2v_head": no prompt has a reference' in mistake(*flags, "--cond-type", "v2v_head")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("key", ["model", "ae", "t5", "clip"])
+def test_weights_that_are_not_there_are_named_before_a_model_is_built(mistake, monkeypatch, key: str, tmp_path: Path):
+    monkeypatch.setattr("longtake.generate.run.build_system", lambda *_: pytest.fail("a model was built"))
+    section = {
+        "model": ("--model.patch-size", "2"),
+        "ae": ("--ae", '{"_delete_": True, "type": "autoencoder_2d", "z_channels": 192}'),
+        "t5": ("--t5.type", "text_embedder", "--t5.dim", "64"),
+        "clip": ("--clip.type", "text_embedder", "--clip.dim", "64"),
+    }[key]
+    file = f"--{key}.from-pretrained", tmp_path / "gone.safetensors"
+    said = mistake("generate", PRESETS / "256px.py", "--tiny", "--prompt", "x", *section, *file)
+    assert "gone.safetensors" in said

@@ -20,7 +20,7 @@ def test_training_ends_with_a_checkpoint_and_status_0(longtake, home: Path, tmp_
 def test_a_stopped_run_is_status_130(longtake, monkeypatch: pytest.MonkeyPatch):
     asked = []
 
-    def stopped(run: str, overrides: list[str], console: None) -> SimpleNamespace:
+    def stopped(run: str, overrides: list[str], console: None, dialect: None) -> SimpleNamespace:
         asked.append((run, overrides))
         return SimpleNamespace(stopped=True)
 

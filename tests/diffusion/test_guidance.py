@@ -5,7 +5,17 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.diffusion import Euler, GuidanceScales, cfg, cfg_with_frames, guided, make_grid
+from longtake.diffusion import (
+    NEGATIVE,
+    NOTHING,
+    PROMPT,
+    Euler,
+    GuidanceScales,
+    cfg,
+    cfg_with_frames,
+    guided,
+    make_grid,
+)
 from longtake.diffusion.guidance import join_conditions, oscillate
 from tests.diffusion.golden import read_json
 
@@ -81,6 +91,37 @@ def test_guidance_reads_the_step_from_the_solver() -> None:
     branches = {name: Conditions(vector=torch.zeros(1, 1)) for name in ("prompt", "negative", "nothing")}
     Euler().sample(guided(velocity, branches, OSCILLATING, 14), torch.ones(1, 1, 2, 2, 2), make_grid(14))
     assert sizes == [3] * 11 + [1, 3, 1]
+
+
+def test_branches_in_turn_are_those_of_one_batch() -> None:
+    sizes = []
+
+    def velocity(x: torch.Tensor, t: torch.Tensor, conditions: Conditions) -> torch.Tensor:
+        sizes.append(len(x))
+        return torch.sin(x * conditions.vector[:, :, None, None, None]) + t[:, None, None, None, None]
+
+    branches = {name: Conditions(vector=torch.rand(2, 3)) for name in (PROMPT, NEGATIVE, NOTHING)}
+    x, t = torch.rand(2, 3, 4, 1, 1), torch.tensor([0.3, 0.7])
+    for scales in (GuidanceScales(7.5), GuidanceScales(7.5, 3.0, scale_temporal_osci=True), GuidanceScales(1.0)):
+        together, in_turn = (guided(velocity, branches, scales, 4, batched)(x, t, 0) for batched in (True, False))
+        torch.testing.assert_close(in_turn, together, rtol=0, atol=1e-6)
+    assert sizes == [4, 2, 2, 6, 2, 2, 2, 2, 2]
+
+
+def test_branches_in_turn_are_as_many_calls_as_of_other_ranks() -> None:
+    calls = []
+
+    def velocity(x: torch.Tensor, t: torch.Tensor, conditions: Conditions) -> torch.Tensor:
+        calls.append(1)
+        return x
+
+    branches = {name: Conditions(vector=torch.zeros(1, 1)) for name in (PROMPT, NEGATIVE, NOTHING)}
+    scales = GuidanceScales(7.5), GuidanceScales(7.5, 3.0)
+    x, t = torch.ones(1, 1, 1, 1, 1), torch.ones(1)
+    for own in scales:
+        calls.clear()
+        assert torch.allclose(guided(velocity, branches, own, 4, False, scales)(x, t, 0), x)
+        assert len(calls) == 3
 
 
 def test_conditions_are_joined_field_by_field() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.encoders import Autoencoder2DConfig, HunyuanAutoencoder, HunyuanVAEConfig, ImageAutoencoder
@@ -114,6 +114,29 @@ def test_offloaded_is_the_same(weights: Path) -> None:
         mean = here.encode(video)
         assert torch.equal(away.encode(video), mean)
         assert torch.equal(away.decode(mean, 5), here.decode(mean, 5))
+
+
+@torch.no_grad()
+def test_compiled_layers_give_the_same(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    compile_layer = nn.Module.compile
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    monkeypatch.setattr(nn.Module, "compile", lambda layer, **options: compile_layer(layer, **options, backend=backend))
+    eager, compiled = hunyuan(weights), hunyuan(weights, compile=True)
+    known: list[int] = []
+    for shape in ((2, 3, 5, 16, 16), (1, 3, 9, 24, 16), (1, 3, 17, 16, 32)):
+        video = pixels(*shape)
+        mean = eager.encode(video)
+        torch.testing.assert_close(compiled.encode(video), mean, rtol=0, atol=1e-6)
+        decoded = eager.decode(mean, shape[2])
+        torch.testing.assert_close(compiled.decode(mean, shape[2]), decoded, rtol=0, atol=1e-5)
+        known.append(len(graphs))
+    assert 0 < known[0] <= known[1] == known[2]  # graphs are for clips of any size
 
 
 @torch.no_grad()

@@ -50,6 +50,8 @@ def test_a_table_gives_texts_names_and_negative_prompts(tmp_path: Path):
         ("d.csv", "name,text\n../x,a cat\n", "'../x' in row 1 is no plain file name"),
         ("n.csv", f"name,text\n{'x' * 300},a cat\n", "in row 1 is no plain file name"),
         ("q.csv", 'text\n"' + "a" * 200_000 + '"\n', "is no CSV"),
+        ("s.csv", "text,ref\nraining, sea,a.png\n", "row 1 has 3 cells for 2 columns (a comma wants quotes)"),
+        ("t.csv", "text,ref,text\na,b.png,c\n", "has 2 columns text; keep one of them"),
     ],
 )
 def test_a_file_without_usable_prompts_is_refused_in_one_sentence(tmp_path: Path, name: str, text: str, said: str):
@@ -67,6 +69,51 @@ def test_a_file_that_is_missing_or_not_text_is_named(tmp_path: Path):
         read_prompts(None, write(tmp_path / "latin.txt", "été", "latin-1"))
     with pytest.raises(UserError, match="Is a directory"):
         read_prompts(None, str(tmp_path))
+
+
+def test_references_are_seen_from_the_table_or_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "a.png").touch()
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "lists" / "t.csv", "text,ref\na cat,a.png; b.png ;\na dog,\n")
+    assert [p.refs for p in read_prompts(None, file)] == [(str(tmp_path / "lists" / "a.png"), "b.png"), ()]
+    assert [p.refs for p in read_prompts(None, file, ref="c.png;d.png")][1] == ("c.png", "d.png")
+    assert read_prompts("a cat", None, ref="c.png")[0].refs == ("c.png",)
+
+
+def test_spaces_around_the_names_of_columns_do_not_count(tmp_path: Path):
+    (prompt,) = read_prompts(None, write(tmp_path / "t.csv", "name, text , ref\ncat, a cat , a.png\n"))
+    assert (prompt.name, prompt.text, prompt.refs) == ("cat", "a cat", ("a.png",))
+
+
+def test_a_slice_keeps_rows_and_names(tmp_path: Path):
+    file = write(tmp_path / "t.txt", "a\nb\nc\nd\n")
+    assert [(p.text, p.name, p.row) for p in read_prompts(None, file, 2, start=1)] == [
+        ("b", "t_0001", 1),
+        ("c", "t_0002", 2),
+    ]
+    assert [p.text for p in read_prompts(None, file, start=1, end=2)] == ["b"]
+    with pytest.raises(UserError, match="start_index = 4: leaves none of 4 prompts"):
+        read_prompts(None, file, start=4)
+
+
+def test_every_fault_of_a_table_is_named_at_once(tmp_path: Path):
+    file = write(tmp_path / "t.csv", "name,text\nx,\n../y,b\nz,c\n.w,\n")
+    with pytest.raises(UserError) as caught:
+        read_prompts(None, file)
+    said = str(caught.value)
+    assert [said.count(part) for part in ("row 1", "row 2", "row 3", "text is empty in row 4", "'.w' in row 4")] == [
+        1,
+        1,
+        0,
+        1,
+        1,
+    ]
+    many = write(tmp_path / "m.csv", "name,text\n" + "x,\n" * 30)
+    with pytest.raises(UserError, match="text is empty in row 20; and 10 more; mend"):
+        read_prompts(None, many)
 
 
 def test_no_prompt_an_empty_one_and_two_sources_are_refused():

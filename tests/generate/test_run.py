@@ -9,6 +9,8 @@ from PIL import Image
 from longtake.contracts import UserError
 from longtake.data import probe_file, write_video
 from longtake.generate import check_request, read_video, resolve_source
+from longtake.generate.requests import claim_path
+from longtake.generate.run import sample_batch
 
 RED = "a red circle moves left"
 BLUE = "a blue square moves up"
@@ -19,7 +21,7 @@ def test_a_video_is_written_as_h264_with_its_prompt_beside_it(make, tmp_path: Pa
     info = probe_file(video.path)
     assert video.path == tmp_path / "made" / "video_32px" / "prompt_0000.mp4"
     assert (info.codec, info.num_frames, info.height, info.width, info.fps) == ("h264", 8, 32, 32, 8.0)
-    assert video.path.with_suffix(".txt").read_text() == RED + "\n"
+    assert video.path.with_suffix(".txt").read_text() == f"{RED}. 8 FPS.\n"
 
 
 def test_a_still_is_written_as_png(make, tmp_path: Path):
@@ -37,12 +39,47 @@ def test_nothing_is_ever_overwritten(make):
     assert {path.name for path in first.parent.glob("grid*")} == {"grid.png", "grid-2.png"}
 
 
+def test_a_name_that_another_generation_takes_meanwhile_is_not_overwritten(
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    theirs = tmp_path / "made" / "video_32px" / "prompt_0000.mp4"
+
+    def sample(*given):
+        theirs.write_bytes(b"theirs")
+        return sample_batch(*given)
+
+    monkeypatch.setattr("longtake.generate.run.sample_batch", sample)
+    (video,) = make("--prompt", RED)
+    assert theirs.read_bytes() == b"theirs"
+    assert video.path.name == "prompt_0000-2.mp4"
+    assert video.path.with_suffix(".txt").read_text() == f"{RED}. 8 FPS.\n"
+    assert read_video(video.path).shape == (8, 32, 32, 3)
+
+
+def test_two_generations_cannot_claim_one_name(tmp_path: Path):
+    claimed = [claim_path(tmp_path / "v1.5.mp4").name for _ in range(3)]
+    assert claimed == ["v1.5.mp4", "v1.5-2.mp4", "v1.5-3.mp4"]
+
+
+def test_a_video_that_cannot_be_written_leaves_nothing(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*given):
+        raise OSError(28, "No space left on device", "prompt_0000.mp4")
+
+    monkeypatch.setattr("longtake.generate.run.write_video", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        make("--prompt", RED)
+    assert list((tmp_path / "made" / "video_32px").iterdir()) == []
+
+
 def test_two_prompts_of_one_name_get_two_files(make, tmp_path: Path):
     table = tmp_path / "p.csv"
     table.write_text(f"name,text\nsame,{RED}\nsame,{BLUE}\n")
     videos = make("--prompts", str(table))
     assert [video.path.name for video in videos] == ["same.mp4", "same-2.mp4"]
-    assert [video.path.with_suffix(".txt").read_text().strip() for video in videos] == [RED, BLUE]
+    assert [video.path.with_suffix(".txt").read_text() for video in videos] == [
+        f"{RED}. 8 FPS.\n",
+        f"{BLUE}. 8 FPS.\n",
+    ]
 
 
 def test_each_video_has_a_seed_of_its_own_from_the_first_on(make):

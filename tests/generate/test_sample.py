@@ -5,7 +5,7 @@ import torch
 
 from longtake.contracts import UserError
 from longtake.generate import Request, sample_videos
-from longtake.generate.sample import pixel_shape, seeded_noise, suffixed
+from longtake.generate.sample import final_prompt, pixel_shape, seeded_noise
 from longtake.system import SamplingOption, System
 
 RED = "a red circle moves left"
@@ -74,8 +74,8 @@ def test_noise_is_a_function_of_the_seed_alone():
 
 
 def test_prompts_get_the_suffix_that_captions_had_in_training(system: System):
-    assert suffixed(system, RED, 8) == f"{RED}. 8 FPS."
-    assert suffixed(system, "a red circle", 1) == "a red circle."
+    assert final_prompt(system.config, RED, 8) == f"{RED}. 8 FPS."
+    assert final_prompt(system.config, "a red circle", 1) == "a red circle."
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longtake.models import MMDiT, initialise
+from longtake.models import MMDiT, initial, initialise
+from longtake.random import parameter_uniforms
 from tests.models.golden import random_inputs, tiny_config
 
 
@@ -24,6 +25,24 @@ def test_values_depend_on_seed_and_name_alone() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["img_in.weight"], values(8)["img_in.weight"])
     assert not torch.equal(first["single_blocks.0.q_proj.weight"], first["single_blocks.1.q_proj.weight"])
+
+
+@pytest.mark.parametrize("count", [1, 7, 4096, 3 * 5 * 1031])
+def test_a_device_draws_the_bits_that_numpy_draws(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initial, "_BLOCKS_AT_ONCE", 1000)
+    for seed, name in ((0, "img_in.weight"), (2**40 + 1, "double_blocks.18.txt_mlp.2.bias")):
+        found = initial.uniforms_on(torch.device("cpu"), seed, name, count)
+        assert torch.equal(found, torch.from_numpy(parameter_uniforms(seed, name, count)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_starts_with_the_values_of_a_cpu() -> None:
+    alone = initial.linear_uniform("x.weight", (3072, 515), 515, 7)
+    with torch.device("cuda"):
+        there = initial.linear_uniform("x.weight", (3072, 515), 515, 7)
+    assert there.device.type == "cuda"
+    assert torch.equal(there.cpu(), alone)
 
 
 def test_one_parameter_can_be_drawn_without_the_model_in_memory() -> None:

@@ -93,7 +93,7 @@ def measured(source: Path, world: World) -> list[int]:
     return degrees
 
 
-@pytest.fixture(params=["four", "two"])
+@pytest.fixture(params=[pytest.param("four", marks=pytest.mark.slow), "two"])
 def found(request: pytest.FixtureRequest) -> list[Facts]:
     return request.getfixturevalue(request.param)
 
@@ -122,6 +122,7 @@ def test_one_process_makes_the_steps_that_peers_began(found: list[Facts], tiny_r
     expect_same_steps(alone, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["pairs", "no peers", "tensor peers"])
 def test_other_meshes_go_on_with_the_same_steps(four: list[Facts], mesh: str) -> None:
     expect_same_steps(Path(four[0]["moved"][mesh]), Path(four[0]["whole"]))
@@ -133,6 +134,7 @@ def test_a_pass_sees_every_sample_once_and_in_two_parts_bit_by_bit(found: list[F
     assert exact(parts) == exact(whole)
 
 
+@pytest.mark.slow
 def test_every_slot_is_one_forward_of_every_rank(four: list[Facts]) -> None:
     """No rank has more to do than another, and stills take a quarter of the forwards they would take one by one."""
     whole = Path(four[0]["whole"])
@@ -150,6 +152,7 @@ def test_buckets_are_timed_at_their_own_degree(two: list[Facts]) -> None:
     assert set(ours) == {1, 2}
 
 
+@pytest.mark.slow
 def test_degrees_change_the_steps_when_they_change_and_nothing_is_lost(four: list[Facts], tiny_run: Path) -> None:
     """Another setting is an era: larger steps end, what is left is dealt anew."""
     whole = Path(four[0]["whole"])

@@ -12,7 +12,7 @@ from tests.parallel.one_step import Facts, compare, on_ranks
 from tests.parallel.plays import CASES
 
 NAMES = [
-    pytest.param(size, name, marks=[pytest.mark.slow] * (size > 4)) for size, cases in CASES.items() for name in cases
+    pytest.param(size, name, marks=[pytest.mark.slow] * (size > 2)) for size, cases in CASES.items() for name in cases
 ]
 
 
@@ -49,6 +49,7 @@ def test_every_way_of_making_a_step_is_that_of_one_process_on_every_mesh(
         assert_one_step(ranks, f"{mesh}: {way}")
 
 
+@pytest.mark.slow
 def test_a_step_may_mix_sequence_degrees(worlds: Worlds) -> None:
     assert all(facts["forwards"]["degrees"] <= 1e-5 for facts in worlds(4))
 

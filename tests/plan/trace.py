@@ -165,3 +165,38 @@ def step_bytes(
             peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
         gradients = sum(local_tensor(p.grad).nbytes for p in model.parameters())
     return {"weights": before, "gradients": gradients, "peak": peak}
+
+
+def sampling_bytes(
+    config: MMDiTConfig,
+    latent: tuple[int, int, int],
+    text: int,
+    *,
+    batch: int = 1,
+    shard: int = 1,
+    sequence: int = 1,
+    tensor: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+) -> int:
+    """Bytes that a forward without gradients adds on rank 0 to the weights and inputs at its worst moment."""
+    parallel = ParallelConfig(shard=shard, sequence=sequence, tensor=tensor)
+    with fake_mesh(parallel, shard * sequence * tensor) as mesh, torch.no_grad():
+        with torch.device("meta"):
+            model = build_denoiser(config)
+        cut_model(model, mesh)
+        shard_model(model, mesh, dtype)
+        model.to_empty(device="cpu")
+        x = torch.empty(batch, config.latent_channels, *latent)
+        visual = torch.empty(batch, 1 + config.latent_channels, *latent) if config.cond_embed else None
+        guidance = torch.empty(batch) if config.guidance_embed else None
+        conditions = Conditions(
+            torch.empty(batch, text, config.context_in_dim), torch.empty(batch, config.vec_in_dim), guidance, visual
+        )
+        tracker = MemTracker()
+        tracker._mod_tracker = _NoModules()
+        tracker.track_external(model, x, *(c for c in (conditions.text, conditions.vector, visual) if c is not None))
+        with tracker:
+            before = tracker.get_tracker_snapshot("current")[CPU]["Total"]
+            model(x, torch.empty(batch), conditions)
+            peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    return peak - before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from longtake.config import resolve
 from longtake.contracts import Batch, Bucket, UserError
-from longtake.parallel import Mesh, World, start_world
+from longtake.parallel import Mesh, World, local_tensor, start_world
 from longtake.system import SystemConfig, build_system, compute_dtype, export_model, exported_tree
 from tests.train.runs import tensors, train_here
 
@@ -98,6 +99,21 @@ def test_tokens_and_flops_follow_the_latent_grid(world: World) -> None:
     assert system.tokens((8, 16, 24)) == 2 * 2 * 3
     assert system.tokens((1, 16, 24)) == 2 * 3
     assert system.flops((8, 16, 24)) == type(system.denoiser).forward_flops(config.model, (768, 2, 2, 3), 5)
+
+
+def test_masters_can_be_kept_in_the_compute_dtype(world: World) -> None:
+    configs = [system_config(master_dtype=dtype) for dtype in ("bf16", "fp32")]
+    systems = [build_system(config, Mesh.create(config.parallel, world), world) for config in configs]
+    replace(systems[1], dtype=torch.bfloat16).keep_compute_dtype()
+    systems[1].keep_compute_dtype()  # float32 computes in what it has
+    weights = [{name: local_tensor(p) for name, p in one.denoiser.named_parameters()} for one in systems]
+    assert all(value.dtype == torch.bfloat16 for value in weights[1].values())
+    assert all(torch.equal(value, weights[0][name]) for name, value in weights[1].items())
+    x, t = torch.rand(1, *systems[0].latent(8, 32, 32)), torch.tensor([0.5])
+    conditions = [one.blank_visual(one.embed([""]), x) for one in systems]
+    with torch.no_grad():
+        outputs = [one.denoiser(x, t, c) for one, c in zip(systems, conditions, strict=True)]
+    assert torch.equal(*outputs)
 
 
 def test_float32_is_float32_everywhere() -> None:

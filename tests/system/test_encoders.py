@@ -16,7 +16,7 @@ from longtake.encoders import T5EncoderConfig
 from longtake.generate import generate, open_system, read_video, resolve_source
 from longtake.parallel import start_world
 from longtake.system import Encoders, SystemConfig, build_encoders, encoder_bytes, refuse_sharded_text
-from tests.encode.stores import make_store
+from tests.encode.stores import contents, make_store
 from tests.encoders.conftest import described, weights
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
 from tests.train.runs import finish, metrics, start, train_here, write_config
@@ -86,7 +86,11 @@ def test_with_hub_access_off_a_missing_file_is_one_sentence(tmp_path: Path, monk
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    for key, name in (("ae", "hpcai-tech/Open-Sora-v2 hunyuan_vae.safetensors"), ("t5", "google/t5-v1_1-xxl")):
+    for key, name in (
+        ("ae", "hpcai-tech/Open-Sora-v2 hunyuan_vae.safetensors"),
+        ("t5", "google/t5-v1_1-xxl"),
+        ("clip", "openai/clip-vit-large-patch14"),
+    ):
         config = resolve(
             {key: {**PUBLISHED[key], "cache_dir": str(tmp_path)}, "model": _fitting(key)}, [], SystemConfig
         )
@@ -100,7 +104,7 @@ def test_with_hub_access_off_a_missing_file_is_one_sentence(tmp_path: Path, monk
 
 
 def _fitting(key: str) -> dict[str, int]:
-    text = {"context_in_dim": 4096 if key == "t5" else 128, "vec_in_dim": 128}
+    text = {"context_in_dim": 4096 if key == "t5" else 128, "vec_in_dim": 768 if key == "clip" else 128}
     return {**text, "in_channels": 64 if key == "ae" else 4 * 1536}
 
 
@@ -119,12 +123,56 @@ def test_digests_tell_weights_apart_and_do_not_ask_for_the_decoder(described: di
     assert difference.startswith("weights.text is ")
 
 
+def test_text_encoders_serve_another_system_that_asks_for_the_same(described: dict[str, Any]) -> None:
+    first = build_encoders(tiny(described), CPU)
+    again = build_encoders(tiny(described), CPU, kept=first.of_captions)
+    assert (again.text, again.pooled) == first.of_captions
+    assert again.autoencoder is not first.autoencoder
+    masked = build_encoders(tiny(described, "--t5.mask", "True"), CPU, kept=first.of_captions)
+    assert masked.text is not first.text
+    assert masked.text.config.mask
+    assert masked.pooled is first.pooled
+
+
 def test_a_sharded_encoder_needs_captions_on_every_rank() -> None:
     sharded = T5EncoderConfig(placement="sharded")
     refuse_sharded_text(sharded, missing=0)
     refuse_sharded_text(T5EncoderConfig(placement="offloaded"), missing=3)
-    with pytest.raises(UserError, match=r"3 samples are missing in dataset\.latents"):
+    with pytest.raises(UserError, match=r"3 samples are missing in dataset\.latents") as refusal:
         refuse_sharded_text(sharded, missing=3)
+    assert str(refusal.value).endswith(
+        'write t5.placement = "offloaded", or complete the store by `longtake data encode`'
+    )
+
+
+@pytest.mark.slow
+def test_peers_that_share_an_encoding_train_the_same_run(
+    tmp_path: Path, clips: Path, described: dict[str, Any]
+) -> None:
+    described = {**described, "ae": {**described["ae"], "sample_size": 16, "tile_overlap_factor": 0.5}}  # tiles
+    run = run_file(tmp_path, clips, described)
+    alone, _ = train_here(run, "--exp-name", "alone")
+    code, out, error = finish(start("train", run, "--exp-name", "two", "--parallel.sequence", "2", processes=2))
+    assert code == 0, out + error
+    losses = [[line["loss"] for line in metrics(f)] for f in (alone.folder, tmp_path / "outputs" / "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_text_encoder_cut_over_ranks_makes_the_same_store(
+    tmp_path: Path, clips: Path, described: dict[str, Any]
+) -> None:
+    run = run_file(tmp_path, clips, described)
+    make_store(run, tmp_path / "alone", views=1)
+    words = ("data", "encode", run, "--dataset.views", 1, "--shard-mb", 0.1, "--t5.placement", "sharded")
+    code, out, error = finish(start(*words, "-o", tmp_path / "two", processes=2))
+    assert code == 0, out + error
+    stores = [
+        {name: value for name, value in contents(tmp_path / name).items() if not name.startswith("latents")}
+        for name in ("alone", "two")
+    ]
+    assert any(name.startswith("texts") for name in stores[0])
+    assert stores[0] == stores[1]
 
 
 def run_file(folder: Path, clips: Path, described: dict[str, Any], **changes: Any) -> Path:

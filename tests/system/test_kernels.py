@@ -85,6 +85,7 @@ def gradients(config: SystemConfig, world: World) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in system.denoiser.named_parameters()}
 
 
+@pytest.mark.slow
 def test_compiled_blocks_keep_what_the_budget_says(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     products = {}
     for budget in (0.12, 0.3, 1.0):

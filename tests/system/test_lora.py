@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_another_base_is_refused(config: Path, base: Path, tmp_path: Path) -> No
         train_here(run.folder, "--model.from-pretrained", str(file), "--max-steps", "2")
 
 
+def test_another_alpha_is_refused(config: Path, base: Path) -> None:
+    run, _ = train_here(config, "--exp-name", "run", "--model.from-pretrained", str(base), *LORA, "--max-steps", "1")
+    with pytest.raises(UserError, match=r"were trained with alpha / rank = 2 .*, the run has 4; leave lora.alpha"):
+        train_here(run.folder, "--lora.alpha", "8", "--max-steps", "2")
+
+
 @pytest.mark.parametrize("dora", [False, True])
 def test_a_run_its_adapters_and_its_merged_weights_make_the_same(
     dora: bool, config: Path, base: Path, tmp_path: Path
@@ -76,6 +83,44 @@ def test_a_run_its_adapters_and_its_merged_weights_make_the_same(
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         none = predicted(base, "--lora.from-pretrained", str(file), "--lora.strength", "0")
         torch.testing.assert_close(none, predicted(base), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stored", ["file", "frozen"])
+def test_a_run_from_a_run_with_adapters_keeps_them_or_has_them_merged(
+    stored: str, config: Path, base: Path, tmp_path: Path
+) -> None:
+    start = ("--model.from-pretrained", str(base)) if stored == "file" else ()
+    first, _ = train_here(config, "--exp-name", "first", *start, *LORA)
+    wanted = predicted(first.folder)
+    again = ("--model.from-pretrained", str(first.checkpoint), "--max-steps", "1")
+    for name, words, what in (
+        ("same", LORA[:4], "those under the adapters of"),
+        ("higher", ("--lora.rank", "3", "--lora.dora", "True"), "with the averaged adapters merged into them, from"),
+        ("whole", (), "with the averaged adapters merged into them, from"),
+    ):
+        run, said = train_here(config, "--exp-name", name, *again, *words, "--lr", "1e-9", "--initial-lr", "0")
+        assert f"weights: {what} {first.checkpoint}" in said
+        torch.testing.assert_close(predicted(run.folder), wanted, rtol=1e-4, atol=1e-4)
+        train_here(run.folder, "--max-steps", "2")
+        if words:
+            merged = export_merged(str(run.folder), tmp_path / f"{name}.safetensors")
+            torch.testing.assert_close(predicted(merged), predicted(run.folder), rtol=1e-4, atol=1e-4)
+    same, facts = tensors(first.folder.parent / "same" / "epoch0-global_step1"), state_of(first.checkpoint)
+    averages = {name: value for name, value in tensors(first.checkpoint).items() if name.startswith("ema.")}
+    for name, value in averages.items():
+        torch.testing.assert_close(same[name.replace("ema", "model", 1)], value, rtol=0, atol=1e-6)
+    kept, grown = (state_of(first.folder.parent / name / "epoch0-global_step1") for name in ("same", "higher"))
+    assert kept["frozen"]["digest"] == facts["frozen"]["digest"] != grown["frozen"]["digest"]
+    named = export_adapters(str(first.folder.parent / "same"), tmp_path / "peft", "peft") / "adapter_config.json"
+    assert json.loads(named.read_text())["base_model_name_or_path"] == (str(base) if stored == "file" else None)
+
+
+def test_coded_weights_under_adapters_are_merged_for_a_run_of_all(config: Path, tmp_path: Path) -> None:
+    wide = ("--model.hidden-size", "64", "--model.axes-dim", "[8, 12, 12]")
+    first, _ = train_here(config, "--exp-name", "first", *LORA, *wide, "--lora.base", "int8")
+    start = ("--model.from-pretrained", str(first.checkpoint), "--max-steps", "1", "--lr", "1e-9", "--initial-lr", "0")
+    whole, _ = train_here(config, "--exp-name", "whole", *wide, *start)
+    torch.testing.assert_close(predicted(whole.folder), predicted(first.folder), rtol=1e-3, atol=1e-3)
 
 
 def test_adapters_lie_upon_the_checkpoint_of_another_run(config: Path, base: Path, tmp_path: Path) -> None:

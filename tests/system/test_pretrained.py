@@ -10,11 +10,22 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.models import MMDiT
 from longtake.parallel import Mesh, start_world
 from longtake.system import System, build_system
 from longtake.system.pretrained import means_checkpoint
 from longtake.train import Outcome, read_run
-from longtake.weights import FLUX, Layout, MMDiTWeights, save_mmdit
+from longtake.weights import (
+    DIFFUSERS,
+    FLUX,
+    ROPE_KEY,
+    Layout,
+    MMDiTWeights,
+    layout_of,
+    save_mmdit,
+    save_weights,
+)
+from tests.test_hub import put
 from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, tensors, train_here, write_config
 
 GROWN = ("--model.cond_embed", "True", "--model.grow_cond_in", "True")
@@ -104,6 +115,46 @@ def test_a_foreign_file_says_where_it_is_from(config: Path, trained: Outcome, tm
     assert all(torch.equal(value, saved[name]) for name, value in weights_of(system).items())
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model.from_pretrained", "gone.safetensors"), "gone.safetensors': no such file"),
+        (("--model.from_pretrained", "{run}", "--model.guidance_embed", "True"), "does not fit the model: missing"),
+        (("--ae", '{"_delete_": True, "type": "hunyuan_vae", "from_pretrained": "gone.safetensors"}'), "ae.from_pre"),
+    ],
+)
+def test_files_are_looked_at_before_anything_that_takes_minutes(
+    flags: tuple[str, ...], said: str, config: Path, trained: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtake.system.build.initialise_sharded", lambda *_: pytest.fail("values came first"))
+    flags = tuple(flag.replace("{run}", str(trained.folder)) for flag in flags)
+    run = read_run(str(config), (*flags, "--model.in_channels", "16") if "--ae" in flags else flags).value
+    with start_world("cpu") as world, pytest.raises(UserError, match=said):
+        build_system(run, Mesh.create(run.parallel, world), world)
+
+
+def test_nothing_is_drawn_that_weights_or_a_checkpoint_will_fill(
+    config: Path, trained: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    real = MMDiT.initial_value
+    monkeypatch.setattr(MMDiT, "initial_value", lambda self, name, *rest: drawn.append(name) or real(self, name, *rest))
+    scratch = weights_of(system_from(config, None))
+    assert set(drawn) == set(scratch)
+    drawn.clear()
+    system_from(config, trained.folder)
+    train_here(trained.folder, "--max_steps", "2")
+    assert not drawn
+    partial = {name: scratch[name] + 1 for name in scratch if name != "img_in.bias"}
+    save_weights(
+        partial, tmp_path / "partial.safetensors", {ROPE_KEY: layout_of(read_run(str(config)).value.model).rope}
+    )
+    found = weights_of(system_from(config, tmp_path / "partial.safetensors", "--model.strict_load", "False"))
+    assert drawn == ["img_in.bias"]
+    assert torch.equal(found["img_in.bias"], scratch["img_in.bias"])
+    assert all(torch.equal(found[name], partial[name]) for name in partial)
+
+
 def test_a_damaged_checkpoint_is_refused(config: Path, trained: Outcome, tmp_path: Path) -> None:
     run = shutil.copytree(trained.folder, tmp_path / "run")
     shard = next((run / trained.checkpoint.name).glob("*.safetensors"))
@@ -127,3 +178,34 @@ def test_what_is_no_checkpoint_is_one_sentence(
     for source, said in ((tmp_path / "gone", "no such file or folder"), (tmp_path / "x*", "nothing is there")):
         code, _, error = run_command(capsys, ("train", config, "--model.from_pretrained", source, "--max_steps", "1"))
         assert_one_sentence(code, error, said)
+
+
+def test_a_name_on_the_hub_is_found_in_its_cache_or_missed_in_one_sentence(
+    config: Path, trained: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = put(tmp_path / "cache", "owner/video")
+    model, saved = read_run(str(config)).value.model, averages(trained.checkpoint)
+    save_mmdit(saved, model, folder / "small.safetensors")
+    save_mmdit(saved, model, folder / "transformer", DIFFUSERS)
+    (folder / "model_index.json").write_text("{}", encoding="utf-8")
+    for name, found in (("owner/video/small.safetensors", "small.safetensors"), ("owner/video", "transformer")):
+        system = system_from(config, name)
+        assert system.notes == (f"weights: from {folder / found}",)
+        assert all(torch.equal(value, saved[name]) for name, value in weights_of(system).items())
+    words = ("train", config, "--model.from_pretrained", "owner/video/gone.safetensors", "--max_steps", "1")
+    code, _, error = run_command(capsys, words)
+    assert_one_sentence(code, error, "model.from_pretrained = 'owner/video/gone.safetensors'", "run `hf download owner")
+
+
+def test_a_run_of_a_part_is_a_source_of_whole_weights(config: Path, trained: Outcome) -> None:
+    words = ("--model.from_pretrained", str(trained.checkpoint), "--train-only", '["final_layer"]', "--max_steps", "1")
+    part, _ = train_here(config, "--exp_name", "part", *words)
+    system = system_from(config, part.folder)
+    assert system.notes == (f"weights: averaged, of a part and what it was trained with, from {part.checkpoint}",)
+    found, before, own = weights_of(system), averages(trained.checkpoint), averages(part.checkpoint)
+    assert own
+    assert all(torch.equal(found[name], own.get(name, before[name])) for name in found)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from longtake.system.tiny import tiny_layer
+from longtake.system.tiny import is_tiny, tiny_layer
 
 PRESET = {
     "model": {"cond_embed": True, "patch_size": 2, "hidden_size": 3072, "grad_ckpt_buffer_size": 50 * 2**30},
@@ -58,3 +58,18 @@ def test_what_is_tiny_already_stays():
 def test_what_the_schema_will_refuse_is_left_to_it():
     tree = {"model": 3, "bucket_config": {"huge": {1: (1.0, 2)}, "256px": 7}, "parallel": None}
     assert tiny_layer(tree, 1)["bucket_config"] == {"_delete_": True, "huge": {1: (1.0, 2)}}
+
+
+def test_the_model_of_images_becomes_tiny_too():
+    image = {"patch_size": 2, "guidance_embed": True, "hidden_size": 3072, "from_pretrained": "flux"}
+    tree = {**PRESET, "img_flux": image, "img_flux_ae": {"type": "autoencoder_2d"}, "img_resolution": "768px"}
+    layer = tiny_layer(tree, 1)
+    assert (layer["img_flux"]["hidden_size"], layer["img_flux"]["from_pretrained"]) == (128, None)
+    assert "guidance_embed" not in layer["img_flux"]
+    assert layer["img_flux_ae"] == layer["ae"]
+    assert layer["img_resolution"] == "64px"
+
+
+def test_a_tree_is_told_to_be_tiny_by_the_sizes_of_its_model():
+    assert not is_tiny(PRESET)
+    assert is_tiny({"model": {**PRESET["model"], **tiny_layer(PRESET, 1)["model"], "axes_dim": [4, 6, 6]}})

@@ -12,7 +12,7 @@ import torch
 from longtake.contracts import Batch, Bucket, Conditions, LatentShape, UserError
 from longtake.diffusion import ConditionConfig
 from longtake.parallel import Mesh, start_world
-from longtake.system import System, add_known_frames, build_system, refuse_unstored_kinds
+from longtake.system import System, add_known_frames, build_system, kinds_apart, windows_apart
 from longtake.train.folder import read_run
 from tests.train.runs import exact, train_here
 
@@ -117,11 +117,17 @@ def test_mistakes_in_the_conditions_are_one_sentence(config: Path, overrides: tu
     assert said in str(refused.value)
 
 
-def test_a_latent_store_gives_the_kinds_that_need_no_pixels() -> None:
+def test_a_latent_store_needs_the_windows_that_are_encoded_apart_and_fit_into_a_clip() -> None:
     blocks = LatentShape(4, 4, 8, causal=False)
-    refuse_unstored_kinds(None, blocks, "store")
-    refuse_unstored_kinds(ConditionConfig(t2v=1, v2v_head=1), blocks, "store")
-    with pytest.raises(UserError, match="asks for i2v_head, whose frames are encoded apart"):
-        refuse_unstored_kinds(ConditionConfig(t2v=1, i2v_head=1), blocks, "store")
-    with pytest.raises(UserError, match="asks for v2v_head,"):
-        refuse_unstored_kinds(ConditionConfig(t2v=1, v2v_head=1), replace(blocks, causal=True), "store")
+    causal = replace(blocks, causal=True)
+    kinds = ConditionConfig(t2v=1, i2v_head=1, i2v_loop=1, v2v_tail=1)
+    assert kinds_apart(None, blocks) == ()
+    assert kinds_apart(kinds, blocks) == ("i2v_head", "i2v_loop")
+    assert kinds_apart(kinds, causal) == ("i2v_head", "i2v_loop", "v2v_tail")
+    found = {length: windows_apart(kinds_apart(kinds, causal), causal, length) for length in (1, 5, 37)}
+    assert {length: list(windows) for length, windows in found.items()} == {
+        1: [],
+        5: ["head1", "tail1"],
+        37: ["head1", "tail1", "tail9"],
+    }
+    assert found[37]["tail9"].pixels == range(4, 37)

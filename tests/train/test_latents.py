@@ -117,6 +117,59 @@ def test_a_clip_that_could_not_be_read_is_left_out_as_in_training(tmp_path: Path
     assert quarantined[0] == quarantined[1]
 
 
+KNOWN = ("--model.cond_embed", "True", "--condition_config.t2v", "1", "--condition_config.i2v_head", "2")
+LOOP = (*KNOWN, "--condition_config.i2v_loop", "1")
+
+
+@pytest.fixture(scope="module")
+def store_of_windows(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
+    """As `store`, with the first and the last frame of each clip that has two latent frames."""
+    folder = tmp_path_factory.mktemp("windows")
+    encode(write_config(folder, clips), folder / "store", *LOOP)
+    return folder / "store"
+
+
+@pytest.mark.parametrize("words", [KNOWN, LOOP], ids=["some of its kinds", "all of its kinds"])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_with_known_frames_the_losses_are_those_of_the_encoders_bit_by_bit(
+    config: Path, store_of_windows: Path, workers: str, words: tuple[str, ...]
+) -> None:
+    words = (*words, "--max_steps", "10", "--num_workers", workers)
+    online, _ = train(config, "online", None, *words)
+    stored, said = train(config, "stored", store_of_windows, *words)
+    assert "no encoder is loaded" in said
+    assert exact(stored.folder) == exact(online.folder)
+    blank, _ = train(config, "blank", None, "--model.cond_embed", "True", "--max_steps", "10")
+    assert exact(blank.folder) != exact(online.folder)
+
+
+def test_a_store_with_known_frames_trains_a_run_without_them(
+    config: Path, store_of_windows: Path, online: Losses
+) -> None:
+    stored, _ = train(config, "stored", store_of_windows, "--max_steps", "10")
+    assert exact(stored.folder) == online
+
+
+def test_kinds_that_a_store_has_not_are_named_with_the_command(
+    config: Path, store: Path, store_of_windows: Path
+) -> None:
+    with pytest.raises(UserError, match=r"asks for i2v_head, i2v_loop, whose .* whole clips only; run `longtake data"):
+        train(config, "refused", store, *LOOP)
+    only_head = config.parent / "head"
+    encode(config, only_head, *KNOWN)
+    with pytest.raises(UserError, match=r"asks for i2v_loop, .* the store holds that of i2v_head only; run `longtake"):
+        train(config, "refused", only_head, *LOOP)
+    assert not (config.parent / "outputs" / "refused").exists()
+
+
+def test_what_is_missing_is_encoded_online_with_its_known_frames(config: Path, tmp_path: Path) -> None:
+    encode(config, tmp_path / "part", "--part", "1/2", *LOOP)
+    online, _ = train(config, "online", None, *LOOP)
+    mixed, said = train(config, "mixed", tmp_path / "part", *LOOP, "--dataset.latents_missing", "online")
+    assert "of them are missing and encoded here" in said
+    assert exact(mixed.folder) == exact(online.folder)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from longtake.contracts import UserError
 from tests.train.runs import metrics, train_here, write_config
 
 KEYS = {
@@ -75,3 +76,13 @@ def test_the_terminal_shows_where_a_run_is(config: Path) -> None:
     assert "step 2/4  loss " in said
     assert "step 4/4  loss " in said
     assert said.rstrip().endswith(f"done at step 4; checkpoint: {outcome.checkpoint}")
+
+
+def test_a_tracker_that_does_not_start_leaves_no_folder(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("wandb = True: Weights & Biases did not start")
+
+    monkeypatch.setattr("longtake.track.trackers._open_wandb", refuse)
+    with pytest.raises(UserError, match="did not start"):
+        train_here(config, "--wandb", "--max-steps", "1", "--exp-name", "named")
+    assert not list((config.parent / "outputs").iterdir())

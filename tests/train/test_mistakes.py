@@ -34,6 +34,10 @@ def test_a_run_that_is_not_there(capsys: Capture, tmp_path: Path) -> None:
 
 def test_a_run_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
     refused(capsys, ["train", tmp_path], f"{tmp_path}: no config.py in it", "give a config file, or the folder")
+    for stage in ("first", "second"):
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "config.py").touch()
+    refused(capsys, ["train", tmp_path], f"{tmp_path}: holds the runs first, second; give the file with the stages")
 
 
 def test_a_missing_table(capsys: Capture, tmp_path: Path) -> None:

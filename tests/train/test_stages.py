@@ -10,11 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from longtake.checkpoint import list_checkpoints, read_state
+from longtake.checkpoint import inspect, list_checkpoints, read_state
 from longtake.contracts import UserError
+from longtake.system import export_adapters, export_model
 from longtake.train import EXIT_OTHER_WORLD, read_run, train_all
 from longtake.train.run import train
-from tests.train.runs import finish, start, write_config
+from tests.train.runs import finish, kill, metrics, start, train_here, wait_until, write_config
 
 STAGES = """
 _base_ = "tiny.py"
@@ -93,6 +94,88 @@ def test_a_curriculum_goes_on_within_the_stage_where_it_stopped(lessons: Path, m
     assert weights(checkpoint(lessons, "more")) == weights(kept)
 
 
+LORA_STAGES = """
+_base_ = "tiny.py"
+exp_name = "lessons"
+lora = dict(rank=2, alpha=4)
+ckpt_every = 1
+stages = [
+    dict(name="begin", max_steps=2),
+    dict(name="same", max_steps=2),
+    dict(name="other", lora=dict(rank=3, dora=True), max_steps=2),
+    dict(name="full", lora=None, max_steps=3),
+]
+"""
+
+
+@pytest.fixture
+def adapting(lessons: Path) -> Path:
+    """The file of four stages, three of which train adapters."""
+    lessons.write_text(LORA_STAGES, encoding="utf-8")
+    return lessons
+
+
+def test_adapters_go_on_in_a_stage_of_the_same_and_are_merged_for_any_other(adapting: Path):
+    code, said = run(adapting)
+    assert code == 0
+    begin, same, other = (checkpoint(adapting, name) for name in ("begin", "same", "other"))
+    assert f"weights: those under the adapters of {begin}, whose averaged adapters go on training" in said
+    assert f"weights: with the averaged adapters merged into them, from {same}" in said
+    assert f"weights: with the averaged adapters merged into them, from {other}" in said
+    digests = [read_state(folder)["frozen"]["digest"] for folder in (begin, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert "frozen" not in read_state(checkpoint(adapting, "full")), "all weights train"
+
+
+@pytest.mark.slow
+def test_stages_with_adapters_go_on_after_a_kill_as_if_there_had_been_none(adapting: Path):
+    assert run(adapting, "--cpu-threads", "1")[0] == 0
+    whole = {name: weights(checkpoint(adapting, name)) for name in ("same", "other", "full")}
+    outputs = adapting.parent / "outputs"
+    for killed, step in (("same", 1), ("full", 2)):
+        outputs.rename(adapting.parent / f"before {killed}")
+        process = start("train", adapting, "--cpu-threads", "1")
+        wanted = outputs / "lessons" / killed / f"epoch0-global_step{step}" / "COMPLETE"
+        wait_until(process, wanted.exists)
+        kill(process)
+        code, said = run(adapting, "--cpu-threads", "1")
+        assert code == 0
+        assert "stage begin: done" in said
+        assert {name: weights(checkpoint(adapting, name)) for name in whole} == whole
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_from_the_adapters_of_one(adapting: Path):
+    run(adapting, "--stage", "begin", "--slots-per-step", "4")
+    code, out, err = finish(start("train", adapting, "--slots-per-step", "4", processes=2))
+    assert code == 0, err
+    assert "stage begin: done" in out
+    assert out.count("averaged adapters merged into them, from") == 2
+    two = [line["loss"] for line in metrics(adapting.parent / "outputs" / "lessons" / "full")]
+    assert run(adapting, "--exp-name", "alone", "--slots-per-step", "4")[0] == 0
+    alone = [line["loss"] for line in metrics(adapting.parent / "outputs" / "alone" / "full")]
+    assert two == pytest.approx(alone, rel=1e-4)
+
+
+def test_a_file_of_adapters_is_where_the_first_stage_starts_and_no_other(adapting: Path, tmp_path: Path):
+    run(adapting, "--stage", "begin")
+    file = export_adapters(str(checkpoint(adapting, "begin")), tmp_path / "a.safetensors", "comfy")
+    base = export_model(str(trained_whole(tmp_path)), tmp_path / "base.safetensors")
+    text = LORA_STAGES.replace("alpha=4", f"alpha=4, from_pretrained={str(file)!r}").replace('"lessons"', '"again"')
+    adapting.write_text(text, encoding="utf-8")
+    for stage in ("begin", "same"):
+        assert run(adapting, "--stage", stage, *(["--model.from-pretrained", str(base)] * (stage == "begin")))[0] == 0
+    folder = adapting.parent / "outputs" / "again" / "same"
+    assert read_run(str(folder)).value.lora.from_pretrained is None
+    sizes = {row.name: row.shape for row in inspect(list_checkpoints(folder)[-1].path).rows if row.part == "model"}
+    assert sizes["model.single_blocks.0.linear1.lora_a"][0] == 2
+
+
+def trained_whole(folder: Path) -> Path:
+    """The folder of a run of one step that trained all weights."""
+    return train_here(folder / "tiny.py", "--exp-name", "whole", "--max-steps", "1")[0].folder
+
+
 def test_one_stage_can_be_run_by_name(lessons: Path):
     assert run(lessons, "--stage", "still")[0] == 0
     folder = lessons.parent / "outputs" / "lessons"
@@ -133,6 +216,7 @@ def test_two_processes_run_the_stages_that_one_process_left(lessons: Path):
 def test_stages_can_be_planned_and_shown(lessons: Path):
     config = read_run(str(lessons), ["--stage", "video", "--lr", "5e-4"]).value
     assert (config.max_steps, config.lr) == (3, 5e-4)
+    assert config.stage_number == 1  # decides the draws of a plan's buckets and of a latent store, as in training
     assert read_run(str(lessons), ["--stage=more"]).value.keep_n_latest == 5
     with pytest.raises(UserError, match="has stages; write --stage and one of still, video, more"):
         read_run(str(lessons))

@@ -21,6 +21,7 @@ from longtake.weights import (
     Adapter,
     adapters_of,
     convert_adapters,
+    find_adapters,
     layout_of,
     merged,
     read_adapters,
@@ -30,6 +31,7 @@ from longtake.weights import (
 from longtake.weights.mmdit import convert
 from longtake.weights.mmdit_names import DIFFUSERS, Layout
 from tests.models.golden import random_inputs, tiny_config
+from tests.test_hub import put
 
 FAMILIES = ("peft", "diffusers", "comfy")
 LAYOUTS = [{"fused_qkv": fused, "use_liger_rope": half} for fused, half in product((False, True), (False, True))]
@@ -136,6 +138,10 @@ def test_peft_gives_our_output(dora: bool, tmp_path: Path) -> None:
     fill(ours, tensors_of(adapters))
     x, t, conditions = random_inputs(config)
     torch.testing.assert_close(ours(x, t, conditions), theirs(x, t, conditions))
+    theirs.save_pretrained(tmp_path / "again", save_embedding_layers=False)
+    again = read_adapters(tmp_path / "again", config)
+    assert {layer: (a.rank, a.alpha) for layer, a in again.items()} == dict.fromkeys(adapters, (2, 3.0))
+    assert all(torch.equal(tensor, tensors_of(adapters)[name]) for name, tensor in tensors_of(again).items())
     back = adapters_of(dict(ours.named_parameters()), lambda layer: ours.get_submodule(layer).scaling)
     assert all(torch.equal(back[layer].b, adapter.b) for layer, adapter in adapters.items())
     assert isinstance(ours.double_blocks[0].img_attn.proj, LoraLinear)
@@ -185,7 +191,9 @@ def test_diffusers_loads_and_fuses_what_we_mean(dora: bool, tmp_path: Path) -> N
     state = model_of(config).state_dict()
     theirs.load_state_dict(convert(state, config, DIFFUSERS))
     read, metadata = FluxLoraLoaderMixin.lora_state_dict(str(tmp_path / "lora.safetensors"), return_lora_metadata=True)
-    theirs.load_lora_adapter(read, prefix="transformer", metadata=metadata)
+    theirs.load_lora_adapter(read, prefix="transformer", metadata=metadata, adapter_name="default")
+    theirs.save_lora_adapter(tmp_path / "again")
+    assert_same(changed(state, read_adapters(tmp_path / "again", config)), changed(state, adapters))
     theirs.fuse_lora()
     theirs.unload_lora()
     assert_same(theirs.state_dict(), convert(changed(state, adapters), config, DIFFUSERS))
@@ -203,6 +211,22 @@ def test_diffusers_takes_comfys_file_for_the_same(tmp_path: Path) -> None:
     for name in [name for name in wanted if "lora_A" in name]:
         up = name.replace("lora_A", "lora_B")
         torch.testing.assert_close(comfy[up] @ comfy[name], 1.5 * wanted[up] @ wanted[name])
+
+
+def test_adapters_on_the_hub_are_found_by_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    config = tiny_config()
+    folders = {family: put(tmp_path, f"owner/{family}") for family in ("peft", "diffusers")}
+    save_adapters(drawn(config), config, folders["peft"], "peft")
+    save_adapters(drawn(config), config, folders["diffusers"] / "pytorch_lora_weights.safetensors", "diffusers")
+    for family, folder in folders.items():
+        assert find_adapters(f"owner/{family}") == folder
+        assert read_adapters(folder, config).keys() == drawn(config).keys()
+    with pytest.raises(UserError, match=r"lora.from_pretrained = 'owner/other': is neither a path .* nor in the"):
+        find_adapters("owner/other")
 
 
 def test_alpha_is_in_every_file(tmp_path: Path) -> None:

@@ -104,6 +104,38 @@ def test_full_size_plans_use_every_tensor_of_the_reference_once(name: str, layou
                 assert sorted(rows) == [(0, 3072), (3072, 6144), (6144, 21504)]
 
 
+def test_flux_with_a_fused_rope_is_the_flux_that_it_was_made_from(tmp_path: Path) -> None:
+    """`flux1-dev-fused-rope` says nothing of itself but by its names: FLUX taken apart, channels of heads reordered."""
+    bfl = tiny_config(fused_qkv=True, use_liger_rope=False, guidance_embed=True)
+    model = MMDiT(bfl)
+    initialise(model, 5)
+    flux = model.state_dict()
+    made: dict[str, Tensor] = {}
+    for name, value in flux.items():
+        layer, _, kind = name.rpartition(".")
+        if layer.endswith("attn.qkv"):
+            q, k, v = value.chunk(3)
+            parts = {"q_proj": half_split(q), "k_proj": half_split(k), "v_proj": v}
+            made |= {f"{layer.removesuffix('qkv')}{part}.{kind}": rows for part, rows in parts.items()}
+        elif layer.endswith("linear1"):
+            q, k, rest = value.tensor_split([32, 64])
+            parts = {"q_proj": half_split(q), "k_proj": half_split(k), "v_mlp": rest}
+            made |= {f"{layer.removesuffix('linear1')}{part}.{kind}": rows for part, rows in parts.items()}
+        else:
+            made[name] = half_split(value) if layer.endswith(("query_norm", "key_norm")) else value
+    save_weights({name: value.contiguous() for name, value in made.items()}, tmp_path / "any name.safetensors")
+    save_weights(flux, tmp_path / "another.safetensors")
+    config = tiny_config(strict_load=False)
+    loaded, wanted = (load_mmdit(tmp_path / f"{name}.safetensors", config) for name in ("any name", "another"))
+    assert loaded.keys() == wanted.keys() == MMDiT(config).state_dict().keys()
+    assert all(torch.equal(loaded[name], wanted[name]) for name in wanted)
+
+
+def half_split(rows: Tensor) -> Tensor:
+    """Rows of q or k, or a norm's scale, of heads of 16 channels: even ones first, then odd ones."""
+    return torch.cat([torch.cat([head[0::2], head[1::2]]) for head in rows.split(16)])
+
+
 def test_the_open_sora_export_has_the_released_names() -> None:
     config = tiny_config(fused_qkv=True, use_liger_rope=False)
     names = {re.sub(r"_blocks\.\d+\.", "_blocks.*.", name) for name in to_open_sora(MMDiT(config).state_dict(), config)}
@@ -141,6 +173,14 @@ def test_a_tensor_of_another_size_is_refused_even_without_strict_load() -> None:
     config = golden_case("split", "half_cond_guidance", strict_load=False, context_in_dim=48).config
     with pytest.raises(UserError, match=re.escape("txt_in.weight has shape [32, 32], the model needs [32, 48]")):
         load_mmdit(weights_path("split"), config)
+
+
+def test_codes_of_quantised_weights_are_not_taken_for_weights(tmp_path: Path) -> None:
+    config = golden_case("split", "half_cond_guidance").config
+    state = load_mmdit(weights_path("split"), config)
+    save_weights(state | {"img_in.weight": state["img_in.weight"].to(torch.int8)}, tmp_path / "codes.safetensors")
+    with pytest.raises(UserError, match=r"img_in.weight is kept as int8, .*; give the weights in bf16 or float32"):
+        load_mmdit(tmp_path / "codes.safetensors", config)
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,23 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 8, zero 2, remat 8 double + 100 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.04     9
-#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.27      116.7  5.26    15
-#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.72      113.2   4.5    56
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.51     9
+#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.27      116.7   5.8    15
+#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.72      113.2  5.18    56
 #   longtake plan configs/opensora_v2/train/curriculum.py --dataset.data-path clips.parquet --stage stage1_i2v
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 8, zero 2, remat 8 double + 100 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.04     9
-#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.27      116.7  5.26    15
-#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.72      113.2   4.5    56
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.51     9
+#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.27      116.7   5.8    15
+#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.72      113.2  5.18    56
 #   longtake plan configs/opensora_v2/train/curriculum.py --dataset.data-path clips.parquet --stage stage2_i2v
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used, and 50.0 GiB of the host's memory for each
 #     shard 2, sequence 4, zero 2, remat 100 double + 100 single blocks,
 #       inputs of recomputed blocks in 50.0 GiB of host memory, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50    9.04       57.5  15.5    50
-#     256px/33f   2,340     80     5.54   0.07  11.07  0.00      9.29     22.50    9.71       58.2  9.17   379
+#     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50    9.04       57.5  17.4    50
+#     256px/33f   2,340     80     5.54   0.07  11.07  0.00      9.29     22.50    9.71       58.2  10.7   379
 
 stages = [
     dict(name="stage1", run="stage1.py", max_steps=85_000),

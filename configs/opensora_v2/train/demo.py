@@ -4,7 +4,7 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 8, zero 2, remat 8 double + 100 single blocks, 1 micro-batch a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/129f   8,580      1     5.54   0.07  11.07  0.00      9.29     22.50   16.33       64.8  1.69     4
+#     256px/129f   8,580      1     5.54   0.07  11.07  0.00      9.29     22.50   16.33       64.8  1.96     4
 _base_ = "stage1.py"
 
 bucket_config = {

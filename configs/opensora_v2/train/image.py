@@ -5,9 +5,9 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 8, zero 2, remat 8 double + 100 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.04     9
-#      768px/1f   2,312     11     5.54   0.07  11.07  0.00      9.29     22.50   57.77      106.2  4.45    15
-#      256px/1f     260     50     5.54   0.07  11.07  0.00      9.29     22.50   71.91      120.4     5    56
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.51     9
+#      768px/1f   2,312     11     5.54   0.07  11.07  0.00      9.29     22.50   57.77      106.2  4.91    15
+#      256px/1f     260     50     5.54   0.07  11.07  0.00      9.29     22.50   71.91      120.4  5.75    56
 
 dataset = dict(
     transform_name="resize_crop",

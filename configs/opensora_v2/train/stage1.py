@@ -4,9 +4,9 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 8, zero 2, remat 8 double + 100 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.04     9
-#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.27      116.7  5.26    15
-#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.72      113.2   4.5    56
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.51     9
+#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.27      116.7   5.8    15
+#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.72      113.2  5.18    56
 _base_ = "image.py"
 
 dataset = dict(memory_efficient=False)

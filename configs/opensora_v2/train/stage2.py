@@ -5,8 +5,8 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 2, sequence 4, zero 2, remat 100 double + 100 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   20.94       69.4  24.2    11
-#      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   12.08       60.5  3.67   868
+#     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   20.94       69.4  25.8    11
+#      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   12.08       60.5   4.2   868
 _base_ = "image.py"
 
 _256px = {

@@ -6,8 +6,8 @@
 #     shard 2, sequence 4, zero 2, remat 100 double + 100 single blocks,
 #       inputs of recomputed blocks in 50.0 GiB of host memory, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50    9.04       57.5  15.5    50
-#     256px/33f   2,340     80     5.54   0.07  11.07  0.00      9.29     22.50    9.71       58.2  9.17   379
+#     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50    9.04       57.5  17.4    50
+#     256px/33f   2,340     80     5.54   0.07  11.07  0.00      9.29     22.50    9.71       58.2  10.7   379
 _base_ = "stage2.py"
 
 _256px = {

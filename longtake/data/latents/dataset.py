@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, Fault, Slot, UserError
 from longtake.data.latents.shard import MEND, DamagedShard
-from longtake.data.latents.store import OF_VIDEO, LatentStore
+from longtake.data.latents.store import TEXTS, LatentStore, tensors_of
 from longtake.data.loading.dataset import SlotDataset
 from longtake.data.loading.draws import draw, view_of
 from longtake.random import hash64
@@ -36,17 +36,26 @@ class StoredDataset(SlotDataset):
     Indexing raises `UserError` where a caption is not the one that was encoded.
     """
 
-    def __init__(self, store: LatentStore, *arguments: Any, **options: Any):
-        """`store`, then as for `SlotDataset`; whether the posterior is drawn from is the store's to say."""
+    def __init__(
+        self,
+        store: LatentStore,
+        *arguments: Any,
+        windows: Mapping[int, Sequence[str]] | None = None,
+        **options: Any,
+    ):
+        """`store`, then as for `SlotDataset`; whether the posterior is drawn from is the store's to say.
+
+        windows: frames of a clip -> the windows whose latents batches bring, which the store must have.
+        """
         super().__init__(*arguments, **options | {"posterior": store.has_posterior})
-        self.store = store
+        self.store, self.windows = store, dict(windows or {})
 
     def batch_bytes(self, bucket: Bucket) -> int:
         """The larger of a batch from the store and one from the files."""
         letters = dict(zip("CFhw", self.latent(*bucket.shape), strict=True))
         sizes = [
             math.prod(letters.get(axis, axis) for axis in entry["shape"]) * getattr(torch, entry["dtype"]).itemsize
-            for entry in self.store.tensors.values()
+            for entry in self._tensors(bucket).values()
         ]
         noise = 4 * math.prod(letters.values()) * (2 if self.posterior else 1)
         return max(bucket.batch_size * (sum(sizes) + noise), super().batch_bytes(bucket))
@@ -61,8 +70,10 @@ class StoredDataset(SlotDataset):
         rows, faults = self._latents(slot, entries, weights)
         batch = self.batch(slot, torch.empty(0, dtype=torch.uint8), weights, faults, draws, started)
         texts, more = self._embeddings(slot, batch.text, entries, weights)
+        of_text = tensors_of(self.store.facts)[TEXTS]
         encoded = {
-            name: self._stack(rows if name in OF_VIDEO else texts, name, slot.bucket) for name in self.store.tensors
+            name: self._stack(texts if name in of_text else rows, name, entry, slot.bucket)
+            for name, entry in self._tensors(slot.bucket).items()
         }
         return replace(
             batch,
@@ -122,9 +133,15 @@ class StoredDataset(SlotDataset):
     def _fault(self, row: int, sample: int, pass_index: int, reason: str) -> Fault:
         return Fault(self.table.written_path(row), sample, pass_index, f"latent store: {reason}")
 
-    def _stack(self, rows: Sequence[dict[str, Tensor] | None], name: str, bucket: Bucket) -> Tensor:
+    def _tensors(self, bucket: Bucket) -> dict[str, Any]:
+        """What a batch of a bucket brings: name -> {"dtype", "shape"} of one sample's tensor."""
+        num_frames = bucket.shape[0]
+        return {**self.store.tensors, **self.store.window_tensors(num_frames, self.windows.get(num_frames, ()))}
+
+    def _stack(
+        self, rows: Sequence[dict[str, Tensor] | None], name: str, entry: Mapping[str, Any], bucket: Bucket
+    ) -> Tensor:
         """One tensor of all samples, zeros where a sample has none: its weight is 0."""
-        entry = self.store.tensors[name]
         letters = dict(zip("CFhw", self.latent(*bucket.shape), strict=True))
         shape = [letters.get(axis, axis) for axis in entry["shape"]]
         blank = torch.zeros(shape, dtype=getattr(torch, entry["dtype"]))

@@ -2,7 +2,8 @@
 
     store.json           format, what the store was made for, shapes and types, the names of the buckets
     plan.arrow           every (view, sample) to encode, in the order of the shards
-    latents/000012.*     a shard (.safetensors) and its piece of the index (.parquet), there once the shard is whole
+    latents/000012.*     a shard (.safetensors) and its piece of the index (.parquet), there once the shard is whole;
+                         beside "mean" and "std" of a clip, "head1.mean" and the like of the windows that may be known
     texts/000003.*       the same for captions, each different one once
     empty.safetensors    the empty prompt
     index.*, texts.*     all pieces in one, written last: .parquet to look at, .arrow to be mapped into memory
@@ -129,6 +130,25 @@ class LatentStore:
         return self.facts["tensors"]
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of known frames that the store was made for: those whose frames are encoded apart."""
+        return tuple(self.facts["made"].get("kinds", ()))
+
+    def windows(self, num_frames: int) -> Mapping[str, int]:
+        """Name -> latent frames of the windows that are encoded apart from clips of `num_frames` frames."""
+        return self.facts.get("windows", {}).get(str(num_frames), {})
+
+    def window_tensors(self, num_frames: int, windows: Sequence[str]) -> dict[str, Any]:
+        """As `tensors`, of some windows of clips of `num_frames` frames: "head1.mean" has shape C 1 h w."""
+        frames = self.windows(num_frames)
+        return {
+            of_window(name, moment): {**self.tensors[moment], "shape": ["C", frames[name], "h", "w"]}
+            for name in windows
+            for moment in OF_VIDEO
+            if moment in self.tensors
+        }
+
+    @property
     def has_posterior(self) -> bool:
         """Whether latents are drawn from "mean" and "std"; otherwise the mean is the latent."""
         return "std" in self.tensors
@@ -168,7 +188,7 @@ class LatentStore:
         return self._index[LATENTS]["reason"][entry].as_py()
 
     def read(self, entry: int) -> dict[str, Tensor]:
-        """The latents of one entry, CPU, as stored: "mean" [C, F, h, w] and the like.
+        """The latents of one entry, CPU, as stored: "mean" [C, F, h, w] and the like, those of windows included.
 
         Raises `DamagedShard` where its bytes are not those that were written.
         """
@@ -210,6 +230,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
         if version == FORMAT_VERSION and facts["longtake_format"] == "latent store":
             _ = int(facts["fingerprint"]["dataset.views"]), tuple(facts["buckets"]), tensors_of(facts)
             _ = LatentShape(**facts["latent"]), int(facts["text_length"])
+            _ = [int(frames) for of_length in facts.get("windows", {}).values() for frames in of_length.values()]
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: no {STORE_FILE} in it; give a folder that `longtake data encode` has made"
@@ -224,6 +245,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
             "of 'latent store' is read here; encode again into another folder"
         )
     return facts
+
+
+def of_window(window: str, moment: str) -> str:
+    """The name of a moment ("mean", "std") of a window's latents."""
+    return f"{window}.{moment}"
 
 
 def tensors_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

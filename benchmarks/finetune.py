@@ -1,0 +1,170 @@
+"""Steps of the fine-tuning presets on this machine's GPU, beside what `longtake plan` foretells of them.
+
+python benchmarks/finetune.py                     lora, lora_24gb and finetune_1gpu, each at three lengths
+python benchmarks/finetune.py --preset lora --bucket 256px/129f
+python benchmarks/finetune.py --tiny              tiny models, on a CPU too
+
+Model, adapters, recomputation, optimizer, moments and average are the preset's own, weights random, latents and
+embeddings made up; no encoder is built, and none is in the forecast. `micro-batch` is forward and backward, `update`
+clipping, optimizer and average; a step is `micro-batches` of the former and one of the latter. The best of several
+repeats counts. MFU is 3 x forward FLOPs of the denoiser (2 x with LoRA: frozen weights get no gradient; adapters'
+own FLOPs are left out) over the peak of the device, recomputation not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import print_table, write_json
+
+from longtake.parallel import World, start_world
+from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
+from longtake.track import gpu_named, peak_flops
+from longtake.train import RunConfig
+from longtake.train.folder import read_run
+from longtake.train.trial import make_update
+
+PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "train"
+BUCKETS = {
+    "lora": ("256px/1f", "256px/65f", "256px/129f"),
+    "lora_24gb": ("256px/1f", "256px/65f", "256px/129f"),
+    "finetune_1gpu": ("256px/1f", "256px/65f", "256px/129f"),
+}
+TINY_BUCKETS = ("32px/1f", "32px/17f")
+
+
+def main() -> None:
+    """Measures every preset and prints one table."""
+    arguments = _arguments()
+    figures: list[dict[str, Any]] = []
+    with start_world(arguments.device) as world:
+        for preset in arguments.preset or BUCKETS:
+            figures += measure(preset, arguments, world)
+    head = ("preset", "bucket", "tokens", "batch", "micro-batch ms", "update ms", "micro-batches", "step s", "MFU")
+    print_table((*head, "GiB", "GiB forecast", "forecast / peak"), [_row(line) for line in figures])
+    write_json(arguments.json, "finetune", {"tiny": arguments.tiny, "runs": figures})
+
+
+def measure(preset: str, arguments: argparse.Namespace, world: World) -> list[dict[str, Any]]:
+    """The figures of one preset, a line for each bucket."""
+    words = ["--dataset.data-path", "-", "--device", arguments.device, *(["--tiny"] if arguments.tiny else [])]
+    config = read_run(str(PRESETS / f"{preset}.py"), words, RunConfig).value
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "h200"
+    plan = plan_run(config, 1, Machine(gpu_named(gpu)))
+    timed = _Timed(world)
+    step = ProbeStep(plan, config, world, lambda denoiser: timed.over(make_update(denoiser, config)))
+    wanted = arguments.bucket or (TINY_BUCKETS if arguments.tiny else BUCKETS[preset])
+    lines = [_line(preset, plan, entry, step, timed, arguments) for entry in plan.entries if entry.name in wanted]
+    del step
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return lines
+
+
+def _line(
+    preset: str, plan: RunPlan, entry: EntryPlan, step: ProbeStep, timed: _Timed, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    batch, device = entry.bucket.batch_size, step.system.device
+    timed.seconds.clear()
+    tries = [step.measure(entry.bucket, batch) for _ in range(arguments.repeats)]
+    times = [one.seconds for one in tries if one.seconds is not None]
+    peaks = [one.peak_bytes for one in tries if one.peak_bytes is not None]
+    forecast = plan.work.memory(entry.bucket, plan.layout, batch).total - plan.work.encoder_bytes
+    line: dict[str, Any] = {
+        "preset": preset,
+        "bucket": entry.name,
+        "tokens": entry.tokens,
+        "batch": batch,
+        "micro_batches": plan.layout.micro_batches,
+        "out_of_memory": not times,
+        "forecast_bytes": forecast,
+        "peak_bytes": max(peaks, default=None),
+    }
+    if times:
+        micro_batch, update = min(times), min(timed.seconds)
+        passes = 2 if plan.work.config.lora is not None else 3
+        flops = passes * batch * step.system.flops(entry.bucket.shape)
+        peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        line |= {
+            "micro_batch_ms": 1e3 * micro_batch,
+            "update_ms": 1e3 * update,
+            "step_seconds": plan.layout.micro_batches * micro_batch + update,
+            "mfu": flops / micro_batch / peak if peak else None,
+        }
+    return line
+
+
+class _Timed:
+    """Seconds of every update, the device waited for."""
+
+    def __init__(self, world: World) -> None:
+        self.seconds: list[float] = []
+        self._on_gpu = world.device.type == "cuda"
+
+    def over(self, update: Callable[[], None]) -> Callable[[], None]:
+        """The same update, timed."""
+
+        def timed() -> None:
+            self._wait()
+            start = time.perf_counter()
+            update()
+            self._wait()
+            self.seconds.append(time.perf_counter() - start)
+
+        return timed
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    def gib(number: int | None) -> str:
+        return "-" if number is None else f"{number / 2**30:.2f}"
+
+    head = (line["preset"], line["bucket"], f"{line['tokens']:,}", str(line["batch"]))
+    if line["out_of_memory"]:
+        return (
+            *head,
+            "out of memory",
+            "-",
+            str(line["micro_batches"]),
+            "-",
+            "-",
+            "-",
+            gib(line["forecast_bytes"]),
+            "-",
+        )
+    return (
+        *head,
+        f"{line['micro_batch_ms']:.0f}",
+        f"{line['update_ms']:.0f}",
+        str(line["micro_batches"]),
+        f"{line['step_seconds']:.2f}",
+        "-" if line["mfu"] is None else f"{line['mfu']:.1%}",
+        gib(line["peak_bytes"]),
+        gib(line["forecast_bytes"]),
+        "-" if line["peak_bytes"] is None else f"{line['forecast_bytes'] / line['peak_bytes']:.2f}",
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", action="append", choices=tuple(BUCKETS), help="default: all of them")
+    parser.add_argument("--bucket", action="append", help="as the plan names them; default: by preset")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tiny", action="store_true", help="tiny models")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

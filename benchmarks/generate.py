@@ -1,0 +1,178 @@
+"""One generation with an Open-Sora 2.0 preset on this machine's GPU, random weights: time by part, MFU, peak memory.
+
+python benchmarks/generate.py                      256px, 129 frames, 50 steps: the model resident, then offloaded
+python benchmarks/generate.py --preset 768px --frames 129 --steps 4
+python benchmarks/generate.py --cond-type i2v_head --solver ab2 --steps 25
+python benchmarks/generate.py --tiny               a tiny model and its pixel autoencoder, on a CPU too
+torchrun --nproc_per_node 8 benchmarks/generate.py --preset 768px       one video on all of them
+
+The denoiser and the autoencoder have their real sizes; text embeddings are made up in the widths of T5 XXL and CLIP-L,
+so neither their time nor their memory is in the figures. `start` is everything before the first step: noise, text,
+known frames. `branches` counts network evaluations for one video; MFU is their FLOPs over the time of the steps and the
+peak of the device. Needs diffusers, but for --tiny.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import print_table, write_json
+from torch import Tensor
+
+from longtake.diffusion import known_windows
+from longtake.generate import Request, Source, open_system, resolve_source, sample_videos
+from longtake.generate.sample import guidance_scales, pixel_shape
+from longtake.parallel import World, start_world
+from longtake.system import System
+from longtake.track import peak_flops
+
+PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "inference"
+TEXT_TOKENS = 512
+
+
+def main() -> None:
+    """Measures each way of keeping the model and prints one table."""
+    arguments = _arguments()
+    figures: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, start_world(arguments.device) as world:
+        autoencoder = None if arguments.tiny else _random_autoencoder(Path(folder), world)
+        for offload in (False, True):
+            source = resolve_source(str(PRESETS / f"{arguments.preset}.py"), _words(arguments, offload, autoencoder))
+            figures.append(measure(source, world))
+            gc.collect()
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
+    if not world.is_main:
+        return
+    head = ("preset", "kind", "TxHxW", "tokens", "steps", "branches", "model", "start s", "steps s", "decode s")
+    print_table((*head, "all s", "MFU", "GiB"), [_row(line) for line in figures])
+    write_json(arguments.json, "generate", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
+
+
+def measure(source: Source, world: World) -> dict[str, Any]:
+    """The figures of one video; a first one of two steps, which is not measured, loads kernels."""
+    config, option = source.config, source.config.sampling_option
+    system = open_system(source, world, lambda line: None)
+    shape = pixel_shape(system, option)
+    request = Request("raining, sea", 42, known=_known(config.kind, system, shape))
+    sample_videos(system, [request], option.model_copy(update={"num_steps": 2}), kind=config.kind)
+    on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(world.device)
+    marks = [_now(world)]
+
+    def on_step(done: int, total: int, x: Tensor) -> None:
+        marks.append(_now(world))
+
+    sample_videos(system, [request], option, on_step, config.kind)
+    marks.append(_now(world))
+    scales, frames = guidance_scales(option, config.kind), system.latent(*shape)[1]
+    counts = [len(scales.coefficients(step, option.num_steps, frames)) for step in range(option.num_steps)]
+    per_branch = (marks[-2] - marks[1]) / sum(counts[1:])  # the first step's time has the start in it
+    flops = sum(counts) * system.flops(shape) / world.size
+    peak = peak_flops(torch.cuda.get_device_name(world.device)) if on_gpu else None
+    steps = per_branch * sum(counts)
+    return {
+        "preset": config.sampling_option.resolution,
+        "kind": config.kind,
+        "pixels": list(shape),
+        "tokens": system.tokens(shape),
+        "solver": option.solver,
+        "steps": option.num_steps,
+        "branches": sum(counts),
+        "offload_model": config.offload_model,
+        "start_seconds": marks[1] - marks[0] - per_branch * counts[0],
+        "steps_seconds": steps,
+        "decode_seconds": marks[-1] - marks[-2],
+        "seconds": marks[-1] - marks[0],
+        "mfu": flops / steps / peak if peak else None,
+        "peak_bytes": torch.cuda.max_memory_allocated(world.device) if on_gpu else None,
+    }
+
+
+def _known(kind: str, system: System, shape: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """Random pixels for each window that the kind knows."""
+    windows = known_windows(kind, system.latent, shape[0])
+    return tuple(torch.rand(3, len(window.pixels), *shape[1:]) * 2 - 1 for window in windows if window.pixels)
+
+
+def _random_autoencoder(folder: Path, world: World) -> str:
+    """A folder with an autoencoder of HunyuanVideo's size and random weights."""
+    from diffusers import AutoencoderKLHunyuanVideo
+
+    folder = Path(world.broadcast(str(folder)))
+    if world.is_main:
+        torch.manual_seed(0)
+        AutoencoderKLHunyuanVideo().save_pretrained(folder)
+    world.barrier()
+    return str(folder)
+
+
+def _words(arguments: argparse.Namespace, offload: bool, autoencoder: str | None) -> list[str]:
+    words = {
+        "device": arguments.device,
+        "cond_type": arguments.cond_type,
+        "offload_model": offload,
+        "ref": None if arguments.cond_type == "t2v" else "none.png",
+        "prompt": "raining, sea",
+        "model.from_pretrained": None,
+        "sampling_option.solver": arguments.solver,
+    }
+    if arguments.steps is not None:
+        words["sampling_option.num_steps"] = arguments.steps
+    if arguments.frames is not None:
+        words["sampling_option.num_frames"] = arguments.frames
+    if arguments.compile:
+        words["compile"] = True
+    if autoencoder is not None:
+        words["ae.from_pretrained"] = autoencoder
+        for name, width in (("t5", 4096), ("clip", 768)):
+            words[name] = {"_delete_": True, "type": "words", "dim": width, "max_length": TEXT_TOKENS}
+    flags = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+    return [*flags, "--tiny"] if arguments.tiny else flags
+
+
+def _now(world: World) -> float:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter()
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        line["preset"],
+        line["kind"],
+        "x".join(map(str, line["pixels"])),
+        f"{line['tokens']:,}",
+        str(line["steps"]),
+        str(line["branches"]),
+        "offloaded" if line["offload_model"] else "resident",
+        *(f"{line[f'{part}_seconds']:.2f}" for part in ("start", "steps", "decode")),
+        f"{line['seconds']:.2f}",
+        "-" if line["mfu"] is None else f"{line['mfu']:.1%}",
+        "-" if line["peak_bytes"] is None else f"{line['peak_bytes'] / 2**30:.1f}",
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=("256px", "768px"), default="256px")
+    parser.add_argument("--cond-type", default="t2v")
+    parser.add_argument("--frames", type=int, help="4k+1; default: the preset's 129")
+    parser.add_argument("--steps", type=int, help="default: the preset's 50")
+    parser.add_argument("--solver", default="euler")
+    parser.add_argument("--compile", action="store_true", help="compile the denoiser's blocks")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

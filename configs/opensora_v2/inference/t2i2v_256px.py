@@ -1,0 +1,40 @@
+# Text to image to video: FLUX.1-dev makes the first frame, the video model goes on from it at 256px.
+#   longtake generate configs/opensora_v2/inference/t2i2v_256px.py --prompt "raining, sea"
+_base_ = "256px.py"
+
+use_t2i2v = True
+img_resolution = "768px"
+img_flux = dict(
+    type="flux",
+    from_pretrained="ckpts/flux1-dev.safetensors",
+    strict_load=True,
+    guidance_embed=True,
+    fused_qkv=True,
+    use_liger_rope=False,
+    cond_embed=False,
+    in_channels=64,
+    vec_in_dim=768,
+    context_in_dim=4096,
+    hidden_size=3072,
+    mlp_ratio=4.0,
+    num_heads=24,
+    depth=19,
+    depth_single_blocks=38,
+    axes_dim=(16, 56, 56),
+    theta=10_000,
+    qkv_bias=True,
+)
+img_flux_ae = dict(
+    type="autoencoder_2d",
+    from_pretrained="ckpts/flux1-dev-ae.safetensors",
+    resolution=256,
+    in_channels=3,
+    ch=128,
+    out_ch=3,
+    ch_mult=(1, 2, 4, 4),
+    num_res_blocks=2,
+    z_channels=16,
+    scale_factor=0.3611,
+    shift_factor=0.1159,
+)
+guidance = 4.0  # told to FLUX

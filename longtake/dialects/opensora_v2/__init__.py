@@ -1,0 +1,67 @@
+"""Open-Sora 2.0's command lines and run files.
+
+Most of its keys are Longtake's own names; what has another name, unit or place there is translated, what is not needed
+here is answered with a line that says what stands in its place, and what has no counterpart is refused. Nothing is
+passed over in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from longtake.config import Heights
+from longtake.config.tree import Branch
+from longtake.dialects.opensora_v2.disk import place_clips, place_encoders, place_weights
+from longtake.dialects.opensora_v2.inference import translate_inference
+from longtake.dialects.opensora_v2.places import new_place, one_word, run_file
+from longtake.dialects.opensora_v2.training import translate_training
+from longtake.dialects.translation import Report, Translation
+
+
+class OpenSora:
+    """The dialect of one command line, `["train" | "generate", RUN, flags...]`.
+
+    `configs`: the folder of Longtake's run files, where those of Open-Sora have their counterparts. What stands in the
+    place of a word is told to `say`, once; by default on stderr, by the first process.
+    """
+
+    def __init__(self, configs: Path, say: Callable[[str], None] | None = None) -> None:
+        self._configs, self._verb = configs, "train"
+        self._tell, self._told = say or _on_stderr, set[str]()
+
+    def command(self, words: list[str]) -> list[str]:
+        """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
+        self._verb = words[0]
+        if len(words) < 2 or words[1].startswith("-"):
+            return words
+        run, flags = run_file(words[1], self._configs, self._say)
+        return [self._verb, run, *flags, *one_word(words[2:], self._say)]
+
+    def find(self, path: Path) -> Path | None:
+        """Longtake's run file in the place of one of Open-Sora's that is named as a base."""
+        return new_place(path, self._configs)
+
+    def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
+        """The tree in Longtake's words."""
+        work = Translation(tree, heights, report, self._say)
+        if self._verb == "generate":
+            translate_inference(work)
+        else:
+            translate_training(work)
+            place_clips(work)
+        place_weights(work)
+        place_encoders(work)
+        return work.tree
+
+    def _say(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
+
+
+def _on_stderr(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)

@@ -1,0 +1,88 @@
+"""Where the files that an old command line names are now."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from longtake.checkpoint.folder import parse_name
+from longtake.contracts import UserError
+from longtake.dialects.translation import Say
+
+_DC_AE = "is for the high-compression autoencoder, which Longtake does not have; choose {instead}"
+_PART = "is a part of run files; name the run file that has it as a base"
+# Flags that name a checkpoint, which a shell makes several words of where `*` fits several folders.
+_CHECKPOINTS = ("--load", "--model.from_pretrained", "--ckpt_path")
+_TENSOR_PEERS = 8  # of 256px_tp.py
+
+
+def run_file(run: str, configs: Path, say: Say) -> tuple[str, list[str]]:
+    """The file that RUN means, and flags that it stands for.
+
+    A path that exists is taken as it is; one of Open-Sora's own run files is found below `configs` by its name, from
+    any working directory, and so are Longtake's. Raises `UserError` for one of Open-Sora's that has no counterpart.
+    """
+    path = Path(run)
+    below = _below_configs(path)
+    if below is None or path.exists() or path.suffix != ".py":
+        return run, []
+    if (here := configs.joinpath(*below)).is_file():
+        return _relative(here), []
+    if below[:1] == ("vae",):
+        raise UserError(f"{run}: trains an autoencoder, which Longtake does not do; it takes trained ones (ae)")
+    if len(below) < 3 or below[0] != "diffusion":
+        return run, []
+    if below[-1] == "high_compression.py":
+        instead = "stage1_i2v.py" if below[1] == "train" else "t2i2v_768px.py"
+        raise UserError(f"{run}: {_DC_AE.format(instead=instead)}")
+    if below[2] == "plugins":
+        raise UserError(f"{run}: {_PART}")
+    flags = list[str]()
+    if below[-1] == "256px_tp.py":
+        flags = ["--parallel.tensor", str(math.gcd(_TENSOR_PEERS, int(os.environ.get("WORLD_SIZE", "1"))))]
+    if (new := new_place(path, configs)) is None:
+        folder = configs / "opensora_v2" / below[1]
+        known = ", ".join(sorted(file.name for file in folder.glob("*.py")))
+        raise UserError(f"{run}: does not exist, and {folder} has no {below[-1]}; there are {known or 'none'}")
+    say(f"{run}: is {' '.join([_relative(new), *flags])} here")
+    return _relative(new), flags
+
+
+def new_place(path: Path, configs: Path) -> Path | None:
+    """The file below `configs` that stands for one of Open-Sora's `configs/diffusion/...`; None where there is none."""
+    below = _below_configs(path)
+    if below is None or len(below) != 3 or below[0] != "diffusion":
+        return None
+    new = configs / "opensora_v2" / below[1] / ("256px.py" if below[2] == "256px_tp.py" else below[2])
+    return new if new.is_file() else None
+
+
+def _below_configs(path: Path) -> tuple[str, ...] | None:
+    """The parts of a path behind its last `configs`; None where it has none."""
+    parts = Path(os.path.normpath(path)).parts
+    return parts[len(parts) - parts[::-1].index("configs") :] if "configs" in parts else None
+
+
+def _relative(path: Path) -> str:
+    """A path as short as it is unmistakable."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def one_word(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """The words with one checkpoint, that of the highest step, where a shell has put all that a `*` fits."""
+    rest, result = list(words), list[str]()
+    while rest:
+        result.append(rest.pop(0))
+        if result[-1].replace("-", "_").replace("__", "--", 1) not in _CHECKPOINTS:
+            continue
+        count = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
+        given, steps = rest[:count], [parse_name(Path(word).name) for word in rest[:count]]
+        if count > 1 and all(steps):
+            newest = max(zip(steps, given, strict=True), key=lambda pair: pair[0][::-1] if pair[0] else (0, 0))[1]
+            say(f"{result[-1]}: {newest}, the newest of {count}")
+            result.append(newest)
+            del rest[:count]
+    return result

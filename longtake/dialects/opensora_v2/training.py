@@ -1,0 +1,113 @@
+"""The words of Open-Sora 2.0's training files and flags."""
+
+from __future__ import annotations
+
+from longtake.config.tree import Leaf, plain
+from longtake.dialects.opensora_v2.shared import ELEMENT_BYTES, translate_lora, translate_model, translate_plugin
+from longtake.dialects.translation import Fixed, Translation
+
+ALL_BLOCKS = (100, 100)
+_SETTINGS = ("grad_ckpt_setting", "grad_ckpt_settings", "model.grad_ckpt_setting")
+_TIMES = "the log has times of steps and of the loader in every line"
+_MASTERS = "checkpoints hold the master weights, and loading takes them"
+MOVED = {
+    **dict.fromkeys(_SETTINGS, "model.grad_ckpt_settings"),
+    "sigma_min": "objective.sigma_min",
+    "ckpt_path": "model.from_pretrained",
+}
+LEFT = {
+    "pin_memory_cache_pre_alloc_numels": "pinned buffers are made as needed; dataset.max_host_gb bounds batches ahead",
+    "num_bucket_build_workers": "the order of a pass is arithmetic on columns; no workers are needed",
+    "batch_size": "bucket_config says the batch size of each bucket",
+    "record_time": _TIMES,
+    "record_barrier": _TIMES,
+    "nsys_warmup_steps": "not needed without nsys",
+    "nsys_num_steps": "not needed without nsys",
+    "save_master_weights": _MASTERS,
+    "load_master_weights": _MASTERS,
+    "update_warmup_steps": "the learning rate follows from the step that a run goes on at",
+    "warmup_ae": "the autoencoder compiles nothing unless ae.compile is set",
+    "config_path": "the run's folder keeps the whole config",
+}
+_STORE = "make a store by `longtake data encode` and give it as dataset.latents"
+FIXED = {
+    "dataset.type": Fixed(("video_text", None), "the table says which clips are stills", _STORE),
+    "dataset.rand_sample_interval": Fixed((None,), "", "frames are taken at an even stride"),
+    "cached_video": Fixed((False, None), "", _STORE),
+    "cached_text": Fixed((False, None), "", _STORE),
+    "nsys": Fixed((False, None), "", "start the command under `nsys profile` yourself"),
+    "optim.cls": Fixed(
+        ("HybridAdam", "FusedAdam", "CPUAdam", "AdamW", None),
+        "AdamW over shards of the weights",
+        "AdamW is what there is",
+    ),
+    "optim.adamw_mode": Fixed((True, None), "", "weight decay is decoupled, as in AdamW"),
+    "optim.amsgrad": Fixed((False, None), "", "AdamW is what there is"),
+    "optim.bias_correction": Fixed((True, None), "", "moments are corrected always"),
+}
+# Keys of Longtake whose None is Open-Sora's way to say: the default.
+NONE_IS_DEFAULT = ("prefetch_factor", "dropout_ratio", "plugin_config", "lora_config", "wandb_project", "seed")
+_DEFAULT = "is not in the file, and Open-Sora's default"
+
+
+def translate_training(work: Translation) -> None:
+    """A training run."""
+    work.drop_none(NONE_IS_DEFAULT)
+    translate_model(work)
+    translate_plugin(work)
+    translate_lora(work)
+    work.move(MOVED)
+    work.leave(LEFT)
+    work.fix(FIXED)
+    recomputation_is_said = work.value("grad_checkpoint") is not None
+    _recomputation(work)
+    _rates(work)
+    if work.in_file:
+        _old_defaults(work, recomputation_is_said)
+
+
+def _recomputation(work: Translation) -> None:
+    if (node := work.take("grad_ckpt_buffer_size")) is not None:
+        size = plain(node)
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            dtype = str(work.value("dtype") or "bf16")
+            size *= ELEMENT_BYTES.get(dtype, 2)
+            text = f"elements of {dtype} there, so model.grad_ckpt_buffer_size = {size:,} bytes"
+            work.note("grad_ckpt_buffer_size", node, text)
+        work.put("model.grad_ckpt_buffer_size", size, node, "grad_ckpt_buffer_size")
+    if (node := work.take("grad_checkpoint")) is None or (wanted := plain(node)) is None:
+        return
+    if wanted is False:
+        work.note("grad_checkpoint", node, "model.grad_ckpt_settings = None")
+        work.put("model.grad_ckpt_settings", None, node, "")
+        work.put("model.grad_ckpt_buffer_size", 0, node, "")
+    elif wanted is not True:
+        work.refuse("grad_checkpoint", node, "must be True or False")
+    elif work.value("model.grad_ckpt_settings") is None:
+        work.note("grad_checkpoint", node, f"model.grad_ckpt_settings = {ALL_BLOCKS}: all blocks")
+        work.put("model.grad_ckpt_settings", ALL_BLOCKS, node, "")
+
+
+def _rates(work: Translation) -> None:
+    """`--lr` and `--eps` change what the optimizer has, also where a file writes `optim.lr` as a number of its own."""
+    for name in ("lr", "eps"):
+        given, own = work.get(name), work.get(f"optim.{name}")
+        if not isinstance(given, Leaf) or not isinstance(own, Leaf) or given.value == own.value or own.value is None:
+            continue
+        if work.heights(given.origin) > work.heights(own.origin):
+            work.note(name, given, f"counts in place of optim.{name} = {own.value} ({own.origin})")
+            work.put(f"optim.{name}", given.value, given)
+
+
+def _old_defaults(work: Translation, recomputation_is_said: bool) -> None:
+    """What a file in the old words leaves out means what it meant there."""
+    where = work.tree
+    if work.get("grad_clip") is None:
+        work.say(f"grad_clip: {_DEFAULT} is 0, no clipping; write grad_clip = 1.0 to clip")
+        work.put("grad_clip", 0.0, where)
+    if work.get("eps") is None and work.get("optim.eps") is None:
+        work.say(f"optim.eps: {_DEFAULT} is 1e-8")
+        work.put("optim.eps", 1e-8, where)
+    if work.get("model.grad_ckpt_settings") is None and not recomputation_is_said:
+        work.say(f"grad_checkpoint: {_DEFAULT} is True: model.grad_ckpt_settings = {ALL_BLOCKS}, all blocks")
+        work.put("model.grad_ckpt_settings", ALL_BLOCKS, where)

@@ -1,0 +1,152 @@
+"""A tree of keys on its way from another system's words to Longtake's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longtake.config import Fault, Heights
+from longtake.config.faults import shown
+from longtake.config.tree import Branch, Leaf, Node, grow, matching_key, plain
+
+Report = Callable[[Fault], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A word that can have some values only, and moves nothing."""
+
+    values: tuple[Any, ...]  # that mean what Longtake does anyway
+    stands: str = ""  # what stands in its place; empty: nothing needs to be said
+    otherwise: str = ""  # what to do where another value is wanted
+
+
+class Translation:
+    """Takes words out of a tree and puts others in.
+
+    What was written higher up, in a file upon its base or as a flag, counts, whichever words it is written in. Two
+    values of one height that differ are a fault.
+    """
+
+    def __init__(self, tree: Branch, heights: Heights, report: Report, say: Say) -> None:
+        self.tree, self.heights, self.report, self.say = tree, heights, report, say
+        self.in_file = False  # whether a file, not flags alone, has words of the other system
+
+    def get(self, name: str) -> Node | None:
+        """What stands at a dotted name."""
+        node: Node = self.tree
+        for part in name.split("."):
+            if not isinstance(node, Branch) or (key := matching_key(node.items, part)) not in node.items:
+                return None
+            node = node.items[key]
+        return node
+
+    def value(self, name: str) -> Any:
+        """The plain value at a dotted name; None where there is none."""
+        node = self.get(name)
+        return None if node is None else plain(node)
+
+    def take(self, name: str) -> Node | None:
+        """Removes what stands at a dotted name and returns it. A section that is left empty by this goes too."""
+        node = self.get(name)
+        if node is not None:
+            self.in_file |= not self.heights.is_flag(node.origin)
+            cut = _without(self.tree, name.split("."))
+            self.tree = cut if cut is not None else Branch({}, self.tree.origin)
+        return node
+
+    def put(self, name: str, value: Any, like: Node, said_as: str = "") -> None:
+        """Writes plain data at a dotted name, as if it stood where `like` does, unless something higher is there.
+
+        None is written over something only. `said_as`: the word that the user wrote.
+        """
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                self.put(f"{name}.{key}", item, like, said_as)
+            return
+        there = self.get(name)
+        if there is None and value is None:
+            return
+        if isinstance(there, Leaf):
+            here, other = self.heights(like.origin), self.heights(there.origin)
+            if other > here:
+                return
+            if other == here and plain(there) != value and said_as:
+                rule = f"says another thing than {name} = {shown(there.value)} ({there.origin})"
+                self.report(Fault(str(like.origin), shown(plain(like)), rule, "keep one of the two", said_as))
+                return
+        self.tree = _with(self.tree, name.split("."), grow(value, like.origin))
+
+    def note(self, name: str, node: Node, text: str) -> None:
+        """Says what stands in the place of a word."""
+        self.say(f"{name} = {shown(plain(node))} ({node.origin}): {text}")
+
+    def refuse(self, name: str, node: Node, rule: str, fix: str = "") -> None:
+        """Reports a word that has no counterpart."""
+        self.report(Fault(str(node.origin), shown(plain(node)), rule, fix, name))
+
+    def move(self, names: Mapping[str, str], wins: bool = False) -> None:
+        """Words that have another name here: old name -> new name. `wins`: in a file they count before the new name."""
+        for old, new in names.items():
+            if (node := self.take(old)) is not None:
+                silent = wins and not self.heights.is_flag(node.origin)
+                self.put(new, plain(node), node, "" if silent else old)
+
+    def leave(self, words: Mapping[str, str]) -> None:
+        """Words that are not needed here: name -> what stands in their place."""
+        for name, text in words.items():
+            if (node := self.take(name)) is not None and plain(node) is not None:
+                self.note(name, node, text)
+
+    def fix(self, words: Mapping[str, Fixed]) -> None:
+        """Words that can have some values only."""
+        for name, fixed in words.items():
+            if (node := self.take(name)) is None:
+                continue
+            value = plain(node)
+            if any(value == allowed and type(value) is type(allowed) for allowed in fixed.values):
+                if fixed.stands:
+                    self.note(name, node, fixed.stands)
+            else:
+                allowed = " or ".join(shown(option) for option in fixed.values)
+                self.refuse(name, node, f"must be {allowed} here", fixed.otherwise)
+
+    def drop_none(self, names: Iterable[str]) -> None:
+        """Keys whose None means the default."""
+        for name in names:
+            node = self.get(name)
+            if isinstance(node, Leaf) and node.value is None:
+                self.take(name)
+
+    def refuse_rest(self, section: str, known: Iterable[str]) -> None:
+        """Reports every key that is left in a section which Longtake does not have."""
+        if (node := self.take(section)) is None or plain(node) is None:
+            return
+        if isinstance(node, Leaf):
+            self.refuse(section, node, "must be a dict", "write dict(key=value)")
+            return
+        for key, item in node.items.items():
+            self.refuse(f"{section}.{key}", item, "is no word of it", f"there are {', '.join(known)}")
+
+
+def _without(branch: Branch, parts: list[str]) -> Branch | None:
+    """The branch without what stands at the end of `parts`; None where nothing is left."""
+    key = matching_key(branch.items, parts[0])
+    items = dict(branch.items)
+    node = items[key]
+    cut = _without(node, parts[1:]) if len(parts) > 1 and isinstance(node, Branch) else None
+    if cut is None:
+        del items[key]
+    else:
+        items[key] = cut
+    return Branch(items, branch.origin, branch.replaces) if items else None
+
+
+def _with(branch: Branch, parts: list[str], node: Node) -> Branch:
+    key = matching_key(branch.items, parts[0])
+    if len(parts) > 1:
+        inner = branch.items.get(key)
+        node = _with(inner if isinstance(inner, Branch) else Branch({}, node.origin), parts[1:], node)
+    return Branch({**branch.items, key: node}, branch.origin, branch.replaces)

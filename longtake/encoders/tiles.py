@@ -1,0 +1,110 @@
+"""Tiles of a video: where they lie, and how overlapping results are blended into one.
+
+A video is cut in time, then each piece into rows and columns. Sizes and strides are in cells of the tensor at hand:
+pixels on one side of an autoencoder, latent cells on the other. Each tile is a `Piece` of work of its own, so whoever
+computes the pieces, in whatever order and on however many devices, the result is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Box = tuple[slice, slice, slice]  # of frames, rows and columns
+Boxes = list[list[list[Box]]]  # pieces in time x rows x columns
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A computation that needs nothing of the others, and the shape of what it gives."""
+
+    run: Callable[[], Tensor]
+    shape: tuple[int, ...]
+
+
+# Pieces -> their results, in order. The results may be written into.
+ComputePieces = Callable[[Sequence[Piece]], list[Tensor]]
+
+
+def compute_pieces(pieces: Sequence[Piece]) -> list[Tensor]:
+    """One after the other, here."""
+    return [piece.run() for piece in pieces]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of tiles and the way from one to the next; None: that dim is not cut."""
+
+    frames: int | None
+    frame_stride: int
+    side: int | None
+    side_stride: int
+
+    def cut(self, shape: tuple[int, int, int]) -> Boxes:
+        """The tiles of a tensor of (frames, rows, columns).
+
+        Pieces in time have one frame more than `frames`, which is the first of the next or lies before it; a side is
+        cut where either is longer than a tile.
+        """
+        frames, height, width = shape
+        spans, rows, columns = [slice(0, frames)], [slice(0, height)], [slice(0, width)]
+        if self.frames is not None and frames > self.frames:
+            starts = [i for i in range(0, frames, self.frame_stride) if i == 0 or i + 1 < frames]
+            spans = [slice(i, min(frames, i + self.frames + 1)) for i in starts]
+        if self.side is not None and max(height, width) > self.side:
+            rows, columns = (
+                [slice(i, min(length, i + self.side)) for i in range(0, length, self.side_stride)]
+                for length in (height, width)
+            )
+        return [[[(span, row, column) for column in columns] for row in rows] for span in spans]
+
+    def join(self, tiles: Sequence[Sequence[Sequence[Tensor]]]) -> Tensor:
+        """Results `[B, C, f, h, w]` of the tiles that the counterpart of this tiling has cut -> the whole.
+
+        Neighbours fade into each other where they overlap, upper into lower, left into right, earlier into later, as in
+        Open-Sora's and diffusers' autoencoders. Writes into the tiles.
+        """
+        planes = [self._join_plane(plane) for plane in tiles]
+        if len(planes) == 1 or self.frames is None:
+            return planes[0]
+        kept = []
+        for i, plane in enumerate(planes):
+            if i > 0:  # its first frame was encoded without what comes before it
+                plane = planes[i] = plane[:, :, 1:]
+                blend(planes[i - 1], plane, 2, self.frames - self.frame_stride)
+            kept.append(plane[:, :, : self.frame_stride + (i == 0)])
+        return torch.cat(kept, dim=2)
+
+    def _join_plane(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
+        if self.side is None or (len(rows) == 1 and len(rows[0]) == 1):
+            return rows[0][0]
+        overlap, stride = self.side - self.side_stride, self.side_stride
+        joined = []
+        for i, row in enumerate(rows):
+            for j, tile in enumerate(row):
+                if i > 0:
+                    blend(rows[i - 1][j], tile, 3, overlap)
+                if j > 0:
+                    blend(row[j - 1], tile, 4, overlap)
+            joined.append(torch.cat([tile[..., :stride, :stride] for tile in row], dim=4))
+        return torch.cat(joined, dim=3)
+
+
+def blend(before: Tensor, after: Tensor, dim: int, extent: int) -> None:
+    """Fades the end of `before` into the beginning of `after` along `dim`, over at most `extent` cells, in place.
+
+    Weights are linear, from 0 for the first cell of `after`; computed in float32 or more.
+    """
+    extent = min(before.shape[dim], after.shape[dim], extent)
+    if extent <= 0:
+        return
+    rising = torch.arange(extent, dtype=torch.float64, device=after.device) / extent
+    shape = [1] * after.ndim
+    shape[dim] = extent
+    new, old = ((weights.float()).view(shape) for weights in (rising, 1 - rising))
+    head = after.narrow(dim, 0, extent)
+    tail = before.narrow(dim, before.shape[dim] - extent, extent)
+    head.copy_(tail * old + head * new)

@@ -1,0 +1,125 @@
+"""From a tiny training run of a preset to videos by a preset of inference: its folder, a glob of it, adapters on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from longtake.contracts import UserError
+from longtake.data import probe_table, resize_crop, write_image
+from longtake.data.shapes import make_shapes
+from longtake.generate import check_request, generate_from, read_video, resolve_source
+from longtake.parallel import start_world
+from longtake.system import export_adapters
+from longtake.train import Outcome, train_run
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "opensora_v2"
+TINY = ("--tiny", "--device", "cpu", "--dtype", "fp32", "--master-dtype", "fp32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shapes")
+    clips = make_shapes(folder, num_clips=4, num_stills=0)
+    probe_table(clips.table, folder / "clips.parquet")
+    return folder
+
+
+def train(preset: str, folder: Path, *flags: str) -> Outcome:
+    own = ("--dataset.data-path", str(folder / "clips.parquet"), "--outputs", str(folder / "outputs"))
+    buckets = (
+        "--bucket-config",
+        '{"_delete_": True, "32px": {9: (1.0, 2)}}',
+        "--max-steps",
+        "2",
+        "--tensorboard",
+        "False",
+    )
+    words = [*TINY, *own, *buckets, "--exp-name", preset, "--lr", "1e-2", *flags]
+    return train_run(str(CONFIGS / "train" / f"{preset}.py"), words, Console(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Outcome:
+    """A run with known frames."""
+    return train("stage1_i2v", folder, "--model.from-pretrained", "None")
+
+
+def make(target: Path, *flags: str) -> tuple[np.ndarray, list[str]]:
+    """The frames of one video of 9 frames, and what was said."""
+    words = [*TINY, "--prompt", "a red circle", "--num-frames", "9", "--save-dir", str(target), *flags]
+    said: list[str] = []
+    source = resolve_source(str(CONFIGS / "inference" / "256px.py"), words)
+    with start_world("cpu") as world:
+        (video,) = generate_from(source, world, said.append)
+    return read_video(video.path), said
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of bytes, in dB."""
+    return float(10 * np.log10(255**2 / np.mean((a.astype(float) - b) ** 2)))
+
+
+def test_a_run_of_training_is_sampled_from_by_folder_and_by_glob(run: Outcome, tmp_path: Path):
+    whole, said = make(tmp_path, "--model.from-pretrained", str(run.folder))
+    globbed, _ = make(tmp_path, "--model.from-pretrained", f"{run.folder}/epoch*-global_step*")
+    assert said[0].startswith("weights: ")
+    assert str(run.checkpoint) in said[0]
+    assert np.array_equal(whole, globbed)
+    assert (whole != make(tmp_path)[0]).any()
+
+
+def test_the_first_frame_of_the_file_is_the_given_image(run: Outcome, tmp_path: Path):
+    rows = np.linspace(0, 255, 48, dtype=np.uint8)
+    write_image(tmp_path / "a.png", np.broadcast_to(rows[:, None, None], (48, 80, 3)))
+    image = ("--cond-type", "i2v_head", "--ref", str(tmp_path / "a.png"))
+    frames, _ = make(tmp_path, "--model.from-pretrained", str(run.folder), *image)
+    given = resize_crop(read_video(tmp_path / "a.png"), frames.shape[1:3], still=True)[:, 0].permute(1, 2, 0).numpy()
+    assert psnr(frames[0], given) > 35  # all that H.264 takes away
+
+
+def test_adapters_on_top_have_a_strength(run: Outcome, folder: Path, tmp_path: Path):
+    base = ("--model.from-pretrained", str(run.folder))
+    trained = train("lora", folder, *base, "--ema-decay", "None")
+    file = export_adapters(str(trained.folder), tmp_path / "adapters", "peft")
+    plain, _ = make(tmp_path, *base)
+    made = [make(tmp_path, *base, "--lora", str(file), "--lora-scale", scale)[0] for scale in ("0", "1", "8")]
+    assert np.array_equal(made[0], plain)
+    change = [np.abs(frames.astype(int) - plain).mean() for frames in made]
+    assert 0 < change[1] < change[2]
+
+
+def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path: Path):
+    run = train("stage1", folder, "--model.from-pretrained", "None")
+    write_image(tmp_path / "a.png", np.zeros((48, 80, 3), np.uint8))
+    words = [*TINY, "--prompt", "x", "--num-frames", "9", "--model.from-pretrained", str(run.folder)]
+    preset = str(CONFIGS / "inference" / "256px.py")
+    assert check_request(resolve_source(preset, words).config) == []
+    known = ["--cond-type", "i2v_head", "--ref", str(tmp_path / "a.png")]
+    (line,) = check_request(resolve_source(preset, [*words, *known]).config)
+    assert "has no cond_in" in line
+    assert "never saw known frames" in line
+    with pytest.raises(UserError, match=r"set model\.grow_cond_in to True"):
+        check_request(resolve_source(preset, [*words, *known, "--model.grow-cond-in", "False"]).config)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_given_image_is_the_first_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written: list[np.ndarray] = []
+    monkeypatch.setattr("longtake.generate.run.write_video", lambda path, frames, fps: written.append(frames))
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+    write_image(tmp_path / "a.png", pixels)
+    known = ("--cond-type", "i2v_loop", "--ref", str(tmp_path / "a.png"), "--num-sample", "2", "--batch-size", "2")
+    flags = ["--tiny", "--device", "cuda", "--prompt", "x", "--save-dir", str(tmp_path), *known]
+    with start_world("cuda") as world:
+        generate_from(resolve_source(str(CONFIGS / "inference" / "256px.py"), flags), world, lambda text: None)
+    assert len(written) == 2
+    for frames in written:
+        given = resize_crop(pixels[None], frames.shape[1:3], still=True)[:, 0].permute(1, 2, 0).numpy()
+        assert np.array_equal(frames[0], given)
+        assert np.array_equal(frames[-1], given)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from longtake.contracts import LatentShape, UserError
+from longtake.data import write_image, write_video
+from longtake.diffusion import known_windows
+from longtake.generate.references import frame_numbers, known_pixels, reference_faults
+
+CAUSAL = LatentShape(4, 4, 8, causal=True)
+
+
+def asked(kind: str, fps: float = 24.0, compat: str | None = None, latent: LatentShape = CAUSAL) -> SimpleNamespace:
+    """What references read of a config."""
+    return SimpleNamespace(kind=kind, fps_save=fps, compat=compat, ae=SimpleNamespace(latent=latent))
+
+
+def video(path: Path, num_frames: int, fps: float, size: tuple[int, int] = (32, 48)) -> str:
+    """A clip whose frame k is grey of 3 k."""
+    frames = np.repeat(np.arange(num_frames, dtype=np.uint8) * 3, size[0] * size[1] * 3)
+    write_video(path, frames.reshape(num_frames, *size, 3), fps, crf=0)
+    return str(path)
+
+
+def picture(path: Path, height: int, width: int) -> str:
+    write_image(path, np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+    return str(path)
+
+
+def numbers(path: str, config: SimpleNamespace, num_frames: int = 77) -> list[list[int]]:
+    return [frame_numbers(path, w, config).tolist() for w in known_windows(config.kind, config.ae.latent, num_frames)]
+
+
+def test_i2v_takes_the_first_or_last_frame_of_a_video(tmp_path: Path):
+    clip = video(tmp_path / "c.mp4", 10, 24)
+    found = {kind: numbers(clip, asked(kind)) for kind in ("i2v_head", "i2v_tail", "i2v_loop")}
+    assert found == {"i2v_head": [[0]], "i2v_tail": [[9]], "i2v_loop": [[0], [9]]}
+
+
+def test_v2v_takes_as_many_frames_as_were_known_in_training(tmp_path: Path):
+    clip = video(tmp_path / "c.mp4", 80, 24)
+    other = LatentShape(4, 4, 8, causal=False)
+    assert numbers(clip, asked("v2v_head")) == [list(range(33))]
+    assert numbers(clip, asked("v2v_tail_easy")) == [list(range(15, 80))]
+    assert numbers(clip, asked("v2v_tail", latent=other), 72) == [list(range(48, 80))]
+
+
+def test_a_video_is_taken_at_the_models_rate(tmp_path: Path):
+    fast, slow, close = (video(tmp_path / f"{fps}.mp4", 80, fps) for fps in (48, 12, 23.976))
+    assert numbers(fast, asked("v2v_head")) == [list(range(0, 65, 2))]
+    assert numbers(fast, asked("v2v_tail")) == [list(range(15, 80, 2))]
+    assert numbers(slow, asked("v2v_head"))[0][:5] == [0, 1, 1, 2, 2]
+    assert numbers(close, asked("v2v_head")) == [list(range(33))]
+    assert numbers(fast, asked("v2v_head", compat="opensora_v2")) == [list(range(33))]
+
+
+def test_frames_cover_the_size_and_are_cut_at_the_centre(tmp_path: Path):
+    wide = picture(tmp_path / "w.png", 32, 96)
+    head = known_windows("i2v_head", CAUSAL, 9)
+    (known,) = known_pixels((wide,), head, (32, 32), asked("i2v_head"))
+    expected = np.asarray(Image.open(wide))[:, 32:64].transpose(2, 0, 1)[:, None]
+    assert torch.equal(known, torch.from_numpy(expected.copy()))
+
+
+def test_a_loop_begins_with_the_first_file_and_ends_with_the_last(tmp_path: Path):
+    files = [picture(tmp_path / f"{n}.png", 32, 32 + 16 * n) for n in range(3)]
+    head, tail = known_pixels(files, known_windows("i2v_loop", CAUSAL, 9), (32, 32), asked("i2v_loop"))
+    for known, path in ((head, files[0]), (tail, files[2])):
+        (alone,) = known_pixels((path,), known_windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))
+        assert torch.equal(known, alone)
+
+
+def test_every_fault_of_a_reference_is_a_clause_with_its_file(tmp_path: Path):
+    short, still = video(tmp_path / "s.mp4", 40, 48), picture(tmp_path / "p.png", 32, 32)
+    text, cut = tmp_path / "t.png", tmp_path / "cut.png"
+    text.write_text("no picture")
+    cut.write_bytes(Path(still).read_bytes()[:-500])
+    cases = {
+        (short, "v2v_head"): 'has 40 frames at 48 FPS, and cond_type = "v2v_head" takes 33 at 24 FPS, which are 65',
+        (still, "v2v_tail"): 'is a still, and cond_type = "v2v_tail" takes 33 frames of a video',
+        (str(tmp_path / "gone.png"), "i2v_head"): "no such file",
+        (str(text), "i2v_tail"): "not a picture",
+        (str(cut), "i2v_head"): "cannot be read",
+        (str(tmp_path), "i2v_loop"): "is a folder",
+    }
+    for (path, kind), said in cases.items():
+        (fault,) = reference_faults((path,), known_windows(kind, CAUSAL, 77), asked(kind))
+        assert fault.startswith(f"ref {path!r}: ")
+        assert said in fault
+    assert not reference_faults((still,), known_windows("i2v_loop", CAUSAL, 77), asked("i2v_loop"))
+
+
+def test_a_file_that_is_gone_by_the_time_it_is_read_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=r"gone\.png'.*no such file"):
+        known_pixels((str(tmp_path / "gone.png"),), known_windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))

@@ -1,0 +1,107 @@
+"""Encoders in a plan: what they hold, what they take, and where they are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longtake.encoders import T5_XXL, HunyuanVAEConfig, autoencoder_cost, text_cost
+from longtake.plan import Machine, RunPlan, plan_json, plan_run
+from longtake.plan.report import entry_head, entry_rows
+from longtake.plan.run import read_layout, read_work
+from longtake.track import gpu_named
+from tests.plan.runs import run_config
+
+MACHINE = Machine(gpu_named("h200"))
+LEARNED: dict[str, Any] = {
+    "ae": {"type": "hunyuan_vae"},
+    "t5": {"type": "text_embedder"},
+    "clip": {"type": "text_embedder"},
+    "bucket_config": {"256px": {1: (1.0, 45), 33: (1.0, 12), 129: (1.0, 3)}, "768px": {65: (1.0, 1)}},
+}
+MODEL = {"in_channels": 64, "patch_size": 2, "context_in_dim": 4096, "vec_in_dim": 768}
+RATE = MACHINE.gpu.peak_flops * MACHINE.efficiency
+
+
+def planned(gpus: int = 8, **changes: Any) -> RunPlan:
+    return plan_run(run_config(**{**LEARNED, "model": MODEL, **changes}), gpus, MACHINE)
+
+
+def test_a_table_says_what_encoding_takes() -> None:
+    plan = planned()
+    head = entry_head(plan)
+    for entry, row in zip(plan.entries, entry_rows(plan), strict=True):
+        shape, batch = entry.bucket.shape, entry.bucket.batch_size
+        video = autoencoder_cost(HunyuanVAEConfig(), shape, batch)
+        text = text_cost(T5_XXL, "t5", 512, batch)
+        assert entry.time.encoding == pytest.approx((video.flops + text.flops) / RATE, rel=0.01)  # CLIP is small
+        assert entry.encoding_bytes >= max(video.num_bytes, text.num_bytes)
+        assert entry.memory.total >= entry.encoding_bytes + entry.memory.encoders
+        assert row[head.index("encode GiB")] == f"{entry.encoding_bytes / 2**30:.2f}"
+        assert row[head.index("encode s")] == f"{entry.time.encoding:.3g}"
+        found = plan_json(plan)["buckets"][entry.name]
+        assert found["encoding_bytes"] == entry.encoding_bytes
+        assert found["seconds"]["encoding"] == entry.time.encoding
+        assert found["seconds"]["total"] > found["seconds"]["encoding"]
+
+
+def test_encoding_can_be_the_worst_moment() -> None:
+    small = {**MODEL, "hidden_size": 64, "num_heads": 2, "axes_dim": (8, 12, 12), "depth": 1, "depth_single_blocks": 1}
+    plan = planned(model=small)
+    longest = next(entry for entry in plan.entries if entry.name == "256px/129f")
+    assert longest.memory.activations == longest.encoding_bytes
+
+
+def test_peers_share_a_video_and_one_of_them_embeds_its_caption() -> None:
+    alone, shared = (planned(parallel={"sequence": sequence}).entries[0] for sequence in (1, 4))
+    assert alone.name == shared.name == "768px/65f"
+    video = autoencoder_cost(HunyuanVAEConfig(), alone.bucket.shape, 1)
+    text = text_cost(T5_XXL, "t5", 512, 1)
+    assert shared.time.encoding == pytest.approx((video.rank_flops(4) + text.flops) / RATE, rel=0.01)
+    assert alone.time.encoding == pytest.approx((video.flops + text.flops) / RATE, rel=0.01)
+    assert alone.encoding_bytes == shared.encoding_bytes
+
+
+def test_peers_share_captions_by_their_number() -> None:
+    still = {"bucket_config": {"64px": {1: (1.0, 45)}}}
+    degrees = ((1, 1, 45), (4, 1, 12), (2, 4, 6))
+    for sequence, tensor, captions in degrees:
+        (entry,) = planned(**still, parallel={"sequence": sequence, "tensor": tensor}).entries
+        video = autoencoder_cost(HunyuanVAEConfig(), entry.bucket.shape, 45).rank_flops(sequence * tensor)
+        text = text_cost(T5_XXL, "t5", 512, captions)
+        assert entry.time.encoding == pytest.approx((video + text.flops) / RATE, rel=0.01)
+        embeddings = 45 * 512 * 4096 * (2 + 4)  # of all captions, which every rank has in the end
+        assert entry.encoding_bytes == pytest.approx(max(text.num_bytes, embeddings), rel=0.01)
+        assert entry.memory.encoders == planned(**still).entries[0].memory.encoders
+
+
+def test_the_forecast_of_the_stage_has_it_in() -> None:
+    with_encoders, stored = planned(), planned(dataset={"latents": "store", "views": 2})
+    seconds = [entry.time.encoding for entry in with_encoders.entries]
+    more = with_encoders.forecast.step_seconds - stored.forecast.step_seconds
+    assert more == pytest.approx(sum(seconds) / len(seconds), rel=0.01)
+
+
+def test_stored_latents_and_folded_pixels_take_nothing() -> None:
+    for plan in (planned(dataset={"latents": "store", "views": 2}), plan_run(run_config(), 1, MACHINE)):
+        assert not plan.encodes
+        assert "encode s" not in entry_head(plan)
+        assert {entry.time.encoding for entry in plan.entries} == {0.0}
+        assert {entry.memory.encoders for entry in plan.entries} == {0}
+
+
+def test_a_store_that_is_filled_up_on_the_way_still_needs_the_memory() -> None:
+    some = planned(dataset={"latents": "store", "views": 2, "latents_missing": "online"})
+    assert not some.encodes
+    assert [entry.encoding_bytes for entry in some.entries] == [entry.encoding_bytes for entry in planned().entries]
+
+
+def test_a_probe_leaves_encoders_out() -> None:
+    config = run_config(**{**LEARNED, "model": MODEL})
+    work, layout = read_work(config), read_layout(config, 1, 8)
+    bare = read_work(
+        config.model_copy(update={"dataset": config.dataset.model_copy(update={"latents": "store", "views": 2})})
+    )
+    for bucket in work.entries:
+        assert work.memory(bucket, layout, encodes=False) == bare.memory(bucket, layout)
