@@ -127,6 +127,27 @@ def processes_of_launches(place: Site) -> list[int]:
     return found
 
 
+def programs(place: Site, word: str) -> list[int]:
+    """Processes of the launches that have a word, or a part of one, on their command line; the shells around them not.
+
+    A process may end between being found and being read; it is not among them then.
+    """
+    found = {number: words_of(number) for number in processes_of_launches(place)}
+    return [
+        number
+        for number, words in found.items()
+        if any(word.encode() in part for part in words) and words[0] != b"/bin/sh"
+    ]
+
+
+def words_of(number: int) -> list[bytes]:
+    """The command line of a process; no words where it has ended."""
+    try:
+        return Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def _belongs(process: Path, place: Site) -> bool:
     """By the variable that says where jobs are noted, by ssh's configuration, or by the note that it holds open."""
     if f"LONGTAKE_JOBS={place.jobs}".encode() in (process / "environ").read_bytes().split(b"\0"):
@@ -145,7 +166,7 @@ def wait_for_end(place: Site, seconds: float = PATIENCE_SECONDS) -> None:
     end = time.monotonic() + seconds
     while left := processes_of_launches(place):
         if time.monotonic() > end:
-            names = [Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ")[:200] for number in left]
+            names = [b" ".join(words_of(number))[:200] for number in left]
             for number in left:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)

@@ -16,7 +16,7 @@ import pytest
 
 from longtake.cluster import Host, Launch, run
 from longtake.contracts import UserError
-from tests.cluster.servers import ROOT, Site, processes_of_launches, wait_for_end
+from tests.cluster.servers import ROOT, Site, processes_of_launches, programs, wait_for_end, words_of
 from tests.train.runs import PATIENCE_SECONDS
 
 # torchrun starts its workers in sessions of their own and passes SIGTERM on; so does this.
@@ -241,7 +241,7 @@ def test_a_secret_is_on_no_command_line(planned: Launch, place: Site, tmp_path: 
 
     def look() -> None:
         for number in processes_of_launches(place):
-            seen.append(Path(f"/proc/{number}/cmdline").read_bytes())
+            seen.append(b" ".join(words_of(number)))
         (tmp_path / "end").touch()
 
     watching = when(lambda: up(tmp_path), look)
@@ -292,28 +292,17 @@ def test_a_host_that_hears_nothing_any_more_stops(
     def freeze() -> None:
         (ssh,) = [number for number in programs(place, "ssh") if b"beta" in words_of(number)]
         os.kill(ssh, signal.SIGSTOP)
-        left.append(len(programs(place, "program.py")))
-        end = time.monotonic() + PATIENCE_SECONDS
-        while (now := len(programs(place, "program.py"))) > 2 and time.monotonic() < end:
-            time.sleep(0.05)
-        left.append(now)
-        os.kill(ssh, signal.SIGCONT)
+        try:
+            left.append(len(programs(place, "program.py")))
+            end = time.monotonic() + PATIENCE_SECONDS
+            while (now := len(programs(place, "program.py"))) > 2 and time.monotonic() < end:
+                time.sleep(0.05)
+            left.append(now)
+        finally:
+            os.kill(ssh, signal.SIGCONT)
 
     watching = when(lambda: up(tmp_path), freeze)
     assert run(planned) == 1
     watching.join()
     assert left == [4, 2]  # on each host torchrun's stand-in and the worker
     assert "beta has failed; stopping the others" in capsys.readouterr().err
-
-
-def programs(place: Site, word: str) -> list[int]:
-    """Processes of the launches that have a word, or a part of one, on their command line."""
-    return [
-        number
-        for number in processes_of_launches(place)
-        if any(word.encode() in part for part in words_of(number)) and words_of(number)[0] != b"/bin/sh"
-    ]
-
-
-def words_of(number: int) -> list[bytes]:
-    return Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")

@@ -21,7 +21,7 @@ UNEVEN = np.cumsum([25, 20, 30, 25, 90, 10] * 4).tolist()
 B_FRAMES = {"g": "12", "bf": "3"}
 HEVC = {"codec": "libx265", "options": {"x265-params": "keyint=10:log-level=none:pools=1:frame-threads=1"}}
 VP9 = {"codec": "libvpx-vp9", "options": {"g": "12", "cpu-used": "8", "deadline": "realtime"}}
-AV1 = {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}, "size": (64, 64)}
+AV1 = {"codec": "av1"}
 MPEG4 = {"codec": "mpeg4", "options": {"g": "12", "bf": "2"}}
 GIF = {"codec": "gif", "pix_fmt": "rgb8"}
 FRAGMENTED = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
