@@ -14,14 +14,12 @@ own FLOPs are left out) over the peak of the device, recomputation not counted.
 from __future__ import annotations
 
 import argparse
-import gc
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import print_table, write_json
+from machine import gib, now, percent, print_table, write_json
 
 from longtake.parallel import World, start_world
 from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
@@ -62,9 +60,7 @@ def measure(preset: str, arguments: argparse.Namespace, world: World) -> list[di
     wanted = arguments.bucket or (TINY_BUCKETS if arguments.tiny else BUCKETS[preset])
     lines = [_line(preset, plan, entry, step, timed, arguments) for entry in plan.entries if entry.name in wanted]
     del step
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+    world.free_memory()
     return lines
 
 
@@ -76,7 +72,7 @@ def _line(
     tries = [step.measure(entry.bucket, batch) for _ in range(arguments.repeats)]
     times = [one.seconds for one in tries if one.seconds is not None]
     peaks = [one.peak_bytes for one in tries if one.peak_bytes is not None]
-    forecast = plan.work.memory(entry.bucket, plan.layout, batch).total - plan.work.encoder_bytes
+    forecast = plan.work.memory(entry.bucket, plan.layout, batch, encodes=False).total
     line: dict[str, Any] = {
         "preset": preset,
         "bucket": entry.name,
@@ -106,52 +102,40 @@ class _Timed:
 
     def __init__(self, world: World) -> None:
         self.seconds: list[float] = []
-        self._on_gpu = world.device.type == "cuda"
+        self._device = world.device
 
     def over(self, update: Callable[[], None]) -> Callable[[], None]:
         """The same update, timed."""
 
         def timed() -> None:
-            self._wait()
-            start = time.perf_counter()
+            start = now(self._device)
             update()
-            self._wait()
-            self.seconds.append(time.perf_counter() - start)
+            self.seconds.append(now(self._device) - start)
 
         return timed
 
-    def _wait(self) -> None:
-        if self._on_gpu:
-            torch.cuda.synchronize()
-
 
 def _row(line: dict[str, Any]) -> tuple[str, ...]:
-    def gib(number: int | None) -> str:
-        return "-" if number is None else f"{number / 2**30:.2f}"
-
-    head = (line["preset"], line["bucket"], f"{line['tokens']:,}", str(line["batch"]))
+    update, step, mfu = "-", "-", "-"
     if line["out_of_memory"]:
-        return (
-            *head,
-            "out of memory",
-            "-",
-            str(line["micro_batches"]),
-            "-",
-            "-",
-            "-",
-            gib(line["forecast_bytes"]),
-            "-",
-        )
+        micro_batch = "out of memory"
+    else:
+        micro_batch, update = f"{line['micro_batch_ms']:.0f}", f"{line['update_ms']:.0f}"
+        step, mfu = f"{line['step_seconds']:.2f}", percent(line["mfu"])
+    peak, forecast = line["peak_bytes"], line["forecast_bytes"]
     return (
-        *head,
-        f"{line['micro_batch_ms']:.0f}",
-        f"{line['update_ms']:.0f}",
+        line["preset"],
+        line["bucket"],
+        f"{line['tokens']:,}",
+        str(line["batch"]),
+        micro_batch,
+        update,
         str(line["micro_batches"]),
-        f"{line['step_seconds']:.2f}",
-        "-" if line["mfu"] is None else f"{line['mfu']:.1%}",
-        gib(line["peak_bytes"]),
-        gib(line["forecast_bytes"]),
-        "-" if line["peak_bytes"] is None else f"{line['forecast_bytes'] / line['peak_bytes']:.2f}",
+        step,
+        mfu,
+        gib(peak),
+        gib(forecast),
+        "-" if peak is None else f"{forecast / peak:.2f}",
     )
 
 

@@ -15,14 +15,12 @@ peak of the device. Needs diffusers, but for --tiny.
 from __future__ import annotations
 
 import argparse
-import gc
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import print_table, write_json
+from machine import gib, now, percent, print_table, write_json
 from torch import Tensor
 
 from longtake.diffusion import known_windows
@@ -45,9 +43,7 @@ def main() -> None:
         for offload in (False, True):
             source = resolve_source(str(PRESETS / f"{arguments.preset}.py"), _words(arguments, offload, autoencoder))
             figures.append(measure(source, world))
-            gc.collect()
-            if world.device.type == "cuda":
-                torch.cuda.empty_cache()
+            world.free_memory()
     if not world.is_main:
         return
     head = ("preset", "kind", "TxHxW", "tokens", "steps", "branches", "model", "start s", "steps s", "decode s")
@@ -65,13 +61,13 @@ def measure(source: Source, world: World) -> dict[str, Any]:
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(world.device)
-    marks = [_now(world)]
+    marks = [now(world.device)]
 
     def on_step(done: int, total: int, x: Tensor) -> None:
-        marks.append(_now(world))
+        marks.append(now(world.device))
 
     sample_videos(system, [request], option, on_step, config.kind)
-    marks.append(_now(world))
+    marks.append(now(world.device))
     scales, frames = guidance_scales(option, config.kind), system.latent(*shape)[1]
     counts = [len(scales.coefficients(step, option.num_steps, frames)) for step in range(option.num_steps)]
     per_branch = (marks[-2] - marks[1]) / sum(counts[1:])  # the first step's time has the start in it
@@ -138,12 +134,6 @@ def _words(arguments: argparse.Namespace, offload: bool, autoencoder: str | None
     return [*flags, "--tiny"] if arguments.tiny else flags
 
 
-def _now(world: World) -> float:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-    return time.perf_counter()
-
-
 def _row(line: dict[str, Any]) -> tuple[str, ...]:
     return (
         line["preset"],
@@ -155,8 +145,8 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
         "offloaded" if line["offload_model"] else "resident",
         *(f"{line[f'{part}_seconds']:.2f}" for part in ("start", "steps", "decode")),
         f"{line['seconds']:.2f}",
-        "-" if line["mfu"] is None else f"{line['mfu']:.1%}",
-        "-" if line["peak_bytes"] is None else f"{line['peak_bytes'] / 2**30:.1f}",
+        percent(line["mfu"]),
+        gib(line["peak_bytes"]),
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,23 @@ def machine() -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a clock, once the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def gib(number: int | None) -> str:
+    """Bytes in GiB, for a table."""
+    return "-" if number is None else f"{number / 2**30:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """A share, such as MFU, for a table."""
+    return "-" if share is None else f"{share:.1%}"
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

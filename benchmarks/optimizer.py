@@ -9,13 +9,12 @@ Clipping, update and average, contenders in turns, the best of several rounds ea
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import print_table, write_json
+from machine import now, print_table, write_json
 from torch import nn
 
 from longtake.config import resolve
@@ -63,18 +62,13 @@ class Contender:
         """One step, timed."""
         for p, gradient in zip(self.model.parameters(), self.gradients, strict=True):
             p.grad = gradient.clone()
-        skip = torch.zeros((), device=self.gradients[0].device)
-        start = _now()
+        device = self.gradients[0].device
+        skip = torch.zeros((), device=device)
+        start = now(device)
         self.optimizer.step(1e-4, clip_scale(self.optimizer.grad_square_sum().sqrt(), 1.0), skip)
         self.ema.update(number, skip)
         if number > 2:  # kernels are compiled in the first two
-            self.best = min(self.best, _now() - start)
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+            self.best = min(self.best, now(device) - start)
 
 
 def main() -> None:

@@ -23,8 +23,6 @@ MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. 
 from __future__ import annotations
 
 import argparse
-import gc
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from flux_peer import flux_peer
-from machine import print_table, write_json
+from machine import gib, now, percent, print_table, write_json
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 
 from longtake.contracts import Bucket, Conditions, LatentShape, Slot
@@ -180,9 +178,7 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
         "peer_over_ours": {way: best[f"peer {way}"] / best[f"ours {way}"] for way in ways},
     }
     del step, contenders
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+    world.free_memory()
     return figures
 
 
@@ -215,12 +211,10 @@ class OurStep:
 
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of a step, the device waited for after each."""
-        _wait(self.world)
-        seconds, start = {}, time.perf_counter()
+        seconds, start = {}, now(self.world.device)
         for phase in self._steps():
-            _wait(self.world)
-            now = time.perf_counter()
-            seconds[phase], start = now - start, now
+            end = now(self.world.device)
+            seconds[phase], start = end - start, end
         return seconds
 
     def _steps(self) -> Iterator[str]:
@@ -313,9 +307,6 @@ def _report_overhead(arguments: argparse.Namespace) -> None:
 
 
 def _row(line: dict[str, Any]) -> tuple[str, ...]:
-    def gib(number: int | None) -> str:
-        return "-" if number is None else f"{number / 2**30:.2f}"
-
     peers = (line["peer_over_ours"].get(name) for name in ("eager", "compiled"))
     return (
         line["model"],
@@ -326,7 +317,7 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
         *(f"{line['phases_ms'][phase]:.1f}" for phase in PHASES),
         f"{line['step_ms']:.1f}",
         f"{line['tokens_per_second']:,.0f}",
-        "-" if line["mfu"] is None else f"{line['mfu']:.1%}",
+        percent(line["mfu"]),
         f"{line['full_step_ms']:.0f}",
         gib(line["peak_bytes"]),
         gib(line["forecast_bytes"]),
@@ -335,16 +326,9 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _seconds(run: Callable[[], None], world: World) -> float:
-    _wait(world)
-    start = time.perf_counter()
+    start = now(world.device)
     run()
-    _wait(world)
-    return time.perf_counter() - start
-
-
-def _wait(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+    return now(world.device) - start
 
 
 def _reset_peak(world: World) -> None:

@@ -19,6 +19,11 @@ class UserError(ValueError):
     """
 
 
+def in_one_line(error: BaseException) -> str:
+    """What a library says of its error, short enough for a sentence of ours."""
+    return " ".join(str(error).split())[:160]
+
+
 @dataclass(frozen=True)
 class Bucket:
     """One shape that a run trains on: `(resolution name, frames key, aspect ratio) -> (T, H, W), batch size`."""

@@ -7,8 +7,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from longtake.contracts import UserError
+from longtake.contracts import UserError, in_one_line
 
+# Files that the presets and their documentation name: where they are published.
+_PUBLISHED = {
+    "Open_Sora_v2.safetensors": "hpcai-tech/Open-Sora-v2",
+    "hunyuan_vae.safetensors": "hpcai-tech/Open-Sora-v2",
+    "flux1-dev.safetensors": "hpcai-tech/Open-Sora-v2",
+    "flux1-dev-ae.safetensors": "hpcai-tech/Open-Sora-v2",
+    "flux1-dev-fused-rope.safetensors": "hpcai-tech/flux1-dev-fused-rope",
+}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.safetensors)?")
 
 
@@ -30,8 +38,10 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
     if local.exists():
         return local
     if not is_hub_name(name):
+        home = _PUBLISHED.get(local.name)
+        get = f"`hf download {home} {local.name} --local-dir {local.parent}`" if home else "download the weights there"
         raise UserError(
-            f"{key} = {name!r}: no such file or folder (looked for {local.absolute()}); download the weights there, "
+            f"{key} = {name!r}: no such file or folder (looked for {local.absolute()}); {get}, "
             "or name them as on the Hugging Face hub: owner/name, or owner/name/file.safetensors"
         )
     try:
@@ -63,13 +73,13 @@ def _from_hub(
                     repository, cache_dir=cache_dir, allow_patterns=list(patterns), local_files_only=only_local
                 )
             except LocalEntryNotFoundError as error:
-                why = why if offline else f"the hub cannot be reached ({_short(error)})" if not only_local else why
+                why = why if offline else f"the hub cannot be reached ({in_one_line(error)})" if not only_local else why
                 continue
             except RepositoryNotFoundError:
                 why = "the hub has no such repository, or wants you to log in for it (`hf auth login`)"
                 continue
             except (HfHubHTTPError, OSError, ValueError) as error:
-                why = f"the hub does not give it ({_short(error)})"
+                why = f"the hub does not give it ({in_one_line(error)})"
                 continue
             found = Path(folder, *file)
             if found.exists() if file else any(found.glob(patterns[-1])):
@@ -88,7 +98,3 @@ def _lacking(repository: str, file: Sequence[str], wanted: Sequence[Sequence[str
         return "no such file"
     names = " or ".join(patterns[-1] for patterns in wanted)
     return f"no {names} (another file is named with it: {repository}/FILE.safetensors)"
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def test_paths_are_not_taken_for_names(cache: Path) -> None:
         assert not is_hub_name(path)
     with pytest.raises(UserError, match=r"no such file or folder \(looked for /.*/ckpts/gone.safetensors\); download"):
         find_files("ckpts/gone.safetensors", KEY, WANTED)
+
+
+def test_a_published_file_is_missed_with_the_line_that_fetches_it(cache: Path) -> None:
+    line = "`hf download hpcai-tech/Open-Sora-v2 hunyuan_vae.safetensors --local-dir ckpts`"
+    with pytest.raises(UserError, match=re.escape(f"ckpts/hunyuan_vae.safetensors); {line}, or name them")):
+        find_files("ckpts/hunyuan_vae.safetensors", KEY, WANTED)
 
 
 def test_without_the_hubs_client_the_extra_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from longtake.cli.options import OPEN_ENDED, Run, run_and_overrides
 from longtake.generate import check_request, generate_from, resolve_source
 from longtake.parallel import start_world
 from longtake.track import make_console
+from longtake.train import ended_by_signals
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
         source = resolve_source(*run_and_overrides(context, run, "generate"), dialect=context.obj)
         doubts = check_request(source.config)
         console = make_console()
-        with start_world(source.config.device) as world:
+        with ended_by_signals(), start_world(source.config.device) as world:
             say = partial(console.print, markup=False) if world.is_main else _silent
             for line in doubts:
                 say(line)

@@ -18,6 +18,7 @@ from longtake.cluster.connection import Connection, Event, ssh_command
 from longtake.cluster.hosts import Host
 from longtake.cluster.output import Output
 from longtake.contracts import UserError
+from longtake.parallel.world import LOST_PEER
 from longtake.train import EXIT_INTERRUPTED
 
 _BEAT_SECONDS = 15.0
@@ -29,8 +30,6 @@ _OVERTIME_SECONDS = 60.0  # for a host to end what it had to end
 _LEAVE_SECONDS = 5.0
 _USER = -1  # the "host" of signals
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-# A rank that says so has failed because another one had.
-LOST_PEER = "the connection to another process of the run is lost"
 
 
 @dataclass(frozen=True)
@@ -389,6 +388,7 @@ class Launcher:
         return self._exit_code(own[0])
 
     def _is_consequence(self, host: int) -> bool:
+        """Whether a host has failed because another one had."""
         return any(LOST_PEER in line for line in self.output.last_words(host))
 
     def _describe(self, host: int) -> str:

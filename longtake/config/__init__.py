@@ -2,7 +2,8 @@
 
 `Section` is the base of every schema. `load_config` turns a file, its bases and the command line's flags into a checked
 value; `resolve` does so without a file; `dump_config` writes a file that reads back equal; `describe` lists every value
-with where it comes from. A mistake of the user is a `ConfigError` that carries all its `Fault`s.
+with where it comes from; `key_names` tells one kind of file from another. A mistake of the user is a `ConfigError` that
+carries all its `Fault`s.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from longtake.config.dialect import Dialect, Heights
 from longtake.config.dump import dump_config
 from longtake.config.faults import ConfigError, Fault
-from longtake.config.load import Resolved, Row, describe, load_config, resolve
+from longtake.config.load import Resolved, Row, describe, key_names, load_config, resolve
 from longtake.config.section import Section
 from longtake.config.tree import Origin
 
@@ -25,6 +26,7 @@ __all__ = [
     "Section",
     "describe",
     "dump_config",
+    "key_names",
     "load_config",
     "resolve",
 ]

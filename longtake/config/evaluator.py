@@ -145,14 +145,14 @@ class Evaluator:
             self.fault(expr, "cannot stand in a configuration", ALLOWED)
         return method(self, expr, local)
 
-    def plain_value(self, expr: ast.expr, local: dict[str, Any]) -> Any:
-        """The value as plain data."""
+    def plain_value(self, expr: ast.expr, local: dict[str, Any], marks: bool = False) -> Any:
+        """The value as plain data. `marks` keeps each `_delete_`: a dict in a list is laid over another one later."""
         value = self.value(expr, local)
         if not isinstance(value, Branch):
             return value
         if not self.budget.weigh(value):
             self.too_large(expr)
-        return plain(value)
+        return plain(value, marks)
 
     def constant(self, expr: ast.Constant, local: dict[str, Any]) -> Any:
         if expr.value is not None and not isinstance(expr.value, (str, int, float)):
@@ -190,7 +190,7 @@ class Evaluator:
             if isinstance(item, ast.Starred):
                 values.extend(self.series(item.value, local))
             else:
-                values.append(self.plain_value(item, local))
+                values.append(self.plain_value(item, local, marks=True))
         return values if isinstance(expr, ast.List) else tuple(values)
 
     def dict_literal(self, expr: ast.Dict, local: dict[str, Any]) -> Branch:
@@ -297,7 +297,7 @@ class Evaluator:
     def comprehension(self, expr: ast.ListComp | ast.DictComp, local: dict[str, Any]) -> Any:
         scopes = self.scopes(expr.generators, local)
         if isinstance(expr, ast.ListComp):
-            return [self.plain_value(expr.elt, scope) for scope in scopes]
+            return [self.plain_value(expr.elt, scope, marks=True) for scope in scopes]
         return self.make_branch(expr, [(self.key(expr.key, scope), self.node(expr.value, scope)) for scope in scopes])
 
     def scopes(self, loops: list[ast.comprehension], local: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,7 @@ class Resolved(Generic[T]):
     tree: dict[str, Any]  # what files and flags say, merged, as plain data; no defaults
     origins: dict[str, Origin]  # dotted key of every leaf of `tree` -> where it comes from
     path: Path | None  # the file that was named, None where there was none
+    marked: dict[str, Any]  # `tree` with each `_delete_`, as a layer over another file
 
 
 class Row(NamedTuple):
@@ -86,6 +87,16 @@ def resolve(
     return finish(layer, overrides, schema, place, None, faults, dialect)
 
 
+def key_names(path: str | Path, dialect: Dialect | None = None) -> frozenset[str]:
+    """The first words of all keys that a configuration file and its bases assign, to tell what kind of file it is.
+
+    Empty for a file that cannot be read, which `load_config` says. `dialect`: knows where bases are.
+    """
+    find = None if dialect is None else dialect.find
+    layer = guarded(lambda: open_layers(Path(path), lambda fault: None, find=find), shown_path(Path(path)), [])
+    return frozenset() if layer is None else frozenset(name for name in layer.names if not name.startswith("_"))
+
+
 def given(tree: Mapping[str, Any], place: str, faults: list[Fault]) -> Source:
     """Plain data as the statements of a file that is called `place`; what is no key or no value joins `faults`."""
     source = Source(place)
@@ -129,7 +140,7 @@ def finish(
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     origins = {dotted(keys): node.origin for keys, node in leaves(tree)}
-    return Resolved(value, plain(tree), origins, path)
+    return Resolved(value, plain(tree), origins, path, plain(tree, marks=True))
 
 
 def guarded(work: Any, place: str, faults: list[Fault]) -> Any:

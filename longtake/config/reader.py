@@ -290,8 +290,3 @@ def toml_lines(text: str) -> dict[tuple[str, ...], int]:
             for end in range(known + 1, len(path) + 1):
                 lines.setdefault(path[:end], number)
     return lines
-
-
-def is_private(name: str) -> bool:
-    """Whether a top-level name is a variable of its file and no key."""
-    return name.startswith("_")

@@ -33,6 +33,11 @@ class Origin:
             return self.place
         return f"{self.place}, from " + ", ".join(f"{name} ({place})" for name, place in self.sources)
 
+    @property
+    def is_flag(self) -> bool:
+        """Whether it was written on the command line."""
+        return self.place.startswith("--")
+
     def derived(self, used: Mapping[str, Origin]) -> Origin:
         """This place, for a value computed from the named ones."""
         sources: dict[tuple[str, str], None] = {}

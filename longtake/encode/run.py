@@ -16,7 +16,7 @@ import torch
 
 from longtake._version import __version__
 from longtake.buckets import BucketConfig, BucketRule
-from longtake.contracts import LatentShape, Slot, UserError
+from longtake.contracts import Slot, UserError
 from longtake.data import DatasetConfig, LatentStore, SlotLoader, machine_bytes, open_clips
 from longtake.data.latents.shard import crc_of, remove_abandoned, whole_file, write_tensors
 from longtake.data.latents.store import (
@@ -45,7 +45,7 @@ from longtake.encode.shards import (
 )
 from longtake.encode.verify import VerifyResult, whole_files
 from longtake.parallel import World, tune_host
-from longtake.system import Encoders, SystemConfig, build_encoders, kinds_apart, windows_apart
+from longtake.system import Encoders, SystemConfig, build_encoders, kinds_apart, windows_of
 
 _ALL_BAD = 100  # clips of one process, none of which can be read, end it: most often the root is wrong
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -112,7 +112,7 @@ def encode(
     latent = encoders.autoencoder.latent
     source = PixelSource(table, dataset, seed=config.seed, stage=stage, latent=latent, compat=config.compat)
     inputs = encode_inputs(config.seed, dataset, rule, table, stage)
-    windows = windows_of(conditions, rule, latent)
+    windows = windows_of(conditions, rule.buckets, latent)
     made = clips_of(inputs) | ({"kinds": list(kinds_apart(conditions, latent))} if windows else {})
     facts = _facts(config, dataset, rule, stage, encoders, options, made, windows)
     world.on_main(lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts)))
@@ -123,15 +123,6 @@ def encode(
     missing, bad = world.on_main(lambda: work.finish())
     views = dataset.views
     return EncodeResult(options.folder, len(plan), len(plan.first_of_texts), views, continued, missing, bad)
-
-
-def windows_of(
-    conditions: ConditionConfig | None, rule: BucketRule, latent: LatentShape
-) -> dict[int, dict[str, Window]]:
-    """Frames of a clip -> the windows that are encoded by themselves, by name; lengths without any are left out."""
-    kinds = kinds_apart(conditions, latent)
-    lengths = sorted({bucket.shape[0] for bucket in rule.buckets})
-    return {length: found for length in lengths if (found := windows_apart(kinds, latent, length))}
 
 
 def _facts(

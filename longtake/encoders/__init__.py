@@ -91,7 +91,6 @@ __all__ = [
     "find_encoder",
     "hunyuan_module",
     "image_module",
-    "read_architecture",
     "t5_module",
     "text_cost",
     "text_facts",

@@ -48,13 +48,12 @@ class KLAutoencoder(nn.Module, ABC):
         config: HunyuanVAEConfig | Autoencoder2DConfig,
         model: nn.Module,
         dtype: torch.dtype,
-        load_decoder: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self.config, self.model, self.dtype = config, model, dtype
         self.latent = config.latent
         self.scale, self.shift = config.scale_factor, config.shift_factor
-        self.load_decoder = load_decoder
+        self.load_decoder: Callable[[], None] | None = None
         self.compute: ComputePieces = compute_pieces
         if config.compile:
             _compile_layers([layer for layer in model.modules() if "Resnet" in type(layer).__name__])
@@ -126,7 +125,7 @@ class HunyuanAutoencoder(KLAutoencoder):
     """
 
     def _raw_moments(self, video: Tensor) -> Tensor:
-        groups = video.split(self.samples_at_once(*video.shape[2:]))
+        groups = video.split(samples_at_once(self.config, *video.shape[2:]))
         pixels, cells = hunyuan_tilings(self.config)
         return torch.cat(self._by_tiles(groups, self._encode_tile, pixels, cells, self._encoded))
 
@@ -168,10 +167,6 @@ class HunyuanAutoencoder(KLAutoencoder):
         b, _, f, h, w = shape
         time, side = self.latent.temporal, self.latent.spatial
         return b, self.config.out_channels, (f - 1) * time + 1, h * side, w * side
-
-    def samples_at_once(self, num_frames: int, height: int, width: int) -> int:
-        """How many samples of `(T, H, W)` pixels are encoded together."""
-        return samples_at_once(self.config, num_frames, height, width)
 
 
 class ImageAutoencoder(KLAutoencoder):

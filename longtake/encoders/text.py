@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from longtake.contracts import UserError
+from longtake.contracts import UserError, in_one_line
 from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig
 from longtake.encoders.extras import needs_extra
 
@@ -260,8 +260,9 @@ def _load_tokenizer(folder: Path, section: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (ValueError, OSError, ImportError, KeyError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder}: its tokenizer cannot be read ({why}); copy its files again") from None
+        raise UserError(
+            f"{folder}: its tokenizer cannot be read ({in_one_line(error)}); copy its files again"
+        ) from None
 
 
 def _tokenize(tokenizer: Any, texts: Sequence[str], length: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from longtake.buckets import frame_size
 from longtake.contracts import UserError
 from longtake.diffusion import known_windows
-from longtake.encoders import check_shape, find_encoder
+from longtake.encoders import check_shape
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts
 from longtake.generate.references import reference_faults
+from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
 
 STILLS_FOLDER = "generated_condition"
@@ -61,7 +62,7 @@ def check_request(config: GenerateConfig) -> list[str]:
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
     doubts = [line for part in (config, *stills) for line in _check_weights(part)]
     for part in (config, *stills):  # last, for what the hub has is fetched here
-        _check_encoders(part)
+        find_encoders(part)
     return doubts
 
 
@@ -168,10 +169,3 @@ def _check_weights(config: GenerateConfig) -> list[str]:
         f'model.from_pretrained = {config.model.from_pretrained!r}: has no cond_in, so for cond_type = "{config.kind}" '
         "the model never saw known frames; they are put into the videos, and the other frames know nothing of them"
     ]
-
-
-def _check_encoders(config: GenerateConfig) -> None:
-    for key in ("ae", "clip", "t5"):
-        section = getattr(config, key)
-        if name := getattr(section, "from_pretrained", None):
-            find_encoder(name, f"{key}.from_pretrained", section.cache_dir)

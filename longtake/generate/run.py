@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from longtake.buckets import frame_size
@@ -120,9 +118,7 @@ def make_stills(
     assert system.encoders is not None, "it was built with its encoders"
     kept = system.encoders.of_captions
     del system
-    gc.collect()  # a sharded model refers to itself
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+    world.free_memory()
     say(f"{len(stills)} {'image' if len(stills) == 1 else 'images'} in {folder}")
     made = iter(stills)
     return [video if video.refs else replace(video, refs=(str(next(made).path),)) for video in videos], kept

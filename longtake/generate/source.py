@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longtake.checkpoint import inspect, load_tensors, read_state, restore_frozen
+from longtake.checkpoint import inspect, list_checkpoints, load_tensors, read_state, restore_frozen
 from longtake.checkpoint import resolve as resolve_checkpoint
-from longtake.config import Dialect, load_config
+from longtake.config import Dialect, Resolved, key_names, load_config
 from longtake.config import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.generate.words import Words
 from longtake.system import SamplingOption, System, SystemConfig, exported_tree, is_exported_folder
+from longtake.system.pretrained import base_of_adapters
 from longtake.system.tiny import TINY, is_tiny, tiny_layer, world_size
+
+_OF_TRAINING = {"bucket_config", "stages"}  # keys, one of which every run file of training has
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,17 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     """
     path, words = Path(run), Words.read(overrides)
     if path.suffix in (".py", ".toml"):
+        _refuse_training_file(path, dialect)
         over = _over(load_config(path, [], dict[str, Any], dialect=dialect).tree) if words.tiny else ()
-        return Source(load_config(path, words.overrides, GenerateConfig, over, dialect).value, None)
+        resolved = load_config(path, words.overrides, GenerateConfig, over, dialect)
+        _refuse_idle_strength(resolved)
+        return Source(resolved.value, None)
     if path.suffix == ".safetensors" or is_exported_folder(path):
         tree = _system_part(exported_tree(path))
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
-        return Source(_resolve(tree, words, dialect), None)
+        resolved = _resolve(tree, words, dialect)
+        _refuse_idle_strength(resolved)
+        return Source(resolved.value, None)
     checkpoint = resolve_checkpoint(run)
     file = checkpoint.parent / "config.py"
     if not file.exists():
@@ -49,9 +57,12 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     tree = _system_part(load_config(file, [], dict[str, Any]).tree)
     source = (read_state(checkpoint).get("frozen") or {}).get("source")  # of what the run did not train
     tree["model"] = {**tree.get("model", {}), "from_pretrained": source}
-    config = _resolve(tree, words, dialect)
-    own = config.model.from_pretrained == source and (not words.tiny or is_tiny(tree))
-    return Source(config, checkpoint if own else None)
+    resolved = _resolve(tree, words, dialect)
+    as_trained = resolved.value.model.from_pretrained == source
+    if not (as_trained and tree.get("lora")):
+        _refuse_idle_strength(resolved)
+    own = as_trained and (not words.tiny or is_tiny(tree))
+    return Source(resolved.value, checkpoint if own else None)
 
 
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
@@ -94,9 +105,32 @@ def _given_adapters(config: SystemConfig, own: bool) -> bool:
     return True
 
 
-def _resolve(tree: Mapping[str, Any], words: Words, dialect: Dialect | None) -> GenerateConfig:
+def _refuse_training_file(path: Path, dialect: Dialect | None) -> None:
+    if not (of_training := _OF_TRAINING & key_names(path, dialect)):
+        return
+    run = path.parent if list_checkpoints(path.parent) else "outputs/NAME"
+    raise UserError(
+        f"{path}: has {min(of_training)}, so it is a run file of training; give the folder of the run that it trained, "
+        f"{run}, or a preset of configs/opensora_v2/inference with --model.from_pretrained {run}"
+    )
+
+
+def _refuse_idle_strength(resolved: Resolved[GenerateConfig]) -> None:
+    """Raises `UserError` for a strength of adapters where none lie upon the weights."""
+    lora, weights = resolved.value.lora, resolved.value.model.from_pretrained
+    place = resolved.origins.get("lora.strength")
+    if lora is None or place is None or lora.from_pretrained is not None:
+        return
+    if (lora.strength != 1 or place.is_flag) and base_of_adapters(weights, lora) == weights:
+        raise UserError(
+            f"lora.strength = {lora.strength:g} ({place}): there are no adapters that it could be of; name their file "
+            "with --lora FILE, or give the folder of a run that trained adapters"
+        )
+
+
+def _resolve(tree: Mapping[str, Any], words: Words, dialect: Dialect | None) -> Resolved[GenerateConfig]:
     over = _over(tree, keep_model=is_tiny(tree)) if words.tiny else ()
-    return resolve_config(tree, words.overrides, GenerateConfig, over=over, dialect=dialect).value
+    return resolve_config(tree, words.overrides, GenerateConfig, over=over, dialect=dialect)
 
 
 def _over(tree: Mapping[str, Any], keep_model: bool = False) -> tuple[tuple[str, Mapping[str, Any]], ...]:

@@ -10,6 +10,7 @@ from longtake.models.attention import Attention, AttentionChoice, choose_attenti
 from longtake.models.build import build_denoiser
 from longtake.models.config import MMDiTConfig
 from longtake.models.initial import held_as, initial_values, initialise
+from longtake.models.layers import token_grid
 from longtake.models.lora import (
     AdapterSize,
     FrozenLinear,
@@ -43,5 +44,6 @@ __all__ = [
     "initial_values",
     "initialise",
     "target_layers",
+    "token_grid",
     "use_attention",
 ]

@@ -26,7 +26,9 @@ class MMDiTConfig(Section):
         description="weights to start from: a .safetensors file, a folder of them, a checkpoint of a run (glob too), "
         "or on the Hugging Face hub owner/name or owner/name/file.safetensors",
     )
-    strict_load: bool = Field(True, description="False: weights missing or unknown in the file are logged, not refused")
+    strict_load: bool = Field(
+        True, description="False: weights missing or unknown in the file are told of, not refused"
+    )
     grow_cond_in: bool = Field(
         False, description="weights without `cond_in` get one of zeros: image-to-video from a text-to-video model"
     )

@@ -133,8 +133,8 @@ def unpatchify(tokens: Tensor, size: Sequence[int], patch: int) -> Tensor:
 
     The result is contiguous and has memory of its own, for FSDP2 warns of model outputs that are views.
     """
-    frames, height, width = size
-    rows, columns = -(-height // patch), -(-width // patch)
+    _, height, width = size
+    frames, rows, columns = token_grid(size, patch)
     x = tokens.unflatten(2, (-1, patch, patch)).unflatten(1, (frames, rows, columns))
     x = x.permute(0, 4, 1, 2, 5, 3, 6).flatten(5, 6).flatten(3, 4)
     return x[..., :height, :width].clone(memory_format=torch.contiguous_format)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from longtake.parallel.host import lay_out
 from longtake.parallel.shard import local_tensor, own_part
 from longtake.parallel.world import World
-
-_ALIGNMENT = 256  # bytes; where CUDA's own allocations begin
 
 
 def frozen_mesh(world: World) -> DeviceMesh:
@@ -154,12 +153,8 @@ class _Unit:
 
     def __init__(self, unit: nn.Module, pinned: bool) -> None:
         self._tensors = list({id(tensor): tensor for tensor in _tensors(unit)}.values())
-        starts, total = [], 0
-        for tensor in self._tensors:
-            starts.append(total)
-            total += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._places = list(zip(starts, (t.nbytes for t in self._tensors), strict=True))
-        self.host = torch.empty(max(1, total), dtype=torch.uint8, pin_memory=pinned)
+        self._places, total = lay_out([tensor.nbytes for tensor in self._tensors])
+        self.host = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self._views(self.host), strict=True):
                 view.copy_(tensor)
@@ -172,8 +167,8 @@ class _Unit:
 
     def _views(self, memory: Tensor) -> list[Tensor]:
         return [
-            memory[start : start + size].view(tensor.dtype).view(tensor.shape)
-            for tensor, (start, size) in zip(self._tensors, self._places, strict=True)
+            memory[place].view(tensor.dtype).view(tensor.shape)
+            for tensor, place in zip(self._tensors, self._places, strict=True)
         ]
 
 

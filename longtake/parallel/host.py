@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _KEPT_BYTES = 1 << 30
+_ALIGNMENT = 256  # bytes; where CUDA's own allocations begin
 
 
 def tune_host(threads: int | None) -> None:
@@ -26,6 +28,15 @@ def tune_host(threads: int | None) -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
+    """Tensors of so many bytes, end to end in one piece of memory: the place of each, and the bytes of the piece."""
+    places, total = [], 0
+    for size in sizes:
+        places.append(slice(total, total + size))
+        total += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places, max(1, total)
 
 
 def pin(memory: Tensor) -> bool:

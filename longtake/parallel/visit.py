@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from longtake.parallel.host import pin, unpin
+from longtake.parallel.host import lay_out, pin, unpin
 from longtake.parallel.shard import local_tensor
-
-_ALIGNMENT = 512  # bytes
 
 
 class VisitingWeights:
@@ -30,14 +28,11 @@ class VisitingWeights:
         tensors = [local_tensor(tensor) for tensor in (*module.parameters(), *module.buffers())]
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == device.type}
         self._storages = [storage for storage in storages.values() if storage.nbytes()]
-        starts, total = [], 0
-        for storage in self._storages:
-            starts.append(total)
-            total += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
-        memory = torch.empty(max(1, total), dtype=torch.uint8)
+        places, total = lay_out([storage.nbytes() for storage in self._storages])
+        memory = torch.empty(total, dtype=torch.uint8)
         if self._storages and device.type == "cuda" and pin(memory):  # where it may not, copies are slower
             weakref.finalize(self, unpin, memory.data_ptr()).atexit = False
-        self._host = [memory[start : start + s.nbytes()] for start, s in zip(starts, self._storages, strict=True)]
+        self._host = [memory[place] for place in places]
         for host, storage in zip(self._host, self._storages, strict=True):
             host.copy_(_as_bytes(storage), non_blocking=True)
         self.leave()

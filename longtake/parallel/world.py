@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,9 @@ import torch.distributed as dist
 from longtake.contracts import UserError
 
 T = TypeVar("T")
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
+_GLOO_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+LOST_PEER = "the connection to another process of the run is lost"
+_LAST_HOST_SECONDS = 1.0  # torchrun looks at its processes ten times a second
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together by torchrun
 
 
@@ -87,6 +91,12 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def free_memory(self) -> None:
+        """Gives the device back what models that nobody names any more hold: they refer to themselves in circles."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
 
 def _portable(error: Exception) -> Exception:
     """The error as it can travel between processes: some classes do not survive pickling."""
@@ -133,14 +143,24 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         if size > 1:
             dist.barrier()  # leave together: a peer that is gone already can bring this process down at its exit
     except RuntimeError as error:
-        if size == 1 or not any(words in str(error) for words in _LOST_PEER):
+        if size == 1 or not any(words in str(error) for words in _GLOO_LOST_PEER):
             raise
         raise UserError(
-            f"rank {rank}: the connection to another process of the run is lost, because that one ended first; see "
-            "what it said, mend that, and start again"
+            f"rank {rank}: {LOST_PEER}, because that one ended first; see what it said, mend that, and start again"
         ) from error
     finally:
         dist.destroy_process_group()
+    _outlast_other_hosts()
+
+
+def _outlast_other_hosts() -> None:
+    """Keeps the processes of the first host for a moment longer than those of the others.
+
+    torchrun there holds the store that the torchruns of all hosts meet in at the end. If it is not the last to come, it
+    may be gone before another one has its answer, which then prints a stack of 30 lines over a run that ended well.
+    """
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1 and os.environ.get("GROUP_RANK") == "0":
+        time.sleep(_LAST_HOST_SECONDS)
 
 
 def _store_of_restart(restart: int, timeout: datetime.timedelta) -> dict[str, Any]:

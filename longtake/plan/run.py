@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import inf, prod
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
 from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.data import DatasetConfig, open_clips, order_columns
 from longtake.encoders import AutoencoderConfig, EncodeCost, PooledEncoderConfig, TextEncoderConfig, build_autoencoder
-from longtake.models import LoraConfig, MMDiTConfig
+from longtake.models import LoraConfig, MMDiTConfig, token_grid
 from longtake.parallel import (
     Entry,
     Mesh,
@@ -152,9 +152,7 @@ class Work:
 
     def tokens(self, bucket: Bucket) -> int:
         """Video tokens of one sample."""
-        _, frames, height, width = self.latent(*bucket.shape)
-        patch = self.model.patch_size
-        return frames * -(-height // patch) * -(-width // patch)
+        return prod(token_grid(self.latent(*bucket.shape)[1:], self.model.patch_size))
 
     def micro_batch(self, bucket: Bucket, batch: int | None = None, peers: int = 1) -> MicroBatch:
         """The sizes of one micro-batch of a bucket, of its own batch size where none is given, shared by so many."""
@@ -174,7 +172,7 @@ class Work:
 
     def encoding(self, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
         """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""
-        if self.config.dataset.latents is not None and self.config.dataset.latents_missing == "refuse":
+        if _stores_all(self.config):
             return dict.fromkeys(("ae", "t5", "clip"), EncodeCost())
         if (shape, batch) not in self._encodings:
             self._encodings[shape, batch] = encoding_costs(self.config, shape, batch)
@@ -293,9 +291,14 @@ def read_work(config: PlannedRun, ranks_per_node: int = 1) -> Work:
 
 def _encoder_bytes(config: PlannedRun, ranks_per_node: int) -> int:
     """Of frozen encoders on one GPU; none are held where all comes from a latent store."""
-    if config.dataset.latents is not None and config.dataset.latents_missing == "refuse":
+    if _stores_all(config):
         return 0
     return sum(encoder_bytes(config, ranks_per_node).values())
+
+
+def _stores_all(config: PlannedRun) -> bool:
+    """Whether everything comes from a latent store, so that nothing is encoded."""
+    return config.dataset.latents is not None and config.dataset.latents_missing == "refuse"
 
 
 def _read_upkeep(config: PlannedRun) -> Upkeep:

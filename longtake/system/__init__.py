@@ -7,14 +7,14 @@ from longtake.system.encoders import (
     CaptionEncoders,
     Encoders,
     build_encoders,
-    device_dtype,
     encoder_bytes,
     encoders_on_host,
+    find_encoders,
     refuse_sharded_text,
 )
 from longtake.system.export import export_model, exported_tree, is_exported_folder
-from longtake.system.known_frames import add_known_frames, kinds_apart, stored_windows, windows_apart
-from longtake.system.room import fits_at_once, forward_bytes
+from longtake.system.known_frames import add_known_frames, kinds_apart, stored_windows, windows_apart, windows_of
+from longtake.system.room import fits_at_once
 
 __all__ = [
     "CaptionEncoders",
@@ -26,18 +26,18 @@ __all__ = [
     "build_encoders",
     "build_system",
     "compute_dtype",
-    "device_dtype",
     "encoder_bytes",
     "encoders_on_host",
     "export_adapters",
     "export_merged",
     "export_model",
     "exported_tree",
+    "find_encoders",
     "fits_at_once",
-    "forward_bytes",
     "is_exported_folder",
     "kinds_apart",
     "refuse_sharded_text",
     "stored_windows",
     "windows_apart",
+    "windows_of",
 ]

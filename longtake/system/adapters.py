@@ -6,12 +6,11 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from longtake.checkpoint import CheckpointWeights, hold
+from longtake.checkpoint import EXPORT_BYTES, CheckpointWeights, hold
 from longtake.contracts import UserError
-from longtake.models import LoraConfig, MMDiTConfig
 from longtake.system.export import CONFIG_HEADER, system_tree
-from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of
-from longtake.weights import ROPE_KEY, Family, layout_of, save_adapters, save_weights
+from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections
+from longtake.weights import Family, save_adapters, save_weights
 
 
 def export_adapters(checkpoint: str, target: str | Path, family: Family, part: str = "ema") -> Path:
@@ -21,17 +20,15 @@ def export_adapters(checkpoint: str, target: str | Path, family: Family, part: s
     no average) or "model". Raises `UserError` where the run trained no adapters.
     """
     with hold(checkpoint) as folder:
-        tree = system_tree(folder)
+        model, lora = run_sections(folder)
         adapters = read_adapters_of(CheckpointWeights(folder, wanted=part, partly=True))
     if not adapters:
         raise UserError(f"{folder}: holds no adapters, for its run trained without lora; leave --lora out")
-    model = MMDiTConfig(**tree.get("model", {}))
-    lora = None if tree.get("lora") is None else LoraConfig(**tree["lora"])
     save_adapters(adapters, model, target, family, base_of_adapters(model.from_pretrained, lora))
     return Path(target)
 
 
-def export_merged(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = 5 * 2**30) -> Path:
+def export_merged(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = EXPORT_BYTES) -> Path:
     """Writes whole weights, adapters merged into them, to a file or folder that `longtake generate` takes by itself.
 
     What the run did not train comes from the file that it started from, or from its `frozen/`. A merged weight is
@@ -43,7 +40,6 @@ def export_merged(checkpoint: str, target: str | Path, part: str = "ema", max_fi
         weights = TrainedParts(folder, part, stack)
         tree = {key: value for key, value in tree.items() if key not in ("lora", "freeze", "train_only")}
         tree["model"] = {**tree.get("model", {}), "from_pretrained": None}
-        rope = layout_of(MMDiTConfig(**tree["model"])).rope
-        header = {CONFIG_HEADER: json.dumps(tree), ROPE_KEY: rope, "part": part}
+        header = {CONFIG_HEADER: json.dumps(tree), **weights.metadata, "part": part}
         save_weights(weights, target, header, max_file_bytes)
     return Path(target)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from longtake.contracts import Batch, Conditions, LatentShape
 from longtake.data import EncoderFacts
 from longtake.diffusion import RectifiedFlow
 from longtake.encoders import Autoencoder
-from longtake.models import FrozenLinear, LoraLinear, build_denoiser, choose_attention, use_attention
+from longtake.models import FrozenLinear, LoraLinear, build_denoiser, choose_attention, token_grid, use_attention
 from longtake.parallel import (
     BlockCompiler,
     InputStore,
@@ -183,16 +184,11 @@ class System:
 
     def tokens(self, pixels: tuple[int, int, int]) -> int:
         """Video tokens of one sample of `(T, H, W)` pixels."""
-        _, f, h, w = self.latent(*pixels)
-        p = self.config.model.patch_size
-        return f * -(-h // p) * -(-w // p)
+        return prod(token_grid(self.latent(*pixels)[1:], self.config.model.patch_size))
 
 
 def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
-    """bf16 where it is asked for and the device computes in it, else float32.
-
-    On a CPU without bf16 instructions bf16 is emulated and several times slower than float32.
-    """
+    """The dtype in which the denoiser computes."""
     return device_dtype(config.dtype, device)
 
 

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from longtake.config import Section
-from longtake.contracts import UserError
+from longtake.contracts import UserError, in_one_line
 from longtake.data import EncoderFacts, to_unit
 from longtake.encoders import (
     Autoencoder,
@@ -178,8 +178,11 @@ def _if_described(kept: K | None, config: TextEncoderConfig | PooledEncoderConfi
 
 
 def find_encoders(config: EncodersConfig) -> None:
-    """Looks for the files of all encoders, here and on the hub. Raises `UserError` where one is missing."""
-    for key in ("ae", "t5", "clip"):
+    """Looks for the files of all encoders, here and on the hub, which is asked for the largest last.
+
+    Raises `UserError` where one is missing.
+    """
+    for key in ("ae", "clip", "t5"):
         section = getattr(config, key)
         if (name := getattr(section, "from_pretrained", None)) is not None:
             find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
@@ -295,9 +298,9 @@ class _BinFiles(Mapping[str, Tensor]):
             try:
                 self._tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             except Exception as error:  # whatever the unpickler meets in a file that is none
-                why = " ".join(str(error).split())[:160]
                 raise UserError(
-                    f"{path}: cannot be read as plain tensors ({why}); convert it to .safetensors where you trust it"
+                    f"{path}: cannot be read as plain tensors ({in_one_line(error)}); convert it to .safetensors where "
+                    "you trust it"
                 ) from None
 
     def __getitem__(self, name: str) -> Tensor:

@@ -88,6 +88,15 @@ def windows_apart(kinds: Sequence[str], latent: LatentShape, num_frames: int) ->
     return {window_name(window): window for window in windows if window.pixels is not None}
 
 
+def windows_of(
+    config: ConditionConfig | None, buckets: Sequence[Bucket], latent: LatentShape
+) -> dict[int, dict[str, Window]]:
+    """Frames of a clip -> the windows that are encoded apart, by name; lengths without any are left out."""
+    kinds = kinds_apart(config, latent)
+    lengths = sorted({bucket.shape[0] for bucket in buckets})
+    return {length: found for length in lengths if (found := windows_apart(kinds, latent, length))}
+
+
 def stored_windows(
     config: ConditionConfig | None, buckets: Sequence[Bucket], store: LatentStore
 ) -> dict[int, tuple[str, ...]]:
@@ -96,11 +105,11 @@ def stored_windows(
     Raises `UserError` that names the kinds whose windows the store has not.
     """
     latent = store.encoders.latent
-    lengths = sorted({bucket.shape[0] for bucket in buckets})
+    wanted = windows_of(config, buckets, latent)
     lacking = [
         kind
         for kind in kinds_apart(config, latent)
-        if any(windows_apart([kind], latent, length).keys() - store.windows(length).keys() for length in lengths)
+        if any(windows_apart([kind], latent, length).keys() - store.windows(length).keys() for length in wanted)
     ]
     if lacking:
         has = f"that of {', '.join(store.kinds)} only" if store.kinds else "whole clips only"
@@ -109,5 +118,4 @@ def stored_windows(
             f"are encoded apart, and the store holds {has}; run `longtake data encode` with this condition_config "
             "into another folder (-o), or set dataset.latents to None to encode while training"
         )
-    kinds = kinds_apart(config, latent)
-    return {length: tuple(windows_apart(kinds, latent, length)) for length in lengths}
+    return {length: tuple(windows) for length, windows in wanted.items()}

@@ -65,7 +65,7 @@ def open_pretrained(config: MMDiTConfig, lora: LoraConfig | None = None) -> Iter
         yield state, f"weights: from {state.files.path}"
         return
     with hold(spec) as folder, ExitStack() as stack:
-        model, theirs = _sections(folder)
+        model, theirs = run_sections(folder)
         rope = {ROPE_KEY: layout_of(model).rope}
         if not read_state(folder).get("frozen"):
             weights = CheckpointWeights(folder, rope)
@@ -95,7 +95,7 @@ def kept_adapters(config: MMDiTConfig, lora: LoraConfig | None) -> Adapters:
     if lora is None or spec is None or not means_checkpoint(spec):
         return {}
     with hold(spec) as folder:
-        model, theirs = _sections(folder)
+        model, theirs = run_sections(folder)
         if not _same_adapters(lora, theirs):
             return {}
         found = read_adapters_of(CheckpointWeights(folder, partly=True))
@@ -107,7 +107,7 @@ def base_of_adapters(spec: str | None, lora: LoraConfig | None) -> str | None:
     if spec is None or not means_checkpoint(spec):
         return spec
     with hold(spec) as folder:
-        theirs = _sections(folder)[1]
+        theirs = run_sections(folder)[1]
         if not _same_adapters(lora, theirs):
             return spec
         return base_of_adapters(read_state(folder)["frozen"]["source"], theirs)
@@ -127,7 +127,7 @@ def means_checkpoint(spec: str) -> bool:
     return glob.has_magic(spec) and not path.exists()
 
 
-def _sections(folder: Path) -> tuple[MMDiTConfig, LoraConfig | None]:
+def run_sections(folder: Path) -> tuple[MMDiTConfig, LoraConfig | None]:
     """`model` and `lora` of the run that a checkpoint is of."""
     file = folder.parent / "config.py"
     if not file.exists():
@@ -151,7 +151,7 @@ class TrainedParts(Mapping[str, Tensor]):
     def __init__(self, folder: Path, part: str, stack: ExitStack) -> None:
         """`part`: "ema" (falls back to "model") or "model". `stack` keeps what lies under it from being removed."""
         self.path = folder
-        self.model, lora = _sections(folder)
+        self.model, lora = run_sections(folder)
         self.metadata: Mapping[str, str] = {ROPE_KEY: layout_of(self.model).rope}
         self._own = CheckpointWeights(folder, wanted=part, partly=True)
         self.part, self.adapters = self._own.part, read_adapters_of(self._own)

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from longtake.models import MMDiTConfig
-from longtake.models.layers import token_grid
+from longtake.models import MMDiTConfig, token_grid
 from longtake.system.build import System
 
 _USABLE = 0.9  # of the free memory; the rest is for what the formula leaves out and for fragments

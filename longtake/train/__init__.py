@@ -4,7 +4,7 @@ from longtake.train.clock import Clock
 from longtake.train.config import OptimizerConfig, RunConfig
 from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
 from longtake.train.folder import read_run
-from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
+from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP, ended_by_signals
 from longtake.train.preview import preview_buckets, read_previewed
 from longtake.train.run import Outcome, train, train_run
 from longtake.train.schedule import learning_rate
@@ -19,6 +19,7 @@ __all__ = [
     "OptimizerConfig",
     "Outcome",
     "RunConfig",
+    "ended_by_signals",
     "learning_rate",
     "preview_buckets",
     "read_previewed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import shlex
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from longtake.config import Dialect
@@ -53,9 +51,7 @@ def train_all(
         for stage in chosen:
             if status := launch.train(stage):
                 return status
-            gc.collect()  # the model of a stage has circles in it, and the next one needs its room
-            if world.device.type == "cuda":
-                torch.cuda.empty_cache()
+            world.free_memory()  # for the model of the next stage
     return 0
 
 

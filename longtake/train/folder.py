@@ -110,7 +110,8 @@ def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
     """Chooses the folder of this launch on rank 0, for all ranks. Nothing in a folder that is continued is changed.
 
     A new launch gets a new folder. RUN being a folder continues its newest checkpoint; `resume = "auto"` that of the
-    newest run of the same name that has one; both in place, with metrics after that checkpoint cut off. Processes that
+    newest run of the same name that has one; both in place, with metrics after that checkpoint cut off. Where none has
+    one, `resume = "auto"` begins anew in the last folder that a launch of that name has left. Processes that
     torchrun has started again (`--max-restarts`) go on in the folder of their first start, whatever they are told.
     """
 
@@ -201,10 +202,12 @@ def _choose(config: RunConfig, source: str) -> RunFolder:
         info = _newest(folder)
         return RunFolder(folder, info.path if info else None, continues=True)
     if config.resume == "auto":
-        newest = [info for folder in _folders_of(config, outputs, name) if (info := _newest(folder))]
-        if newest:
+        folders = _folders_of(config, outputs, name)
+        if newest := [info for folder in folders if (info := _newest(folder))]:
             info = max(newest, key=lambda info: (info.when, info.step))
             return RunFolder(info.path.parent, info.path, continues=True)
+        if left := [folder for folder in folders if _is_left(folder)]:
+            return RunFolder(max(left, key=lambda folder: folder.stat().st_mtime), None, continues=True)
     checkpoint = resolve(config.load, outputs) if config.load is not None else None
     return RunFolder(_new_folder(outputs, name), checkpoint, continues=False)
 
@@ -233,6 +236,22 @@ def _folders_of(config: RunConfig, outputs: Path, name: str) -> list[Path]:
         return [path for path in outputs.glob("*") if _DATE.match(path.name) and _bare(path.name) == _bare(name)]
     found = [path for path in outputs.glob("*") if _numbered(name).fullmatch(path.name)]
     return [path for path in found if path.name == name or _saved_name(path) == name]
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a launch has made this folder and is gone: it holds the launch's lock, or had no time for one.
+
+    On a file system without locks nobody can tell, and the answer is no.
+    """
+    lock = folder / LOCK_FILE
+    if not lock.is_file():
+        return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LAUNCH_FILE}
+    with lock.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 def _numbered(name: str) -> re.Pattern[str]:

@@ -32,6 +32,32 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Inside, the first signal that would end the process waits for the end of the body: what the body makes comes
+    into the hands of who takes it back. A second one of the same acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+        signal.signal(number, before[number] or signal.SIG_DFL)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if held:
+        signal.raise_signal(held[0])
+
+
 class StopRequest:
     """Turns the first SIGINT, SIGTERM or SIGUSR1 (a scheduler's warning) into a wish that the loop reads; a second
     one of the same acts as usual.

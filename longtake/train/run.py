@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose
@@ -52,7 +53,7 @@ from longtake.train.folder import (
     take_over_quarantine,
 )
 from longtake.train.goodput import Stopwatch
-from longtake.train.interrupt import FirstStepTimer, StopRequest, ended_by_signals
+from longtake.train.interrupt import FirstStepTimer, StopRequest, ended_by_signals, held_signals
 from longtake.train.loop import Trainer
 from longtake.train.lost import LostSamples
 from longtake.train.optimizer import ShardedAdamW
@@ -95,8 +96,10 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         mesh = Mesh.create(config.parallel, world)
         check_bucket_sequence(config.parallel, mesh.sequence)
         table = world.on_all(lambda: open_clips(config.dataset))
-        place = open_folder(config, world, source)
-        with given_up_on_error(place, world):
+        with ExitStack() as until_the_first_step:
+            with held_signals():
+                place = open_folder(config, world, source)
+                until_the_first_step.enter_context(given_up_on_error(place, world))
             lock = FolderLock(place, world)
             watchdog = _watchdog(config, place, world)
             timer.report = watchdog.report
@@ -122,19 +125,19 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
             save_config(place, config, world)
             frozen = _keep_frozen(config, place, system)
             trackers = _trackers(config, place.path, world, start.clock.global_step)
-        if world.is_main:
-            console.print(_announcement(config, place, system, start, order, world), markup=False)
-            tables = table.tables if isinstance(table, MixedTable) else (table,)
-            console.print(told_captions(tables, config.dataset.captions), markup=False)
-            if latents is not None:
-                console.print(str(latents), markup=False)
-        facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
-        facts |= {"slot_sizes": slot_sizes_json(config, sizes, rule.buckets)}
-        facts |= {"frozen": frozen, "adapters": system.adapter_scaling()} if frozen else {}
-        saver = Saver(place.path, world, facts, config.keep_n_latest, config.keep_every, config.async_io)
-        stopwatch = Stopwatch(place.path, start.seconds, launched, place.restarted, enabled=world.is_main)
-        if place.checkpoint is not None and place.continues:
-            saver.started_from(place.checkpoint, start.clock)
+            if world.is_main:
+                console.print(_announcement(config, place, system, start, order, world), markup=False)
+                tables = table.tables if isinstance(table, MixedTable) else (table,)
+                console.print(told_captions(tables, config.dataset.captions), markup=False)
+                if latents is not None:
+                    console.print(str(latents), markup=False)
+            facts = {"config": dump_config(config), "name": place.path.name, "slots_per_step": inputs.slots_per_step}
+            facts |= {"slot_sizes": slot_sizes_json(config, sizes, rule.buckets)}
+            facts |= {"frozen": frozen, "adapters": system.adapter_scaling()} if frozen else {}
+            saver = Saver(place.path, world, facts, config.keep_n_latest, config.keep_every, config.async_io)
+            stopwatch = Stopwatch(place.path, start.seconds, launched, place.restarted, enabled=world.is_main)
+            if place.checkpoint is not None and place.continues:
+                saver.started_from(place.checkpoint, start.clock)
         with (
             StopRequest(announce=world.is_main) as stop,
             TrainingProgress(

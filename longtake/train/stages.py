@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from longtake.config import Dialect, Resolved, load_config, resolve
+from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, load_config, resolve
+from longtake.config.faults import shown
 from longtake.contracts import UserError
+from longtake.generate import GenerateConfig
 from longtake.system.tiny import TINY, tiny_layer, world_size
+from longtake.train.config import RunConfig
 
 T = TypeVar("T")
 STAGES, STAGE = "stages", "--stage"
+_OF_TRAINING = {"bucket_config", STAGES}  # keys, one of which every run file has
+# and keys that none has, but for those that are easily written in place of a run's own
+_OF_GENERATION = GenerateConfig.model_fields.keys() - RunConfig.model_fields.keys() - {"batch_size", "ema"}
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
 
@@ -106,7 +112,36 @@ def read_layers(base: Path | Mapping[str, Any], words: Words, schema: type[T], o
 
     if words.tiny:
         over = (*over, (TINY, tiny_layer(read([], dict[str, Any], over).tree, world_size())))
-    return read(words.overrides, schema, over)
+    resolved = read(words.overrides, schema, over)
+    _refuse_idle_rates(resolved)
+    return resolved
+
+
+def _refuse_idle_rates(resolved: Resolved[Any]) -> None:
+    """Raises `ConfigError` for `--lr` or `--eps` where another value of the optimizer's own counts in its stead."""
+    faults = []
+    for name in ("lr", "eps"):
+        flag, own = resolved.origins.get(name), resolved.origins.get(f"optim.{name}")
+        if flag is None or own is None or not flag.is_flag or (name, flag.place) in own.sources:
+            continue
+        given, counts = resolved.tree[name], resolved.tree["optim"][name]
+        if counts is not None and counts != given:
+            rule = f"counts in place of {flag} {given}, which says another thing"
+            fix = "keep one of the two" if own.is_flag else f"write --optim.{name} {given}"
+            faults.append(Fault(str(own), shown(counts), rule, fix, f"optim.{name}"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _refuse_generation_file(path: Path, dialect: Dialect | None) -> None:
+    """Raises `UserError` for a run file of `longtake generate`: its every key would be refused by itself."""
+    names = key_names(path, dialect)
+    if names & _OF_TRAINING or not (of_generation := names & _OF_GENERATION):
+        return
+    raise UserError(
+        f"{path}: has {min(of_generation)}, so it is a run file of longtake generate; give one of training, such as a "
+        "preset of configs/opensora_v2/train, or the folder of an earlier run"
+    )
 
 
 def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | None:
@@ -114,7 +149,8 @@ def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | No
     path = Path(run)
     if not path.is_file():
         return None
-    tree = load_config(path, [], dict[str, Any], dialect=dialect).tree
+    _refuse_generation_file(path, dialect)
+    tree = load_config(path, [], dict[str, Any], dialect=dialect).marked
     if STAGES not in tree:
         return None
     written = tree.pop(STAGES)

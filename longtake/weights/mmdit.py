@@ -9,7 +9,6 @@ interleaved weights into half ones that give the same outputs.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,6 @@ __all__ = [
     "to_open_sora",
 ]
 
-_log = logging.getLogger(__name__)
 # What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
 _FOLDERS = (
     ("model_index.json", "transformer/*.json", "transformer/*.safetensors"),
@@ -136,7 +134,7 @@ class MMDiTWeights(Mapping[str, Tensor]):
     that it is. `notes` says so, and what was left out, one line each.
 
     Raises `UserError` naming the tensors that the model lacks (`surplus`) or the file lacks (`missing`); with
-    `config.strict_load` False these are logged and kept as attributes instead, and missing ones are not in the mapping.
+    `config.strict_load` False these are noted and kept as attributes instead, and missing ones are not in the mapping.
     A tensor of another size is refused in any case, and whole numbers when they are read.
     """
 
@@ -187,8 +185,8 @@ class MMDiTWeights(Mapping[str, Tensor]):
             return
         said = f"{place}: does not fit the model: {'; '.join(faults)}"
         if not self.config.strict_load:
-            self.notes.append(f"{said}; passed over (model.strict_load is False)")
-            _log.warning("%s", said)
+            start = "; what is missing starts at random" if self.missing else ""
+            self.notes.append(f"{said}; passed over (model.strict_load is False){start}")
             return
         if not self.missing and set(self.surplus) == set(_GROWN):
             raise UserError(

@@ -195,16 +195,6 @@ def diffusers_layer(layer: str) -> str | None:
     return f"{theirs}.{number}.{table[name]}" if name in table else None
 
 
-def our_layer(layer: str) -> str | None:
-    """The inverse of `diffusers_layer`."""
-    head, _, rest = layer.partition(".")
-    number, _, name = rest.partition(".")
-    for ours, (theirs, table) in _DIFFUSERS_BLOCKS.items():
-        if head == theirs:
-            return next((f"{ours}.{number}.{key}" for key, value in table.items() if value == name), None)
-    return next((key for key, value in _DIFFUSERS_OUTSIDE.items() if value == layer), None)
-
-
 def _in_diffusers(tensors: Mapping[str, Rows]) -> dict[str, Rows]:
     """Split tensors with their projections in parts, under diffusers' names."""
     found: dict[str, Rows] = {}

@@ -18,7 +18,7 @@ def run(target: Path, *words: str) -> tuple[str, dict[str, Any]]:
     """What the program printed, and the figures it wrote."""
     command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--tiny", "--json", str(target), *words]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(target.read_text())["figures"]
 

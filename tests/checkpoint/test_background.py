@@ -25,6 +25,7 @@ import longtake
 from longtake.checkpoint import BackgroundSaver, list_checkpoints, load_tensors, read_state, save_checkpoint, verify
 from longtake.checkpoint.writer import write_shard
 from longtake.contracts import UserError
+from tests.train.runs import PATIENCE_SECONDS
 
 ROOT = str(Path(longtake.__file__).parents[1])
 
@@ -138,7 +139,7 @@ def test_a_save_that_the_run_waits_for_holds_one_copy_at_a_time(tmp_path: Path) 
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

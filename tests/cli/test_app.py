@@ -106,11 +106,11 @@ def test_under_torchrun_a_mistake_names_the_rank(longtake, monkeypatch: pytest.M
 
 def test_python_dash_m_is_the_same_command_and_a_closed_pipe_is_no_fault():
     shown = subprocess.run(
-        f"{sys.executable} -m longtake --help | head -c 10", shell=True, capture_output=True, text=True, timeout=120
+        f"{sys.executable} -m longtake --help | head -c 10", shell=True, capture_output=True, text=True, timeout=600
     )
     assert shown.stderr == ""
     wrong = subprocess.run(
-        [sys.executable, "-m", "longtake", "train", "gone.py"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "longtake", "train", "gone.py"], capture_output=True, text=True, timeout=600
     )
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("longtake: ")
@@ -128,5 +128,5 @@ app.main([])
 def test_an_interrupt_inside_code_made_from_text_ends_with_the_documented_code(tmp_path):
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TEXT, encoding="utf-8")
     command = [sys.executable, "-m", "interrupted"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (130, "longtake: interrupted\n")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ from longtake.data import write_image, write_video
 from longtake.train import Outcome
 
 RED = "a red circle [moves] left, slowly"
-PRESETS = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference"
+CONFIGS = Path(__file__).parents[2] / "configs"
+PRESETS = CONFIGS / "opensora_v2" / "inference"
 
 
 def test_a_run_makes_videos_and_says_where_they_are(longtake, run: Outcome, tmp_path: Path):
@@ -50,11 +53,37 @@ def test_an_exported_file_makes_videos_by_itself(longtake, run: Outcome, tmp_pat
         (("--prompt", RED, "--sampling_option.num_frames", "12"), "12 frames do not divide into whole blocks"),
         (("--prompt", RED, "--sampling-option.num-frame", "8"), "did you mean sampling_option.num_frames?"),
         (("--prompt", RED, "--batch-size", "0"), "batch_size = 0 (--batch_size)"),
+        (("--prompt", RED, "--lora-scale", "0.8"), "lora.strength = 0.8 (--lora.strength): there are no adapters"),
     ],
 )
 def test_mistakes_are_one_sentence(mistake, run: Outcome, tmp_path: Path, flags: tuple[str, ...], said: str):
     assert said in mistake("generate", run.folder, "--save-dir", tmp_path / "made", *flags)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["opensora_v2/train/stage1", "opensora_v2/train/curriculum", "custom"])
+def test_a_run_file_of_training_is_told_from_one_of_generation(mistake, name: str):
+    key = "stages" if name.endswith("curriculum") else "bucket_config"
+    for flags in ((), ("--tiny",)):
+        said = mistake("generate", CONFIGS / f"{name}.py", "--prompt", RED, *flags)
+        assert said.startswith(f"{CONFIGS / f'{name}.py'}: has {key}, so it is a run file of training; give the folder")
+        assert "a preset of configs/opensora_v2/inference with --model.from_pretrained outputs/NAME" in said
+
+
+def test_the_saved_config_of_a_run_leads_to_its_folder(mistake, run: Outcome):
+    said = mistake("generate", run.folder / "config.py", "--prompt", RED)
+    assert f"give the folder of the run that it trained, {run.folder}, or" in said
+
+
+def test_sigterm_in_the_middle_of_a_file_leaves_none(longtake, run: Outcome, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("longtake.durable.os.replace", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody listens"))
+    try:
+        code, _, err = longtake("generate", run.folder, "--prompt", RED, "--save-dir", tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (code, err) == (130, "longtake: interrupted\n")
+    assert list((tmp_path / "video_32px").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(mistake, run: Outcome, tmp_path: Path):

@@ -23,4 +23,4 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def place(servers: Site) -> Iterator[Site]:
     """The servers, for a test that leaves no process behind."""
     yield servers
-    wait_for_end(servers, 20)
+    wait_for_end(servers, 60)

@@ -99,7 +99,7 @@ def _serve(settings: Path, port: int) -> subprocess.Popen[bytes]:
     assert SSHD is not None
     log = settings.with_suffix(".log")
     server = subprocess.Popen([SSHD, "-D", "-E", str(log), "-f", str(settings)])
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_SECONDS
     while f"port {port}" not in (log.read_text() if log.exists() else ""):
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < end

@@ -50,14 +50,13 @@ def test_two_hosts_train_as_one_machine_with_as_many_processes(place: Site, tmp_
 
 
 def test_a_host_that_fails_ends_the_launch_with_its_code_and_last_words(place: Site, tmp_path: Path):
-    began = time.monotonic()
     code, _, error = finish(start_launch(place, program(tmp_path, FAILING), folder=tmp_path))
     assert code == 7
     summary = error[error.index("beta has failed; stopping the others") :]
     assert "longtake launch: beta: rank 1 ended with exit code 7; its last lines:\n  no more\n" in summary
     assert "alpha: " not in summary
     assert "Traceback" not in error
-    assert time.monotonic() - began < 100
+    assert time.time() - (tmp_path / "up").stat().st_mtime < 100  # since one of them failed, imports left out
 
 
 @pytest.mark.slow

@@ -86,13 +86,13 @@ NASTY_TOML = {
 
 def read(path: Path, schema: type = AnyTree) -> ConfigError | None:
     """Read a file within the time bound; the error that came, which must be readable."""
-    start = time.monotonic()
+    start = time.process_time()
     try:
         load_config(path, [], schema)
         error = None
     except ConfigError as caught:
         error = caught
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     if error is not None:
         assert all(str(fault) and "\n" not in str(fault) for fault in error.faults)
         assert len(str(error)) < 200_000

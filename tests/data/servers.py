@@ -81,7 +81,7 @@ def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
             server.asked[path] += 1
             if fault == "silent":
                 self.wfile.write(content[: len(content) // 2])
-                server.ended.wait(30)
+                server.ended.wait(150)
             elif fault == "torn" and self.happens("torn", path, times):
                 self.wfile.write(content[: len(content) // 2])
             else:

@@ -15,8 +15,7 @@ from longtake.data import LatentStore, SlotDataset, StoredDataset, probe_table
 from longtake.data.latents.shard import read_header
 from longtake.encode import make_plan, verify_store
 from longtake.encode.plan import encode_inputs
-from longtake.encode.run import windows_of
-from longtake.system import build_encoders
+from longtake.system import build_encoders, windows_of
 from longtake.train import RunConfig, read_run
 from tests.data.made_clips import encode
 from tests.encode.stores import contents, make_store, open_table
@@ -157,7 +156,7 @@ def test_the_page_says_what_the_presets_windows_cost() -> None:
             str(ROOT / "configs" / "opensora_v2" / "train" / f"{stage}.py"), ["--dataset.data-path", "x"]
         ).value
         latent = run.ae.latent
-        windows = windows_of(run.condition_config, run.bucket_rule, latent)
+        windows = windows_of(run.condition_config, run.bucket_rule.buckets, latent)
         for length in (33, 129):
             shape = next(bucket.shape for bucket in run.bucket_rule.buckets if bucket.shape[0] == length)
             frames = latent(*shape)[1]

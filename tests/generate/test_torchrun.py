@@ -23,7 +23,7 @@ def launch(num_ranks: int, source: Path, prompts: Path, target: Path, *flags: st
     if num_ranks > 1:
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=240)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -26,11 +26,16 @@ def test_short_flags_stand_for_keys_of_sampling():
     )
 
 
-def test_of_a_short_flag_and_its_key_the_later_counts():
-    flags = ["--num-steps", "3", "--sampling-option.num-steps", "4", "--guidance", "2", "--guidance-img", "5"]
+def test_of_two_values_for_one_flag_the_later_counts_and_for_two_spellings_neither():
+    flags = ["--num-steps", "3", "--num_steps=4", "--guidance", "2", "--guidance-img", "5"]
     option = resolve_source(PRESET, flags).config.sampling_option
     assert (option.num_steps, option.guidance, option.guidance_img) == (4, 2, 5)
-    assert resolve_source(PRESET, [*flags, "--num-steps=5"]).config.sampling_option.num_steps == 5
+    assert resolve_source(PRESET, [*flags, "--sampling-option.num-steps=4"]).config.sampling_option.num_steps == 4
+    with pytest.raises(UserError) as refused:
+        resolve_source(PRESET, [*flags, "--tiny", "--sampling-option.num-steps", "5"])
+    assert str(refused.value) == (
+        "--num_steps 4: stands for the same key as --sampling_option.num_steps 5; keep one of the two"
+    )
 
 
 def test_adapters_and_their_strength_have_short_flags():

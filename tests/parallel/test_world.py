@@ -109,6 +109,26 @@ def test_two_processes_act_and_fail_together(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"0.done", "1.done"}
 
 
+def _leave(rank: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(RANKS)}
+    with start_world("cpu", timeout_seconds=120):
+        pass
+    (folder / f"{rank}.left").touch()
+
+
+def test_the_host_of_the_store_is_left_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mp.spawn(_leave, args=(free_port(), tmp_path), nprocs=RANKS)
+    first, last = ((tmp_path / f"{rank}.left").stat().st_mtime for rank in (1, 0))
+    assert last - first > 0.5
+    slept: list[float] = []
+    monkeypatch.setattr("longtake.parallel.world.time.sleep", slept.append)
+    with start_world("cpu"):
+        pass
+    assert not slept, "one host has nobody to wait for"
+
+
 def test_one_process_is_a_world_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of torchrun's variables, as clusters set them for their own use, do not make it wait for others."""
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")

@@ -145,24 +145,16 @@ def step_bytes(
         remat_blocks(model, remat, cut_model(model, mesh), budget)
         shard_model(model, mesh, dtype)
         model.to_empty(device="cpu")
-        x = torch.empty(batch, config.latent_channels, *latent)
-        visual = torch.empty(batch, 1 + config.latent_channels, *latent) if config.cond_embed else None
-        guidance = torch.empty(batch) if config.guidance_embed else None
-        conditions = Conditions(
-            torch.empty(batch, text, config.context_in_dim), torch.empty(batch, config.vec_in_dim), guidance, visual
-        )
-        tracker = MemTracker()
-        tracker._mod_tracker = _NoModules()
-        tracker.track_external(model)
-        with tracker:
-            before = tracker.get_tracker_snapshot("current")[CPU]["Total"]
+        x, conditions = _inputs(config, latent, text, batch)
+        with _tracked(model) as tracker:
+            before = _total(tracker, "current")
             for _ in range(micro_batches):
                 prediction = model(x, torch.empty(batch), conditions)
                 loss = (prediction.float() - x).square().mean()
                 del prediction
                 loss.backward()
                 del loss
-            peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+            peak = _total(tracker, "peak")
         gradients = sum(local_tensor(p.grad).nbytes for p in model.parameters())
     return {"weights": before, "gradients": gradients, "peak": peak}
 
@@ -186,17 +178,31 @@ def sampling_bytes(
         cut_model(model, mesh)
         shard_model(model, mesh, dtype)
         model.to_empty(device="cpu")
-        x = torch.empty(batch, config.latent_channels, *latent)
-        visual = torch.empty(batch, 1 + config.latent_channels, *latent) if config.cond_embed else None
-        guidance = torch.empty(batch) if config.guidance_embed else None
-        conditions = Conditions(
-            torch.empty(batch, text, config.context_in_dim), torch.empty(batch, config.vec_in_dim), guidance, visual
-        )
-        tracker = MemTracker()
-        tracker._mod_tracker = _NoModules()
-        tracker.track_external(model, x, *(c for c in (conditions.text, conditions.vector, visual) if c is not None))
-        with tracker:
-            before = tracker.get_tracker_snapshot("current")[CPU]["Total"]
+        x, conditions = _inputs(config, latent, text, batch)
+        given = (x, conditions.text, conditions.vector, conditions.visual)
+        with _tracked(model, *(tensor for tensor in given if tensor is not None)) as tracker:
+            before = _total(tracker, "current")
             model(x, torch.empty(batch), conditions)
-            peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+            peak = _total(tracker, "peak")
     return peak - before
+
+
+def _inputs(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> tuple[Tensor, Conditions]:
+    """Latents and conditions of a micro-batch; call it inside a `FakeTensorMode`."""
+    visual = torch.empty(batch, 1 + config.latent_channels, *latent) if config.cond_embed else None
+    guidance = torch.empty(batch) if config.guidance_embed else None
+    embedded = torch.empty(batch, text, config.context_in_dim), torch.empty(batch, config.vec_in_dim)
+    return torch.empty(batch, config.latent_channels, *latent), Conditions(*embedded, guidance, visual)
+
+
+def _tracked(*known: nn.Module | Tensor) -> MemTracker:
+    """A tracker that counts what is made inside it, beside what is there already."""
+    tracker = MemTracker()
+    tracker._mod_tracker = _NoModules()
+    tracker.track_external(*known)
+    return tracker
+
+
+def _total(tracker: MemTracker, moment: str) -> int:
+    """Bytes at a moment, "current" or "peak"."""
+    return tracker.get_tracker_snapshot(moment)[CPU]["Total"]

@@ -41,7 +41,7 @@ def shell(place: Path, line: str) -> str:
     words["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     line = line.replace("torchrun ", "torchrun --standalone ")
     done = subprocess.run(
-        ["bash", "-c", line], cwd=place, env=os.environ | words, capture_output=True, text=True, timeout=280
+        ["bash", "-c", line], cwd=place, env=os.environ | words, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr

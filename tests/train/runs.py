@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -68,6 +69,28 @@ tensorboard = False
 """
 STEPS_PER_PASS = 4  # 40 samples in 16 micro-batches; test_data.py holds it
 PATIENCE_SECONDS = 150  # for anything a subprocess does: a busy machine must not fail a test
+PORTS = range(20_000, 32_000)  # below those that systems give to connections, and to whoever asks for any
+
+# `longtake`, whose training waits for a signal once it has made so many steps.
+PAUSING = """
+import os, sys, time
+from longtake.cli import main
+from longtake.train import loop
+
+forward_backward = loop.Trainer.forward_backward
+
+
+def pausing(self, *args):
+    first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    while first_start and self.clock.global_step >= {step} and not self.stop.asked:
+        time.sleep(0.01)
+    return forward_backward(self, *args)
+
+
+loop.Trainer.forward_backward = pausing
+{more}
+main(sys.argv[1:])
+"""
 
 
 def write_config(folder: Path, table: Path, **changes: Any) -> Path:
@@ -101,6 +124,17 @@ def start(*words: object, processes: int = 0, program: Sequence[str] = ("-m", "l
     return subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def pausing(folder: Path, step: int, more: str = "") -> tuple[str]:
+    """A `program` for `start`: the run cannot be over before it is signalled, however late that is.
+
+    It makes `step` steps and waits there until it is asked to stop, or killed; what torchrun starts in its place goes
+    on. `more`: lines that are run before it begins.
+    """
+    program = folder / f"pausing_at_{step}.py"
+    program.write_text(PAUSING.format(step=step, more=more), encoding="utf-8")
+    return (str(program),)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -195,10 +229,15 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """A port of this machine that nobody listens on.
+
+    Who asked for it opens it seconds later. One that the system chose might be a connection's by then.
+    """
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("", port))
+            return port
 
 
 def sentences(text: str) -> list[str]:

@@ -13,7 +13,14 @@ from longtake.checkpoint import save_checkpoint
 from longtake.contracts import UserError
 from longtake.parallel import World
 from longtake.train import RunConfig, read_run
-from longtake.train.folder import RunFolder, given_up_on_error, open_folder, save_config, take_over_quarantine
+from longtake.train.folder import (
+    FolderLock,
+    RunFolder,
+    given_up_on_error,
+    open_folder,
+    save_config,
+    take_over_quarantine,
+)
 from tests.train.runs import write_config
 from tests.train.test_schedule import run_config
 
@@ -75,6 +82,49 @@ def test_resume_without_a_name_goes_by_the_configs(tmp_path: Path) -> None:
 def test_resume_without_anything_to_continue_begins_a_run(tmp_path: Path) -> None:
     place = opened(tmp_path, exp_name="a", resume="auto")
     assert place == RunFolder(tmp_path / "a", None, continues=False)
+
+
+def left(folder: Path) -> Path:
+    """What a launch leaves that was killed before its first checkpoint."""
+    FolderLock(RunFolder(folder, None, continues=False), ALONE).close()
+    return folder
+
+
+def test_resume_begins_anew_in_the_folder_of_a_launch_that_was_killed_before_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
+    first = left(opened(tmp_path, exp_name="a").path)
+    (first / "epoch0-global_step5.partial").mkdir()
+    assert opened(tmp_path, exp_name="a", resume="auto") == RunFolder(first, None, continues=True)
+    assert opened(tmp_path, exp_name="a").path == tmp_path / "a-2", "without resume nothing is taken over"
+    saved(first, 3)
+    assert opened(tmp_path, exp_name="a", resume="auto").checkpoint == first / "epoch0-global_step3"
+
+
+def test_resume_takes_the_last_of_several_folders_without_a_checkpoint(tmp_path: Path) -> None:
+    folders = [left(opened(tmp_path, exp_name="a").path) for _ in range(3)]
+    for age, folder in zip((2, 0, 1), folders, strict=True):
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    assert opened(tmp_path, exp_name="a", resume="auto").path == folders[1]
+
+
+@pytest.mark.parametrize("files", [(), ("launch.json",)])
+def test_resume_takes_a_folder_whose_launch_had_no_time_to_lock_it(tmp_path: Path, files: tuple[str, ...]) -> None:
+    (tmp_path / "a").mkdir()
+    for name in files:
+        (tmp_path / "a" / name).touch()
+    assert opened(tmp_path, exp_name="a", resume="auto") == RunFolder(tmp_path / "a", None, continues=True)
+
+
+def test_resume_takes_neither_a_folder_that_is_at_work_nor_one_that_is_no_run(tmp_path: Path) -> None:
+    lock = FolderLock(opened(tmp_path, exp_name="a"), ALONE)
+    assert opened(tmp_path, exp_name="a", resume="auto").path == tmp_path / "a-2"
+    lock.close()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "notes.txt").touch()
+    assert opened(tmp_path, exp_name="b", resume="auto").path == tmp_path / "b-2"
+    (tmp_path / "c").touch()
+    assert opened(tmp_path, exp_name="c", resume="auto").path == tmp_path / "c-2"
 
 
 def test_the_folder_of_a_run_is_continued_in_place(tmp_path: Path) -> None:

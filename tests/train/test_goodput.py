@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longtake.train.goodput import FILE, Seconds, Stopwatch
+from longtake.train.loop import Trainer
+from longtake.train.saving import Saver
 from tests.train.runs import metrics, state_of, train_here
 
 
@@ -63,13 +67,28 @@ def test_a_damaged_file_costs_the_count_only(tmp_path: Path) -> None:
     assert Stopwatch(tmp_path, {"steps": 3.0}, time.time(), False, enabled=True).seconds == Seconds(steps=3.0)
 
 
-def test_a_run_keeps_its_seconds_in_its_folder_and_its_checkpoints(config: Path) -> None:
+def test_a_run_keeps_its_seconds_in_its_folder_and_its_checkpoints(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that goes on in steps and saves alone."""
+    now = [100.0]
+    monkeypatch.setattr("longtake.train.goodput.time.perf_counter", lambda: now[0])
+
+    def lasting(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **options: Any) -> Any:
+            now[0] += seconds
+            return call(*args, **options)
+
+        return called
+
+    monkeypatch.setattr(Trainer, "forward_backward", lasting(1.0, Trainer.forward_backward))
+    monkeypatch.setattr(Saver, "save", lasting(0.25, Saver.save))
     outcome, said = train_here(config, "--ckpt-every", "4", "--max-steps", "8")
     kept = json.loads((outcome.folder / FILE).read_text())
     assert 0 < kept["goodput"] < 1
     assert kept["start"] > 0
-    assert kept["save"] > 0
+    assert (kept["steps"], kept["save"], kept["wait"]) == (6.0, 0.75, 0.0)  # three calls: the last finds its step saved
     assert "goodput " in said
-    assert 0 < state_of(outcome.checkpoint)["seconds"]["steps"] <= kept["steps"]
+    assert state_of(outcome.checkpoint)["seconds"]["steps"] == 6.0
     lines = metrics(outcome.folder)[2:]  # the second step ends as the first is read: it counts as start
-    assert sum(line["seconds"] for line in lines) == pytest.approx(kept["steps"] + kept["wait"] + kept["save"], rel=0.5)
+    assert sum(line["seconds"] for line in lines) == 6.25  # the other saves come after the last step

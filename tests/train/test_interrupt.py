@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from longtake.train import loop
-from longtake.train.interrupt import FirstStepTimer, StopRequest
+from longtake.train import loop, run
+from longtake.train.interrupt import FirstStepTimer, StopRequest, held_signals
 from tests.train.runs import metrics, steps_saved, train_here
 
 
@@ -43,9 +42,46 @@ def test_only_one_of_many_processes_speaks(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_a_timer_that_is_done_says_nothing() -> None:
-    timer = FirstStepTimer(0.05)
+    timer = FirstStepTimer(60.0)
     timer.done()
-    time.sleep(0.1)  # else this process would be gone
+    timer._timer.join(30.0)
+    assert not timer._timer.is_alive()  # ended before its time, so without a word, and with this process still there
+
+
+@pytest.mark.parametrize("moment", ["open_folder", "_announcement"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_folder_is_taken_back_whenever_before_the_first_step_a_signal_comes(
+    config: Path, monkeypatch: pytest.MonkeyPatch, moment: str, number: signal.Signals
+) -> None:
+    made: list[object] = []
+    make = getattr(run, moment)
+
+    def interrupted(*args: object) -> object:
+        made.append(make(*args))
+        os.kill(os.getpid(), number)
+        return made[0]
+
+    monkeypatch.setattr(run, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_here(config)
+    assert made
+    assert not (config.parent / "outputs" / "tiny").exists()
+
+
+def test_a_second_signal_is_not_held() -> None:
+    waited: list[int] = []
+
+    def press_twice() -> None:
+        with held_signals():
+            os.kill(os.getpid(), signal.SIGINT)
+            waited.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            waited.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert waited == [1]
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.checkpoint import is_complete
+from longtake.checkpoint import is_complete, writer
 from longtake.train import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
 from tests.train.runs import (
     assert_same_bits,
@@ -22,6 +22,7 @@ from tests.train.runs import (
     free_port,
     kill,
     metrics,
+    pausing,
     start,
     steps_saved,
     train_here,
@@ -31,6 +32,7 @@ from tests.train.runs import (
 
 STEPS = 40
 SAVED_EVERY = 5
+PAUSE = 20  # steps that a run makes before it waits to be killed or stopped
 SETTINGS = {"max_steps": STEPS, "ckpt_every": SAVED_EVERY}
 
 
@@ -59,15 +61,42 @@ def assert_the_undisturbed_run(folder: Path, undisturbed: Path) -> None:
     assert_same_bits(last(folder), last(undisturbed))
 
 
+# The writer of checkpoints, which comes to no end with the file that it writes at one step.
+STALLING = """
+import os, runpy, sys, time
+
+sync = os.fsync
+
+
+def stalling(descriptor):
+    while "global_step{step}." in os.readlink(f"/proc/self/fd/{{descriptor}}"):
+        time.sleep(1)
+    sync(descriptor)
+
+
+os.fsync = stalling
+sys.argv[0] = {writer!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def stalling(folder: Path, step: int) -> str:
+    """What has a run use that writer."""
+    program = folder / "stalling.py"
+    program.write_text(STALLING.format(step=step, writer=writer.__file__), encoding="utf-8")
+    return f"from longtake.checkpoint import writer\nwriter.__file__ = {str(program)!r}"
+
+
 def killed(config: Path, moment: str, *words: str) -> Path:
     """Starts a run, kills it at `moment`, and returns its folder."""
     folder = run_folder(config)
-    process = start("train", config, *words)
+    more = stalling(config.parent, 2 * SAVED_EVERY) if moment == "while it saves" else ""
+    process = start("train", config, *words, program=pausing(config.parent, PAUSE, more))
     ready = {
         "in mid-step": lambda: (
             len(metrics(folder)) >= SAVED_EVERY + 3 and any(folder.glob(f"*-global_step{SAVED_EVERY}"))
         ),
-        "while it saves": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}.partial")),
+        "while it saves": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}.partial/*")),
         "between a save and the next step": lambda: any(folder.glob(f"*-global_step{2 * SAVED_EVERY}")),
     }[moment]
     wait_until(process, ready)
@@ -95,16 +124,18 @@ def test_a_killed_run_goes_on_from_its_folder_and_with_loaders(config: Path, und
     assert_the_undisturbed_run(folder, undisturbed)
 
 
+@pytest.mark.parametrize("words", [("outputs/tiny",), ("tiny.py", "--resume", "auto")], ids=["folder", "resume"])
 def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_folder(
-    tmp_path: Path, clips: Path, undisturbed: Path
+    tmp_path: Path, clips: Path, undisturbed: Path, words: tuple[str, ...]
 ) -> None:
     config = write_config(tmp_path, clips, max_steps=STEPS)
     folder = run_folder(config)
-    process = start("train", config)
+    process = start("train", config, program=pausing(tmp_path, PAUSE))
     wait_until(process, lambda: len(metrics(folder)) >= 2)
     kill(process)
     process.communicate()
-    train_here(folder)
+    outcome, _ = train_here(tmp_path / words[0], *words[1:])
+    assert outcome.folder == folder
     assert_the_undisturbed_run(folder, undisturbed)
 
 
@@ -112,7 +143,7 @@ def test_a_run_killed_twice_and_then_torchrun_with_two_processes_keep_order_and_
     config: Path, undisturbed: Path
 ) -> None:
     folder = killed(config, "between a save and the next step")
-    process = start("train", folder, processes=2)
+    process = start("train", folder, processes=2, program=pausing(config.parent, PAUSE + 3 * SAVED_EVERY))
     seen = len(metrics(folder))
     wait_until(process, lambda: len(metrics(folder)) >= seen + 2 * SAVED_EVERY)
     kill(process)
@@ -134,7 +165,7 @@ def stopped(
     config: Path, number: signal.Signals, *words: str, to_all: bool = False, processes: int = 0
 ) -> tuple[int, str, str]:
     """Starts a run, signals it (`to_all`: its whole group, as a terminal does) after a few steps, waits for its end."""
-    process = start("train", config, *words, processes=processes)
+    process = start("train", config, *words, processes=processes, program=pausing(config.parent, PAUSE))
     wait_until(process, lambda: len(metrics(run_folder(config))) >= SAVED_EVERY + 2)
     (os.killpg if to_all else os.kill)(process.pid, number)
     return finish(process)
@@ -197,7 +228,7 @@ def test_two_processes_under_torchrun_stop_together(
 def test_a_schedulers_warning_passes_through_torchrun(config: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1")
     launcher += ("--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()))
-    process = start("train", config, program=(*launcher, "-m", "longtake"))
+    process = start("train", config, program=(*launcher, *pausing(config.parent, PAUSE)))
     wait_until(process, lambda: len(metrics(run_folder(config))) >= SAVED_EVERY + 2)
     process.send_signal(signal.SIGUSR1)
     _, out, error = finish(process)
@@ -277,10 +308,10 @@ main(sys.argv[1:])
 
 
 def test_a_run_whose_data_never_come_gives_up_and_says_where_it_waits(config: Path) -> None:
-    words = ("train", config, "--num-workers", "1", "--first-step-timeout", "8")
+    words = ("train", config, "--num-workers", "1", "--first-step-timeout", "15")
     code, _, error = finish(start(*words, program=("-c", HANGING)))
     assert code == EXIT_NO_FIRST_STEP, error
-    assert "first_step_timeout = 8: no training step was finished in this many seconds" in error
+    assert "first_step_timeout = 15: no training step was finished in this many seconds" in error
     assert "stream.py" in error  # where the trainer waits
     report = next(run_folder(config).glob("hang-*/rank-00000.txt")).read_text(encoding="utf-8")
     assert "rank 0 of 1, after step 0: made no step in time" in report

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longtake.train import read_run
 from tests.train.runs import assert_one_sentence, metrics, run_command, steps_saved, train_here, write_config
 
 Capture = pytest.CaptureFixture[str]
@@ -38,6 +39,24 @@ def test_a_run_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
         (tmp_path / stage).mkdir()
         (tmp_path / stage / "config.py").touch()
     refused(capsys, ["train", tmp_path], f"{tmp_path}: holds the runs first, second; give the file with the stages")
+
+
+@pytest.mark.parametrize("name", ["256px", "t2i2v_768px"])
+def test_a_run_file_of_generation_is_told_from_one_of_training(capsys: Capture, name: str) -> None:
+    preset = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / f"{name}.py"
+    for words in (["train", preset], ["train", preset, "--tiny", "--stage", "x"], ["config", "show", preset]):
+        refused(capsys, words, f"{preset}: has ", "so it is a run file of longtake generate; give one of training")
+
+
+def test_two_rates_of_which_one_would_not_count(capsys: Capture, config: Path) -> None:
+    both = ["train", config, "--optim.lr", "0.5", "--lr", "1"]
+    refused(capsys, both, "optim.lr = 0.5 (--optim.lr): counts in place of --lr 1", "keep one of the two")
+    refused(capsys, ["train", config, "--eps", "1e-8", "--optim", '{"eps": 1e-9}'], "optim.eps = 1e-09 (--optim)")
+    assert read_run(str(config), ["--optim.lr", "1.0", "--lr", "1"]).value.optim.lr == 1
+    with config.open("a") as file:
+        file.write("optim = dict(lr=2 * lr, eps=1e-7)\n")
+    assert read_run(str(config), ["--lr", "1"]).value.optim.lr == 2
+    refused(capsys, ["train", config, "--eps", "1e-8"], "optim.eps = 1e-07 (", "tiny.py:", "write --optim.eps 1e-08")
 
 
 def test_a_missing_table(capsys: Capture, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from longtake.contracts import UserError
 from longtake.system import System
 from longtake.train import run
 from tests.train.runs import (
+    PATIENCE_SECONDS,
     _descendants,
     assert_same_bits,
     exact,
@@ -24,6 +25,7 @@ from tests.train.runs import (
     free_port,
     kill,
     metrics,
+    pausing,
     start,
     state_of,
     steps_saved,
@@ -135,11 +137,11 @@ def test_a_worker_that_is_killed_costs_what_was_made_since_the_last_checkpoint(t
     config = write_config(tmp_path / "cut", clips, **settings)
     folder = tmp_path / "cut" / "outputs" / "tiny"
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--max-restarts", "2")
-    launcher += ("--master_addr", "127.0.0.1", "--master_port", str(free_port()), "-m", "longtake")
-    process = start("train", config, program=launcher)
+    launcher += ("--master_addr", "127.0.0.1", "--master_port", str(free_port()))
+    process = start("train", config, program=(*launcher, *pausing(config.parent, 14)))
     wait_until(process, lambda: len(metrics(folder)) >= 12)
     saved = steps_saved(folder)[-1]
-    workers = [p for p in _descendants(process.pid) if b"longtake" in _command(p) and b"writer.py" not in _command(p)]
+    workers = [p for p in _descendants(process.pid) if b"pausing_at" in _command(p)]
     os.kill(workers[1], signal.SIGKILL)
     code, out, error = finish(process)
     assert code == 0, error
@@ -165,7 +167,7 @@ def test_no_writer_outlives_a_run_that_is_killed(tmp_path: Path, clips: Path) ->
     assert writers
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_SECONDS
     while any(b"writer.py" in _command(p) for p in writers):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -11,10 +11,12 @@ import torch
 from rich.console import Console
 
 from longtake.checkpoint import inspect, list_checkpoints, read_state
+from longtake.config import load_config
 from longtake.contracts import UserError
 from longtake.system import export_adapters, export_model
-from longtake.train import EXIT_OTHER_WORLD, read_run, train_all
+from longtake.train import EXIT_OTHER_WORLD, RunConfig, read_run, train_all
 from longtake.train.run import train
+from longtake.train.stages import Words, read_curriculum
 from tests.train.runs import finish, kill, metrics, start, train_here, wait_until, write_config
 
 STAGES = """
@@ -92,6 +94,23 @@ def test_a_curriculum_goes_on_within_the_stage_where_it_stopped(lessons: Path, m
     assert f"starts from {folder / 'lessons' / 'video' / 'epoch0-global_step2'}, step 2" in said
     kept = lessons.parent / "kept" / "lessons" / "more" / "epoch0-global_step1"
     assert weights(checkpoint(lessons, "more")) == weights(kept)
+
+
+def test_a_stage_that_was_killed_before_its_first_checkpoint_begins_anew_in_its_folder(
+    lessons: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("longtake.train.run.Trainer.run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(lessons)
+    monkeypatch.undo()
+    folder = lessons.parent / "outputs" / "lessons"
+    assert not list_checkpoints(folder / "still")
+    assert run(lessons, "--stage", "still")[0] == 0
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["still"]
+    assert [line["step"] for line in metrics(folder / "still")] == [1, 2]
 
 
 LORA_STAGES = """
@@ -199,7 +218,7 @@ def test_a_stage_that_does_not_fit_the_processes_ends_with_its_launch_line(lesso
     assert code == EXIT_OTHER_WORLD
     assert "stage video: parallel.sequence = 2: 1 processes do not divide by 2" in said
     assert f"to go on: torchrun --nproc_per_node 2 -m longtake train {lessons} --lr 2e-3" in said
-    assert checkpoint(lessons, "still").name == "epoch0-global_step2"
+    assert read_state(checkpoint(lessons, "still"))["clock"]["global_step"] == 2
 
 
 @pytest.mark.slow
@@ -244,3 +263,21 @@ def test_stages_written_wrongly_are_told_in_one_sentence(lessons: Path, written:
     with pytest.raises(UserError, match=sentence):
         run(lessons)
     assert not (lessons.parent / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'stages = [dict(name="a", run="other.py", bucket_config={"32px": _one})]',
+        'stages = [dict(name=n, run="other.py", bucket_config={"32px": _one}) for n in ["a", "b"]]',
+        'bucket_config = {"32px": _one}\nstages = [dict(name="a", run="other.py")]',
+    ],
+)
+def test_a_stage_replaces_what_is_below_it_where_its_file_says_so(lessons: Path, lines: str):
+    """As under `_base_`: it trains on its own buckets alone, not on those of the run file too."""
+    below = load_config(lessons.parent / "other.py", [], RunConfig).tree["bucket_config"]
+    assert below["32px"].keys() > {1}
+    lessons.write_text(lines.replace("_one", '{"_delete_": True, 1: (1.0, 3)}'), encoding="utf-8")
+    curriculum = read_curriculum(str(lessons))
+    resolved = curriculum.resolve(curriculum.stage("a"), Words.read([]), RunConfig)
+    assert resolved.tree["bucket_config"] == {"32px": {1: (1.0, 3)}}

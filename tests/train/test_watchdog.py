@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from longtake.train import EXIT_HANG
+from longtake.train import EXIT_HANG, watchdog
 from longtake.train.watchdog import Watchdog, collective_timeout
-from tests.train.runs import finish, start
+from tests.train.runs import PATIENCE_SECONDS, finish, start
 
 HANGS = """
 import os, sys, time
@@ -37,21 +38,71 @@ def reports(config: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in folders[0].glob("rank-*.txt")}
 
 
-def test_a_watchdog_that_is_fed_says_nothing(tmp_path: Path) -> None:
+class Clock:
+    """Stands for `time` in the watchdog: the test says how late it is, and counts the looks at it."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 100.0, 0
+
+    def monotonic(self) -> float:
+        self.looks += threading.current_thread().name == "watchdog"
+        return self.now
+
+    def wait_for_a_look(self) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        seen = self.looks
+        while self.looks == seen:
+            assert time.monotonic() < end, "nobody watches"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Filled where a watchdog would have ended this process."""
+    ended: list[bool] = []
+    monkeypatch.setattr(Watchdog, "_end", lambda self, late: ended.append(late))
+    return ended
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+
+
+def test_a_watchdog_that_is_fed_says_nothing(tmp_path: Path, clock: Clock, ended: list[bool]) -> None:
     watchdog = Watchdog(0.2, tmp_path / "hang", rank=0, world_size=1)
     for step in range(8):
+        clock.now += 0.15
         watchdog.beat(step)
-        time.sleep(0.05)
+        clock.wait_for_a_look()
     watchdog.close()
-    time.sleep(0.4)  # else this process would be gone
-    assert not (tmp_path / "hang").exists()
+    for thread in watchers():
+        thread.join(PATIENCE_SECONDS)
+    assert watchers() == []
+    assert ended == []
+
+
+def test_a_watchdog_that_is_not_fed_ends_the_process(tmp_path: Path, clock: Clock, ended: list[bool]) -> None:
+    watchdog = Watchdog(0.2, tmp_path / "hang", rank=0, world_size=1)
+    watchdog.beat(1)
+    clock.now += 0.25
+    clock.wait_for_a_look()
+    watchdog.close()
+    for thread in watchers():
+        thread.join(PATIENCE_SECONDS)
+    assert True in ended
 
 
 def test_without_seconds_there_is_no_watchdog(tmp_path: Path) -> None:
     watchdog = Watchdog(None, tmp_path / "hang", rank=0, world_size=1)
     watchdog.beat(1)
-    time.sleep(0.1)
-    assert not (tmp_path / "hang").exists()
+    assert watchers() == []
 
 
 @pytest.mark.parametrize(("first", "hang"), [(1800.0, 1800.0), (60.0, 7200.0), (600.0, 30.0), (600.0, None)])
@@ -61,9 +112,9 @@ def test_a_collective_waits_for_longer_than_the_watchdog(first: float, hang: flo
 
 def test_a_run_that_hangs_ends_with_its_stacks(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANGING_RANK", "0")
-    code, _, error = finish(start("train", config, "--watchdog-seconds", "2", program=("-c", HANGS)))
+    code, _, error = finish(start("train", config, "--watchdog-seconds", "6", program=("-c", HANGS)))
     assert code == EXIT_HANG, error
-    assert "watchdog_seconds = 2: no step was finished in this many seconds after step" in error
+    assert "watchdog_seconds = 6: no step was finished in this many seconds after step" in error
     assert "hangs_in_the_third" in reports(config)["rank-00000.txt"]
 
 
@@ -72,7 +123,7 @@ def test_one_rank_that_hangs_brings_the_stacks_of_all(config: Path, monkeypatch:
     monkeypatch.setenv("HANGING_RANK", "1")
     program = config.parent / "hangs.py"
     program.write_text(HANGS, encoding="utf-8")
-    command = ("train", config, "--watchdog-seconds", "3")
+    command = ("train", config, "--watchdog-seconds", "10")
     code, _, error = finish(start(*command, processes=2, program=(str(program),)))
     assert code == 1  # torchrun's own
     assert f"exitcode  : {EXIT_HANG}" in error

@@ -16,7 +16,7 @@ from longtake.data import SlotDataset, SlotLoader
 from longtake.train import garbage, record
 from longtake.train.garbage import collected_by_hand
 from tests.data.sources import die
-from tests.train.runs import assert_same_bits, exact, metrics, train_here, write_config
+from tests.train.runs import PATIENCE_SECONDS, assert_same_bits, exact, metrics, train_here, write_config
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,10 @@ def test_a_run_whose_workers_are_killed_under_way_is_the_same_run(
 
     def kill_one(self: record.Recorder, step: record.StepRecord) -> bool:
         if step.clock.global_step in (1, 2, 6):
-            workers = [one.pid for one in multiprocessing.active_children() if one.name == "data worker"]
-            victims.append(next(pid for pid in workers if pid not in victims))  # the last one may still be dying
-            os.kill(victims[-1], number)
+            victim = next(one for one in multiprocessing.active_children() if one.name == "data worker")
+            victims.append(victim.pid)
+            os.kill(victim.pid, number)
+            victim.join(PATIENCE_SECONDS)  # dead before the last slots are handed out: somebody must miss it
         return push(self, step)
 
     monkeypatch.setattr(record.Recorder, "push", kill_one)

@@ -4,6 +4,7 @@
 #   longtake generate configs/opensora_v2/inference/256px.py --prompt "raining, sea" --cond-type i2v_head --ref sea.png
 #   longtake generate configs/opensora_v2/inference/256px.py --prompts list.csv \
 #       --model.from-pretrained "outputs/stage1_i2v/epoch*-global_step*"
+_base_ = "../parts.py"
 
 save_dir = "samples"
 seed = 42
@@ -30,35 +31,8 @@ motion_score = 4
 fps_save = 24
 
 model = dict(
-    type="flux",
     from_pretrained="ckpts/Open_Sora_v2.safetensors",
     strict_load=True,
-    guidance_embed=False,
-    fused_qkv=False,
-    use_liger_rope=True,
     cond_embed=True,
     grow_cond_in=True,  # text-to-video weights are taken too
-    in_channels=64,
-    vec_in_dim=768,
-    context_in_dim=4096,
-    hidden_size=3072,
-    mlp_ratio=4.0,
-    num_heads=24,
-    depth=19,
-    depth_single_blocks=38,
-    axes_dim=(16, 56, 56),
-    theta=10_000,
-    qkv_bias=True,
 )
-ae = dict(
-    type="hunyuan_vae",
-    from_pretrained="ckpts/hunyuan_vae.safetensors",
-    in_channels=3,
-    out_channels=3,
-    layers_per_block=2,
-    latent_channels=16,
-    use_spatial_tiling=True,
-    use_temporal_tiling=False,
-)
-t5 = dict(type="text_embedder", from_pretrained="google/t5-v1_1-xxl", max_length=512, shardformer=True)
-clip = dict(type="text_embedder", from_pretrained="openai/clip-vit-large-patch14", max_length=77)

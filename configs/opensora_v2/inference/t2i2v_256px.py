@@ -4,7 +4,7 @@ _base_ = "256px.py"
 
 use_t2i2v = True
 img_resolution = "768px"
-img_flux = dict(
+img_flux = dict(  # of FLUX.1's sizes, which are the defaults
     type="flux",
     from_pretrained="ckpts/flux1-dev.safetensors",
     strict_load=True,
@@ -12,17 +12,6 @@ img_flux = dict(
     fused_qkv=True,
     use_liger_rope=False,
     cond_embed=False,
-    in_channels=64,
-    vec_in_dim=768,
-    context_in_dim=4096,
-    hidden_size=3072,
-    mlp_ratio=4.0,
-    num_heads=24,
-    depth=19,
-    depth_single_blocks=38,
-    axes_dim=(16, 56, 56),
-    theta=10_000,
-    qkv_bias=True,
 )
 img_flux_ae = dict(
     type="autoencoder_2d",

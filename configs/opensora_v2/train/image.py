@@ -8,6 +8,7 @@
 #     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.23      108.7  5.51     9
 #      768px/1f   2,312     11     5.54   0.07  11.07  0.00      9.29     22.50   57.77      106.2  4.91    15
 #      256px/1f     260     50     5.54   0.07  11.07  0.00      9.29     22.50   71.91      120.4  5.75    56
+_base_ = "../parts.py"
 
 dataset = dict(
     transform_name="resize_crop",
@@ -21,39 +22,11 @@ bucket_config = {
 }
 
 model = dict(
-    type="flux",
     from_pretrained=None,
     strict_load=False,
-    guidance_embed=False,
-    fused_qkv=False,
-    use_liger_rope=True,
     grad_ckpt_settings=(8, 100),  # the first 8 double blocks and all single ones
-    in_channels=64,
-    vec_in_dim=768,
-    context_in_dim=4096,
-    hidden_size=3072,
-    mlp_ratio=4.0,
-    num_heads=24,
-    depth=19,
-    depth_single_blocks=38,
-    axes_dim=(16, 56, 56),
-    theta=10_000,
-    qkv_bias=True,
 )
 dropout_ratio = dict(t5=0.31622777, clip=0.31622777)  # both at once: 0.1
-
-ae = dict(
-    type="hunyuan_vae",
-    from_pretrained="ckpts/hunyuan_vae.safetensors",
-    in_channels=3,
-    out_channels=3,
-    layers_per_block=2,
-    latent_channels=16,
-    use_spatial_tiling=True,
-    use_temporal_tiling=False,
-)
-t5 = dict(type="text_embedder", from_pretrained="google/t5-v1_1-xxl", max_length=512, shardformer=True)
-clip = dict(type="text_embedder", from_pretrained="openai/clip-vit-large-patch14", max_length=77)
 
 lr = 1e-5
 eps = 1e-15

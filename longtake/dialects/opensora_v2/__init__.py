@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from longtake.config import Heights
@@ -18,7 +17,7 @@ from longtake.dialects.opensora_v2.disk import place_clips, place_encoders, plac
 from longtake.dialects.opensora_v2.inference import translate_inference
 from longtake.dialects.opensora_v2.places import new_place, one_word, run_file
 from longtake.dialects.opensora_v2.training import translate_training
-from longtake.dialects.translation import Report, Translation
+from longtake.dialects.translation import Report, Say, Translation
 
 
 class OpenSora:
@@ -28,7 +27,7 @@ class OpenSora:
     place of a word is told to `say`, once; by default on stderr, by the first process.
     """
 
-    def __init__(self, configs: Path, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, configs: Path, say: Say | None = None) -> None:
         self._configs, self._verb = configs, "train"
         self._tell, self._told = say or _on_stderr, set[str]()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from longtake.dialects.opensora_v2.shared import refuse_paid, translate_lora, translate_model, translate_plugin
 from longtake.dialects.translation import Fixed, Translation
+from longtake.system.tiny import world_size
 
 # In files; as flags they are Longtake's own. `guidance` is not among them: in files it is what FLUX is told.
 _OPTIONS = ("resolution", "aspect_ratio", "num_frames", "num_steps", "guidance_img")
@@ -28,7 +27,7 @@ def translate_inference(work: Translation) -> None:
     """A generation."""
     work.drop_none(("plugin_config", "plugin_config_ae", "seed"))
     translate_model(work)
-    translate_plugin(work, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    translate_plugin(work, world_size=world_size())
     translate_lora(work)
     refuse_paid(work)
     work.move(ALIASES, wins=True)

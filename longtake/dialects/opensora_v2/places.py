@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from longtake.checkpoint.folder import parse_name
 from longtake.contracts import UserError
 from longtake.dialects.translation import Say
+from longtake.system.tiny import world_size
 
 _DC_AE = "is for the high-compression autoencoder, which Longtake does not have; choose {instead}"
 _PART = "is a part of run files; name the run file that has it as a base"
@@ -41,7 +42,7 @@ def run_file(run: str, configs: Path, say: Say) -> tuple[str, list[str]]:
         raise UserError(f"{run}: {_PART}")
     flags = list[str]()
     if below[-1] == "256px_tp.py":
-        flags = ["--parallel.tensor", str(math.gcd(_TENSOR_PEERS, int(os.environ.get("WORLD_SIZE", "1"))))]
+        flags = ["--parallel.tensor", str(math.gcd(_TENSOR_PEERS, world_size()))]
     if (new := new_place(path, configs)) is None:
         folder = configs / "opensora_v2" / below[1]
         known = ", ".join(sorted(file.name for file in folder.glob("*.py")))
@@ -71,7 +72,7 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def one_word(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
+def one_word(words: Sequence[str], say: Say) -> list[str]:
     """The words with one checkpoint, that of the highest step, where a shell has put all that a `*` fits."""
     rest, result = list(words), list[str]()
     while rest:

@@ -13,6 +13,7 @@ from longtake.data import DeviceFeed, SlotLoader
 from longtake.data.loading.buffers import HostBuffers
 from longtake.data.loading.parcel import pack, plan_parcel
 from tests.data.sources import Numbers, same, slot_of, slots_of
+from tests.train.runs import PATIENCE_SECONDS
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -175,9 +176,10 @@ def test_the_next_batch_is_on_its_way_before_this_one_is_used() -> None:
     fetched = SlotLoader(Numbers(), num_workers=2).fetch(slots_of(4))
     deliveries = DeviceFeed(lane, pin=False).batches(fetched)
     next(deliveries)
-    while not fetched.ready():
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not (fetched.ready() and all(task.done for task in fetched._loader._tasks.values())):
+        assert time.monotonic() < end
         time.sleep(0.01)
-    time.sleep(0.5)  # for the one behind it
     next(deliveries)
     assert [copy.over for copy in lane.copies] == [True, True, False]
 

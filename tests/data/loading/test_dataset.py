@@ -32,6 +32,7 @@ from longtake.data.loading import dataset
 from longtake.data.loading.dataset import ClipCache, time_limit
 from longtake.data.loading.draws import draw, window_draws
 from tests.data.made_clips import LATENT, make_dataset, make_slot, noise_frames
+from tests.train.runs import PATIENCE_SECONDS
 
 FAST, STILL, CUT, MISSING = 5, 6, 7, 8  # rows
 
@@ -202,11 +203,11 @@ def test_the_time_limit_gives_back_the_timer_it_found() -> None:
     before = signal.setitimer(signal.ITIMER_REAL, 0.2)
     started = time.monotonic()
     try:
-        with time_limit(10):
+        with time_limit(600):
             time.sleep(0.05)
-        while not rung and time.monotonic() < started + 5:
+        while not rung and time.monotonic() < started + PATIENCE_SECONDS:
             time.sleep(0.01)
-        assert 0.1 < rung[0] - started < 3
+        assert 0.1 < rung[0] - started < 60
     finally:
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
@@ -368,7 +369,7 @@ def test_a_worker_whose_decoder_hangs_ends_itself() -> None:
     for daemon in (True, False):
         process = context.Process(target=_hang_in_c, args=(0.1,), daemon=daemon)
         process.start()
-        process.join(10 if daemon else 1)
+        process.join(PATIENCE_SECONDS if daemon else 1)
         assert process.exitcode == (1 if daemon else None), "only a loader's worker can be spared"
         process.kill()
         process.join()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,12 @@ import torch
 
 from longtake.contracts import Slot, UserError
 from longtake.data import SlotLoader
+from longtake.data.loading import loader as loading
 from longtake.data.loading import workers
 from tests.data.sources import Numbers, die, once, same, slot_of, slots_of
+from tests.train.runs import PATIENCE_SECONDS
 
 SLOTS = slots_of(12)
-PATIENCE_SECONDS = 60
 
 
 def wait_for(ready: Callable[[], bool]) -> None:
@@ -264,12 +266,26 @@ def test_one_batch_is_always_under_way_however_small_the_limit() -> None:
     assert loader.peak_bytes < 2 * loader._size(SLOTS[0])
 
 
+def left_in_shared_memory() -> set[str]:
+    """Files in `/dev/shm` that this process holds or nobody does; other tests' processes have some there as well."""
+    ours, others = "", ""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            held = (process / "maps").read_text() + " ".join(map(os.readlink, (process / "fd").iterdir()))
+            if int(process.name) == os.getpid():
+                ours = held
+            else:
+                others += held
+    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" in ours or f"/dev/shm/{name}" not in others}
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
 def test_nothing_stays_open_or_mapped_behind_the_batches() -> None:
-    def marks() -> tuple[int, int, int]:
-        maps = Path("/proc/self/maps").read_text().count("longtake-batch")
-        return len(os.listdir("/proc/self/fd")), maps, len(os.listdir("/dev/shm"))
+    def marks() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("longtake-batch")
 
+    gc.collect()  # what tests before this one left open must not be closed in between
+    shared = left_in_shared_memory()
     loader = SlotLoader(Numbers(), num_workers=2, say=lambda line: None)
     assert_undisturbed(loader)
     before = marks()
@@ -279,6 +295,7 @@ def test_nothing_stays_open_or_mapped_behind_the_batches() -> None:
     assert marks() == before
     loader.close()
     assert len(os.listdir("/proc/self/fd")) < before[0]
+    wait_for(lambda: left_in_shared_memory() <= shared)
 
 
 def test_a_worker_collects_its_own_garbage_only() -> None:
@@ -319,19 +336,18 @@ def test_workers_end_with_their_loader_whatever_they_are_at(busy: bool, closed: 
     if closed:
         loader.close()
     del loader  # forgotten is as good as closed
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60, "not after the 600 s of a batch"
     assert not any(alive(pid) for pid in pids)
 
 
-def test_another_loaders_workers_do_not_keep_ended_ones_alive() -> None:
+def test_another_loaders_workers_do_not_keep_ended_ones_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_LAST_WORD_SECONDS", 60.0)
     first, second = SlotLoader(Numbers(), num_workers=2), SlotLoader(Numbers(), num_workers=2)
     assert_undisturbed(first)
     assert_undisturbed(second)
-    started = time.monotonic()
-    pids = first.pids
+    processes = [worker.process for worker in first._workers]
     first.close()
-    assert not any(alive(pid) for pid in pids)
-    assert time.monotonic() - started < 0.9, "they ended by themselves, none had to be killed"
+    assert [process.exitcode for process in processes] == [0, 0], "they ended by themselves, none had to be killed"
     assert_undisturbed(second)
 
 

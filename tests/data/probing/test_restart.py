@@ -22,6 +22,7 @@ from longtake.data.probing import probe
 from longtake.data.probing.journal import Journal
 from longtake.data.probing.one_file import ClipInfo, probe_file
 from tests.data.made_clips import noise_frames
+from tests.train.runs import PATIENCE_SECONDS
 
 NUM_FILES = 30
 
@@ -169,17 +170,43 @@ def test_a_journal_of_reasons_alone_is_begun_anew(tmp_path: Path) -> None:
         assert list(journal.read()) == [(0, [5])]
 
 
+# `longtake`; each process of a probe waits behind 300 files until it or its parent is killed.
+WAITING = """
+import os, sys, time
+from longtake.cli import main
+from longtake.data.probing import probe
+
+probe_file, count, parent = probe.probe_file, 0, os.getppid()
+
+
+def waiting(path, decode_check):
+    global count
+    count += 1
+    while count > 300 and os.getppid() == parent:
+        time.sleep(0.02)
+    return probe_file(path, decode_check)
+
+
+probe.probe_file = waiting
+if __name__ == "__main__":
+    main(sys.argv[1:])
+"""
+
+
 @contextmanager
 def in_the_middle(clips: Path, target: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
-    """A probe of a thousand files that has answers in its journal; it is killed at the end, if it still runs."""
+    """A probe of a thousand files that has answers in its journal and does not come to its end by itself; it is killed
+    at the end, if it still runs."""
+    program = clips.with_name("waiting.py")
+    program.write_text(WAITING, encoding="utf-8")
     lines = clips.read_text().splitlines()
     clips.write_text("\n".join(lines[:1] + (lines[1:4] + lines[6:8]) * 200) + "\n")
     arguments = ["data", "probe", str(clips), "-o", str(target), "--workers", str(workers), "--decode-check"]
     running = subprocess.Popen(
-        [sys.executable, "-m", "longtake", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(program), *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not (_journal(target).exists() and _journal(target).stat().st_size > 6000):
             assert time.monotonic() < deadline, "nothing is written"
             assert running.poll() is None, "it ended by itself"
@@ -193,7 +220,7 @@ def in_the_middle(clips: Path, target: Path, workers: int) -> Iterator[subproces
 def test_a_worker_whose_parent_was_killed_ends_quietly(clips: Path) -> None:
     with in_the_middle(clips, clips.with_name("out.csv"), 2) as running:
         running.kill()
-    _, said = running.communicate(timeout=30)  # ends when the last worker has
+    _, said = running.communicate(timeout=PATIENCE_SECONDS)  # ends when the last worker has
     assert said == ""
 
 
@@ -206,7 +233,7 @@ def test_a_killed_probe_goes_on(kind: signal.Signals, workers: int, clips: Path)
             os.killpg(running.pid, kind)  # as a terminal does: everyone hears it
         else:
             running.kill()
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=PATIENCE_SECONDS)
     assert not target.exists()
     if kind == signal.SIGINT:
         assert running.returncode == 130
