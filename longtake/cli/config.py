@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from longtake.cli.options import OPEN_ENDED, Run, help_without_verb, run_and_overrides
 from longtake.cli.tables import print_table
 from longtake.config import describe
+from longtake.generate import read_generation
 from longtake.track import make_console
-from longtake.train import read_run
+from longtake.train import keys_of_generation, read_run
 
 app = typer.Typer(help="Run files: what is in them.", invoke_without_command=True, callback=help_without_verb)
 
@@ -17,9 +20,12 @@ app = typer.Typer(help="Run files: what is in them.", invoke_without_command=Tru
 def show(context: typer.Context, run: Run = None) -> None:
     """Print the resolved config of RUN, every value with the file and line, flag or default it comes from.
 
-    RUN is a config file or the folder of a run; --key value overrides any key.
+    RUN is a config file, of training or of generation, or the folder of a run; --key value overrides any key.
     """
-    rows = describe(read_run(*run_and_overrides(context, run, "config show")))
+    source, overrides = run_and_overrides(context, run, "config show")
+    path = Path(source)
+    of_generation = path.is_file() and keys_of_generation(path)
+    rows = describe(read_generation(path, overrides) if of_generation else read_run(source, overrides))
     console = make_console()
     if console.is_terminal:
         print_table(console, ("key", "value", "from"), [(row.key, repr(row.value), row.origin) for row in rows])

@@ -8,9 +8,10 @@ from longtake.generate.requests import Video, check_request
 from longtake.generate.run import generate, generate_from, open_system, read_video
 from longtake.generate.sample import Request, sample_videos
 from longtake.generate.sheet import contact_sheet
-from longtake.generate.source import Source, load_weights, resolve_source
+from longtake.generate.source import OF_TRAINING, Source, load_weights, read_generation, resolve_source
 
 __all__ = [
+    "OF_TRAINING",
     "GenerateConfig",
     "Prompt",
     "Request",
@@ -22,6 +23,7 @@ __all__ = [
     "generate_from",
     "load_weights",
     "open_system",
+    "read_generation",
     "read_prompts",
     "read_video",
     "resolve_source",

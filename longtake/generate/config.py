@@ -7,12 +7,13 @@ from pydantic import Field, ValidationError, model_validator
 from longtake.diffusion import Kind, known_windows
 from longtake.encoders import Autoencoder2DConfig, AutoencoderConfig
 from longtake.models import MMDiTConfig
-from longtake.system import SystemConfig
+from longtake.system import SamplingOption, SystemConfig
 
 
 class GenerateConfig(SystemConfig):
     """Everything a generation is. The model's own part comes from the training run or exported file it is made from."""
 
+    sampling_option: SamplingOption = SamplingOption()
     prompt: str | list[str] | None = Field(None, description="one prompt, or a list of them")
     prompts: str | None = Field(
         None, description="file of prompts: .txt, one a line, or .csv with columns `text`, `ref`, `neg`, `name`"

@@ -53,6 +53,8 @@ def generate_from(source: Source, world: World, say: Say = print, progress: OnPr
     Collective; as `generate`.
     """
     config = source.config
+    for line in source.notes:
+        say(line)
     videos = world.on_main(lambda: plan_videos(config))
     kept = None
     if config.use_t2i2v:

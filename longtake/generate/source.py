@@ -14,11 +14,20 @@ from longtake.config import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.generate.words import Words
-from longtake.system import SamplingOption, System, SystemConfig, exported_tree, is_exported_folder
+from longtake.system import (
+    SamplingOption,
+    System,
+    SystemConfig,
+    exported_tree,
+    is_exported_folder,
+    said_sampling,
+    trained_size,
+)
 from longtake.system.pretrained import base_of_adapters
 from longtake.system.tiny import TINY, is_tiny, tiny_layer, world_size
 
-_OF_TRAINING = {"bucket_config", "stages"}  # keys, one of which every run file of training has
+OF_TRAINING = frozenset({"bucket_config", "stages"})  # keys, one of which every run file of training has
+Layer = tuple[str, Mapping[str, Any]]  # what messages call it, and its keys
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,7 @@ class Source:
 
     config: GenerateConfig
     checkpoint: Path | None
+    notes: tuple[str, ...] = ()  # what was decided without being asked
 
 
 def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None = None) -> Source:
@@ -40,10 +50,7 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     path, words = Path(run), Words.read(overrides)
     if path.suffix in (".py", ".toml"):
         _refuse_training_file(path, dialect)
-        over = _over(load_config(path, [], dict[str, Any], dialect=dialect).tree) if words.tiny else ()
-        resolved = load_config(path, words.overrides, GenerateConfig, over, dialect)
-        _refuse_idle_strength(resolved)
-        return Source(resolved.value, None)
+        return Source(read_generation(path, overrides, dialect).value, None)
     if path.suffix == ".safetensors" or is_exported_folder(path):
         tree = _system_part(exported_tree(path))
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
@@ -54,15 +61,29 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     file = checkpoint.parent / "config.py"
     if not file.exists():
         raise UserError(f"{checkpoint.parent}: no config.py beside the checkpoint; give the folder of a training run")
-    tree = _system_part(load_config(file, [], dict[str, Any]).tree)
+    of_run = load_config(file, [], dict[str, Any]).tree
+    size, place = trained_size(of_run), f"bucket_config of {checkpoint.parent}"
+    tree = {**_system_part(of_run), "sampling_option": {**said_sampling(of_run), **size}}
     source = (read_state(checkpoint).get("frozen") or {}).get("source")  # of what the run did not train
     tree["model"] = {**tree.get("model", {}), "from_pretrained": source}
-    resolved = _resolve(tree, words, dialect)
+    resolved = _resolve(tree, words, dialect, [(place, {"sampling_option": size})])  # so that its origin is known
     as_trained = resolved.value.model.from_pretrained == source
     if not (as_trained and tree.get("lora")):
         _refuse_idle_strength(resolved)
     own = as_trained and (not words.tiny or is_tiny(tree))
-    return Source(resolved.value, checkpoint if own else None)
+    return Source(resolved.value, checkpoint if own else None, _size_notes(resolved, place))
+
+
+def read_generation(path: Path, overrides: Sequence[str], dialect: Dialect | None = None) -> Resolved[GenerateConfig]:
+    """The config of a run file of generation, with where each value comes from; `overrides` as for `resolve_source`.
+
+    Raises `ConfigError`, and `UserError` for a strength of adapters that are not there.
+    """
+    words = Words.read(overrides)
+    over = _over(load_config(path, [], dict[str, Any], dialect=dialect).tree) if words.tiny else ()
+    resolved = load_config(path, words.overrides, GenerateConfig, over, dialect)
+    _refuse_idle_strength(resolved)
+    return resolved
 
 
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
@@ -106,7 +127,7 @@ def _given_adapters(config: SystemConfig, own: bool) -> bool:
 
 
 def _refuse_training_file(path: Path, dialect: Dialect | None) -> None:
-    if not (of_training := _OF_TRAINING & key_names(path, dialect)):
+    if not (of_training := OF_TRAINING & key_names(path, dialect)):
         return
     run = path.parent if list_checkpoints(path.parent) else "outputs/NAME"
     raise UserError(
@@ -128,12 +149,31 @@ def _refuse_idle_strength(resolved: Resolved[GenerateConfig]) -> None:
         )
 
 
-def _resolve(tree: Mapping[str, Any], words: Words, dialect: Dialect | None) -> Resolved[GenerateConfig]:
-    over = _over(tree, keep_model=is_tiny(tree)) if words.tiny else ()
+def _resolve(
+    tree: Mapping[str, Any], words: Words, dialect: Dialect | None, over: Sequence[Layer] = ()
+) -> Resolved[GenerateConfig]:
+    over = [*over, *(_over(tree, keep_model=is_tiny(tree)) if words.tiny else ())]
     return resolve_config(tree, words.overrides, GenerateConfig, over=over, dialect=dialect)
 
 
-def _over(tree: Mapping[str, Any], keep_model: bool = False) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+def _size_notes(resolved: Resolved[GenerateConfig], place: str) -> tuple[str, ...]:
+    """A line on what of the videos' size comes from `place`, the run's buckets; none where nothing does."""
+    option = resolved.value.sampling_option
+    told = {
+        "resolution": option.resolution,
+        "aspect_ratio": option.aspect_ratio,
+        "num_frames": "1 frame" if option.num_frames == 1 else f"{option.num_frames} frames",
+    }
+    origins = {key: resolved.origins.get(f"sampling_option.{key}") for key in told}
+    taken = [key for key, origin in origins.items() if origin is not None and origin.place == place]
+    if not taken:
+        return ()
+    flags = ", ".join(f"--{key.replace('_', '-')}" for key in taken)
+    choice = "chooses another" if len(taken) == 1 else "choose others"
+    return (f"{', '.join(told[key] for key in taken)}, as in the run's bucket_config; {flags} {choice}",)
+
+
+def _over(tree: Mapping[str, Any], keep_model: bool = False) -> tuple[Layer, ...]:
     """The layer of `--tiny`; what a tree leaves to the defaults of sampling is shrunk too.
 
     keep_model: the model is tiny and keeps its weights; the videos alone are shrunk.

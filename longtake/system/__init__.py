@@ -15,6 +15,7 @@ from longtake.system.encoders import (
 from longtake.system.export import export_model, exported_tree, is_exported_folder
 from longtake.system.known_frames import add_known_frames, kinds_apart, stored_windows, windows_apart, windows_of
 from longtake.system.room import fits_at_once
+from longtake.system.trained_size import said_sampling, trained_size
 
 __all__ = [
     "CaptionEncoders",
@@ -37,7 +38,9 @@ __all__ = [
     "is_exported_folder",
     "kinds_apart",
     "refuse_sharded_text",
+    "said_sampling",
     "stored_windows",
+    "trained_size",
     "windows_apart",
     "windows_of",
 ]

@@ -13,12 +13,18 @@ from longtake.models import LoraConfig, MMDiTConfig
 from longtake.parallel import ParallelConfig
 
 
-class SamplingOption(Section):
-    """How videos are sampled where nothing else is said."""
+class SamplingDefaults(Section):
+    """How videos of a run are sampled where nothing else is said. A size left open is that of its buckets."""
 
-    resolution: str = Field("256px", description="a name as in bucket_config")
-    aspect_ratio: str = Field("16:9", description="width to height")
-    num_frames: int = Field(129, ge=1, description="1 makes a still")
+    resolution: str | None = Field(
+        None, description="a name as in bucket_config; None: the largest there that has clips of several frames"
+    )
+    aspect_ratio: str | None = Field(
+        None, description="width to height; None: 16:9, or the one that bucket_config keeps (`256px_ar1:1`)"
+    )
+    num_frames: int | None = Field(
+        None, ge=1, description="1 makes a still; None: the longest length of that resolution in bucket_config"
+    )
     num_steps: int = Field(50, ge=1, description="solver steps")
     guidance: float = Field(7.5, ge=0, description="classifier-free guidance scale; 1: the prompt alone")
     guidance_img: float = Field(3.0, ge=0, description="guidance scale of known frames; where none are known, unused")
@@ -37,6 +43,14 @@ class SamplingOption(Section):
     shift: bool = Field(True, description="time grid shifted as in training; False: even steps")
     flow_shift: float | None = Field(None, gt=0, description="a fixed shift of the time grid instead")
     seed: int | None = Field(None, ge=0, description="seed of the first video; None: the run's seed")
+
+
+class SamplingOption(SamplingDefaults):
+    """How videos are sampled, their size decided."""
+
+    resolution: str = Field("256px", description="a name as in bucket_config")
+    aspect_ratio: str = Field("16:9", description="width to height")
+    num_frames: int = Field(129, ge=1, description="1 makes a still")
 
 
 class SystemConfig(Section):
@@ -75,7 +89,7 @@ class SystemConfig(Section):
     deterministic: bool = Field(False, description="only deterministic CUDA kernels, at some cost in speed")
     seed: int = Field(1024, ge=0, description="decides initial weights, data order and every random choice")
     compat: Literal["opensora_v2"] | None = Field(None, description="reproduce another system's behaviour, quirks too")
-    sampling_option: SamplingOption = SamplingOption()
+    sampling_option: SamplingDefaults = SamplingDefaults()
     fps_save: float = Field(24.0, gt=0, description="frame rate of written videos, and of their caption suffix")
     motion_score: float | None = Field(None, description="motion score in the caption suffix of generated videos")
     ae_spatial_compression: int | None = Field(

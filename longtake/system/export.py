@@ -13,6 +13,7 @@ from longtake.config import load_config
 from longtake.contracts import UserError
 from longtake.models import MMDiTConfig
 from longtake.system.config import SystemConfig
+from longtake.system.trained_size import said_sampling, trained_size
 from longtake.weights import ROPE_KEY, layout_of
 
 CONFIG_HEADER = "longtake_config"
@@ -38,9 +39,10 @@ def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_fil
 
 
 def system_tree(checkpoint: Path) -> dict[str, Any]:
-    """The keys of a checkpoint's run that say what its model is."""
+    """The keys of a checkpoint's run that say what its model is and how it is sampled, at the size of its buckets."""
     tree = load_config(checkpoint.parent / "config.py", [], dict[str, Any]).tree
-    return {key: value for key, value in tree.items() if key in SystemConfig.model_fields}
+    whole = {**tree, "sampling_option": {**said_sampling(tree), **trained_size(tree)}}
+    return {key: value for key, value in whole.items() if key in SystemConfig.model_fields}
 
 
 def is_exported_folder(path: str | Path) -> bool:

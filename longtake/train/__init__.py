@@ -8,6 +8,7 @@ from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP, ended
 from longtake.train.preview import preview_buckets, read_previewed
 from longtake.train.run import Outcome, train, train_run
 from longtake.train.schedule import learning_rate
+from longtake.train.stages import keys_of_generation
 from longtake.train.watchdog import EXIT_HANG
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Outcome",
     "RunConfig",
     "ended_by_signals",
+    "keys_of_generation",
     "learning_rate",
     "preview_buckets",
     "read_previewed",

@@ -19,14 +19,13 @@ from typing import Any, TypeVar
 from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, load_config, resolve
 from longtake.config.faults import shown
 from longtake.contracts import UserError
-from longtake.generate import GenerateConfig
+from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.system.tiny import TINY, tiny_layer, world_size
 from longtake.train.config import RunConfig
 
 T = TypeVar("T")
 STAGES, STAGE = "stages", "--stage"
-_OF_TRAINING = {"bucket_config", STAGES}  # keys, one of which every run file has
-# and keys that none has, but for those that are easily written in place of a run's own
+# Keys that no run file of training has, but for those that are easily written in place of a run's own.
 _OF_GENERATION = GenerateConfig.model_fields.keys() - RunConfig.model_fields.keys() - {"batch_size", "ema"}
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
@@ -133,10 +132,15 @@ def _refuse_idle_rates(resolved: Resolved[Any]) -> None:
         raise ConfigError(faults)
 
 
+def keys_of_generation(path: Path, dialect: Dialect | None = None) -> frozenset[str]:
+    """The keys by which a file is a run file of `longtake generate`; empty for one of training."""
+    names = key_names(path, dialect)
+    return frozenset() if names & OF_TRAINING else names & _OF_GENERATION
+
+
 def _refuse_generation_file(path: Path, dialect: Dialect | None) -> None:
     """Raises `UserError` for a run file of `longtake generate`: its every key would be refused by itself."""
-    names = key_names(path, dialect)
-    if names & _OF_TRAINING or not (of_generation := names & _OF_GENERATION):
+    if not (of_generation := keys_of_generation(path, dialect)):
         return
     raise UserError(
         f"{path}: has {min(of_generation)}, so it is a run file of longtake generate; give one of training, such as a "

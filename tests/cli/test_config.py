@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.generate.runs import CONFIG
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def write(folder: Path) -> Path:
@@ -63,3 +66,28 @@ def test_all_faults_come_at_once_each_in_its_line(longtake, tmp_path: Path):
 def test_a_missing_file_and_a_folder_that_is_no_run_are_named(mistake, tmp_path: Path):
     assert "gone.py" in mistake("config", "show", tmp_path / "gone.py")
     assert "no config.py in it" in mistake("config", "show", tmp_path)
+
+
+def test_a_run_file_of_generation_is_shown_as_what_it_is(longtake, mistake, tmp_path: Path):
+    preset = CONFIGS / "opensora_v2" / "inference" / "768px.py"
+    code, out, err = longtake(
+        "config", "show", preset, "--num-frames", "33", "--prompt", "rain", "--lora", "a.safetensors"
+    )
+    lines = dict(line.split(" = ", 1) for line in out.splitlines())
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"'768px'  # .*inference/768px\.py:6", lines["sampling_option.resolution"])
+    assert lines["sampling_option.num_frames"] == "33  # --sampling_option.num_frames"
+    assert lines["lora.from_pretrained"] == "'a.safetensors'  # --lora.from_pretrained"
+    assert lines["prompt"] == "'rain'  # --prompt"
+    assert re.fullmatch(r"'samples'  # .*inference/256px\.py:\d+", lines["save_dir"])
+    assert lines["grid"] == "False  # default"
+    _, out, _ = longtake("config", "show", preset, "--tiny")
+    assert "sampling_option.num_frames = 17  # --tiny\n" in out
+    assert "save_dirr" in mistake("config", "show", preset, "--save-dirr", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["opensora_v2/train/stage1", "custom"])
+def test_a_run_file_of_training_is_shown_as_what_it_is(longtake, name: str):
+    _, out, _ = longtake("config", "show", CONFIGS / f"{name}.py", "--dataset.data-path", "clips.csv")
+    assert "dataset.data_path = 'clips.csv'  # --dataset.data_path\n" in out
+    assert "save_dir" not in out

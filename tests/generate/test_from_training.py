@@ -73,6 +73,15 @@ def test_a_run_of_training_is_sampled_from_by_folder_and_by_glob(run: Outcome, t
     assert (whole != make(tmp_path)[0]).any()
 
 
+def test_a_tiny_run_makes_tiny_videos_by_itself(run: Outcome, tmp_path: Path):
+    said: list[str] = []
+    source = resolve_source(str(run.folder), ["--prompt", "x", "--save-dir", str(tmp_path), "--num-steps", "2"])
+    with start_world("cpu") as world:
+        (video,) = generate_from(source, world, said.append)
+    assert said[0].startswith("32px, 9 frames, as in the run's bucket_config")
+    assert len(read_video(video.path)) == 9
+
+
 def test_the_first_frame_of_the_file_is_the_given_image(run: Outcome, tmp_path: Path):
     rows = np.linspace(0, 255, 48, dtype=np.uint8)
     write_image(tmp_path / "a.png", np.broadcast_to(rows[:, None, None], (48, 80, 3)))

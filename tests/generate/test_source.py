@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from longtake.checkpoint import inspect
 from longtake.config import dump_config
 from longtake.contracts import UserError
-from longtake.generate import load_weights, open_system, resolve_source
+from longtake.generate import generate_from, load_weights, open_system, read_video, resolve_source
 from longtake.parallel import World, local_tensor
 from longtake.system import export_model
 from longtake.train import Outcome
@@ -53,6 +54,78 @@ def test_an_exported_file_is_enough_by_itself(run: Outcome, world: World, tmp_pa
         assert same(weights(str(file), world)[0], weights(str(run.folder), world, *flags)[0])
     sampling = [resolve_source(str(place), []).config.sampling_option for place in (file, run.folder)]
     assert sampling[0] == sampling[1]
+
+
+@pytest.fixture
+def unsized(run: Outcome, tmp_path: Path) -> Path:
+    """The folder of a run whose file does not say how large its videos are; its buckets have 8 and 16 frames."""
+    folder = tmp_path / "unsized"
+    shutil.copytree(run.folder, folder)
+    text = (folder / "config.py").read_text()
+    for said in ('resolution="32px"', 'aspect_ratio="1:1"', "num_frames=8"):
+        assert said in text
+        text = text.replace(said, f"{said.partition('=')[0]}=None")
+    text, count = re.subn(
+        r"(?m)^bucket_config = .*$", 'bucket_config = {"32px": {1: (1, 4), 8: (1, 4), 16: (1, 2)}}', text
+    )
+    assert count == 1
+    (folder / "config.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "size", "note"),
+    [
+        ("", ("32px", "16:9", 16), "32px, 16 frames, as {}; --resolution, --num-frames choose others"),
+        ("--num-frames 8", ("32px", "16:9", 8), "32px, as {}; --resolution chooses another"),
+        ("--resolution 64px", ("64px", "16:9", 16), "16 frames, as {}; --num-frames chooses another"),
+        ("--sampling-option.resolution 64px --num-frames 1 --aspect-ratio 1:1", ("64px", "1:1", 1), None),
+        ("--tiny", ("32px", "16:9", 16), None),
+    ],
+)
+def test_a_run_is_sampled_at_the_size_that_it_trained(unsized: Path, flags: str, size: tuple, note: str | None):
+    for place in (unsized, next(unsized.glob("epoch*"))):
+        source = resolve_source(str(place), flags.split())
+        option = source.config.sampling_option
+        assert (option.resolution, option.aspect_ratio, option.num_frames, option.num_steps) == (*size, 3)
+        assert source.notes == (() if note is None else (note.format("in the run's bucket_config"),))
+
+
+def test_a_size_that_the_run_says_is_kept_without_a_word(run: Outcome):
+    source = resolve_source(str(run.folder), [])
+    assert (source.config.sampling_option.num_frames, source.notes) == (8, ())
+
+
+def test_a_ratio_that_is_the_only_one_of_the_buckets_is_taken(unsized: Path):
+    text = (unsized / "config.py").read_text()
+    (unsized / "config.py").write_text(text.replace('"32px": {', '"32px_ar1:1": {'))
+    source = resolve_source(str(unsized), ["--num-frames", "8"])
+    assert (source.config.sampling_option.resolution, source.config.sampling_option.aspect_ratio) == ("32px", "1:1")
+    assert source.notes[0].startswith("32px, 1:1, as in the run's bucket_config; --resolution, --aspect-ratio choose")
+
+
+def test_a_mistake_in_a_size_names_the_buckets_it_is_from(unsized: Path):
+    with pytest.raises(UserError, match="unknown_key"):
+        resolve_source(str(unsized), ["--unknown_key", "1"])
+    (unsized / "config.py").write_text((unsized / "config.py").read_text().replace("16: (1, 2)", "16: 2"))
+    with pytest.raises(UserError, match=r"bucket_config\.32px\.16 = 2: \(keep probability, batch size\)"):
+        resolve_source(str(unsized), [])
+
+
+def test_an_exported_file_keeps_the_size_that_its_run_trained(unsized: Path, tmp_path: Path):
+    file = export_model(str(unsized), tmp_path / "w.safetensors")
+    source = resolve_source(str(file), [])
+    assert source.config.sampling_option == resolve_source(str(unsized), []).config.sampling_option
+    assert source.notes == ()
+
+
+def test_the_size_is_told_before_anything_is_made(unsized: Path, world: World, tmp_path: Path):
+    said: list[str] = []
+    source = resolve_source(str(unsized), ["--prompt", "x", "--save-dir", str(tmp_path / "made"), "--num-steps", "1"])
+    (video,) = generate_from(source, world, said.append)
+    assert said[0] == source.notes[0]
+    assert said[1].startswith("weights: ")
+    assert read_video(video.path).shape == (16, 24, 40, 3)
 
 
 def test_a_config_file_takes_weights_from_a_file(run: Outcome, world: World, tmp_path: Path):
