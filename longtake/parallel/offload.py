@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.parallel.host import pin
+from longtake.parallel.host import pin, unpin
 
 _LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 _ALIGNMENT = 512
@@ -75,6 +75,7 @@ class InputStore:
             if device.type == "cuda":
                 if not pin(self._memory):
                     raise UserError(f"{said} pin; choose fewer bytes or raise the limit on locked memory")
+                weakref.finalize(self, unpin, self._memory.data_ptr()).atexit = False
                 self._stream = torch.cuda.Stream(device)
         return self._memory
 

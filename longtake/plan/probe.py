@@ -131,23 +131,29 @@ class ProbeStep:
 
     def __init__(self, plan: RunPlan, config: SystemConfig, world: World, make_update: MakeUpdate) -> None:
         self.plan, self.world = plan, world
+        self._config, self._make_update = config, make_update
+        self._mesh = Mesh.create(config.parallel, world)
+        self._build()
+
+    def _build(self) -> None:
+        config = self._config
         model = config.model.model_copy(update={"from_pretrained": None})
         lora = None if config.lora is None else config.lora.model_copy(update={"from_pretrained": None})
         text = torch.zeros(1, config.t5.max_length, config.model.context_in_dim)
         empty = {"text": text, "vector": torch.zeros(1, config.model.vec_in_dim)}
         facts = EncoderFacts(config.ae.latent, config.t5.max_length, empty)
         bare = config.model_copy(update={"model": model, "lora": lora})
-        mesh = Mesh.create(config.parallel, world)
-        self.system: System = build_system(bare, mesh, world, facts)
-        degrees = plan.work.degrees(plan.layout)
-        self.peers = BucketPeers.create(mesh, degrees, self.system.cut, config.model.num_heads)
-        self._update = make_update(self.system.denoiser)
+        self.system: System = build_system(bare, self._mesh, self.world, facts)
+        degrees = self.plan.work.degrees(self.plan.layout)
+        self.peers = BucketPeers.create(self._mesh, degrees, self.system.cut, config.model.num_heads)
+        self._update = self._make_update(self.system.denoiser)
         self._warm = False
 
     def measure(self, bucket: Bucket, batch: int) -> Measured:
         """A whole step of micro-batches of this size. Raises `UserError` where one of several GPUs has not enough."""
         device = self.world.device
         on_gpu = device.type == "cuda"
+        seconds = None
         try:
             if not self._warm:
                 self._step(bucket, 1)  # states of the optimizer come with the first update
@@ -162,7 +168,8 @@ class ProbeStep:
                     f"--probe: bucket_config.{bucket.resolution}.{bucket.num_frames} ran out of memory at batch "
                     f"{batch}; start it with a lower one, or with a larger --headroom"
                 ) from None
-            self._clear()
+        if seconds is None:  # out here, for the error holds on to what the step had made
+            self._rebuild()
             return Measured(batch, None, None)
         peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
         facts = torch.tensor([peak, seconds], dtype=torch.float64, device=device)
@@ -199,10 +206,12 @@ class ProbeStep:
             torch.cuda.synchronize(self.world.device)
         return time.perf_counter()
 
-    def _clear(self) -> None:
-        for parameter in self.system.denoiser.parameters():
-            parameter.grad = None
-        torch.cuda.empty_cache()
+    def _rebuild(self) -> None:
+        """Begins anew with the memory that was there at first: sharded weights that a backward was broken off over
+        would have no gradients from then on."""
+        del self.system, self.peers, self._update
+        self.world.free_memory()
+        self._build()
 
 
 def check_probe(gpus: int, world: World) -> None:

@@ -112,9 +112,9 @@ class Trainer:
             (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / count)).backward()
             if turn.number is not None:
                 sums[turn.number] = loss.detach()
-        sums[-3] = step.loaded
+        sums[-3].fill_(step.loaded)  # `sums[-3] = ...` would copy a number from the host, and wait for the device
         sums[-2] = self.optimizer.grad_square_sum()
-        sums[-1] = float(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
+        sums[-1].fill_(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
         if mesh.size > 1:
             dist.all_reduce(sums)
         return sums

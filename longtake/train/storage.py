@@ -46,8 +46,9 @@ class OnDevice:
 class OnHost:
     """Tensors, zero at first, in (pinned) host memory. On a CPU it is all plain copies."""
 
-    def __init__(self, layouts: Sequence[Layout], device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
-        chunks = list(_chunks(layouts, chunk_bytes))
+    def __init__(self, layouts: Sequence[Layout], device: torch.device, chunk_bytes: int | None = None) -> None:
+        """`chunk_bytes`: what passes through the device at once; None: `CHUNK_BYTES`."""
+        chunks = list(_chunks(layouts, CHUNK_BYTES if chunk_bytes is None else chunk_bytes))
         sizes = [sum(_size(layouts[i]) for i in chunk) for chunk in chunks]
         self._hosts = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
         if device.type == "cuda":

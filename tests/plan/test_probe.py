@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from longtake.contracts import Bucket, UserError
 from longtake.parallel import start_world
@@ -80,6 +82,34 @@ def test_real_steps_are_timed_on_a_cpu() -> None:
     assert [one.largest.batch for one in probed] == [1, 1]
     assert all(one.largest.seconds > 0 and one.largest.peak_bytes is None for one in probed)
     assert set(json.loads(json.dumps(plan_json(plan, probed)))["probe"]) == {"64px/8f", "64px/16f"}
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_step_that_runs_out_of_memory_does_no_harm_to_the_next(way: str) -> None:
+    config = run_config(bucket_config={"64px": {8: (1.0, 1)}}, device="cpu", cpu_threads=1)
+    plan = plan_run(config, 1, Machine(gpu_named("h100")))
+    bucket = plan.entries[0].bucket
+    with start_world("cpu") as world:
+        step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
+        block = step.system.denoiser.single_blocks[0]
+        block.register_forward_hook(lambda module, args, out: RunsOut.apply(out, way))
+        del block
+        assert step.measure(bucket, 2) == Measured(2, None, None)
+        assert step.measure(bucket, 1).seconds > 0
+
+
+class RunsOut(torch.autograd.Function):
+    """Finds no memory on the way there or back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, way: str) -> torch.Tensor:
+        if way == "forward":
+            raise torch.OutOfMemoryError
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError
 
 
 def test_more_gpus_than_there_are_is_one_sentence() -> None:

@@ -106,6 +106,7 @@ def test_states_that_the_host_keeps_change_nothing(way: Way, monkeypatch: pytest
     monkeypatch.setattr("longtake.train.storage.CHUNK_BYTES", 1 << 14)  # several chunks
     first, second = model_of(*SHAPES, dtype=way[1]), model_of(*SHAPES, dtype=way[1])
     ours, theirs = optimizer_of(first, way), optimizer_of(second, way, offload=True)
+    assert len(theirs.storage._hosts) > 1
     take_steps(first, ours, range(4))
     take_steps(second, theirs, range(4))
     assert_same((first, ours), (second, theirs))

@@ -1,0 +1,219 @@
+"""A GPU that is none: tensors say that they are on CUDA, hold their numbers on the CPU, and refuse what CUDA refuses.
+
+What mixes devices raises as on a GPU, and what makes the host wait is written down. Numbers are real, so whole runs go
+through, unlike under PyTorch's fake tensors. Not told: wrong use of streams, kernels that CUDA lacks or that differ,
+memory, and what changes the memory under a tensor (`Tensor.data =`, `UntypedStorage.resize_`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+_CROSSING = (aten.copy_.default, aten._to_copy.default)
+_INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+_READING = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
+
+waits: list[str] = []  # where the host waited for the device: the stack
+
+
+class OnGpu(Tensor):
+    """A tensor of the pretended GPU; `held` has its numbers."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> OnGpu:
+        facts = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        out = Tensor._make_wrapper_subclass(cls, held.shape, device=GPU, **facts)
+        out.held = held
+        return out
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _run(operation, args, dict(kwargs or {}))
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:  # lets modules exchange their parameters for such ones
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Mapping[str, Tensor], *_: Any) -> OnGpu:
+        return OnGpu(parts["held"])
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def tolist(self) -> Any:
+        _wait()
+        return self.held.tolist()
+
+
+class _Intercept(TorchDispatchMode):
+    """Takes operations that make tensors on the GPU out of nothing or of those of the CPU."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _run(operation, args, dict(kwargs or {}))
+
+
+def _run(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operation on the CPU, whose results are on the device on which they would be."""
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    if any(isinstance(x, DTensor) for x in tensors):
+        return NotImplemented  # it knows what to do, and comes back with its local tensors
+    here = [x for x in tensors if isinstance(x, OnGpu)]
+    to_gpu = bool(here)
+    if kwargs.get("device") is not None:
+        to_gpu = torch.device(kwargs["device"]).type == "cuda"
+        kwargs["device"] = CPU if to_gpu else kwargs["device"]
+    elif operation is aten.copy_.default:
+        to_gpu = isinstance(args[0], OnGpu)
+    if kwargs.pop("pin_memory", None) and to_gpu:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    _check_devices(operation, args, tensors, here)
+    if (here and operation in _READING) or _waits_to_cross(operation, args, kwargs, to_gpu):
+        _wait()
+    own_args, own_kwargs = pytree.tree_map(lambda x: x.held if isinstance(x, OnGpu) else x, (tuple(args), kwargs))
+    out = operation(*own_args, **own_kwargs)
+    if operation is aten._to_copy.default and out is own_args[0]:
+        out = out.clone()
+    if not to_gpu:
+        return args[0] if operation is aten.copy_.default else out
+    known = {id(x.held): x for x in here}
+
+    def placed(x: Any) -> Any:
+        if not isinstance(x, Tensor) or isinstance(x, OnGpu) or x.is_meta:
+            return x
+        return known[id(x)] if id(x) in known else OnGpu(x)
+
+    out = pytree.tree_map(placed, out)
+    is_view = operation.namespace == "aten" and here and any(a.alias_info for a in operation._schema.arguments)
+    return return_and_correct_aliasing(operation, args, kwargs, out) if is_view else out
+
+
+def _check_devices(operation: Any, args: Sequence[Any], tensors: Sequence[Tensor], here: Sequence[OnGpu]) -> None:
+    """Raises RuntimeError where CUDA would: numbers of the CPU may join where they are one, indices always."""
+    if not here or operation in _CROSSING or operation.namespace == "c10d":
+        return
+    if operation in _INDEXING:  # indices may be on the CPU
+        tensors = [x for i, x in enumerate(args) if i != 1 and isinstance(x, Tensor)]
+    if any(x.device.type == "cpu" and x.ndim for x in tensors):
+        found = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in tensors)
+        raise RuntimeError(f"{operation}: expected all tensors to be on the same device, found {found}")
+
+
+def _waits_to_cross(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], to_gpu: bool) -> bool:
+    """Whether an operation copies to or from the host and waits for it; either way all work before it comes first."""
+    if operation not in _CROSSING or kwargs.get("non_blocking") or True in args[2:]:
+        return False
+    source = args[1] if operation is aten.copy_.default else args[0]
+    return isinstance(source, OnGpu) != to_gpu
+
+
+def _wait() -> None:
+    waits.append("".join(traceback.format_stack()))
+
+
+class _Stream:
+    """The only stream; whoever records or waits for an event on it need not."""
+
+    device = GPU
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, stream: _Stream) -> None: ...
+
+    def wait_event(self, event: _Event) -> None: ...
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
+
+    def synchronize(self) -> None: ...
+
+
+class _Event:
+    """Long over."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, stream: _Stream | None = None) -> None: ...
+
+    def wait(self, stream: _Stream | None = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def _returning(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Inside, there is one GPU, of Hopper's generation. `device.cpp` must have been loaded before PyTorch was."""
+    runtime = SimpleNamespace(cudaHostRegister=_returning(0), cudaHostUnregister=_returning(0))
+    facts = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "current_stream": _Stream(),
+        "stream": nullcontext(),
+        "device": nullcontext(),
+        "synchronize": None,
+        "empty_cache": None,
+        "get_device_name": "NVIDIA H100 80GB HBM3",
+        "get_device_capability": (9, 0),
+        "is_bf16_supported": True,
+        "mem_get_info": (60 << 30, 80 << 30),
+        "memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_allocated": 0,
+        "reset_peak_memory_stats": None,
+        "cudart": runtime,
+    }
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device="cuda")` begins on the CPU
+    try:
+        with ExitStack() as stack:
+            for name, value in facts.items():
+                stack.enter_context(patch.object(torch.cuda, name, _returning(value)))
+            stack.enter_context(patch.multiple(torch.cuda, Stream=_Stream, Event=_Event))
+            stack.enter_context(
+                patch.multiple(_fsdp_param, free_storage=_returning(None), alloc_storage=_returning(None))
+            )
+            stack.enter_context(patch.object(Tensor, "pin_memory", _pin))
+            stack.enter_context(patch.object(Tensor, "is_pinned", lambda self: not isinstance(self, OnGpu)))
+            stack.enter_context(patch.object(Tensor, "record_stream", _returning(None)))
+            stack.enter_context(_Intercept())
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, OnGpu):
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    return tensor.clone()

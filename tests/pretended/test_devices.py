@@ -1,0 +1,62 @@
+"""No tensor is on the wrong device, and no training step waits for the device: whole runs on a pretended GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pretended.plays import MADE, TRAINED
+
+HERE = Path(__file__).parent
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    if sys.platform != "linux" or torch.version.cuda is not None or shutil.which("g++") is None:
+        pytest.skip("needs Linux, g++ and a PyTorch without CUDA, in whose place a GPU is pretended")
+    folder = tmp_path_factory.mktemp("pretended")
+    torch_folder = Path(torch.__file__).parent
+    library = folder / "device.so"
+    options = ["-O0", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}"]
+    linked = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
+    built = subprocess.run(
+        ["g++", *options, str(HERE / "device.cpp"), "-o", str(library), *linked], capture_output=True, text=True
+    )
+    if built.returncode != 0:
+        pytest.skip(f"this g++ cannot build against PyTorch's headers: {built.stderr[:300]}")
+    command = [sys.executable, "-m", "tests.pretended.plays", str(library), str(folder)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, cwd=HERE.parents[1], env=variables)
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_the_pretended_gpu_refuses_what_a_real_one_does(found: Found) -> None:
+    said = found["mistakes"]
+    assert "to numpy" in said.pop("numpy")
+    assert "cannot pin" in said.pop("pinned")
+    assert {name for name, error in said.items() if "on the same device" not in error} == set()
+    assert found["waiting"] == 4
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_run_of_training_has_every_tensor_where_it_belongs(found: Found, name: str) -> None:
+    assert found[name]["error"] is None, found[name]["error"]
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name != "masters with the host"])
+def test_no_step_of_training_waits_for_the_device(found: Found, name: str) -> None:
+    assert found[name]["waits"] == []
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_generation_has_every_tensor_where_it_belongs(found: Found, name: str) -> None:
+    assert found[name]["error"] is None, found[name]["error"]
