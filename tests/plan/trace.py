@@ -140,11 +140,7 @@ def step_bytes(
     """
     parallel = ParallelConfig(shard=shard, sequence=sequence, tensor=tensor, zero=zero)
     with fake_mesh(parallel, shard * sequence * tensor) as mesh:
-        with torch.device("meta"):
-            model = build_denoiser(config)
-        remat_blocks(model, remat, cut_model(model, mesh), budget)
-        shard_model(model, mesh, dtype)
-        model.to_empty(device="cpu")
+        model = _sharded(config, mesh, dtype, remat, budget)
         x, conditions = _inputs(config, latent, text, batch)
         with _tracked(model) as tracker:
             before = _total(tracker, "current")
@@ -173,11 +169,7 @@ def sampling_bytes(
     """Bytes that a forward without gradients adds on rank 0 to the weights and inputs at its worst moment."""
     parallel = ParallelConfig(shard=shard, sequence=sequence, tensor=tensor)
     with fake_mesh(parallel, shard * sequence * tensor) as mesh, torch.no_grad():
-        with torch.device("meta"):
-            model = build_denoiser(config)
-        cut_model(model, mesh)
-        shard_model(model, mesh, dtype)
-        model.to_empty(device="cpu")
+        model = _sharded(config, mesh, dtype)
         x, conditions = _inputs(config, latent, text, batch)
         given = (x, conditions.text, conditions.vector, conditions.visual)
         with _tracked(model, *(tensor for tensor in given if tensor is not None)) as tracker:
@@ -185,6 +177,18 @@ def sampling_bytes(
             model(x, torch.empty(batch), conditions)
             peak = _total(tracker, "peak")
     return peak - before
+
+
+def _sharded(
+    config: MMDiTConfig, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, int] = (0, 0), budget: float = 0.0
+) -> nn.Module:
+    """The denoiser as a run holds it on rank 0; call it inside a `FakeTensorMode`."""
+    with torch.device("meta"):
+        model = build_denoiser(config)
+    remat_blocks(model, remat, cut_model(model, mesh), budget)
+    shard_model(model, mesh, dtype)
+    model.to_empty(device="cpu")
+    return model
 
 
 def _inputs(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> tuple[Tensor, Conditions]:

@@ -151,11 +151,7 @@ def test_peers_that_share_an_encoding_train_the_same_run(
 ) -> None:
     described = {**described, "ae": {**described["ae"], "sample_size": 16, "tile_overlap_factor": 0.5}}  # tiles
     run = run_file(tmp_path, clips, described)
-    alone, _ = train_here(run, "--exp-name", "alone")
-    code, out, error = finish(start("train", run, "--exp-name", "two", "--parallel.sequence", "2", processes=2))
-    assert code == 0, out + error
-    losses = [[line["loss"] for line in metrics(f)] for f in (alone.folder, tmp_path / "outputs" / "two")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert_two_processes_train_the_same(run, "--parallel.sequence", "2")
 
 
 @pytest.mark.slow
@@ -173,6 +169,15 @@ def test_a_text_encoder_cut_over_ranks_makes_the_same_store(
     ]
     assert any(name.startswith("texts") for name in stores[0])
     assert stores[0] == stores[1]
+
+
+def assert_two_processes_train_the_same(run: Path, *words: str) -> None:
+    """Two processes with these flags, and one without them, have the same losses."""
+    alone, _ = train_here(run, "--exp-name", "alone")
+    code, out, error = finish(start("train", run, "--exp-name", "two", *words, processes=2))
+    assert code == 0, out + error
+    losses = [[line["loss"] for line in metrics(f)] for f in (alone.folder, alone.folder.with_name("two"))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def run_file(folder: Path, clips: Path, described: dict[str, Any], **changes: Any) -> Path:
@@ -210,8 +215,4 @@ def test_a_text_encoder_cut_over_ranks_trains_the_same_run(
     tmp_path: Path, clips: Path, described: dict[str, Any]
 ) -> None:
     run = run_file(tmp_path, clips, described)
-    alone, _ = train_here(run, "--exp-name", "alone")
-    code, out, error = finish(start("train", run, "--exp-name", "two", "--t5.placement", "sharded", processes=2))
-    assert code == 0, out + error
-    losses = [[line["loss"] for line in metrics(f)] for f in (alone.folder, tmp_path / "outputs" / "two")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert_two_processes_train_the_same(run, "--t5.placement", "sharded")
