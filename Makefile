@@ -1,7 +1,8 @@
 # `make demo`: install and run the whole way from clips to generated videos. `make test`: install, lint, test.
-.PHONY: demo test slow clean
+.PHONY: demo test slow weekly clean
 
 PY := .venv/bin/python
+unexport PYTHONDONTWRITEBYTECODE  # or every interpreter that a test starts compiles all sources anew
 
 demo: .venv/.installed
 	$(PY) -m longtake demo
@@ -13,7 +14,10 @@ test: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
 
 slow: .venv/.installed
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m slow --timeout 2400
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m slow -n 2 --dist loadfile --timeout 2400
+
+weekly: .venv/.installed
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
 
 .venv/.installed: pyproject.toml tools/install.sh
 	bash tools/install.sh

@@ -77,8 +77,8 @@ CONFIGS: dict[str, dict[str, dict[int, Any]]] = {
 def bucket_rule(name: str, compat: bool = False) -> BucketRule:
     """The rule of a table; with `compat` that of Open-Sora 2.0 itself for its two tables."""
     if name.startswith("B"):
-        return BucketRule.from_config(CONFIGS[name], 16, compat="opensora_v1_2")
-    return BucketRule.from_config(CONFIGS[name], 16, compat="opensora_v2" if compat else None)
+        return BucketRule.from_config(CONFIGS[name], 16, law="opensora_v1_2")
+    return BucketRule.from_config(CONFIGS[name], 16, law="opensora_v2" if compat else None)
 
 
 def clip_columns(num_clips: int, stills: float = 0.1, seed: int = 0) -> dict[str, np.ndarray]:

@@ -22,10 +22,11 @@ from machine import print_table, write_json
 from longtake.buckets import BucketRule
 from longtake.contracts import Slot
 from longtake.data import LatentStore, StoredDataset, draw, open_clips, probe_table, write_video
+from longtake.diffusion import RectifiedFlow
 from longtake.encode import EncodeOptions, encode, encode_inputs, make_plan
 from longtake.encode.shards import PixelSource
 from longtake.parallel import World
-from longtake.system import build_encoders
+from longtake.system import build_encoders, wanted_draws
 from longtake.train import RunConfig, read_run
 
 CONFIG = """
@@ -84,7 +85,7 @@ def main() -> None:
         store_path = folder / "store"
         started = time.perf_counter()
         world = World(0, 1, 0, torch.device("cpu"))
-        result = encode(run, run.dataset, run.bucket_config, 0, EncodeOptions(store_path), world)
+        result = encode(run, run.dataset, run.bucket_rule, 0, EncodeOptions(store_path), world)
         encoding = 1e3 * (time.perf_counter() - started) / result.num_entries
 
         store, encoders = LatentStore.open(store_path), build_encoders(run, world.device)
@@ -95,12 +96,14 @@ def main() -> None:
         plan = make_plan(encode_inputs(run.seed, run.dataset, rule, pixels.table, 0), pixels.texts)
         slots = [slot for i in range(len(plan)) for slot in plan.slots(rule, i, i + 1)]
 
+        wanted = wanted_draws(run, RectifiedFlow.draws, store.encoders.posterior)
+
         def draws(slot: Slot) -> object:
-            return draw(slot, run.seed, 0, settings["latent"], 1)
+            return draw(slot, run.seed, 0, settings["latent"], wanted, 1)
 
         def decoded_and_encoded(slot: Slot) -> None:
             batch = pixels[slot]
-            encoders.moments(batch.video)
+            encoders.posterior(batch.video)
             encoders.embed(batch.text)
 
         def from_store(slot: Slot) -> None:

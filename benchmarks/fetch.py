@@ -41,7 +41,7 @@ from longtake.data.clips.transforms import cover_size, fit_frame
 from longtake.data.clips.video import decode_frames
 
 FPS, GROUP = 24, 250
-SIZE = (720, 1280)
+SIZE, TINY_SIZE = (720, 1280), (360, 640)
 TARGET = (256, 448)
 OFFSETS = (0, 60, 120, 180)  # of the window's first frame from a key frame
 MOST_GROWTH_MB = 50
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fetches", type=int, default=20_000, help="fetches of the memory measurement")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--tiny", action="store_true", help="10 s and 1 min, 400 fetches, one repeat")
+    parser.add_argument("--tiny", action="store_true", help="10 s and 1 min at half the size, 400 fetches, one repeat")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--memory", nargs=2, metavar=("FOLDER", "FETCHES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -65,7 +65,7 @@ def main() -> None:
     fetches, repeats = (400, 1) if arguments.tiny else (arguments.fetches, arguments.repeats)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        group = encode_group(folder / "group.mp4", *SIZE)
+        group = encode_group(folder / "group.mp4", *(TINY_SIZE if arguments.tiny else SIZE))
         files = {
             (kind, seconds): repeat_group(group, folder / f"{seconds}.{kind}", max(1, round(seconds * FPS / GROUP)))
             for kind in ("mp4", "mkv")
@@ -187,7 +187,7 @@ def measure_reducing(path: Path, count: int = 20) -> dict[str, float]:
     with av.open(str(path)) as container:
         frames = [frame for _, frame in zip(range(count), container.decode(video=0), strict=False)]
     scaler, converter = VideoReformatter(), VideoReformatter()
-    height, width = cover_size(SIZE, TARGET)
+    height, width = cover_size((frames[0].height, frames[0].width), TARGET)
 
     def bytes_of(frame: av.VideoFrame) -> np.ndarray:
         return converter.reformat(frame, format="rgb24", threads=1).to_ndarray()

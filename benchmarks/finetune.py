@@ -25,7 +25,7 @@ from longtake.parallel import World, start_world
 from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig
-from longtake.train.folder import read_run
+from longtake.train.read import read_run
 from longtake.train.trial import make_update
 
 PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "train"

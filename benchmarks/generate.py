@@ -23,8 +23,7 @@ import torch
 from machine import gib, now, percent, print_table, write_json
 from torch import Tensor
 
-from longtake.diffusion import known_windows
-from longtake.generate import Request, Source, open_system, resolve_source, sample_videos
+from longtake.generate import GenerationSource, Request, open_system, resolve_source, sample_videos
 from longtake.generate.sample import guidance_scales, pixel_shape
 from longtake.parallel import World, start_world
 from longtake.system import System
@@ -51,7 +50,7 @@ def main() -> None:
     write_json(arguments.json, "generate", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
 
 
-def measure(source: Source, world: World) -> dict[str, Any]:
+def measure(source: GenerationSource, world: World) -> dict[str, Any]:
     """The figures of one video; a first one of two steps, which is not measured, loads kernels."""
     config, option = source.config, source.config.sampling_option
     system = open_system(source, world, lambda line: None)
@@ -68,7 +67,8 @@ def measure(source: Source, world: World) -> dict[str, Any]:
 
     sample_videos(system, [request], option, on_step, config.kind)
     marks.append(now(world.device))
-    scales, frames = guidance_scales(option, config.kind), system.latent(*shape)[1]
+    by_known = bool(request.known) and config.family.guided_by_known
+    scales, frames = guidance_scales(config, option, config.kind, by_known), system.latent(*shape)[1]
     counts = [len(scales.coefficients(step, option.num_steps, frames)) for step in range(option.num_steps)]
     per_branch = (marks[-2] - marks[1]) / sum(counts[1:])  # the first step's time has the start in it
     flops = sum(counts) * system.flops(shape) / world.size
@@ -94,8 +94,8 @@ def measure(source: Source, world: World) -> dict[str, Any]:
 
 def _known(kind: str, system: System, shape: tuple[int, int, int]) -> tuple[Tensor, ...]:
     """Random pixels for each window that the kind knows."""
-    windows = known_windows(kind, system.latent, shape[0])
-    return tuple(torch.rand(3, len(window.pixels), *shape[1:]) * 2 - 1 for window in windows if window.pixels)
+    windows = system.law.windows(kind, system.latent, shape[0]) if system.law else ()
+    return tuple(torch.rand(3, len(window.pixels), *shape[1:]) * 2 - 1 for window in windows)
 
 
 def _random_autoencoder(folder: Path, world: World) -> str:

@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "longtake": __version__,
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
@@ -73,12 +73,11 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _commit() -> str:
-    """The commit of the working tree, marked where it has changes."""
-    here = Path(__file__).parent
+def commit_of(tree: Path) -> str:
+    """The commit of the working tree that a folder lies in, marked where it has changes."""
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=tree, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit.stdout.strip()[:12] + ("+changes" if changed.stdout.strip() else "")

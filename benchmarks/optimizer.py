@@ -19,8 +19,8 @@ from torch import nn
 
 from longtake.config import resolve
 from longtake.train import RunConfig
-from longtake.train.average import Ema
 from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.optimizer.ema import Ema
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {},

@@ -122,7 +122,7 @@ def row_loop(rule: BucketRule, columns: dict[str, np.ndarray], num_rows: int) ->
     As there: a NumPy generator for each row (for each row and entry under Open-Sora 1.2), resolutions from the
     largest, lengths from the longest, the nearest ratio by `min`.
     """
-    law, number = rule.law, len(rule.buckets)
+    law, number = rule.walk, len(rule.buckets)
     walk = [
         (each.num_pixels, {entry.num_frames: entry for entry in each.entries}, _ratios(rule, each.ratios))
         for each in rule.resolutions
@@ -172,7 +172,7 @@ def _place(
 
 def _ratios(rule: BucketRule, table: dict[str, tuple[int, int]]) -> dict[str, float]:
     """Ratio name -> H/W as the reference reads it off the name."""
-    if rule.law.nearest == "key":
+    if rule.walk.nearest == "key":
         return {name: float(name) for name in table}
     return {name: float(name.split(":")[1]) / float(name.split(":")[0]) for name in table}
 

@@ -28,8 +28,8 @@ from longtake.diffusion import (
     AdamsBashforth2,
     Euler,
     GuidanceScales,
+    Guided,
     Solver,
-    guided,
     make_grid,
 )
 from longtake.generate import Request, open_system, resolve_source
@@ -62,7 +62,7 @@ def mixture(count: int, width: int = 16, components: int = 8) -> Flow:
         flat, t = x.flatten(1)[:, None], t[:, None, None]
         away = flat - (1 - t) * means
         variance = (1 - t) ** 2 * std**2 + t**2
-        odds = -away.square().sum(-1) / (2 * variance[..., 0]) + conditions.vector.log()
+        odds = -away.square().sum(-1) / (2 * variance[..., 0]) + conditions["vector"].log()
         clean = means + (1 - t) * std**2 / variance * away
         noise = t / variance * away
         return ((noise - clean) * odds.softmax(1)[..., None]).sum(1).view_as(x)
@@ -84,7 +84,7 @@ def demo(run: str, prompts: Sequence[str]) -> tuple[Flow, float]:
     shape = system.autoencoder.latent(*pixel_shape(system, option))
     x = torch.stack([seeded_noise(Request(text, seed).seed, shape) for seed, text in enumerate(prompts)])
     texts = {PROMPT: list(prompts), NEGATIVE: [""] * len(prompts)}
-    branches = {name: system.blank_visual(system.embed(lines), x) for name, lines in texts.items()}
+    branches = {name: system.embed(lines) for name, lines in texts.items()}
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         return system.objective.velocity(system.denoiser(x, t, conditions), x, t)
@@ -99,7 +99,7 @@ def fine(flow: Flow, scales: GuidanceScales, grid: Tensor, num_fine: int) -> Ten
     The rule never looks at t = 0, where a network that predicts the clean sample says nothing of the velocity.
     """
     num_steps = len(grid) - 1
-    denoise = guided(flow.velocity, flow.branches, scales, num_steps)
+    denoise = Guided(flow.velocity, flow.branches, scales, num_steps)
     x = flow.noise
     each = -(-num_fine // num_steps)
     for step in range(num_steps):
@@ -123,7 +123,7 @@ def measure(flow: Flow, scales: GuidanceScales, shift: float, steps: Sequence[in
         if target is None or scales.text_osci:
             dense = make_grid(num_steps if scales.text_osci else num_fine, shift)
             target = fine(flow, scales, dense, num_fine)
-        denoise = guided(flow.velocity, flow.branches, scales, num_steps)
+        denoise = Guided(flow.velocity, flow.branches, scales, num_steps)
         for name, solver in SOLVERS.items():
             found = solver.sample(denoise, flow.noise, make_grid(num_steps, shift))
             errors[name][num_steps] = ((found - target).square().mean() / target.square().mean()).sqrt().item()

@@ -34,7 +34,7 @@ from flux_peer import flux_peer
 from machine import gib, now, percent, print_table, write_json
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 
-from longtake.contracts import Bucket, Conditions, LatentShape, Slot
+from longtake.contracts import Bucket, Conditions, Draw, LatentShape, Slot
 from longtake.data.loading.draws import draw
 from longtake.diffusion import FlowConfig, RectifiedFlow, drop_text, micro_batch_loss
 from longtake.models import MMDiT, MMDiTConfig, build_denoiser
@@ -49,14 +49,16 @@ from longtake.parallel import (
     start_world,
 )
 from longtake.plan import Layout, MicroBatch, forecast_memory
-from longtake.system import compute_dtype
+from longtake.random import Purpose
+from longtake.system.encoders import device_dtype
 from longtake.track import peak_flops
-from longtake.train.average import Ema
 from longtake.train.config import RunConfig
 from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.optimizer.ema import Ema
 
 PHASES = ("data", "encode", "forward", "backward", "optimizer")
 LATENT = LatentShape(16, 4, 8, causal=True)
+DRAWS = {**RectifiedFlow.draws, "dropout": Draw(Purpose.DROPOUT, "uniform", (2,))}
 TINY = MMDiTConfig(
     hidden_size=96, num_heads=4, axes_dim=(8, 8, 8), depth=1, depth_single_blocks=2, context_in_dim=64, vec_in_dim=32
 )
@@ -126,7 +128,7 @@ def main() -> None:
 
 def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one case: ours first alone, for its peak memory, then in turns with the peer."""
-    dtype = compute_dtype(DEFAULTS, world.device)
+    dtype = device_dtype(DEFAULTS.dtype, world.device)
     mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
     remat = tuple(arguments.remat or (0, 0))
     compiled_step = world.device.type == "cuda" if arguments.compiled_step is None else arguments.compiled_step
@@ -201,8 +203,8 @@ class OurStep:
         self.objective = RectifiedFlow(FlowConfig(), case.model.patch_size)
         self.latents = torch.randn(case.batch, *case.latent_shape)
         text = torch.randn(case.batch, case.text_tokens, case.model.context_in_dim)
-        self.conditions = Conditions(text, torch.randn(case.batch, case.model.vec_in_dim))
-        self.empty = Conditions(text[:1].to(world.device), self.conditions.vector[:1].to(world.device))
+        self.conditions = Conditions(text=text, vector=torch.randn(case.batch, case.model.vec_in_dim))
+        self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
 
     def run(self) -> None:
         """A whole step."""
@@ -220,16 +222,19 @@ class OurStep:
     def _steps(self) -> Iterator[str]:
         """The phases one after the other: yields the name of each when it is done."""
         case, device = self.case, self.world.device
-        draws = draw(_slot(case, self.count), 1, 0, LATENT)
+        draws = draw(_slot(case, self.count), 1, 0, LATENT, DRAWS)
         yield "data"
         with torch.no_grad():
             draws = {name: numbers.to(device, non_blocking=True) for name, numbers in draws.items()}
             weights = torch.ones(case.batch, device=device)
-            text, vector = self.conditions.text.to(device), self.conditions.vector.to(device)
-            conditions = drop_text(Conditions(text, vector), self.empty, draws["dropout"], (0.1, 0.1))
+            text, vector = (self.conditions[name].to(device) for name in ("text", "vector"))
+            uniforms = {"text": draws["dropout"][:, 0], "vector": draws["dropout"][:, 1]}
+            ratios = {"text": 0.1, "vector": 0.1}
+            conditions = drop_text(Conditions(text=text, vector=vector), self.empty, uniforms, ratios)
             noised = self.objective.noise(self.latents.to(device), draws, weights)
         yield "encode"
-        loss = micro_batch_loss(self.model(noised.x, noised.t, conditions), noised, weights, case.batch)
+        prediction = self.model(noised.x, noised.t, conditions)
+        loss = micro_batch_loss(self.objective.loss, prediction, noised, weights, case.batch)
         yield "forward"
         loss.backward()
         yield "backward"
@@ -255,7 +260,7 @@ def our_blocks(
     t, target = torch.rand(case.batch, device=device), torch.randn_like(x, dtype=torch.float32)
 
     def run() -> None:
-        (model(x, t, Conditions(text, vector)).float() - target).square().mean().backward()
+        (model(x, t, Conditions(text=text, vector=vector)).float() - target).square().mean().backward()
         model.zero_grad(set_to_none=True)
 
     return run
@@ -269,10 +274,8 @@ def _slot(case: Case, number: int) -> Slot:
 
 def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, int]) -> int:
     """Bytes that `longtake plan` would foretell for this step."""
-    channels, frames, height, width = case.latent_shape
     layout = Layout(shard=mesh.data_ranks, zero=mesh.config.zero, remat=remat, ema=True, compute_bytes=dtype.itemsize)
-    batch = MicroBatch(case.batch, case.tokens, case.text_tokens, channels * frames * height * width, 0)
-    return forecast_memory(case.model, batch, layout).total
+    return forecast_memory(case.model, MicroBatch(case.batch, case.latent_shape, case.text_tokens), layout).total
 
 
 def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:

@@ -1,5 +1,3 @@
 """Longtake trains video diffusion transformers. `docs/` has one page per task; packages follow the way of a clip."""
 
 from longtake._version import __version__
-
-__all__ = ["__version__"]

@@ -5,11 +5,16 @@ Shapes: B batch, C channels, T frames (pixels), F latent frames, H W pixels, h w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from torch import Tensor
+if TYPE_CHECKING:  # whoever makes these has them; a config has `LatentShape` alone
+    import numpy as np
+    from torch import Tensor
+
+EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, SIGTERM or SIGUSR1; a training run has written a checkpoint
 
 
 class UserError(ValueError):
@@ -20,7 +25,7 @@ class UserError(ValueError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library says of its error, short enough for a sentence of ours."""
+    """A library's error message on one line, at most 160 characters, to be quoted in a sentence."""
     return " ".join(str(error).split())[:160]
 
 
@@ -40,6 +45,24 @@ class Bucket:
         return f"{self.resolution}/{self.num_frames}f/{self.ratio}"
 
 
+Caption = str | tuple[str, ...]  # of one clip; several for a family whose clips have one for each segment
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers that training wants of each sample: made from (seed, stage, pass, sample, purpose) alone."""
+
+    purpose: int  # a `random.Purpose`
+    law: Literal["normal", "uniform", "integer"]
+    shape: Literal["latent"] | tuple[int, ...] = ()  # of one sample's; (): one number
+    below: int = 0  # integers are 0 .. below - 1, equally likely
+    # The place of the slot in its step is the stratum, one of as many as the step has slots; the number drawn is the
+    # place within it. Uniform and integer laws only.
+    stratified: bool = False
+    of_view: bool = False  # about pixels: the same in all passes of one view
+    is_choice: bool = False  # decides what is computed, so it stays on the CPU
+
+
 @dataclass(frozen=True)
 class Slot:
     """One micro-batch of one bucket: a slot, or one of the S / d parts of a slot whose bucket runs at sequence degree
@@ -54,6 +77,8 @@ class Slot:
     samples: np.ndarray  # uint64 [B], sample ids (clip and copy)
     keys: np.ndarray  # uint64 [B], the order keys
     weights: np.ndarray  # float32 [B], 1 trains, 0 is present for its shape only
+    number: int = 0  # its place among the slots of its step, the same on every rank
+    num_slots: int = 1  # slots of its step
 
     @property
     def is_real(self) -> bool:
@@ -65,21 +90,36 @@ class Slot:
 class LatentShape:
     """How a video autoencoder maps pixels to latents, as data: what loaders need to draw noise of the right shape.
 
-    `causal`: T = 4k+1 frames become k+1 latent frames (ratio 4); otherwise T becomes ceil(T / temporal).
+    `causal`: the first latent frame is made of one frame, so that T = 4k+1 frames become k+1 (ratio 4); otherwise T
+    becomes ceil(T / temporal). `chunk`: so many frames are encoded apart from the others, each chunk as a clip of its
+    own (17 frames become 5, 51 become 15). `whole_cells`: sides are cut down to whole cells, not filled up.
     """
 
     channels: int
     temporal: int
     spatial: int
     causal: bool
+    chunk: int | None = None
+    whole_cells: bool = False
 
     def __call__(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """`(T, H, W)` in pixels -> `(C, F, h, w)`."""
-        if self.causal:
-            frames = (num_frames - 1) // self.temporal + 1
-        else:
-            frames = -(-num_frames // self.temporal)
-        return self.channels, frames, -(-height // self.spatial), -(-width // self.spatial)
+        chunks, rest = divmod(num_frames, self.chunk or num_frames or 1)
+        frames = chunks * self._frames(self.chunk or num_frames) + (self._frames(rest) if rest else 0)
+        up = 0 if self.whole_cells else self.spatial - 1
+        return self.channels, frames, (height + up) // self.spatial, (width + up) // self.spatial
+
+    def _frames(self, num_frames: int) -> int:
+        """Latent frames of a clip, or a chunk, by itself."""
+        return (num_frames - 1) // self.temporal + 1 if self.causal else -(-num_frames // self.temporal)
+
+    def pixel_frames(self, num_latents: int) -> int:
+        """The most frames that a clip of so many latent frames has; of a causal one the only length that fits."""
+        if self.chunk is None:
+            return (num_latents - 1) * self.temporal + 1 if self.causal else num_latents * self.temporal
+        chunks, rest = divmod(num_latents, self._frames(self.chunk))
+        whole = LatentShape(self.channels, self.temporal, self.spatial, self.causal)
+        return chunks * self.chunk + (whole.pixel_frames(rest) if rest else 0)
 
 
 @dataclass(frozen=True)
@@ -89,23 +129,24 @@ class Batch:
 
     bucket: Bucket
     video: Tensor  # [B, C, T, H, W], uint8 0..255, or float32 in [-1, 1]; [0] where `encoded` has the latents
-    text: tuple[str, ...]  # B captions, suffix included
+    text: tuple[Caption, ...]  # B captions, suffix included
     fps: Tensor  # float32 [B], frames per second after the frame-rate rule, 0 where unknown
     size: Tensor  # int64 [B, 2], height and width of the source
     keys: np.ndarray  # uint64 [B]
     weights: Tensor  # float32 [B], 0 = present for its shape only
     draws: Mapping[str, Tensor]  # the sample's random numbers, by purpose (see data.loading.draws)
-    faults: tuple[Fault, ...] = ()  # samples of this slot that failed to load
+    faults: tuple[ClipFault, ...] = ()  # samples of this slot that failed to load
     fetch_seconds: float = 0.0  # worker time spent on this batch
-    # What a latent store knows of the samples: "mean" and, for a random posterior, "std" [B, C, F, h, w],
-    # "text" [B, L, Dt], "vector" [B, Dv], of the dtype stored. Empty where the encoders run in the trainer.
+    # What a latent store knows of the samples: "mean" and, for a random posterior, "std" [B, C, F, h, w], and the
+    # conditions made of text by name, of the dtype stored. Empty where the encoders run in the trainer.
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
-    # float32 [B], uniform: which frames are known. It decides what is computed, so it never goes to the device.
-    kind_draws: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    # Draws that decide what is computed, by purpose: they stay on the CPU, so that no device is waited for.
+    choices: Mapping[str, np.ndarray] = field(default_factory=dict)
+    companions: Mapping[str, Tensor] = field(default_factory=dict)  # what clips bring along, by name; dim 0 is B
 
 
 @dataclass(frozen=True)
-class Fault:
+class ClipFault:
     """A sample that could not be loaded: it keeps its place at weight 0 and is written to `quarantine.jsonl`."""
 
     path: str
@@ -114,16 +155,63 @@ class Fault:
     reason: str
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """Everything a denoiser may be conditioned on. A denoiser that misses one says which."""
+class Conditions(Mapping[str, "Tensor"]):
+    """What a denoiser is conditioned on: named tensors, the first dim of each B, some with a mask. Not to be changed.
 
-    text: Tensor | None = None  # [B, L, Dt] token embeddings
-    vector: Tensor | None = None  # [B, Dv] pooled embedding
-    guidance: Tensor | None = None  # [B] distilled guidance scale
-    visual: Tensor | None = None  # [B, 1 + C, F, h, w] mask then latent of the known frames
-    fps: Tensor | None = None  # [B]
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    A denoiser says by `needs` which ones it takes, and of what shapes: `text` [B, L, Dt] (several captions for one clip
+    [B, N, L, Dt]), `vector` [B, Dv] pooled text, `guidance` [B] a scale that is embedded, `fps` [B] and the like.
+
+    `masks`: condition -> bool, True where its tensor counts; of the tensor's shape without the last dim.
+    """
+
+    __slots__ = ("_tensors", "masks")
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor | None] = MappingProxyType({}),
+        masks: Mapping[str, Tensor] = MappingProxyType({}),
+        **named: Tensor | None,
+    ) -> None:
+        """By name, in either way; None: there is no such condition."""
+        self._tensors = {name: tensor for name, tensor in {**tensors, **named}.items() if tensor is not None}
+        self.masks = dict(masks)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def updated(self, masks: Mapping[str, Tensor] = MappingProxyType({}), **named: Tensor | None) -> Conditions:
+        """These conditions with others added or put in their place; one that becomes None is gone, with its mask."""
+        kept = {name: mask for name, mask in {**self.masks, **masks}.items() if named.get(name, mask) is not None}
+        return Conditions({**self._tensors, **named}, kept)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Conditions:
+        """Every tensor and every mask changed in the same way."""
+        return Conditions(
+            {name: change(tensor) for name, tensor in self.items()},
+            {name: change(mask) for name, mask in self.masks.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of samples beforehand. The family says who reads it: the input, the times, channels, the loss."""
+
+    # float32 [B, 1, F, h or 1, w or 1]: the time, as a share of the whole way from noise to data, up to which a place
+    # is held at its clean value. 1: it is free from the start; 0: it is known to the end; between: it is edited.
+    released: Tensor
+    latents: Tensor  # [B, C, F, h, w]: clean values, 0 where nothing is known
+    pixels: Tensor | None = None  # float32 [B, 1, T, H, W]: 1 where pixels are to be made, 0 where they are given
+
+    @property
+    def held(self) -> Tensor:
+        """bool, of the shape of `released`: the places known to the end."""
+        return self.released == 0
 
 
 @dataclass(frozen=True)
@@ -131,6 +219,7 @@ class Noised:
     """A training example of the objective: the denoiser sees `x` at time `t` and is asked for `target`."""
 
     x: Tensor  # [B, C, F, h, w]
-    t: Tensor  # float32 [B]; the unit is the objective's and stated there
+    t: Tensor  # float32 [B], or [B, F] where frames have times of their own; the unit is the objective's
     target: Tensor  # [B, C, F, h, w], float32
     weight: Tensor  # float32 [B], loss weight of each sample
+    counted: Tensor | None = None  # float32 [B, 1, F, h or 1, w or 1]: 1 where the loss counts; None: everywhere

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -14,25 +19,101 @@ def unfinished(target: Path, synced: bool = True) -> Iterator[Path]:
 
     It lies in the folder of `target`, which is made, and has its suffix, by which many libraries choose a format.
     `synced`: after a power cut `target` is the new file or the old one; False: only after a kill (for what can be made
-    again). Raises OSError.
+    again). The umask decides who may read it, also where a library gives files to their owner alone. Raises OSError,
+    with `target` in it.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
+    partial = target.with_name(f".{target.stem}.{_writer()}.partial{target.suffix}")
     try:
-        yield partial
-        if synced:
-            sync_file(partial)
-        os.replace(partial, target)
+        with naming(target, partial):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            _obey_umask(partial)
+            if synced:
+                sync_file(partial)
+            replace(partial, target, synced)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """An empty folder to write into, which becomes `target` when the body ends well; else nothing of it stays.
+
+    The body syncs its files. `target` may be there as an empty folder. Raises OSError, with `target` in it.
+    """
+    partial = target.with_name(f".{target.name}.{_writer()}.partial")
+    try:
+        with naming(target, partial):
+            partial.mkdir(parents=True)
+            yield partial
+            sync_folder(partial)
+            replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def replace(source: Path, target: Path, synced: bool = True) -> Path:
+    """Renames a file or folder in one move, over what has the name `target`; `synced`: it lasts from then on.
+
+    A folder with files in it cannot make way in the same move: it does in the moment before.
+    """
+    if source.is_dir() and target.is_dir() and any(target.iterdir()):
+        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        os.rename(target, old)
+        os.rename(source, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(source, target)
     if synced:
         sync_folder(target.parent)
+    return target
 
 
-def write_whole(target: Path, content: str | bytes) -> None:
+def _writer() -> str:
+    """A name for one write: the processes of two containers that share a folder may have the same number."""
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def _obey_umask(path: Path) -> None:
+    """Gives a file that its owner alone may read the mode of a new file in its folder."""
+    if path.stat().st_mode & 0o077:
+        return
+    probe = path.with_name(f"{path.name}.mode")  # os.umask can only be read by changing it under other threads
+    try:
+        probe.touch()
+        path.chmod(stat.S_IMODE(probe.stat().st_mode))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, content: str | bytes, synced: bool = True) -> None:
     """Writes a small file by way of `unfinished`; text in UTF-8."""
-    with unfinished(target) as path:
+    with unfinished(target, synced) as path:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def naming(target: Path, partial: Path | None = None) -> Iterator[None]:
+    """A plain OSError of the body that names no file, or one at `partial`, names `target`.
+
+    Where the disk is full it also says how much of the file was written by then, and how much is free.
+    """
+    try:
+        yield
+    except OSError as error:
+        inside = error.filename is None or (partial is not None and str(error.filename).startswith(str(partial)))
+        if error.errno is None or type(error).__module__ != "builtins" or not inside:  # others have words of their own
+            raise
+        reason = error.strerror
+        if error.errno in DISK_FULL and "make room" not in reason:
+            reason = os.strerror(error.errno) + _room(partial or target)
+        raise OSError(error.errno, reason, str(target)) from error
+
+
+def _room(path: Path) -> str:
+    written = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+    free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free
+    return f" ({written / 1e6:.3g} MB of it were written, {free / 1e6:.3g} MB are free); make room and try again"
 
 
 def sync_file(path: Path) -> None:

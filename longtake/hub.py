@@ -45,7 +45,7 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
             "or name them as on the Hugging Face hub: owner/name, or owner/name/file.safetensors"
         )
     try:
-        import huggingface_hub  # noqa: F401 (its absence is told here)
+        import huggingface_hub  # noqa: F401 (only to report its absence)
     except ImportError as error:
         raise UserError(
             f"{key} = {name!r}: is no file or folder here, and to look on the Hugging Face hub needs a library that is "
@@ -64,6 +64,8 @@ def _from_hub(
     cache = cache_dir or constants.HF_HUB_CACHE
     offline = constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True", "ON", "YES")
     why = "hub access is off (HF_HUB_OFFLINE)"
+    names = " or ".join(patterns[-1] for patterns in wanted)
+    lacking = "no such file" if file else f"no {names} (another file is named with it: {repository}/FILE.safetensors)"
     for patterns in (tuple(file),) if file else wanted:
         for only_local in (True, False):
             if not only_local and offline:
@@ -84,17 +86,10 @@ def _from_hub(
             found = Path(folder, *file)
             if found.exists() if file else any(found.glob(patterns[-1])):
                 return found
-            why = why if offline else f"the repository has {_lacking(repository, file, wanted)}"
+            why = why if offline else f"the repository has {lacking}"
     wish = " ".join([repository, *file])
     raise UserError(
         f"{key} = {name!r}: is neither a path (looked for {Path(name).absolute()}) nor in the Hugging Face cache "
         f"({cache}), and {why}; run `hf download {wish}` where there is access, with HF_HOME on a disk that this "
         f"machine sees, or set {key} to the folder that holds the files"
     )
-
-
-def _lacking(repository: str, file: Sequence[str], wanted: Sequence[Sequence[str]]) -> str:
-    if file:
-        return "no such file"
-    names = " or ".join(patterns[-1] for patterns in wanted)
-    return f"no {names} (another file is named with it: {repository}/FILE.safetensors)"

@@ -22,9 +22,7 @@ PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 PHILOX_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _M0, _M1 = map(np.uint64, PHILOX_MULTIPLIERS)
 _W0, _W1 = PHILOX_KEY_STEPS
-_CHUNK = (
-    1 << 14
-)  # counters per chunk: the working set stays in the second-level cache (about twice as fast as one sweep)
+_CHUNK = 1 << 14  # counters: the working set stays in the second-level cache (about twice as fast as one sweep)
 
 
 class Purpose(IntEnum):
@@ -46,6 +44,9 @@ class Purpose(IntEnum):
     SAMPLING = 13  # noise of generated videos
     VALIDATION = 14
     ROUNDING = 15  # of weights kept in bf16
+    SOLVER = 16  # noise that a solver adds at a step
+    COMPANION = 17  # which of a clip's reference stills
+    COMPANION_POSTERIOR = 1024  # of what a clip brings along, and the numbers above for others that it brings
 
 
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
@@ -100,9 +101,8 @@ def words(
 
 def uniforms(seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int) -> np.ndarray:
     """Uniform numbers in [0, 1) with 24 bits: float32 [N, count]. The law of every keep, window and dropout draw."""
-    return (words(seed, stage, purpose, pass_index, samples, count) >> np.uint32(8)).astype(np.float32) * np.float32(
-        2.0**-24
-    )
+    raw = words(seed, stage, purpose, pass_index, samples, count)
+    return (raw >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def normals(seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int) -> np.ndarray:

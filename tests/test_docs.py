@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from longtake.data import write_video
+from tests import conftest
 from tests.train.runs import run_command
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +32,14 @@ def test_the_key_reference_is_what_the_schemas_say() -> None:
     check = [sys.executable, str(ROOT / "tools" / "config_keys.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_that_developers_are_pointed_to_are_there() -> None:
+    page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
+    named = {name.removeprefix("tests/") for name in re.findall(r"[\w/]*test_\w+\.py", page)}
+    assert len(named) > 20
+    named |= {*conftest.DEAR, *conftest.WORLDS}
+    assert [name for name in sorted(named) if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_the_worked_run_file_is_the_one_that_is_shipped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
-    ("contracts", "durable", "random", "_version"),
+    ("contracts", "durable", "lazy", "presets", "processes", "random", "_version"),
+    ("small_files",),
     ("config", "hub"),
     ("buckets", "models"),
     ("data", "diffusion", "parallel", "track"),
     ("checkpoint", "weights", "encoders"),
+    ("families",),
     ("system",),
     ("generate",),
     ("evaluate", "plan", "encode"),
@@ -29,8 +32,8 @@ LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 MOST_LINES = 500
 FORBIDDEN_IN_MODELS = ("torch.distributed", "io", "os", "pathlib", "safetensors", "json", "pickle")
-# A model file sees of the config system only the class that its own section derives from.
-ALLOWED_CONFIG_NAMES = {"Section"}
+# A model file sees of the config system the classes that its own section derives from, and how these name a class.
+ALLOWED_CONFIG_NAMES = {"OpenSection", "Section"}
 
 
 def name(path: Path) -> str:
@@ -75,6 +78,34 @@ def test_imports_go_down_only(path: Path) -> None:
             assert LEVEL[other] < LEVEL[own], f"{name(path)}:{line}: {own} imports {other}"
 
 
+def modules_of(room_path: Path) -> dict[str, Path]:
+    """The modules of a package by the name that an import gives them; the package itself is its `__init__`."""
+    files = sorted(room_path.rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+@pytest.mark.parametrize("package", sorted(path.parent for path in PACKAGE.glob("*/__init__.py")), ids=name)
+def test_modules_of_a_package_do_not_import_each_other_in_a_circle(package: Path) -> None:
+    """Imports inside functions and for annotations count too.
+
+    What a package exports is imported from its module: the package's own `__init__` may load its names late, and
+    would hide a circle.
+    """
+    modules, needs = modules_of(package), {}
+    packages = {module for module, path in modules.items() if path.name == "__init__.py"}
+    for own, path in modules.items():
+        needs[own] = set()
+        for line, module, taken in imports(path):
+            found = f"{module}.{taken}" if f"{module}.{taken}" in modules else module
+            inside = found in packages and own.startswith(f"{found}.")
+            assert not inside, f"{name(path)}:{line}: takes {taken} from its own package {found}; name its module"
+            needs[own] |= {found} & modules.keys() - {own}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
 @pytest.mark.parametrize("path", sorted((PACKAGE / "models").glob("*.py")), ids=name)
 def test_a_model_file_knows_no_process_no_config_file_and_no_file(path: Path) -> None:
     for line, module, taken in imports(path):
@@ -91,3 +122,12 @@ def test_a_model_file_knows_no_process_no_config_file_and_no_file(path: Path) ->
 def test_files_stay_short() -> None:
     lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {path: count for path, count in lengths.items() if count > MOST_LINES} == {}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: of for name, of in places.items() if len(of) > 1} == {}

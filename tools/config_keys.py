@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from longtake.config import Section
+from longtake.config.schema import forms, is_section
 from longtake.generate import GenerateConfig
 from longtake.train import RunConfig
 
@@ -49,19 +49,16 @@ def keys(schema: type[Section], prefix: str = "") -> list[tuple[str, str, str, s
     """(dotted key, type, default, description) of every key."""
     found = []
     for name, field in schema.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found += keys(field.annotation, f"{prefix}{name}.")
-        elif sections := members(field.annotation):
+        sections = forms(field.annotation)
+        if not all(map(is_section, sections)):
+            sections = ()
+        if len(sections) == 1:
+            found += keys(sections[0], f"{prefix}{name}.")
+        elif sections:
             found += keys_of_union(sections, field, f"{prefix}{name}.")
         else:
             found.append((prefix + name, shown_type(field.annotation), shown_default(field), described(name, field)))
     return found
-
-
-def members(kind: Any) -> tuple[type[Section], ...]:
-    """The sections of a union of nothing else; empty for any other type."""
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
-    return parts if all(isinstance(part, type) and issubclass(part, Section) for part in parts) else ()
 
 
 def keys_of_union(
@@ -91,7 +88,9 @@ def described(name: str, field: FieldInfo) -> str:
 
 
 def shown_default(field: FieldInfo) -> str:
-    return "required" if field.default is PydanticUndefined else f"`{field.default!r}`"
+    if field.default_factory_takes_validated_data:
+        return "the family's"
+    return "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
 
 
 def shown_type(kind: Any) -> str:
@@ -101,6 +100,8 @@ def shown_type(kind: Any) -> str:
         return ", ".join(f"`{part!r}`" for part in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(shown_type(part) for part in parts)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return f"list of {shown_type(parts[0])}"
     if origin is tuple:
         return "(" + ", ".join(shown_type(part) for part in parts) + ")"
     if origin in (dict, list):

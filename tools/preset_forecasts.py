@@ -20,10 +20,11 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from longtake import presets
 from longtake.cli import main as longtake
 
 ROOT = Path(__file__).parent.parent
-PRESETS = sorted((ROOT / "configs" / "opensora_v2" / "train").glob("*.py"))
+PRESETS = sorted((presets.FOLDER / "opensora_v2" / "train").glob("*.py"))
 COMMAND, FORECAST = "#   longtake plan ", "#     "
 LEFT_OUT = ("TxHxW", "sequence", "encode GiB", "encode s", "MFU", "suggested", "samples")
 LONGEST = 112  # characters of a line of the forecast
@@ -83,7 +84,7 @@ def _row(preset: str, gpus: int, gpu: str) -> str:
     """One machine's line of the table, from the plan's JSON."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        words = ["plan", str(PRESETS[0].with_name(f"{preset}.py")), "--gpus", str(gpus), "--gpu", gpu]
+        words = ["plan", f"opensora_v2/{preset}", "--gpus", str(gpus), "--gpu", gpu]
         forecast([*words, "--dataset.data-path", "clips.parquet", "--json", str(file)])
         plan = json.loads(file.read_text(encoding="utf-8"))
     axes = ("replicate", "shard", "sequence", "tensor")

@@ -1,51 +1,27 @@
 """From the numbers of a clip table to the order of a pass.
 
-Resolution and aspect tables (`aspect`), the ways of other systems as data (`laws`), the frame-rate rule (`frames`),
-`bucket_config` (`entries`), which bucket a clip falls into (`assign`), all samples of a pass by bucket (`sweep`), what
-a micro-batch costs (`balance`), which bucket fills which slot (`mix`), the order of a pass and its state (`order`), its
-files (`share`), slots dealt to ranks (`deal`), what was kept, trimmed and left out (`report`).
+Resolution and aspect tables (`aspect`), the ways of other systems as data (`laws`), `bucket_config` (`entries`), what a
+bucket law is asked (`protocol`), which bucket a clip falls into (`assignment`), what the order of a pass depends on
+(`inputs`), all samples of a pass by bucket (`sweep`), what a micro-batch costs and which bucket fills which slot
+(`mix`), the order of a pass, its state and its files (`order`), slots dealt to ranks (`dealing`), what was kept,
+trimmed and left out (`report`).
 
-Pure NumPy, whole columns at a time; nothing here knows a device, and only `share` touches files.
+Pure NumPy, whole columns at a time; nothing here knows a device.
 """
 
-from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels
-from longtake.buckets.assign import BucketRule, Draw, Unused, assign, keyed_draw
-from longtake.buckets.balance import CostModel, fit_cost
-from longtake.buckets.deal import Forward, deal, step_digest
-from longtake.buckets.entries import BucketConfig, bucket_config_faults
-from longtake.buckets.frames import frame_interval
-from longtake.buckets.mix import fill_window
-from longtake.buckets.order import OrderInputs, PassOrder, next_pass, plan_pass
-from longtake.buckets.report import BucketCount, BucketReport, UnusedCount
-from longtake.buckets.share import open_order, order_summary, write_order
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BucketConfig",
-    "BucketCount",
-    "BucketReport",
-    "BucketRule",
-    "CostModel",
-    "Draw",
-    "Forward",
-    "OrderInputs",
-    "PassOrder",
-    "Unused",
-    "UnusedCount",
-    "aspect_table",
-    "assign",
-    "bucket_config_faults",
-    "closest_ratio",
-    "deal",
-    "fill_window",
-    "fit_cost",
-    "frame_interval",
-    "frame_size",
-    "keyed_draw",
-    "next_pass",
-    "num_pixels",
-    "open_order",
-    "order_summary",
-    "plan_pass",
-    "step_digest",
-    "write_order",
-]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels
+    from longtake.buckets.assignment import BucketRule, assign, frame_interval, read_law, register_law
+    from longtake.buckets.dealing import Forward, deal, step_digest
+    from longtake.buckets.entries import BucketConfig, bucket_config_faults
+    from longtake.buckets.inputs import OrderInputs
+    from longtake.buckets.mix import CostModel, fill_window, fit_cost
+    from longtake.buckets.order import PassOrder, next_pass, open_order, order_summary, plan_pass, write_order
+    from longtake.buckets.protocol import BucketDraw, BucketLaw, Columns, Timing, Unused, keyed_draw
+    from longtake.buckets.report import BucketCount, BucketReport, UnusedCount
+
+__getattr__ = lazy_exports(__name__)

@@ -6,9 +6,9 @@ height N). A suffix narrows its table: `_arW:H` keeps one ratio, `_max` the one 
 Ratios are named width to height, as in `16:9`; shapes are (H, W) in pixels, both multiples of a divisor D, the spatial
 compression of the video autoencoder times the patch size of the denoiser. The tables are those of Open-Sora 2.0.
 
-Two other systems have tables of their own (`laws`), with ratios named by their H/W, as in `0.56`:
-`compat="opensora_v1_2"` takes its literal ones (144p, 256, 240p ... 4k), `compat="cogvideox_fun"` the one for 512
-times N/512 for `Npx`, or for `Npx_crop` the fifteen ratios that are drawn at random.
+Other systems have tables of their own, with ratios named by their H/W, as in `0.56`: literal ones for names of their
+own, or one for 512 times N/512 for `Npx`, and for `Npx_crop` ratios that are drawn at random. `law` says whose ways are
+followed: a key of `laws.LAWS`, None for the above.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longtake.buckets.laws import LAWS, OPENSORA_V1_2_RATIOS, BucketLaw, Shape, Table
+from longtake.buckets.laws import LAWS, Shape, Table, WalkLaw
 from longtake.contracts import UserError
 
 _BASE_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
+_LARGEST_SIDE = 1 << 14
 _NAME = re.compile(r"(?P<side>[1-9]\d*)(?P<unit>px|p)(?:_ar(?P<ratio>[^_]+)|_(?P<max>max))?")
 
 _SCALED = re.compile(r"(?P<side>[1-9]\d*)px(?P<suffix>_crop)?")
 
 
-def num_pixels(name: str, compat: str | None = None) -> int:
+def num_pixels(name: str, law: str | None = None) -> int:
     """The pixel budget of a resolution name: 65,536 for `256px`, 230,400 for `360p`. Raises UserError."""
-    written = _written_table(name, compat)
+    written = _written_table(name, law)
     if written is not None:
         return written.num_pixels
     match = _match(name)
@@ -39,19 +40,19 @@ def num_pixels(name: str, compat: str | None = None) -> int:
     return side * side if match["unit"] == "px" else side * side * 16 // 9
 
 
-def aspect_table(name: str, divisor: int, training: bool = True, compat: str | None = None) -> dict[str, Shape]:
+def aspect_table(name: str, divisor: int, training: bool = True, law: str | None = None) -> dict[str, Shape]:
     """The shapes of a resolution: ratio name -> (H, W), both multiples of `divisor`. The order decides ties.
 
     From the ratio r = W/H and the budget P: W = ⌊√(P·r) / D⌋·D, then H = ⌊(P/W) / D⌋·D. For training, the
     shape is moved one D along one side where that brings its area strictly nearer to P, and a ratio whose shape has
     occurred is left out; sampling (`training=False`) does neither. Each ratio has a transposed twin.
 
-    Under a `compat` with tables of its own: that table; scaled sides are cut down to multiples of D, literal ones are
+    Under a `law` with tables of its own: that table; scaled sides are cut down to multiples of D, literal ones are
     as they are. Raises UserError where the name is not one, or D is too coarse for it.
     """
     if divisor < 1:
         raise ValueError(f"divisor = {divisor}: the size divisor must be 1 or more")
-    written = _written_table(name, compat, divisor)
+    written = _written_table(name, law, divisor)
     if written is not None:
         return dict(written.shapes)
     match = _match(name)
@@ -65,24 +66,23 @@ def aspect_table(name: str, divisor: int, training: bool = True, compat: str | N
     return shapes
 
 
-def ratio_weights(name: str, compat: str | None = None) -> np.ndarray | None:
+def ratio_weights(name: str, law: str | None = None) -> np.ndarray | None:
     """Probabilities with which the ratios of a resolution are drawn: float64 [ratios]; None: the nearest is taken."""
-    written = _written_table(name, compat)
+    written = _written_table(name, law)
     if written is None or written.weights is None:
         return None
     weights = np.array(list(written.weights.values()), np.float64)
     return weights / weights.sum()
 
 
-def frame_size(name: str, ratio: str, divisor: int, compat: str | None = None) -> Shape:
+def frame_size(name: str, ratio: str, divisor: int, law: str | None = None) -> Shape:
     """(H, W) of a picture to be sampled: a resolution name without suffix, and any ratio such as `16:9`.
 
-    Under a `compat` with tables of its own, `ratio` is a key of the table, or one of Open-Sora 1.2's words for it,
-    which are height to width.
+    Under a `law` with tables of its own, `ratio` is a key of the table, or one of that system's words for it.
     """
-    written = _written_table(name, compat, divisor)
+    written = _written_table(name, law, divisor)
     if written is not None:
-        key = OPENSORA_V1_2_RATIOS.get(ratio, ratio) if compat == "opensora_v1_2" else ratio
+        key = (_walk(law).words or {}).get(ratio, ratio)
         if key not in written.shapes:
             raise UserError(f"aspect ratio {ratio!r} of {name!r}: choose one of {', '.join(written.shapes)}")
         return written.shapes[key]
@@ -90,18 +90,17 @@ def frame_size(name: str, ratio: str, divisor: int, compat: str | None = None) -
 
 
 def closest_ratio(
-    height: ArrayLike, width: ArrayLike, table: Mapping[str, Shape], compat: str | None = None
+    height: ArrayLike, width: ArrayLike, table: Mapping[str, Shape], law: str | None = None
 ) -> np.ndarray:
     """The ratio of `table` nearest to each picture, as its position in the table: int64 [N].
 
     `height`, `width`: pixels, [N], above 0. The default takes the shape that loses the least of the picture when it
-    covers the shape and is cropped: the smallest |log(H/W) - log(h/w)| over the shapes (h, w) themselves. Under
-    `compat="opensora_v2"`: the smallest |H/W - h/w| over the *names*, which favours flat ratios of wide pictures;
-    under `opensora_v1_2` and `cogvideox_fun`: the smallest |H/W - key| over the keys of the table. Among equals the
-    first of the table wins.
+    covers the shape and is cropped: the smallest |log(H/W) - log(h/w)| over the shapes (h, w) themselves. Under a
+    `law` whose nearest is "named": the smallest |H/W - h/w| over the *names*, which favours flat ratios of wide
+    pictures; "key": the smallest |H/W - key| over the keys of the table. Among equals the first of the table wins.
     """
     ratio = np.asarray(height, np.float64) / np.asarray(width, np.float64)
-    nearest = _law(compat).nearest
+    nearest = _walk(law).nearest
     if nearest == "named":
         return _nearest(ratio, np.array([1.0 / _ratio_value(key, key) for key in table]))
     if nearest == "key":
@@ -120,25 +119,26 @@ def _nearest(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(take_left, first[left], first[right])
 
 
-def _law(compat: str | None) -> BucketLaw:
-    if compat not in LAWS:
-        raise UserError(f"compat = {compat!r}: choose one of {', '.join(filter(None, LAWS))}, or none")
-    return LAWS[compat]
+def _walk(law: str | None) -> WalkLaw:
+    if law not in LAWS:
+        raise UserError(f"law = {law!r}: choose one of {', '.join(filter(None, LAWS))}, or none")
+    return LAWS[law]
 
 
-def _written_table(name: str, compat: str | None, divisor: int = 1) -> Table | None:
+def _written_table(name: str, law: str | None, divisor: int = 1) -> Table | None:
     """The table of a system that wrote its own down; None where tables are computed. Raises UserError."""
-    law = _law(compat)
-    if law.tables is not None:
-        if name not in law.tables:
-            raise UserError(f"resolution {name!r}: choose one of {', '.join(law.tables)}")
-        return law.tables[name]
-    if law.scaled is None:
+    walk = _walk(law)
+    if walk.tables is not None:
+        if name not in walk.tables:
+            raise UserError(f"resolution {name!r}: choose one of {', '.join(walk.tables)}")
+        return walk.tables[name]
+    if walk.scaled is None:
         return None
     match = _SCALED.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise UserError(f"resolution {name!r}: a name such as 512px or 512px_crop is expected")
-    base, side = law.scaled[match["suffix"] or ""], int(match["side"])
+    _match(f"{match['side']}px")
+    base, side = walk.scaled[match["suffix"] or ""], int(match["side"])
     shapes = {
         r: (h * side // 512 // divisor * divisor, w * side // 512 // divisor * divisor)
         for r, (h, w) in base.shapes.items()
@@ -157,6 +157,8 @@ def _match(name: str) -> re.Match[str]:
             f"resolution {name!r}: a name such as 256px, 720p, 256px_ar16:9 or 768px_max is expected"
             " (Npx: N² pixels; Np: the area of a 16:9 picture of height N)"
         )
+    if len(match["side"]) > 5 or int(match["side"]) > _LARGEST_SIDE:
+        raise UserError(f"resolution {name!r}: is too large; {_LARGEST_SIDE}px is the largest")
     if match["ratio"]:
         _ratio_value(match["ratio"], name)
     return match

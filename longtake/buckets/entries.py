@@ -4,8 +4,8 @@
 
 Resolution name -> number of frames (1 is a still) -> `(keep, batch size)` or `((keep, skip), batch size)`. `keep` is
 the probability that a clip which fits the entry takes it; `skip` the probability that it tries the next shorter length
-of the resolution instead. Under `compat="opensora_v1_2"` the second number is the probability *not* to skip, and
-`(0.0, None)` is a length that takes its clips from the shorter ones and trains on none of them.
+of the resolution instead; under a `law` (a key of `laws.LAWS`) whose `second` is "stay", of *not* trying it. With
+`(0.0, None)` a length takes its clips from the shorter ones and trains on none of them.
 """
 
 from __future__ import annotations
@@ -36,50 +36,46 @@ class Entry:
         return self.keep > 0 and (self.skip is None or self.skip < 1)
 
 
-def bucket_config_faults(
-    config: Any, divisor: int | None = None, place: str = "bucket_config", compat: str | None = None
-) -> list[str]:
+def bucket_config_faults(config: Any, divisor: int | None = None, law: str | None = None) -> list[str]:
     """Every fault of a `bucket_config`, one sentence each: place, value found, what would be right.
 
-    With `divisor` (spatial compression x patch size) resolutions too small for it are found too. `place` is the name
-    of the key in the run file. An empty list means that `BucketRule.from_config` will take it.
+    With `divisor` (spatial compression x patch size) resolutions too small for it are found too. An empty list means
+    that `BucketRule.from_config` will take it.
     """
-    return _read(config, divisor, place, compat)[1]
+    return _read(config, divisor, law)[1]
 
 
 def read_entries(
-    config: BucketConfig, divisor: int | None = None, place: str = "bucket_config", compat: str | None = None
+    config: BucketConfig, divisor: int | None = None, law: str | None = None
 ) -> dict[str, tuple[Entry, ...]]:
     """The entries of each resolution, in the order written. Raises UserError with the first fault and their number."""
-    entries, faults = _read(config, divisor, place, compat)
+    entries, faults = _read(config, divisor, law)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise UserError(faults[0] + more)
     return entries
 
 
-def _read(
-    config: Any, divisor: int | None, place: str, compat: str | None
-) -> tuple[dict[str, tuple[Entry, ...]], list[str]]:
+def _read(config: Any, divisor: int | None, law: str | None) -> tuple[dict[str, tuple[Entry, ...]], list[str]]:
     if not isinstance(config, Mapping) or not config:
         example = '{"256px": {1: (1.0, 45), 33: (1.0, 12)}}'
-        return {}, [f"{place} = {config!r}: at least one resolution is expected, as in {example}"]
+        return {}, [f"bucket_config = {config!r}: at least one resolution is expected, as in {example}"]
     entries: dict[str, tuple[Entry, ...]] = {}
     faults: list[str] = []
     for name, lengths in config.items():
         try:
-            num_pixels(name, compat) if divisor is None else aspect_table(name, divisor, compat=compat)
+            num_pixels(name, law) if divisor is None else aspect_table(name, divisor, law=law)
         except UserError as error:
-            faults.append(f"{place}.{name}: {error}")
-        entries[name] = tuple(_read_resolution(lengths, f"{place}.{name}", faults, compat))
+            faults.append(f"bucket_config.{name}: {error}")
+        entries[name] = tuple(_read_resolution(lengths, f"bucket_config.{name}", faults, law))
     if not faults and not any(entry.reachable for of_name in entries.values() for entry in of_name):
         faults.append(
-            f"{place}: every entry has keep probability 0 or skip probability 1, so no clip would train; raise one"
+            "bucket_config: every entry has keep probability 0 or skip probability 1, so no clip would train; raise one"
         )
     return entries, faults
 
 
-def _read_resolution(lengths: Any, place: str, faults: list[str], compat: str | None) -> list[Entry]:
+def _read_resolution(lengths: Any, place: str, faults: list[str], law: str | None) -> list[Entry]:
     if not isinstance(lengths, Mapping) or not lengths:
         faults.append(f"{place} = {lengths!r}: at least one length is expected, as in {{33: (1.0, 12)}}")
         return []
@@ -91,13 +87,13 @@ def _read_resolution(lengths: Any, place: str, faults: list[str], compat: str | 
         elif num_frames in entries:
             faults.append(f"{place}.{key}: this length is given twice; keep one of the two")
         else:
-            entry = _read_entry(num_frames, value, f"{place}.{key} = {value!r}", faults, compat)
+            entry = _read_entry(num_frames, value, f"{place}.{key} = {value!r}", faults, law)
             if entry is not None:
                 entries[num_frames] = entry
     return list(entries.values())
 
 
-def _read_entry(num_frames: int, value: Any, place: str, faults: list[str], compat: str | None) -> Entry | None:
+def _read_entry(num_frames: int, value: Any, place: str, faults: list[str], law: str | None) -> Entry | None:
     """One entry, or None and a fault."""
     if not _is_pair(value):
         faults.append(f"{place}: (keep probability, batch size) or ((keep, skip), batch size) is expected")
@@ -106,7 +102,7 @@ def _read_entry(num_frames: int, value: Any, place: str, faults: list[str], comp
     skip = None
     if _is_pair(keep):
         keep, skip = keep
-        if LAWS[compat].second == "stay" and _is_probability(skip):
+        if LAWS[law].second == "stay" and _is_probability(skip):
             skip = 1 - skip
     if batch_size is None and keep == 0:
         batch_size = 1  # nothing is ever trained in it

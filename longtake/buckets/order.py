@@ -12,137 +12,27 @@ dealt anew. A sample has been passed if its key is at most the last key of the b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from longtake.buckets.assign import BucketRule
-from longtake.buckets.balance import CostModel
+from longtake.buckets.assignment import read_law
+from longtake.buckets.inputs import OrderInputs
 from longtake.buckets.mix import fill_windows
 from longtake.buckets.report import BucketReport, make_report
 from longtake.buckets.sweep import Era, Sweep, sort_samples
 from longtake.contracts import Slot, UserError
-from longtake.random import Purpose, hash64, mixed, sample_ids, uniforms
 
 STATE_FORMAT = 1
-_ROWS_AT_ONCE = 1 << 20
-_FACTORS = tuple(
-    map(np.uint64, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93))
-)  # odd
+# In files, an order is planned by one process of a machine and read by the others through memory maps.
+_ARRAYS = ("slot_bucket", "keys", "order")
+_COPIES = ("ids", "rows")  # present where some clip has not exactly one copy
+_SMALL = ("pass_index", "report", "eras", "window", "window_start", "position", "bounds")
 _BLOCK = 1 << 16  # slots between two counts of what has been taken: any position is reached in one block
-
-
-@dataclass(frozen=True, eq=False)
-class OrderInputs:
-    """All that the order of a pass depends on, besides the pass number and the state."""
-
-    seed: int
-    stage: int
-    slots_per_step: int  # G
-    rule: BucketRule
-    num_frames: np.ndarray  # [N] columns of the clip table, any number type; NaN where unknown
-    height: np.ndarray
-    width: np.ndarray
-    fps: np.ndarray
-    clip_ids: np.ndarray  # uint64 [N], all different
-    table: str  # fingerprint of the table's rows: equal exactly where the columns above are equal
-    weights: float | np.ndarray = 1.0  # of each clip in the mix: expected number of copies per pass
-    quarantined: Mapping[int, int] = field(default_factory=dict)  # sample id -> pass in which it failed to load
-    views: int = 0  # K: bucket draws use pass mod K; 0 for a new draw in every pass
-    window_steps: int = 64  # the mix of buckets is proportional within windows of this many steps
-    cost: CostModel | None = None  # slots that run side by side cost nearly the same; None: they are filled at random
-    slot_sizes: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    # entry of bucket_config -> micro-batches of one slot; 1 where it is not named
-
-    def __post_init__(self) -> None:
-        for name in ("num_frames", "height", "width", "fps"):
-            if len(getattr(self, name)) != len(self.clip_ids):
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, clip_ids has {len(self.clip_ids)}")
-        if self.slots_per_step < 1 or self.window_steps < 1 or self.views < 0:
-            raise ValueError("slots_per_step and window_steps must be at least 1, views at least 0")
-        if min(self.slot_sizes.values(), default=1) < 1:
-            raise ValueError(f"slot_sizes {dict(self.slot_sizes)}: a slot has at least one micro-batch")
-        if self.cost is not None and self.slots_per_step % self.cost.side_by_side:
-            raise ValueError(f"side_by_side = {self.cost.side_by_side} does not divide {self.slots_per_step} slots")
-        weights = np.asarray(self.weights, np.float64)
-        if weights.ndim and weights.shape != (self.num_clips,):
-            raise ValueError(f"weights has shape {weights.shape}: one number or one for each of {self.num_clips} clips")
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise UserError("dataset: mix weights must be finite numbers of at least 0")
-        if weights.size and not weights.any():
-            raise UserError("dataset: every mix weight is 0; give at least one clip a weight above 0")
-
-    @property
-    def num_clips(self) -> int:
-        return len(self.clip_ids)
-
-    @cached_property
-    def micro_batches(self) -> np.ndarray:
-        """Micro-batches of a slot of each bucket: int64 [B]."""
-        buckets = self.rule.buckets
-        return np.array([self.slot_sizes.get((b.resolution, b.num_frames), 1) for b in buckets], np.int64)
-
-    @property
-    def most_micro_batches(self) -> int:
-        """The most that a step can have."""
-        return self.slots_per_step * int(self.micro_batches.max(initial=1))
-
-    @cached_property
-    def clip_digests(self) -> tuple[str, str]:
-        """Hashes of which clips there are, and of those with their numbers; the order of rows does not count."""
-        which = what = 0
-        columns = (self.num_frames, self.height, self.width, self.fps)
-        for first in range(0, self.num_clips, _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
-            hashes = mixed(np.asarray(self.clip_ids[rows], np.uint64))
-            which += int(hashes.sum())  # wraps at 2**64, as any sum of these may
-            for column, factor in zip(columns, _FACTORS, strict=True):
-                numbers = np.nan_to_num(np.asarray(column[rows], np.float64)) + 0.0  # -0.0 becomes 0.0
-                hashes = hashes + numbers.view(np.uint64) * factor
-            what += int(mixed(hashes).sum())
-        return f"{which % 2**64:016x}", f"{what % 2**64:016x}"
-
-    def view(self, pass_index: int, views: int | None = None) -> int:
-        """The pass number that bucket draws use."""
-        views = self.views if views is None else views
-        return pass_index % views if views else pass_index
-
-    def fingerprint(self, pass_index: int) -> str:
-        """A hash of everything that, changed in the middle of a pass, begins an era."""
-        parts = [json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table]
-        if self.cost is not None:
-            parts.append(json.dumps(self.cost.to_json()))
-        if (self.micro_batches > 1).any():
-            parts.append(json.dumps(self.micro_batches.tolist()))
-        weights = np.asarray(self.weights, np.float64).tobytes()
-        absent = np.sort(self.quarantined_before(pass_index)).tobytes()
-        return f"{hash64(*parts, self.num_clips, weights, absent):016x}"
-
-    def quarantined_before(self, pass_index: int) -> np.ndarray:
-        """uint64: the samples that failed in an earlier pass."""
-        return np.array([sample for sample, failed in self.quarantined.items() if failed < pass_index], np.uint64)
-
-    def samples(self, pass_index: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """The samples of a pass: `(rows, ids)`, int64 and uint64 [S], in table order.
-
-        A clip of weight w has floor(w) copies, and one more where a uniform number of this pass falls below the
-        rest. Where every clip has exactly one copy, `rows` is None: sample i is row i.
-        """
-        weights = np.asarray(self.weights, np.float64)
-        if (weights == 1).all():
-            return None, np.asarray(self.clip_ids, np.uint64)
-        copies = np.broadcast_to(np.floor(weights), (self.num_clips,)).astype(np.int64)
-        rest = weights - np.floor(weights)
-        if rest.any():
-            draws = uniforms(self.seed, self.stage, Purpose.COPY, pass_index, self.clip_ids, 1)[:, 0]
-            copies = copies + (draws < rest)
-        rows = np.repeat(np.arange(self.num_clips), copies)
-        first = np.repeat(np.cumsum(copies) - copies, copies)
-        return rows, sample_ids(np.asarray(self.clip_ids, np.uint64)[rows], np.arange(len(rows)) - first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,11 +78,12 @@ class PassOrder:
             raise IndexError(f"step {index}: {self.num_steps} are left in pass {self.pass_index}")
         first = self.position + index * self.inputs.slots_per_step
         taken = self._slots_before(first) * self.inputs.micro_batches
+        buckets = self.slot_bucket[first : first + self.inputs.slots_per_step].tolist()
         slots = []
-        for bucket in self.slot_bucket[first : first + self.inputs.slots_per_step].tolist():
+        for number, bucket in enumerate(buckets):
             for _ in range(self.inputs.micro_batches[bucket]):
                 if taken[bucket] < self._num_micro_batches[bucket]:
-                    slots.append(self._slot(bucket, int(taken[bucket])))
+                    slots.append(self._slot(bucket, int(taken[bucket]), (number, len(buckets))))
                     taken[bucket] += 1
         return slots
 
@@ -201,14 +92,14 @@ class PassOrder:
         slot = self._slot_after(index)
         window_slots = self.inputs.window_steps * self.inputs.slots_per_step
         windows = slot // window_slots
-        state = _empty_state(self.inputs, self.pass_index, self._inputs_fingerprint)
-        state["era"] = len(self.eras)
-        state["window"] = self.window + windows
-        state["slots"] = slot - windows * window_slots
-        state["window_start"] = self._last_keys(windows * window_slots)
-        state["last"] = self._last_keys(slot)
-        state["eras"] = list(self.eras)
-        return state
+        return _empty_state(self.inputs, self.pass_index, self._inputs_fingerprint) | {
+            "era": len(self.eras),
+            "window": self.window + windows,
+            "slots": slot - windows * window_slots,
+            "window_start": self._last_keys(windows * window_slots),
+            "last": self._last_keys(slot),
+            "eras": list(self.eras),
+        }
 
     def seek(self, index: int) -> PassOrder:
         """The order from `index` steps further on, as if they had been taken."""
@@ -259,53 +150,33 @@ class PassOrder:
         names = [self.inputs.rule.buckets[index].name for index in buckets]
         return self.window_start | dict(zip(names, self.keys[ends - 1].tolist(), strict=True))
 
-    def _slot(self, number: int, micro_batch: int) -> Slot:
-        """A micro-batch of bucket `number`, counted from the window in which the order begins."""
-        bucket = self.inputs.rule.buckets[number]
-        first = int(self.bounds[number]) + micro_batch * bucket.batch_size
-        num_real = min(bucket.batch_size, int(self.bounds[number + 1]) - first)
+    def _slot(self, index: int, micro_batch: int, place: tuple[int, int]) -> Slot:
+        """A micro-batch of bucket `index`; `place`: the number of its slot in the step, and how many slots that has."""
+        bucket = self.inputs.rule.buckets[index]
+        first = int(self.bounds[index]) + micro_batch * bucket.batch_size
+        num_real = min(bucket.batch_size, int(self.bounds[index + 1]) - first)
         places = np.arange(bucket.batch_size)
-        index = first + places % num_real
-        samples = self.order[index].astype(np.int64)
+        taken = first + places % num_real
+        samples = self.order[taken].astype(np.int64)
         rows = samples if self.rows is None else self.rows[samples]
         weights = (places < num_real).astype(np.float32)
-        return Slot(bucket, self.pass_index, rows, self.ids[samples], self.keys[index], weights)
+        return Slot(bucket, self.pass_index, rows, self.ids[samples], self.keys[taken], weights, *place)
 
 
-def plan_pass(
-    inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None = None, num_threads: int | None = None
-) -> PassOrder:
+def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None = None) -> PassOrder:
     """The order of a pass, from its start or from a state that `PassOrder.state` gave.
 
     With unchanged inputs the order goes on exactly where the state was, in the middle of a window too. With changed
     ones (rule, batch sizes, G, rows, weights, quarantine, window, views, cost, slot sizes) what is unseen is dealt
-    anew.
-    `num_threads`: None for one on each core this process may use, at most 8; the result does not depend on it. Raises
-    UserError if no clip fits a bucket, clip ids repeat, the state is of another run, or the clips are those of the
-    state with other numbers: a clip's bucket, and with it what was taken, follows from them.
+    anew. Raises UserError if no clip fits a bucket, clip ids repeat, the state is of another run, or the clips are
+    those of the state with other numbers: a clip's bucket, and with it what was taken, follows from them.
     """
     state = _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
     rows, ids = inputs.samples(pass_index)
     eras = tuple(
-        Era(BucketRule.from_json(era["rule"]), inputs.view(pass_index, era["views"]), era["last"])
-        for era in state["eras"]
+        Era(read_law(era["rule"]), inputs.view(pass_index, era["views"]), era["last"]) for era in state["eras"]
     )
-    found = sort_samples(
-        Sweep(
-            inputs.seed,
-            inputs.stage,
-            pass_index,
-            inputs.view(pass_index),
-            inputs.rule,
-            (inputs.num_frames, inputs.height, inputs.width, inputs.fps),
-            rows,
-            ids,
-            eras,
-            np.sort(inputs.quarantined_before(pass_index)),
-            state["window_start"],
-        ),
-        num_threads,
-    )
+    found = sort_samples(Sweep(inputs, pass_index, rows, ids, eras, state["window_start"]))
     sizes = inputs.micro_batches
     report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step, sizes)
     report.require_clips()
@@ -321,27 +192,18 @@ def plan_pass(
         costs=None if inputs.cost is None else inputs.cost.costs(inputs.rule.buckets) * sizes,
         side_by_side=1 if inputs.cost is None else inputs.cost.side_by_side,
     )
-    return PassOrder(
-        inputs,
-        pass_index,
-        report,
-        tuple(state["eras"]),
-        state["window"],
-        dict(state["window_start"]),
-        state["slots"],
-        slot_bucket,
-        found.bounds,
-        found.keys,
-        found.order,
-        ids,
-        rows,
-    )
+    place = tuple(state["eras"]), state["window"], dict(state["window_start"]), state["slots"]
+    samples = found.bounds, found.keys, found.order, ids, rows
+    return PassOrder(inputs, pass_index, report, *place, slot_bucket, *samples)
 
 
 def next_pass(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state at the start of the pass after the one that `state` belongs to."""
-    fresh = {"pass": state["pass"] + 1, "era": 0, "window": 0, "slots": 0, "window_start": {}, "last": {}, "eras": []}
-    return {**state, **fresh}
+    return {**state, "pass": state["pass"] + 1, **_nothing_taken()}
+
+
+def _nothing_taken() -> dict[str, Any]:
+    return {"era": 0, "window": 0, "slots": 0, "window_start": {}, "last": {}, "eras": []}
 
 
 def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None = None) -> dict[str, Any]:
@@ -350,12 +212,7 @@ def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None =
         "seed": inputs.seed,
         "stage": inputs.stage,
         "pass": pass_index,
-        "era": 0,
-        "window": 0,
-        "slots": 0,
-        "window_start": {},
-        "last": {},
-        "eras": [],
+        **_nothing_taken(),
         "rule": inputs.rule.to_json(),
         "views": inputs.views,
         "cost": None if inputs.cost is None else inputs.cost.to_json(),
@@ -389,3 +246,34 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
     fresh["eras"] = [*state["eras"], finished] if finished["last"] else list(state["eras"])
     fresh["era"] = len(fresh["eras"])
     return fresh
+
+
+def write_order(order: PassOrder, folder: Path) -> None:
+    """Writes the arrays of an order into an existing folder: about 13 bytes a sample (29 where clips have copies)."""
+    names = _ARRAYS if order.rows is None else _ARRAYS + _COPIES
+    for name in names:
+        np.save(folder / f"{name}.npy", getattr(order, name))
+
+
+def order_summary(order: PassOrder) -> dict[str, Any]:
+    """Everything else of an order, small and fit to be sent to other processes."""
+    return {name: getattr(order, name) for name in _SMALL} | {"copies": order.rows is not None}
+
+
+def open_order(inputs: OrderInputs, summary: Mapping[str, Any], folder: Path) -> PassOrder:
+    """The order that `write_order` and `order_summary` describe; its arrays stay on disk, shared by all readers.
+
+    `inputs`: those the order was planned from. The files may be removed once every process has opened them.
+    """
+    arrays = {name: _mapped(folder / f"{name}.npy") for name in _ARRAYS + _COPIES * summary["copies"]}
+    if not summary["copies"]:
+        arrays |= {"ids": np.asarray(inputs.clip_ids, np.uint64), "rows": None}
+    return PassOrder(inputs, **{name: summary[name] for name in _SMALL}, **arrays)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """An array read page by page; one without entries cannot be mapped and is read whole."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError:
+        return np.load(path, allow_pickle=False)

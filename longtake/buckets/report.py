@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from longtake.buckets.assign import Unused
+from longtake.buckets.protocol import Unused
 from longtake.buckets.sweep import Sorted
 from longtake.contracts import Bucket, UserError
 
@@ -81,19 +81,12 @@ class BucketReport:
 
     def as_rows(self) -> list[tuple[str, int, int, int, int, int, float, float]]:
         """A row for each bucket: name, batch size, clips, samples, micro-batches, fillers, frames cut, area cut."""
-        return [
-            (
-                line.bucket.name,
-                line.bucket.batch_size,
-                line.clips,
-                line.samples,
-                line.micro_batches,
-                line.fillers,
-                round(line.frames_cut, 4),
-                round(line.area_cut, 4),
-            )
-            for line in self.buckets
-        ]
+        rows = []
+        for line in self.buckets:
+            counts = line.clips, line.samples, line.micro_batches, line.fillers
+            cut = round(line.frames_cut, 4), round(line.area_cut, 4)
+            rows.append((line.bucket.name, line.bucket.batch_size, *counts, *cut))
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""

@@ -7,29 +7,26 @@ The result does not depend on their number.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from longtake.buckets.assign import BucketRule, Unused, assign_chunk, keyed_draw
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.protocol import BucketLaw, Unused, keyed_draw
 from longtake.contracts import UserError
 from longtake.random import sample_keys
 
 _CHUNK = 1 << 17  # samples per piece of work: its columns stay in the cache
 _MAX_THREADS = 8
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # num_frames, height, width, fps
-
 
 @dataclass(frozen=True)
 class Era:
     """Settings under which a part of the pass was taken, and how far each bucket had come when they ended."""
 
-    rule: BucketRule
+    rule: BucketLaw
     view: int  # pass number of the bucket draws
     last: Mapping[str, int]  # bucket name -> last key taken
 
@@ -38,16 +35,11 @@ class Era:
 class Sweep:
     """What decides where a sample goes in a pass."""
 
-    seed: int
-    stage: int
+    inputs: OrderInputs
     pass_index: int
-    view: int
-    rule: BucketRule
-    columns: Columns  # of the table, [N]
     rows: np.ndarray | None  # int64 [S], rows of the samples; None: sample i is row i
     ids: np.ndarray  # uint64 [S]
     eras: tuple[Era, ...]  # samples that one of them has passed are left out
-    absent: np.ndarray  # uint64, ascending: ids of the samples in quarantine
     window_start: Mapping[str, int]  # bucket name -> last key of the present era that is done with
 
 
@@ -65,18 +57,15 @@ class Sorted:
     kept_area: np.ndarray  # float64 [B], sum over the samples of the share of the picture that the crop keeps
 
 
-def sort_samples(sweep: Sweep, num_threads: int | None = None) -> Sorted:
-    """Every sample's bucket, and the samples of each bucket by ascending key.
-
-    `num_threads`: None for one on each core this process may use, at most 8. Raises UserError if an id repeats.
-    """
-    num_samples, num_buckets = len(sweep.ids), len(sweep.rule.shapes)  # tables are made here, before the threads
+def sort_samples(sweep: Sweep) -> Sorted:
+    """Every sample's bucket, and the samples of each bucket by ascending key. Raises UserError if an id repeats."""
+    ids, absent = sweep.ids, np.sort(sweep.inputs.quarantined_before(sweep.pass_index))
+    num_samples, num_buckets = len(ids), len(sweep.inputs.rule.shapes)  # tables are made here, before the threads
     codes = np.empty(num_samples, np.int16 if num_buckets < 1 << 15 else np.int32)
     starts = range(0, num_samples, _CHUNK)
-    with _threads(num_threads) as for_each:
-        pieces = for_each(
-            lambda start: _sort_chunk(sweep, slice(start, min(start + _CHUNK, num_samples)), codes), starts
-        )
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "order") as pool:
+        chunks = (slice(start, min(start + _CHUNK, num_samples)) for start in starts)
+        pieces = list(pool.map(lambda chunk: _sort_chunk(sweep, chunk, absent, codes), chunks))
         counts = np.array([piece.counts for piece in pieces], np.int64).reshape(-1, num_buckets)
         totals = counts.sum(axis=0)
         bounds = np.concatenate([[0], np.cumsum(totals)])
@@ -84,15 +73,13 @@ def sort_samples(sweep: Sweep, num_threads: int | None = None) -> Sorted:
         order = np.empty(bounds[-1], np.uint32 if num_samples < 1 << 32 else np.int64)
         keys = np.empty(bounds[-1], np.uint64)
         sums = sum((piece.sums for piece in pieces), np.zeros((4, num_buckets)))
-        for_each(
-            lambda number: _place_chunk(pieces, number, places[number], starts[number], order, keys), range(len(pieces))
-        )
+        list(pool.map(lambda *chunk: _place_chunk(*chunk, order, keys), pieces, places, starts))
         largest_first = np.argsort(-totals, kind="stable")[: np.count_nonzero(totals)]
-        for_each(lambda bucket: _sort_bucket(order, keys, sweep.ids, bounds[bucket], bounds[bucket + 1]), largest_first)
+        list(pool.map(lambda b: _sort_bucket(order, keys, ids, bounds[b], bounds[b + 1]), largest_first))
     return Sorted(codes, sums[0].astype(np.int64), order, keys, bounds, *sums[1:])
 
 
-def passed(rule: BucketRule, last: Mapping[str, int], codes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def passed(rule: BucketLaw, last: Mapping[str, int], codes: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """bool [S]: samples whose key is at most the last one taken in their bucket. `codes` are those of `rule`."""
     # One more entry, for the negative codes of samples without a bucket, which index from the end.
     touched = np.zeros(len(rule.buckets) + 1, bool)
@@ -105,7 +92,7 @@ def passed(rule: BucketRule, last: Mapping[str, int], codes: np.ndarray, keys: n
 
 
 @dataclass
-class _Piece:
+class _SortedChunk:
     """A chunk whose samples are by bucket, not yet by key. Its arrays are given up once they have been placed."""
 
     counts: np.ndarray  # int64 [B]
@@ -114,42 +101,35 @@ class _Piece:
     keys: np.ndarray | None  # uint64 [n]
 
 
-@contextmanager
-def _threads(num_threads: int | None) -> Iterator[Callable[[Callable[[Any], Any], Any], list[Any]]]:
-    """Gives a function that applies another one to each of some values, and returns the results in their order."""
-    count = num_threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    if count == 1:
-        yield lambda function, values: [function(value) for value in values]
-        return
-    with ThreadPoolExecutor(count, "order") as pool:
-        yield lambda function, values: list(pool.map(function, values))
+def _sort_chunk(sweep: Sweep, chunk: slice, absent: np.ndarray, codes: np.ndarray) -> _SortedChunk:
+    """Assigns the samples of a chunk, writes their codes, and brings those still to be trained on in bucket order.
 
-
-def _sort_chunk(sweep: Sweep, chunk: slice, codes: np.ndarray) -> _Piece:
-    """Assigns the samples of a chunk, writes their codes, and brings those still to be trained on in bucket order."""
+    `absent`: uint64, ascending: ids of the samples in quarantine.
+    """
     ids = sweep.ids[chunk]
     rows = chunk if sweep.rows is None else sweep.rows[chunk]
-    columns = tuple(np.asarray(column[rows], np.float64) for column in sweep.columns)
-    keys = sample_keys(sweep.seed, sweep.stage, sweep.pass_index, ids)
+    inputs, own_rule, own_view = sweep.inputs, sweep.inputs.rule, sweep.inputs.view(sweep.pass_index)
+    columns = tuple(np.asarray(column[rows], np.float64) for column in inputs.columns)
+    keys = sample_keys(inputs.seed, inputs.stage, sweep.pass_index, ids)
 
-    def codes_under(rule: BucketRule, view: int) -> tuple[np.ndarray, np.ndarray]:
-        return assign_chunk(rule, *columns, keyed_draw(sweep.seed, sweep.stage, view, ids))
+    def codes_under(rule: BucketLaw, view: int) -> tuple[np.ndarray, np.ndarray]:
+        return rule.assign_chunk(columns, keyed_draw(inputs.seed, inputs.stage, view, ids))
 
-    code, interval = codes_under(sweep.rule, sweep.view)
+    code, interval = codes_under(own_rule, own_view)
     now = code
     for era in sweep.eras:
-        then = now if (era.rule, era.view) == (sweep.rule, sweep.view) else codes_under(era.rule, era.view)[0]
+        then = now if (era.rule, era.view) == (own_rule, own_view) else codes_under(era.rule, era.view)[0]
         code = np.where(passed(era.rule, era.last, then, keys), np.int32(Unused.SEEN), code)
-    if len(sweep.absent):
-        place = np.minimum(np.searchsorted(sweep.absent, ids), len(sweep.absent) - 1)
-        code[sweep.absent[place] == ids] = Unused.QUARANTINED
+    if len(absent):
+        place = np.minimum(np.searchsorted(absent, ids), len(absent) - 1)
+        code[absent[place] == ids] = Unused.QUARANTINED
     codes[chunk] = code
     by_bucket = _by_bucket(code)
-    sums = _trimmed(sweep.rule, code[by_bucket], *(column[by_bucket] for column in (*columns[:3], interval)))
+    sums = _trimmed(own_rule, code[by_bucket], *(column[by_bucket] for column in (*columns[:3], interval)))
     if sweep.window_start:
-        by_bucket = by_bucket[~passed(sweep.rule, sweep.window_start, code, keys)[by_bucket]]
-    counts = np.bincount(code[by_bucket], minlength=len(sweep.rule.buckets))
-    return _Piece(counts, sums, by_bucket.astype(np.uint32), keys[by_bucket])
+        by_bucket = by_bucket[~passed(own_rule, sweep.window_start, code, keys)[by_bucket]]
+    counts = np.bincount(code[by_bucket], minlength=len(own_rule.buckets))
+    return _SortedChunk(counts, sums, by_bucket.astype(np.uint32), keys[by_bucket])
 
 
 def _by_bucket(code: np.ndarray) -> np.ndarray:
@@ -161,27 +141,20 @@ def _by_bucket(code: np.ndarray) -> np.ndarray:
     return order[np.count_nonzero(code < 0) :]
 
 
-def _trimmed(
-    rule: BucketRule,
-    code: np.ndarray,
-    num_frames: np.ndarray,
-    height: np.ndarray,
-    width: np.ndarray,
-    interval: np.ndarray,
-) -> np.ndarray:
-    """float64 [4, B]: samples, frames of the clips, frames in the windows, shares of the pictures kept, by bucket."""
-    shapes = rule.shapes
+def _trimmed(rule: BucketLaw, code: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """float64 [4, B]: samples, frames of the clips, frames in the windows, shares of the pictures kept, by bucket.
+
+    `columns`: num_frames, height, width, interval.
+    """
+    (num_frames, height, width, interval), shapes = columns, rule.shapes
     used = np.minimum(shapes[code, 0] * interval, num_frames)
     ratio = height / width * (shapes[code, 2] / shapes[code, 1])
     sums = [num_frames, used, np.minimum(ratio, 1 / ratio)]
     return np.stack([np.bincount(code, values, len(shapes)) for values in (None, *sums)])
 
 
-def _place_chunk(
-    pieces: list[_Piece], number: int, places: np.ndarray, start: int, order: np.ndarray, keys: np.ndarray
-) -> None:
+def _place_chunk(piece: _SortedChunk, places: np.ndarray, start: int, order: np.ndarray, keys: np.ndarray) -> None:
     """Copies a chunk into its place in every bucket: `places` int64 [B]."""
-    piece = pieces[number]
     before = np.cumsum(piece.counts) - piece.counts
     target = np.repeat(places - before, piece.counts) + np.arange(len(piece.keys))
     order[target] = piece.order.astype(order.dtype) + order.dtype.type(start)
@@ -190,22 +163,15 @@ def _place_chunk(
 
 
 def _sort_bucket(order: np.ndarray, keys: np.ndarray, ids: np.ndarray, start: int, stop: int) -> None:
-    """Sorts one bucket by key, then id, in place.
-
-    Two keys of a pass of n samples are equal with probability n² / 2^65 (3e-6 at ten million).
-    """
+    """Sorts one bucket by key, then id, in place; two equal keys are rare (n² / 2^65: 3e-6 at ten million)."""
     by_key = np.argsort(keys[start:stop])
     mine, sorted_keys = order[start:stop][by_key], keys[start:stop][by_key]
     if (sorted_keys[1:] == sorted_keys[:-1]).any():
         mine = mine[np.lexsort((ids[mine], sorted_keys))]
-        _require_distinct(ids[mine])
+        twins = np.flatnonzero(np.diff(ids[mine]) == 0)
+        if len(twins):
+            raise UserError(
+                f"clip table: clip_id {int(ids[mine[twins[0]]])} occurs more than once; every clip needs its own,"
+                " probe the table again"
+            )
     order[start:stop], keys[start:stop] = mine, sorted_keys
-
-
-def _require_distinct(ids: np.ndarray) -> None:
-    twins = np.flatnonzero(ids[1:] == ids[:-1])
-    if len(twins):
-        raise UserError(
-            f"clip table: clip_id {int(ids[twins[0]])} occurs more than once; every clip needs its own,"
-            " probe the table again"
-        )

@@ -1,6 +1,6 @@
 """Saving while training goes on: a copy of the tensors is taken, a process beside the run writes it.
 
-The run waits for the copy alone, which is made into memory that stays (pinned on CUDA). One save is under way at a
+The run waits for the copy alone, which goes into memory that is kept (pinned on CUDA). One save is in progress at a
 time: the next one first waits for it. See `writer` for the process.
 """
 
@@ -11,9 +11,9 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 import longtake
+from longtake import processes
 from longtake.checkpoint import writer
-from longtake.checkpoint.agree import on_every_rank, on_first_rank, rank_and_world
 from longtake.checkpoint.folder import checkpoint_path
 from longtake.checkpoint.layout import ShardFile, bytes_of, lay_out, local_part, signature
 from longtake.checkpoint.save import discard, marker_facts, open_partial, size_of, state_bytes, write_error_sentence
 from longtake.contracts import UserError
-from longtake.parallel import pin, unpin
+from longtake.parallel import World, pin, unpin
 
 _LEAST_BYTES = 1 << 16  # of the memory file: one of no bytes cannot be mapped
 
@@ -43,8 +43,8 @@ class BackgroundSaver:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank's part of the save under way has failed. `wait`, on all ranks, says why."""
-        return self._job is not None and self._job.error is not None
+        """Whether this rank's part of the save in progress has failed. `wait`, on all ranks, says why."""
+        return self._job is not None and self._job.failed
 
     def save(
         self,
@@ -63,10 +63,11 @@ class BackgroundSaver:
         assert tensors, "a checkpoint without tensors"
         self.wait()
         target = checkpoint_path(run_folder, epoch, step)
-        partial = on_first_rank(lambda: open_partial(target, state))
+        world = World.here()
+        partial = world.on_main(lambda: open_partial(target, state))
         try:
             files = self._lay_out(tensors)
-            on_every_rank(lambda: self._begin(partial, target, files, tensors, state, (epoch, step), then))
+            world.on_all(lambda: self._begin(partial, target, files, tensors, state, (epoch, step), then))
         except Exception as error:
             self.close(0.0)
             discard(partial)
@@ -92,7 +93,7 @@ class BackgroundSaver:
         then: Callable[[], object],
     ) -> None:
         """Copies this rank's part and hands it to the writer."""
-        rank, _ = rank_and_world()
+        rank = World.here().rank
         if self._staging.take(files, tensors) or self._writer is None or not self._writer.alive:
             self.close(0.0)  # the memory file is another one
             self._writer = _WriterProcess(self._staging.descriptor)
@@ -111,25 +112,26 @@ class BackgroundSaver:
         self._job = _Job(self._writer, request, lambda error: write_error_sentence(target, size, error), then)
 
     def wait(self) -> None:
-        """Waits until the save under way is complete on all ranks. Raises UserError on all of them if it failed."""
+        """Waits until the save in progress is complete on all ranks. Raises UserError on all of them if it failed."""
         job = self._job
         if job is None:
             return
         try:
-            on_every_rank(job.wait_written)
-            on_first_rank(job.wait_committed)
+            World.here().on_all(job.written.result)
+            World.here().on_main(job.ended.result)
         except Exception:
             self.close(0.0)
-            discard(Path(job.request["partial"]))
             raise
         self._job = None
 
     def close(self, seconds: float) -> None:
-        """Ends the writer, at the latest after `seconds`, which a save under way is given to come to its end."""
+        """Ends the writer, at the latest after `seconds`, which a save in progress has to finish."""
         if self._job is not None:
-            self._job.join(seconds)
+            wait([self._job.ended], seconds)
         if self._writer is not None:
             self._writer.end()
+        if self._job is not None:
+            discard(Path(self._job.request["partial"]))  # nothing is there any more where it came to its end
         self._job, self._writer = None, None
 
 
@@ -162,7 +164,7 @@ class Staging:
 
     def _make(self, num_bytes: int, pinned: bool) -> None:
         self.free()
-        self.descriptor = _memory_file()
+        self.descriptor = processes.anonymous_file("longtake-checkpoint")
         os.ftruncate(self.descriptor, num_bytes)
         self._map = mmap.mmap(self.descriptor, num_bytes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -179,29 +181,22 @@ class Staging:
         self.descriptor, self._bytes, self._map = -1, None, None
 
 
-def _memory_file() -> int:
-    """A file without a name: in memory on Linux (/dev/shm, small in containers, is not used), else a temporary one."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("longtake-checkpoint")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 class _WriterProcess:
     """The process beside the run."""
 
     def __init__(self, descriptor: int) -> None:
         # As a file and without site-packages: `-m` would import this package, and torch with it.
-        command = [sys.executable, "-P", "-s", "-S", writer.__file__, str(descriptor), str(os.getpid())]
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": str(Path(longtake.__file__).parents[1])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[descriptor],
-            start_new_session=True,  # Ctrl-C in the terminal is for the run alone
-            text=True,
-        )
+        numbers = [str(int(number)) for number in (descriptor, *processes.parent_facts())]
+        with processes.born_deaf():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-S", writer.__file__, *numbers],
+                env={**os.environ, "PYTHONPATH": str(Path(longtake.__file__).parents[1])},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+                start_new_session=True,  # where a terminal is closed, what becomes of the save is for the run to say
+                text=True,
+            )
 
     @property
     def alive(self) -> bool:
@@ -218,8 +213,7 @@ class _WriterProcess:
         line = self._process.stdout.readline()
         if line.endswith("\n"):
             return json.loads(line)
-        code = self._process.wait()
-        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        ended = processes.how_it_ended(self._process.wait())
         return {"error": f"its background writer ended ({ended}); is this machine out of memory?", "errno": None}
 
     def end(self) -> None:
@@ -238,48 +232,34 @@ class _Job:
         then: Callable[[], object],
     ) -> None:
         self.request = request
-        self.error: UserError | None = None
+        self.written: Future[None] = Future()  # this rank's files are on the disk, or UserError
+        self.ended: Future[None] = Future()  # on rank 0: the checkpoint is complete, or UserError
         self._process, self._disk_sentence, self._then = process, disk_sentence, then
-        self._written, self._ended = threading.Event(), threading.Event()
         process.send(request)
         threading.Thread(target=self._follow, name="checkpoint", daemon=True).start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank's part has failed, as far as is known."""
+        return any(future.done() and future.exception() is not None for future in (self.written, self.ended))
 
     def _follow(self) -> None:
         try:
             self._take(self._process.answer())
-            self._written.set()
-            if self.error is None and self.request["rank"] == 0:
+            self.written.set_result(None)
+            if self.request["rank"] == 0:
                 self._take(self._process.answer())
-                if self.error is None:
-                    self._then()
+                self._then()
+            self.ended.set_result(None)
         except Exception as error:
-            self.error = UserError(f"{self.request['target']}: {error}")
-        finally:
-            self._written.set()
-            self._ended.set()
+            fault = error if isinstance(error, UserError) else UserError(f"{self.request['target']}: {error}")
+            for future in (self.written, self.ended):
+                if not future.done():
+                    future.set_exception(fault)
 
     def _take(self, answer: Mapping[str, Any]) -> None:
-        if "error" not in answer:
-            return
-        if answer["errno"] is not None:
-            self.error = UserError(self._disk_sentence(OSError(answer["errno"], answer["error"])))
-        else:
-            self.error = UserError(f"{self.request['target']}: was not saved: {answer['error']}")
-
-    def wait_written(self) -> None:
-        """This rank's files are on the disk, or UserError."""
-        self._written.wait()
-        self._raise()
-
-    def wait_committed(self) -> None:
-        """On rank 0: the checkpoint is complete, or UserError."""
-        self._ended.wait()
-        self._raise()
-
-    def join(self, seconds: float) -> None:
-        """Waits so long at most."""
-        self._ended.wait(seconds)
-
-    def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error
+        """Raises `UserError` for an answer that is an error."""
+        if "error" in answer and answer["errno"] is not None:
+            raise UserError(self._disk_sentence(OSError(answer["errno"], answer["error"])))
+        if "error" in answer:
+            raise UserError(f"{self.request['target']}: was not saved: {answer['error']}")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,11 +12,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from longtake.checkpoint.contents import TensorRow, read_metadata, rows_of
-from longtake.checkpoint.folder import FROZEN_FOLDER, damage_sentence, read_state, verify
-from longtake.checkpoint.layout import SAFETENSORS_DTYPES, bytes_of, safetensors_head
+from longtake.checkpoint.folder import FROZEN_FOLDER, damage_sentence, verify
+from longtake.checkpoint.layout import bytes_of, safetensors_head
 from longtake.checkpoint.runs import held
+from longtake.checkpoint.state import RunState
 from longtake.contracts import UserError
-from longtake.durable import sync_file, sync_folder, unfinished, write_whole
+from longtake.durable import sync_file, unfinished, unfinished_folder, write_whole
 
 EXPORT_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
 INDEX_FILE = "model.safetensors.index.json"
@@ -41,10 +39,10 @@ def export_safetensors(
 
     `part`: `ema` (falls back to `model` where the run kept no EMA) or `model`. `metadata`: strings for the header of
     each file, beside `format` and `part`. Dtypes stay as saved. One tensor at a time is in memory. `target` appears
-    only when it is whole; the checkpoint is not removed meanwhile by a run that goes on. What the run did not train
-    comes from its `frozen/`; where that has a file of its own, the export holds the trained weights alone and names the
-    file as `frozen_source`. Raises UserError where the checkpoint is damaged or has no such part, or a folder `target`
-    is not empty.
+    only when it is whole; a run in progress does not remove the checkpoint meanwhile. What the run did not train comes
+    from its `frozen/`; where that has a file of its own, the export holds the trained weights alone and names the file
+    as `frozen_source`. Raises UserError where the checkpoint is damaged or has no such part, or a folder `target`
+    is not empty; OSError.
     """
     folder, target = Path(folder), Path(target)
     with held(folder):
@@ -52,17 +50,14 @@ def export_safetensors(
             raise UserError(damage_sentence(folder, faults))
         found, header = choose_tensors(folder, part)
         header |= metadata or {}
-        try:
-            if target.suffix == ".safetensors":
-                with unfinished(target) as partial:
-                    _write_file(partial, found, header)
-            else:
-                with _unfinished_folder(target) as partial:
-                    _write_folder(partial, found, header, max_file_bytes)
-        except OSError as error:
-            raise UserError(
-                f"{target}: cannot be written ({error.strerror}); make room or give another place"
-            ) from error
+        if target.suffix == ".safetensors":
+            with unfinished(target) as partial:
+                _write_file(partial, found, header)
+        elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"{target}: exists already and is not overwritten; choose another name")
+        else:
+            with unfinished_folder(target) as partial:
+                _write_folder(partial, found, header, max_file_bytes)
     return target
 
 
@@ -76,11 +71,11 @@ def choose_tensors(folder: Path, part: str) -> tuple[list[SavedTensor], dict[str
         raise UserError(f"{folder}: has no part '{part}'; choose one of {parts}")
     found = [(row, saved) for row in chosen]
     header = {"format": "pt", "part": chosen[0].part}
-    frozen = read_state(folder).get("frozen")
-    if frozen and frozen["source"] is None:
+    frozen = RunState.read(folder).frozen
+    if frozen is not None and frozen.source is None:
         found += _frozen_rows(folder.parent / FROZEN_FOLDER)
-    elif frozen:
-        header["frozen_source"] = frozen["source"]
+    elif frozen is not None:
+        header["frozen_source"] = frozen.source
     return found, header
 
 
@@ -90,22 +85,6 @@ def _frozen_rows(folder: Path) -> list[SavedTensor]:
         raise UserError(damage_sentence(folder, faults))
     saved = read_metadata(folder)
     return [(row, saved) for row in rows_of(saved)]
-
-
-@contextmanager
-def _unfinished_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `target` when the body ends well; else nothing of it stays."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: exists already and is not overwritten; choose another name")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        sync_folder(partial)
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    sync_folder(target.parent)
 
 
 def _write_folder(folder: Path, found: Sequence[SavedTensor], header: Mapping[str, str], limit: int) -> None:
@@ -143,23 +122,9 @@ def _write_file(path: Path, found: Sequence[SavedTensor], header: Mapping[str, s
     """One safetensors file."""
     found = sorted(found, key=lambda source: (-source[0].dtype.itemsize, plain_name(source[0])))  # no holes
     with path.open("wb") as stream:
-        stream.write(_head([row for row, _ in found], header))
+        stream.write(safetensors_head([(plain_name(row), row.dtype, row.shape) for row, _ in found], header))
         for row, saved in found:
             stream.write(memoryview(bytes_of(assemble(row, saved)).numpy()))
-
-
-def _head(rows: Sequence[TensorRow], metadata: Mapping[str, str]) -> bytes:
-    """The head of a safetensors file that holds the rows under their plain names."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for row in rows:
-        entries[plain_name(row)] = {
-            "dtype": SAFETENSORS_DTYPES[row.dtype],
-            "shape": list(row.shape),
-            "data_offsets": [offset, offset + row.num_bytes],
-        }
-        offset += row.num_bytes
-    return safetensors_head(entries)
 
 
 def plain_name(row: TensorRow) -> str:

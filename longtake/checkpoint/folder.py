@@ -7,7 +7,8 @@
     outputs/<run>/frozen/                            the same, once: tensors that are not trained and have no file
 
 A folder without COMPLETE does not exist. A save works in `<name>.partial` and renames it when COMPLETE is in it, a
-removal takes COMPLETE away before the rest, so whatever a killed process leaves behind is never taken for a checkpoint.
+removal renames it back first, so whatever a killed process leaves behind is never taken for a checkpoint, and the run's
+next start or save removes it. A checkpoint that a run found damaged is kept as `<name>.damaged`.
 
 CRC-32 guards against disks and copies, not against an attacker; zlib's runs at 7 GB/s on one core where BLAKE2b
 makes 1.4, so that it costs less than reading the file.
@@ -15,17 +16,20 @@ makes 1.4, so that it costs less than reading the file.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtake.checkpoint.writer import BLOCK_BYTES, MARKER, STATE_FILE
 from longtake.contracts import UserError
+from longtake.small_files import parse_json, read_small
+
+if TYPE_CHECKING:
+    from longtake.parallel import World
 
 FORMAT_VERSION = 1
 SHARD_SUFFIX = ".safetensors"
@@ -40,6 +44,7 @@ class FileRecord:
 
     num_bytes: int
     crc32: str  # eight hexadecimal digits
+    head_crc32: str | None = None  # of a safetensors file's head; None: written before there was one
 
 
 @dataclass(frozen=True)
@@ -83,21 +88,24 @@ def read_marker(folder: str | Path, any_version: bool = False) -> Marker:
     """Read COMPLETE. Raises UserError where it is missing, unreadable, or (unless `any_version`) of another format."""
     folder = Path(folder)
     try:
-        content = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        content = parse_json(read_small(folder / MARKER))
         version = int(content["format_version"])
         if version != FORMAT_VERSION and not any_version:
             raise UserError(
                 f"{folder}: has checkpoint format {version}, this version of longtake reads format {FORMAT_VERSION}; "
                 "load it with the version that wrote it"
             )
-        files = {name: FileRecord(int(f["num_bytes"]), str(f["crc32"])) for name, f in content["files"].items()}
+        files = {
+            name: FileRecord(int(f["num_bytes"]), str(f["crc32"]), f.get("head_crc32"))
+            for name, f in content["files"].items()
+        }
         numbers = {key: int(content[key]) for key in ("epoch", "step", "world_size")}
         marker = Marker(version, **numbers, saved_at=datetime.fromisoformat(content["saved_at"]), files=files)
     except UserError:
         raise
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(_why_missing(folder)) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(
             f"{folder / MARKER}: cannot be read ({error}); the checkpoint is damaged, choose another one"
         ) from error
@@ -124,8 +132,11 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     faults = check_files(folder, marker, [STATE_FILE])
     if faults:
         raise UserError(damage_sentence(folder, faults))
-    state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    state.pop("format_version")
+    try:
+        state = parse_json((folder / STATE_FILE).read_bytes(), finite=False)
+        state.pop("format_version")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UserError(damage_sentence(folder, [f"{STATE_FILE} is no state of a run ({error})"])) from error
     return state
 
 
@@ -139,8 +150,32 @@ def verify(folder: str | Path) -> list[str]:
     return check_files(folder, marker, marker.files) + unlisted_shards(folder, marker)
 
 
-def check_files(folder: Path, marker: Marker, names: Iterable[str]) -> list[str]:
-    """Compare the named files with what COMPLETE says of them: presence, size, then CRC-32."""
+def check_all(folder: Path, world: World) -> list[str]:
+    """`verify`, its files shared out among the ranks. Collective. Raises UserError as `read_marker`."""
+
+    def share() -> list[str]:
+        marker = read_marker(folder)
+        faults = check_files(folder, marker, sorted(marker.files)[world.rank :: world.size])
+        return faults + (unlisted_shards(folder, marker) if world.is_main else [])
+
+    return [fault for faults in world.gather(world.on_all(share)) for fault in faults]
+
+
+def glance(folder: str | Path) -> list[str]:
+    """`verify` in milliseconds: presence and size of every file, run.json, and the heads of the tensor files."""
+    folder = Path(folder)
+    try:
+        marker = read_marker(folder, any_version=True)
+    except UserError as error:
+        return [str(error).removeprefix(f"{folder}: ").split(";")[0]]
+    return check_files(folder, marker, marker.files, heads=True) + unlisted_shards(folder, marker)
+
+
+def check_files(folder: Path, marker: Marker, names: Iterable[str], heads: bool = False) -> list[str]:
+    """Compare the named files with what COMPLETE says of them: presence, size, then CRC-32.
+
+    `heads`: of a tensor file the CRC-32 of its head only.
+    """
     faults = []
     for name in names:
         record, path = marker.files.get(name), folder / name
@@ -151,6 +186,9 @@ def check_files(folder: Path, marker: Marker, names: Iterable[str]) -> list[str]
             size = path.stat().st_size
             if size != record.num_bytes:
                 faults.append(f"{name} has {size:,} bytes instead of {record.num_bytes:,}")
+            elif heads and path.suffix == SHARD_SUFFIX:
+                if record.head_crc32 not in (None, _head_crc32(path)):
+                    faults.append(f"{name} has a damaged head")
             elif (found := crc32_of(path)) != record.crc32:
                 faults.append(f"{name} has checksum {found} instead of {record.crc32}")
         except FileNotFoundError:
@@ -167,12 +205,21 @@ def unlisted_shards(folder: Path, marker: Marker) -> list[str]:
 
 
 def damage_sentence(folder: Path, faults: list[str]) -> str:
-    """One sentence for the user about a damaged checkpoint; it names the newest other one of the run."""
+    """One sentence for the user about a damaged checkpoint; it names the newest other one of the run that is whole."""
     more = f" and {len(faults) - 3} more faults" if len(faults) > 3 else ""
-    others = [path for path in folder.parent.glob("epoch*-global_step*") if path != folder and is_complete(path)]
-    newest = max(others, key=lambda path: path.stat().st_mtime, default=None)
-    instead = "" if newest is None else f", such as --load {newest}"
+    others = [path for path in folder.parent.glob("epoch*-global_step*") if path != folder and parse_name(path.name)]
+    newest_first = sorted(others, key=lambda path: parse_name(path.name)[::-1], reverse=True)
+    newest = next((path for path in newest_first if not glance(path)), None)
+    instead = "" if newest is None else f", such as {newest}"
     return f"{folder}: is damaged: {', '.join(faults[:3])}{more}; choose another checkpoint{instead}"
+
+
+def _head_crc32(path: Path) -> str:
+    """Of a safetensors file's head: its length in 8 bytes, then as many bytes of JSON."""
+    with path.open("rb") as stream:
+        size = stream.read(8)
+        rest = stream.read(min(int.from_bytes(size, "little"), path.stat().st_size))
+    return f"{zlib.crc32(rest, zlib.crc32(size)):08x}"
 
 
 def crc32_of(path: Path) -> str:

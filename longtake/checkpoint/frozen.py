@@ -1,6 +1,6 @@
 """Tensors that a run does not train: written once beside its checkpoints, or named by their source, and recognised.
 
-A checkpoint's run.json says of them `{"digest", "num_tensors", "source"}`. With a source (the file the model was
+A checkpoint's state says which they are (`Frozen`). With a source (the file the model was
 filled from) they are not written at all; without, `frozen/` in the run's folder holds them.
 """
 
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from longtake.checkpoint.agree import gather, on_first_rank, rank_and_world
 from longtake.checkpoint.folder import FROZEN_FOLDER, is_complete, read_state
 from longtake.checkpoint.layout import bytes_of
 from longtake.checkpoint.load import load_tensors
 from longtake.checkpoint.save import save_into
+from longtake.checkpoint.state import Frozen
 from longtake.contracts import UserError
+from longtake.parallel import World
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
@@ -28,48 +29,48 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     Floating-point values are taken as bf16, so that a run is recognised where it computes in another dtype. Collective:
     shards are gathered one tensor at a time, and the ranks share out the work.
     """
-    rank, world = rank_and_world()
+    world = World.here()
     found = {}
     for index, name in enumerate(sorted(tensors)):
         tensor = tensors[name].detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if index % world == rank:
+        if index % world.size == world.rank:
             whole = whole.bfloat16() if whole.is_floating_point() else whole
             found[name] = hashlib.blake2b(bytes_of(whole.cpu()).numpy(), digest_size=16).hexdigest()
-    every = {name: digest for share in gather(found) for name, digest in share.items()}
+    every = {name: digest for share in world.gather(found) for name, digest in share.items()}
     text = "\n".join(f"{n} {tuple(tensors[n].shape)} {every[n]}" for n in sorted(every))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def keep_frozen(run_folder: Path, tensors: Mapping[str, Tensor], source: str | None) -> dict[str, Any]:
-    """What run.json says of the frozen tensors; writes `frozen/` where they have no `source`. Collective.
+def keep_frozen(run_folder: Path, tensors: Mapping[str, Tensor], source: str | None) -> Frozen:
+    """What a checkpoint says of the frozen tensors; writes `frozen/` where they have no `source`. Collective.
 
     Raises UserError where `frozen/` is there already and holds others.
     """
-    facts = {"digest": digest_of(tensors), "num_tensors": len(tensors), "source": source}
+    facts = Frozen(digest_of(tensors), len(tensors), source)
     folder = run_folder / FROZEN_FOLDER
     if source is None:
-        if on_first_rank(lambda: is_complete(folder)):
+        if World.here().on_main(lambda: is_complete(folder)):
             _refuse_others(folder, facts)
         else:
-            save_into(folder, 0, 0, tensors, {"frozen": facts})
+            save_into(folder, 0, 0, tensors, {"frozen": asdict(facts)})
     return facts
 
 
-def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Mapping[str, Any] | None) -> None:
+def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Frozen | None) -> None:
     """Fills the frozen tensors of a run from `frozen/` beside `checkpoint`, and makes sure that they are its own.
 
-    `facts`: of the checkpoint's run.json. Where they name a source, `into` is filled already. Collective. Raises
+    `facts`: of the checkpoint's state. Where they name a source, `into` is filled already. Collective. Raises
     UserError where the checkpoint was made with others.
     """
     if not into and not facts:
         return
     if not into or not facts:
-        had = f"{facts['num_tensors']} frozen tensors" if facts else "none"
+        had = f"{facts.num_tensors} frozen tensors" if facts else "none"
         raise UserError(
             f"{checkpoint}: was made with {had}, the run has {len(into)}; freeze the parameters it was trained with"
         )
-    if facts["source"] is None:
+    if facts.source is None:
         folder = checkpoint.parent / FROZEN_FOLDER
         lacking = load_tensors(folder, into, strict=False).missing
         if lacking:
@@ -78,18 +79,17 @@ def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Mapping[
                 "trained with, and keep lora.base as it was"
             )
     found = digest_of(into)
-    if found != facts["digest"]:
-        place = facts["source"] or checkpoint.parent / FROZEN_FOLDER
+    if found != facts.digest:
+        place = facts.source or checkpoint.parent / FROZEN_FOLDER
         raise UserError(
-            f"{checkpoint}: was trained on frozen weights of digest {facts['digest']} ({place}), the run has {found}; "
+            f"{checkpoint}: was trained on frozen weights of digest {facts.digest} ({place}), the run has {found}; "
             "give model.from_pretrained the file it was trained from, and leave lora.base as it was"
         )
 
 
-def _refuse_others(folder: Path, facts: Mapping[str, Any]) -> None:
-    known = on_first_rank(lambda: read_state(folder)["frozen"]["digest"])
-    if known != facts["digest"]:
+def _refuse_others(folder: Path, facts: Frozen) -> None:
+    known = World.here().on_main(lambda: read_state(folder)["frozen"]["digest"])
+    if known != facts.digest:
         raise UserError(
-            f"{folder}: holds frozen weights of digest {known}, the run has {facts['digest']}; start a run of another "
-            "name"
+            f"{folder}: holds frozen weights of digest {known}, the run has {facts.digest}; start a run of another name"
         )

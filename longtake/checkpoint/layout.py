@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
-from longtake.checkpoint.agree import on_every_rank, rank_and_world
 from longtake.checkpoint.folder import SHARD_SUFFIX
+from longtake.parallel import World
 
 SHARD_BYTES = 512 << 20  # of one file; a reader maps whole files
 SAFETENSORS_DTYPES = {
@@ -76,7 +76,7 @@ def _placed(tensor: Tensor) -> object:
 
 
 def lay_out(tensors: Mapping[str, Tensor], limit_bytes: int = SHARD_BYTES) -> tuple[ShardFile, ...]:
-    """The files of this rank. Collective: PyTorch's planner on rank 0 decides who writes what ranks have in common."""
+    """The files of this rank. Collective: PyTorch's planner on rank 0 decides which rank writes what several hold."""
     plan = _plan(dict(tensors))
     pieces = []
     for item in plan.items:
@@ -86,11 +86,10 @@ def lay_out(tensors: Mapping[str, Tensor], limit_bytes: int = SHARD_BYTES) -> tu
         local = local_part(tensors[item.index.fqn])
         assert tuple(local.shape) == sizes, f"{item.index.fqn}: a shard in several parts"
         pieces.append(Piece(item.index.fqn, tuple(data.chunk.offsets), sizes, local.dtype))
-    rank, _ = rank_and_world()
     dealt = deal_into_files(pieces, limit_bytes)
     files, start = [], 0
     for number, inside in enumerate(dealt, 1):
-        name = f"shard-{rank + 1:05d}-model-{number:05d}-of-{len(dealt):05d}{SHARD_SUFFIX}"
+        name = f"shard-{World.here().rank + 1:05d}-model-{number:05d}-of-{len(dealt):05d}{SHARD_SUFFIX}"
         files.append(ShardFile(name, _header(inside), tuple(inside), start))
         start += -(-files[-1].num_bytes // 64) * 64
     return tuple(files)
@@ -108,22 +107,22 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _plan(tensors: dict[str, Tensor]) -> SavePlan:
-    rank, world = rank_and_world()
+    world = World.here()
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(tensors, is_coordinator=rank == 0)
-    mine = on_every_rank(planner.create_local_plan)
-    if world == 1:
+    planner.set_up_planner(tensors, is_coordinator=world.is_main)
+    mine = world.on_all(planner.create_local_plan)
+    if world.size == 1:
         return planner.create_global_plan([mine])[0][0]
-    gathered: list[SavePlan | None] | None = [None] * world if rank == 0 else None
+    gathered: list[SavePlan | None] | None = [None] * world.size if world.is_main else None
     dist.gather_object(mine, gathered, dst=0)
     box: list[object] = [None]
-    plans: list[object] = [None] * world
-    if rank == 0:
+    plans: list[object] = [None] * world.size
+    if world.is_main:
         try:
             plans = list(planner.create_global_plan(gathered)[0])
         except Exception as error:  # a name that ranks have in different shapes
-            plans = [ValueError(f"the ranks hold tensors that do not go together ({error})")] * world
-    dist.scatter_object_list(box, plans if rank == 0 else None, src=0)
+            plans = [ValueError(f"the ranks hold tensors that do not go together ({error})")] * world.size
+    dist.scatter_object_list(box, plans if world.is_main else None, src=0)
     if isinstance(box[0], Exception):
         raise box[0]
     assert isinstance(box[0], SavePlan)
@@ -147,26 +146,25 @@ def deal_into_files(pieces: list[Piece], limit_bytes: int) -> list[list[Piece]]:
 
 
 def _header(pieces: list[Piece]) -> bytes:
-    """The head of a safetensors file, with the places of the pieces as PyTorch's Hugging Face storage writes them."""
+    """The head of a file, with the places of the pieces as PyTorch's Hugging Face storage writes them."""
     places = {piece.name: {"saved_offsets": list(piece.offsets)} for piece in pieces}
-    entries: dict[str, object] = {
-        "__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
-    }
+    facts = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
+    return safetensors_head([(piece.name, piece.dtype, piece.sizes) for piece in pieces], facts)
+
+
+def safetensors_head(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+    """The head of a safetensors file: its length in 8 bytes, then JSON padded with blanks to a multiple of 8.
+
+    `rows`: name, dtype and shape of each tensor, in the order of their bytes. Raises TypeError for other dtypes.
+    """
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for piece in pieces:
-        if piece.dtype not in SAFETENSORS_DTYPES:
-            raise TypeError(f"{piece.name}: {piece.dtype} has no place in a safetensors file")
-        entries[piece.name] = {
-            "dtype": SAFETENSORS_DTYPES[piece.dtype],
-            "shape": list(piece.sizes),
-            "data_offsets": [offset, offset + piece.num_bytes],
-        }
-        offset += piece.num_bytes
-    return safetensors_head(entries)
-
-
-def safetensors_head(entries: Mapping[str, object]) -> bytes:
-    """Its length in 8 bytes, then JSON padded with blanks to a multiple of 8."""
+    for name, dtype, shape in rows:
+        if dtype not in SAFETENSORS_DTYPES:
+            raise TypeError(f"{name}: {dtype} has no place in a safetensors file")
+        end = offset + torch.Size(shape).numel() * dtype.itemsize
+        entries[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from longtake.checkpoint.agree import gather, on_every_rank, rank_and_world
-from longtake.checkpoint.folder import check_files, damage_sentence, read_marker, unlisted_shards
+from longtake.checkpoint.folder import check_all, damage_sentence
 from longtake.checkpoint.runs import held
 from longtake.contracts import UserError
+from longtake.parallel import World
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,30 @@ class Loaded:
     surplus: tuple[str, ...]  # in a part of the checkpoint that was asked for, but not asked for
 
 
-def load_tensors(folder: str | Path, into: Mapping[str, Tensor], strict: bool = True) -> Loaded:
+def load_tensors(
+    folder: str | Path, into: Mapping[str, Tensor], strict: bool = True, checked: bool = False, convert: bool = False
+) -> Loaded:
     """Fill the tensors of `into` in place from the checkpoint in `folder`. Collective: every rank calls it.
 
     `into`: name -> allocated tensor (plain: the whole tensor, on every rank; DTensor: this rank's shard), the same
     names on all ranks. Only the parts that occur in it are read and compared: `{"ema.…": …}` alone loads the EMA.
     `strict=False` leaves missing names as they are, passes over surplus ones and converts dtypes; the answer names
-    them. Shapes must always agree.
+    them. `convert`: dtypes alone are converted. Shapes must always agree.
 
-    Before the first byte is used, the ranks share out the files and compare them with their checksums. Raises
-    UserError on every rank where the folder is not a complete checkpoint of this format, is damaged, or does not fit.
+    Before the first byte is used, the ranks share out the files and compare them with their checksums, unless they
+    were `checked`. Raises UserError on every rank where the folder is not a complete checkpoint of this format, is
+    damaged, or does not fit.
     """
     folder = Path(folder)
     assert into, "nothing to load"
     assert not any(tensor.is_meta for tensor in into.values()), "tensors to fill must be allocated"
     with held(folder):
-        faults = [fault for share in gather(on_every_rank(lambda: check_share(folder))) for fault in share]
-        if faults:
+        if not checked and (faults := check_all(folder, World.here())):
             raise UserError(damage_sentence(folder, faults))
         reader = _ListedReader(folder)
-        answer = on_every_rank(lambda: _compare(folder, into, reader.read_metadata(), strict))
+        answer = World.here().on_all(
+            lambda: _compare(folder, into, reader.read_metadata(), strict, convert or not strict)
+        )
         if answer.filled:
             _read(reader, {name: into[name] for name in answer.filled})
     return answer
@@ -71,15 +75,7 @@ class _ListedReader(dcp.HuggingFaceStorageReader):
         return self._metadata
 
 
-def check_share(folder: Path) -> list[str]:
-    """The faults among this rank's share of the files; rank 0 also looks for files that should not be there."""
-    rank, world = rank_and_world()
-    marker = read_marker(folder)
-    faults = check_files(folder, marker, sorted(marker.files)[rank::world])
-    return faults + (unlisted_shards(folder, marker) if rank == 0 else [])
-
-
-def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, strict: bool) -> Loaded:
+def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, strict: bool, convert: bool) -> Loaded:
     """Names, shapes and dtypes of `into` against what was saved. Raises UserError with all the misfits of a kind."""
     saved = metadata.state_dict_metadata
     parts = {name.split(".")[0] for name in into}
@@ -97,7 +93,7 @@ def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, stric
         assert isinstance(was, TensorStorageMetadata)
         if was.size != wanted.size():
             misfits.append(f"{name} is {tuple(was.size)}, the run has {tuple(wanted.size())}")
-        elif strict and was.properties.dtype != wanted.dtype:
+        elif not convert and was.properties.dtype != wanted.dtype:
             misfits.append(f"{name} is {was.properties.dtype}, the run has {wanted.dtype}")
             keep = "the dtypes (master_dtype, optim.states)"
     if misfits:
@@ -106,12 +102,11 @@ def _compare(folder: Path, into: Mapping[str, Tensor], metadata: Metadata, stric
 
 
 def _read(reader: _ListedReader, into: dict[str, Tensor]) -> None:
-    _, world = rank_and_world()
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(into, storage_reader=reader, planner=planner, no_dist=world == 1)
+            dcp.load(into, storage_reader=reader, planner=planner, no_dist=World.here().size == 1)
     except CheckpointException as error:
         raise first_cause(error) from error
 

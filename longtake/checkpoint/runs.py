@@ -1,25 +1,31 @@
-"""Checkpoints of a run: list them, find the one that is meant, keep the last few.
+"""Checkpoints of a run: list them, find the one that a name stands for or the last whole one, keep the last few.
 
-These look at the disk from one process; where all ranks need the answer, rank 0 asks and tells the others.
+All but `last_whole` look at the disk from one process; where all ranks need the answer, rank 0 broadcasts it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import glob
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from longtake.checkpoint.folder import PARTIAL_SUFFIX, parse_name, read_marker
+from longtake.checkpoint.folder import PARTIAL_SUFFIX, check_all, damage_sentence, glance, parse_name, read_marker
 from longtake.checkpoint.writer import MARKER
 from longtake.contracts import UserError
-from longtake.durable import sync_folder
+from longtake.durable import replace
+
+if TYPE_CHECKING:
+    from longtake.parallel import World
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class CheckpointInfo:
     path: Path
     epoch: int
     step: int
-    complete: bool  # False: cut off in the middle of its removal or of a copy; it can be neither loaded nor resumed
+    complete: bool  # False: cut off in the middle of a copy, or damaged; it can be neither loaded nor resumed
     num_bytes: int
     when: datetime  # UTC; when it was completed, or last changed
 
@@ -42,7 +48,7 @@ def list_checkpoints(run_folder: str | Path) -> list[CheckpointInfo]:
     found = []
     for path in folder.iterdir():
         if path.is_dir() and parse_name(path.name):
-            with suppress(FileNotFoundError):  # a run that goes on has just removed it
+            with suppress(FileNotFoundError):  # the run has just removed it
                 found.append(_look_at(path))
     return sorted(found, key=lambda info: (info.step, info.epoch))
 
@@ -64,21 +70,22 @@ def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:
     """The checkpoint folder that `spec` means.
 
     `spec`: `latest` (over all runs in `outputs`), a checkpoint folder, a run folder, a name in `outputs`, or a glob of
-    any of these. Of several in one run the highest step is taken, of several runs the one saved last; incomplete ones
-    are passed over. Raises UserError where no complete checkpoint is meant, with the incomplete ones that were seen.
+    any of these. Of several in one run the highest step is taken, of several runs the one saved last. Raises UserError
+    where there is none, and where the one that is meant is damaged, as far as a `glance` can tell: an older one is
+    named, but not used instead. One that `spec` names itself must be complete, no more.
     """
     places = _places(str(spec), Path(outputs))
     seen = [info for place in places for info in _checkpoints_at(place)]
-    complete = [info for info in seen if info.complete]
-    if complete:
-        newest: dict[Path, CheckpointInfo] = {}
-        for info in sorted(complete, key=lambda info: (info.step, info.epoch)):
-            newest[info.path.parent] = info
-        return max(newest.values(), key=lambda info: (info.when, info.step)).path
+    newest: dict[Path, CheckpointInfo] = {}
+    for info in sorted(seen, key=lambda info: (info.step, info.epoch)):
+        newest[info.path.parent] = info
     shown = f"latest, in {outputs}/*" if str(spec) == "latest" else str(spec)
-    if seen:
-        cut = ", ".join(info.path.name for info in seen[-3:])
-        raise UserError(f"{shown}: only incomplete checkpoints ({cut} without {MARKER}); choose another run")
+    if newest:
+        meant = max(newest.values(), key=lambda info: (info.when, info.step)).path
+        by_itself = newest[meant.parent].complete and places == [meant]
+        if not by_itself and (faults := glance(meant)) and meant.exists():
+            raise UserError(damage_sentence(meant, faults))
+        return meant
     if places and str(spec) != "latest":
         raise UserError(f"{shown}: holds no checkpoint; give a folder that has epoch…-global_step… in it")
     raise UserError(f"{shown}: nothing is there; give a checkpoint folder, a run folder, a glob, or 'latest'")
@@ -86,7 +93,7 @@ def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:
 
 @contextmanager
 def hold(spec: str | Path, outputs: str | Path = "outputs") -> Iterator[Path]:
-    """`resolve`, for a body that reads the checkpoint while its run may go on: it is not removed meanwhile."""
+    """`resolve`, for a body that reads the checkpoint: its run, if still training, does not remove it meanwhile."""
     while (lock := _lock(folder := resolve(spec, outputs), fcntl.LOCK_SH)) is None:
         pass  # removed in between: there is a newer one, or `resolve` says that there is none
     with lock:
@@ -99,12 +106,8 @@ def held(folder: Path) -> Iterator[None]:
 
     One that is gone, or a file system without locks, is passed over: the body finds out.
     """
-    lock = _lock(folder, fcntl.LOCK_SH)
-    try:
+    with _lock(folder, fcntl.LOCK_SH) or nullcontext():
         yield
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def _lock(folder: Path, kind: int) -> BinaryIO | None:
@@ -151,13 +154,8 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
     """Remove the oldest complete checkpoints of a run and return their paths. One process calls it (rank 0).
 
     `keep_n_latest`: how many of the newest stay; -1 keeps all. `keep_every`: steps divisible by it stay as well.
-    COMPLETE goes first, so a removal that is cut off leaves no half checkpoint. One that is being read (`held`) stays
-    until the next call. Raises UserError for other numbers.
-    """
-    if keep_n_latest != -1 and keep_n_latest < 1:
-        raise UserError(f"keep_n_latest = {keep_n_latest}: choose -1 to keep all checkpoints, or at least 1")
-    if keep_every is not None and keep_every < 1:
-        raise UserError(f"keep_every = {keep_every}: choose a number of steps of at least 1, or leave it out")
+    A removal that is cut off leaves no half checkpoint. One that is being read (`held`) stays until the next call."""
+    assert keep_n_latest == -1 or keep_n_latest > 0, keep_n_latest  # the config has refused others
     if keep_n_latest == -1:
         return []
     complete = [info for info in list_checkpoints(run_folder) if info.complete]
@@ -174,9 +172,60 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint so that at no moment half of one can be taken for whole."""
-    (folder / MARKER).unlink()
-    sync_folder(folder)
     leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)
     shutil.rmtree(leftover, ignore_errors=True)
-    folder.rename(leftover)  # cut off from here on, the next save of the run finishes the removal
+    replace(folder, leftover)  # cut off from here on, `sweep` finishes the removal
     shutil.rmtree(leftover)
+
+
+def sweep(run_folder: Path) -> None:
+    """Removes, and names, what cut-off saves and removals have left: `.partial` folders, and checkpoints without
+    COMPLETE that are older than one that has it. Only the holder of the run's lock may call it."""
+    infos = list_checkpoints(run_folder)
+    newest = max((info.step for info in infos if info.complete), default=-1)
+    left = [info.path for info in infos if info.step < newest and not (info.path / MARKER).exists()]
+    for path in [*run_folder.glob(f"epoch*-global_step*{PARTIAL_SUFFIX}"), *left]:
+        shutil.rmtree(path)
+        _LOG.warning("%s: removed, since a save or a removal was cut off there", path)
+
+
+def set_aside(folder: Path) -> Path:
+    """Takes its name from a damaged checkpoint, so that the run can save that step again; nothing is deleted."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.damaged{'' if number == 1 else f'-{number}'}")).exists():
+        number += 1
+    replace(folder, aside)
+    return aside
+
+
+def last_whole(run_folder: Path, world: World) -> Path | None:
+    """The newest checkpoint of a run whose every byte is as it was written; None where the run has none. Collective.
+
+    Only the holder of the run's lock may call it: newer ones, which are damaged, are reported and renamed; leftovers
+    of cut-off saves are removed. Raises UserError where all are damaged, or one is of another format.
+    """
+    faults: dict[Path, list[str]] = {}
+    infos = world.on_main(lambda: list_checkpoints(run_folder))
+    for path in [info.path for info in reversed(infos)]:
+        found = world.on_main(lambda path=path: glance(path)) or check_all(path, world)
+        if not found:
+            world.on_main(lambda path=path: _tidy(run_folder, faults, path))
+            return path
+        faults[path] = found
+    if faults:
+        path, found = next(iter(faults.items()))
+        more = f", as are the {len(faults) - 1} before it" if len(faults) > 1 else ""
+        raise UserError(
+            f"{path}: is damaged ({found[0]}){more}; none is left to go on from: restore one, or start a run of "
+            "another name"
+        )
+    world.on_main(lambda: sweep(run_folder))
+    return None
+
+
+def _tidy(run_folder: Path, damaged: dict[Path, list[str]], whole: Path) -> None:
+    for path, faults in damaged.items():
+        _LOG.warning(
+            "%s: is damaged (%s); kept aside as %s; going on from %s", path, faults[0], set_aside(path).name, whole.name
+        )
+    sweep(run_folder)

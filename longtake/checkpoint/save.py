@@ -2,12 +2,11 @@
 
 `save_checkpoint` has three stages, each agreed on by all ranks: `open_partial` (rank 0 makes the working folder), the
 shards (each rank its own files) and the completion (rank 0 writes run.json and COMPLETE and renames). `background`
-goes through the same stages while training goes on.
+goes through the same stages while training continues.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from longtake.checkpoint import writer
-from longtake.checkpoint.agree import gather, on_every_rank, on_first_rank, rank_and_world
 from longtake.checkpoint.folder import FORMAT_VERSION, PARTIAL_SUFFIX, checkpoint_path, is_complete
 from longtake.checkpoint.layout import ShardFile, bytes_of, lay_out, local_part
+from longtake.checkpoint.runs import set_aside, sweep
 from longtake.contracts import UserError
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from longtake.durable import DISK_FULL
+from longtake.parallel import World
 
 
 def save_checkpoint(
@@ -44,14 +43,15 @@ def save_checkpoint(
 def save_into(target: Path, epoch: int, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
     """`save_checkpoint` into a folder of another name."""
     assert tensors, "a checkpoint without tensors"
-    partial = on_first_rank(lambda: open_partial(target, state))
+    world = World.here()
+    partial = world.on_main(lambda: open_partial(target, state))
     try:
         files = lay_out(tensors)
-        shares = gather(on_every_rank(lambda: _write_shards(partial, files, tensors)))
+        shares = world.gather(world.on_all(lambda: _write_shards(partial, files, tensors)))
         records = {name: record for own in shares for name, record in own.items()}
         assert records, "no shard was written"
         content, facts = state_bytes(state), marker_facts(epoch, step)
-        on_first_rank(lambda: writer.commit(partial, target, content, facts, records))
+        world.on_main(lambda: writer.commit(partial, target, content, facts, records))
     except Exception as error:
         discard(partial)  # no rank is writing any more: each stage ends together, with or without an error
         if isinstance(error, OSError):
@@ -67,37 +67,32 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
 
 def marker_facts(epoch: int, step: int) -> dict[str, int]:
     """What COMPLETE says beside its time and its files."""
-    return {"format_version": FORMAT_VERSION, "epoch": epoch, "step": step, "world_size": rank_and_world()[1]}
+    return {"format_version": FORMAT_VERSION, "epoch": epoch, "step": step, "world_size": World.here().size}
 
 
 def discard(partial: Path) -> None:
     """Removes a working folder, on rank 0."""
-    if rank_and_world()[0] == 0:
+    if World.here().is_main:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def open_partial(target: Path, state: Mapping[str, Any]) -> Path:
-    """Make the empty working folder `<target>.partial`; remove what killed saves and removals left beside it."""
+    """Make the empty working folder `<target>.partial`; sweep away what was cut off beside it."""
     _check_json(state, "state")
     if is_complete(target):
         raise UserError(f"{target}: is a complete checkpoint already and is not overwritten; move it away or resume it")
     partial = target.with_name(target.name + PARTIAL_SUFFIX)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent)
-        shutil.rmtree(target, ignore_errors=True)  # incomplete, as was just seen
+        sweep(target.parent)
+        if target.exists():
+            set_aside(target)
         partial.mkdir()
     except OSError as error:
         raise UserError(
             f"{error.filename or target}: cannot be made ({error.strerror}); give a writable outputs folder"
         ) from error
     return partial
-
-
-def remove_leftovers(run_folder: Path) -> None:
-    """Remove the `.partial` folders of earlier, killed processes. Only the run that owns the folder may call this."""
-    for leftover in run_folder.glob(f"epoch*-global_step*{PARTIAL_SUFFIX}"):
-        shutil.rmtree(leftover)
 
 
 def _write_shards(
@@ -135,7 +130,7 @@ def size_of(tensors: Mapping[str, Tensor]) -> int:
 
 def write_error_sentence(target: Path, num_bytes: int, error: OSError) -> str:
     """What the user reads when the disk refused."""
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         needed = num_bytes / 2**30
         return (
             f"{target}: the disk is full ({error.strerror}), the checkpoint needs {needed:.3g} GiB; the half-written "

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from longtake.checkpoint.agree import gather, on_every_rank
 from longtake.checkpoint.export import assemble, choose_tensors, plain_name
-from longtake.checkpoint.folder import damage_sentence
-from longtake.checkpoint.load import check_share
+from longtake.checkpoint.folder import check_all, damage_sentence
 from longtake.contracts import UserError
+from longtake.parallel import World
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
-    """The averaged weights of a checkpoint, or the weights themselves where the run kept no average; whole, on the CPU.
+    """The EMA weights of a checkpoint, or the weights themselves where the run kept no EMA; whole, on the CPU.
 
     Collective: the ranks share out the files and compare them with their checksums first. `folder[name]` reads one
     tensor. `part` says which weights they are, "ema" or "model". What the run did not train comes from its `frozen/`.
@@ -32,8 +31,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
         partly: bool = False,
     ) -> None:
         self.path = Path(folder)
-        faults = [fault for share in gather(on_every_rank(lambda: check_share(self.path))) for fault in share]
-        if faults:
+        if faults := check_all(self.path, World.here()):
             raise UserError(damage_sentence(self.path, faults))
         found, header = choose_tensors(self.path, wanted)
         if "frozen_source" in header and not partly:

@@ -1,11 +1,11 @@
 """Writes the files of a checkpoint and completes it: in the run's process, or as a program of its own beside it.
 
-As a program (`python writer.py FD PARENT`) it takes jobs, one line of JSON each, from its standard input, and answers
-each with lines of JSON on its standard output: `{"written": true}`, on rank 0 then `{"committed": true}`, or
-`{"error": sentence, "errno": number or null}`. Tensor bytes come through the memory file FD, which it shares with the
-run. It knows nothing of tensors and imports nothing but the standard library and `durable`, so it starts at once and
-stays small. It ends with its parent: nothing is written for a run that is dead, and a run that is started again meets
-no writer of the old one.
+As a program (`python writer.py FD`, then what `processes.parent_facts` says) it takes jobs, one line of JSON each, from
+its standard input, and answers each with lines of JSON on its standard output: `{"written": true}`, on rank 0 then
+`{"committed": true}`, or `{"error": sentence, "errno": number or null}`. Tensor bytes come through the memory file FD,
+which it shares with the run. It knows nothing of tensors and imports nothing but the standard library, `durable` and
+`processes`, so it starts at once and stays small. It ends with its parent: nothing is written for a run that is dead,
+and a run that is started again meets no writer of the old one.
 
 Ranks need no connection between their writers: each leaves `written-<rank>.json` in the working folder, and rank 0's
 waits for all of them before it writes COMPLETE.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import signal
 import sys
 import time
 import zlib
@@ -26,29 +25,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from longtake.durable import sync_folder, write_whole
+from longtake import processes
+from longtake.durable import naming, replace, write_whole
 
 MARKER = "COMPLETE"
 STATE_FILE = "run.json"
 BLOCK_BYTES = 1 << 24
 _POLL_SECONDS = 0.02  # between looks for other ranks' files; grows up to
 _MOST_POLL_SECONDS = 2.0
-_PR_SET_PDEATHSIG = 1
 
-Record = dict[str, Any]  # {"num_bytes": int, "crc32": eight hexadecimal digits}
+Record = dict[str, Any]  # {"num_bytes": int, "crc32": eight hexadecimal digits, "head_crc32": the same of the head}
 
 
 def write_shard(path: Path, header: bytes, pieces: Iterable[memoryview]) -> Record:
     """Writes and fsyncs one safetensors file (its head, then the bytes of its tensors); returns size and checksum."""
-    size, crc = 0, 0
-    with path.open("wb", buffering=0) as stream:
+    size, crc, head = 0, 0, zlib.crc32(header)
+    with naming(path), path.open("wb", buffering=0) as stream:
         for piece in chain([memoryview(header)], pieces):  # taken one by one: each may be a copy of its own
             for start in range(0, len(piece), BLOCK_BYTES):
                 block = piece[start : start + BLOCK_BYTES]
                 crc = zlib.crc32(block, crc)
                 size += _write_all(stream.fileno(), block)
         os.fsync(stream.fileno())
-    return {"num_bytes": size, "crc32": f"{crc:08x}"}
+    return {"num_bytes": size, "crc32": f"{crc:08x}", "head_crc32": f"{head:08x}"}
 
 
 def _write_all(descriptor: int, block: memoryview) -> int:
@@ -65,11 +64,10 @@ def commit(partial: Path, target: Path, state: bytes, marker: dict[str, Any], fi
     listed = {**files, STATE_FILE: {"num_bytes": len(state), "crc32": f"{zlib.crc32(state):08x}"}}
     content = {**marker, "saved_at": datetime.now(UTC).isoformat(), "files": listed}
     write_whole(partial / MARKER, json.dumps(content, indent=1).encode())
-    os.replace(partial, target)
-    sync_folder(target.parent)
+    replace(partial, target)
 
 
-def _run_job(job: dict[str, Any], descriptor: int, parent: int) -> None:
+def _run_job(job: dict[str, Any], descriptor: int) -> None:
     """One checkpoint: this rank's files, and on rank 0 the completion."""
     partial, rank = Path(job["partial"]), int(job["rank"])
     records = {}
@@ -81,20 +79,18 @@ def _run_job(job: dict[str, Any], descriptor: int, parent: int) -> None:
     write_whole(partial / _written_name(rank), json.dumps(records).encode())
     _answer({"written": True})
     if rank == 0:
-        files = _gather_records(partial, int(job["marker"]["world_size"]), parent)
+        files = _gather_records(partial, int(job["marker"]["world_size"]))
         commit(partial, Path(job["target"]), job["state"].encode("latin-1"), job["marker"], files)
         _answer({"committed": True})
 
 
-def _gather_records(partial: Path, world: int, parent: int) -> dict[str, Record]:
+def _gather_records(partial: Path, world: int) -> dict[str, Record]:
     """What all ranks have written, once the last of them has; their notes are removed."""
     files: dict[str, Record] = {}
     pause = _POLL_SECONDS
     for rank in range(world):
         note = partial / _written_name(rank)
         while not note.exists():
-            if os.getppid() != parent:  # where the system does not end this program with its parent
-                sys.exit(1)
             time.sleep(pause)
             pause = min(2 * pause, _MOST_POLL_SECONDS)
             os.listdir(partial)  # has a network file system look again
@@ -113,26 +109,14 @@ def _answer(content: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _end_with(parent: int) -> None:
-    """Has the system kill this process when its parent ends (Linux; elsewhere the parent is looked for in waits)."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # meant for the run, which decides what becomes of a save under way
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
 def main() -> None:
     """The program: jobs in, answers out, until the input ends."""
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    _end_with(parent)
+    descriptor, parent, by_system = map(int, sys.argv[1:])
+    processes.live_with(parent, bool(by_system))
     os.nice(5)  # the run's own threads come first
     for line in sys.stdin:
         try:
-            _run_job(json.loads(line), descriptor, parent)
+            _run_job(json.loads(line), descriptor)
         except Exception as error:
             number = error.errno if isinstance(error, OSError) else None
             text = error.strerror if isinstance(error, OSError) else None

@@ -3,74 +3,73 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
-from longtake.checkpoint import EXPORT_BYTES, hold, list_checkpoints, resolve
-from longtake.checkpoint import inspect as inspect_tensors
-from longtake.checkpoint import verify as verify_files
-from longtake.cli.options import help_without_verb
-from longtake.cli.tables import print_table
+from longtake import checkpoint as checkpoints
+from longtake import system, track
+from longtake.cli.console import print_table
+from longtake.cli.options import group
 from longtake.contracts import UserError
-from longtake.system import export_adapters, export_merged, export_model
-from longtake.track import make_console
-from longtake.weights import Family
 
-app = typer.Typer(
-    help="Checkpoints: list, look in, check, export.", invoke_without_command=True, callback=help_without_verb
-)
+app = group("Checkpoints: list, look in, check, export.")
 
 Checkpoint = Annotated[str, typer.Argument(help="A checkpoint or run folder, a glob, or `latest`.")]
 
 
 @app.command("list")
-def list_all(run: Annotated[Path, typer.Argument(help="The folder of a run, or of many runs.")]) -> None:
-    """List the checkpoints of a run, or of every run in a folder."""
+def list_all(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or of many runs.")],
+    verify: Annotated[bool, typer.Option(help="Read every byte of them; else sizes and heads of files.")] = False,
+) -> None:
+    """List the checkpoints of a run, or of every run in a folder, and whether they are whole."""
     if not run.is_dir():
         raise UserError(f"{run}: no such folder; give the folder of a run, such as outputs/demo/run")
     folders = [run, *sorted(path for path in run.iterdir() if path.is_dir())]
-    found = [info for folder in folders for info in list_checkpoints(folder)]
+    found = [info for folder in folders for info in checkpoints.list_checkpoints(folder)]
     if not found:
         raise UserError(f"{run}: holds no checkpoint; give the folder of a run, such as outputs/demo/run")
+    check = checkpoints.verify if verify else checkpoints.glance
     rows = [
         (
             str(info.path),
             str(info.epoch),
             str(info.step),
-            readable_bytes(info.num_bytes),
+            decimal(info.num_bytes),
             f"{info.when.astimezone():%Y-%m-%d %H:%M}",
-            "complete" if info.complete else "incomplete",
+            f"damaged: {faults[0]}" if (faults := check(info.path)) else "complete",
         )
         for info in found
     ]
     head = ("checkpoint", "pass", "step", "size", "saved", "state")
-    print_table(make_console(), head, rows, numbers=("pass", "step", "size"))
+    print_table(track.make_console(), head, rows, numbers=("pass", "step", "size"))
 
 
 @app.command()
 def inspect(checkpoint: Checkpoint) -> None:
     """Print the tensors of a checkpoint: names, shapes, dtypes and sizes."""
-    contents = inspect_tensors(resolve(checkpoint))
+    contents = checkpoints.inspect(checkpoints.resolve(checkpoint))
     rows = [
-        (row.name, str(list(row.shape)), str(row.dtype).removeprefix("torch."), readable_bytes(row.num_bytes))
+        (row.name, str(list(row.shape)), str(row.dtype).removeprefix("torch."), decimal(row.num_bytes))
         for row in contents.rows
     ]
-    console = make_console()
+    console = track.make_console()
     print_table(console, ("tensor", "shape", "dtype", "size"), rows, numbers=("size",))
     for part, total in contents.totals.items():
-        line = f"{part}: {total.num_tensors} tensors, {total.num_elements:,} numbers, {readable_bytes(total.num_bytes)}"
-        console.print(line, markup=False)
+        line = f"{part}: {total.num_tensors} tensors, {total.num_elements:,} numbers, {decimal(total.num_bytes)}"
+        console.print(line)
 
 
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Read every file of a checkpoint and compare it with its checksum."""
-    with hold(checkpoint) as folder:
-        faults = verify_files(folder)
+    with checkpoints.hold(checkpoint) as folder:
+        faults = checkpoints.verify(folder)
     if faults:
         raise UserError(f"{folder}: damaged ({'; '.join(faults)}); use an earlier checkpoint")
-    make_console().print(f"{folder}: whole", markup=False)
+    track.make_console().print(f"{folder}: whole")
 
 
 @app.command()
@@ -78,7 +77,9 @@ def export(
     checkpoint: Checkpoint,
     target: Annotated[Path, typer.Argument(help="The .safetensors file, or the folder (no ending), to write.")],
     part: Annotated[str, typer.Option(help="ema (the weights themselves where there is no average) or model.")] = "ema",
-    max_file_gb: Annotated[float, typer.Option(help="Size of a file in a folder, GB.")] = EXPORT_BYTES / 1e9,
+    max_file_gb: Annotated[
+        float, typer.Option(help="Size of a file in a folder, GB; 5 is what Hugging Face's libraries write.")
+    ] = 5.0,
     lora: Annotated[
         str | None, typer.Option(help="Adapters alone, as peft (a folder), diffusers or comfy has them.")
     ] = None,
@@ -97,30 +98,8 @@ def export(
     if lora is not None and merge:
         raise UserError("--lora, --merge: one writes adapters alone, the other whole weights; keep one of the two")
     if lora is not None:
-        written = export_adapters(checkpoint, target, _family(lora, target), part)
+        written = system.export_adapters(checkpoint, target, lora, part)
     else:
-        write = export_merged if merge else export_model
+        write = system.export_merged if merge else system.export_model
         written = write(checkpoint, target, part, int(max_file_gb * 1e9))
-    make_console().print(str(written), markup=False)
-
-
-def _family(name: str, target: Path) -> Family:
-    """Whose adapter files are meant, where `target` is such a place as they take."""
-    if name not in get_args(Family):
-        raise UserError(f"--lora {name}: choose one of {', '.join(get_args(Family))}")
-    if (name == "peft") == (target.suffix == ".safetensors"):
-        wanted = "a folder, without an ending" if name == "peft" else "a file, with the ending .safetensors"
-        raise UserError(f"{target}: adapters of {name} are {wanted}")
-    return name  # type: ignore[return-value]
-
-
-def readable_bytes(count: int) -> str:
-    """`12.3 MB`: bytes in decimal units."""
-    if count < 1000:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:  # would be shown as 1000.0
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
+    track.make_console().print(str(written))

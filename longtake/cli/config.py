@@ -6,14 +6,11 @@ from pathlib import Path
 
 import typer
 
-from longtake.cli.options import OPEN_ENDED, Run, help_without_verb, run_and_overrides
-from longtake.cli.tables import print_table
-from longtake.config import describe
-from longtake.generate import read_generation
-from longtake.track import make_console
-from longtake.train import keys_of_generation, read_run
+from longtake import config, generate, track, train
+from longtake.cli.console import print_table
+from longtake.cli.options import OPEN_ENDED, Run, group, run_and_overrides
 
-app = typer.Typer(help="Run files: what is in them.", invoke_without_command=True, callback=help_without_verb)
+app = group("Run files: what is in them.")
 
 
 @app.command(context_settings=OPEN_ENDED)
@@ -24,9 +21,12 @@ def show(context: typer.Context, run: Run = None) -> None:
     """
     source, overrides = run_and_overrides(context, run, "config show")
     path = Path(source)
-    of_generation = path.is_file() and keys_of_generation(path)
-    rows = describe(read_generation(path, overrides) if of_generation else read_run(source, overrides))
-    console = make_console()
+    of_generation = path.is_file() and train.keys_of_generation(path)
+    if of_generation:
+        rows = config.describe(generate.read_generation(path, overrides))
+    else:
+        rows = config.describe(train.read_run(source, overrides, train.RunWithoutTable))
+    console = track.make_console()
     if console.is_terminal:
         print_table(console, ("key", "value", "from"), [(row.key, repr(row.value), row.origin) for row in rows])
         return

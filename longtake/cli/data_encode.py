@@ -4,153 +4,142 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from longtake.cli.counted import Counted
-from longtake.cli.options import OPEN_ENDED, Run, read_part, run_and_overrides
+from longtake import data, encode, parallel, track, train
+from longtake.cli.console import Counted
+from longtake.cli.options import Run, read_part, run_and_overrides
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, open_clips
-from longtake.encode import EncodeOptions, EncodeResult, VerifyResult, encode, verify_store
-from longtake.encode.run import DTYPES
-from longtake.parallel import World, start_world
-from longtake.track import make_console
-from longtake.train import RunConfig, read_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LONGEST_WAIT_SECONDS = 7 * 24 * 3600.0  # of a process for the slowest of its peers
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the verb to `longtake data`."""
+def encode_verb(
+    context: typer.Context,
+    run: Run = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the store; default: dataset.latents, else TABLE.latents."),
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Do the I-th of N parts of the work, counted from 1.")
+    ] = None,
+    store_dtype: Annotated[
+        str | None, typer.Option(help="bf16 or fp32: how values are kept; default: as the encoders give them.")
+    ] = None,
+    shard_mb: Annotated[float, typer.Option(min=0.001, help="Size of a shard file, MB.")] = 256,
+    retry_bad: Annotated[bool, typer.Option("--retry-bad", help="Try again the clips that could not be read.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the whole store and compare its checksums; encode nothing.")
+    ] = False,
+    mend: Annotated[
+        bool, typer.Option("--mend", help="Read the whole store as --verify does, and make again what is damaged.")
+    ] = False,
+) -> int:
+    """Encode RUN's clips and captions ahead of time, in all `dataset.views`, for training without the encoders.
 
-    @app.command(name="encode", context_settings=OPEN_ENDED)
-    def encode_verb(
-        context: typer.Context,
-        run: Run = None,
-        output: Annotated[
-            Path | None,
-            typer.Option("--output", "-o", help="Folder of the store; default: dataset.latents, else TABLE.latents."),
-        ] = None,
-        part: Annotated[
-            str | None, typer.Option(metavar="I/N", help="Do the I-th of N parts of the work, counted from 1.")
-        ] = None,
-        store_dtype: Annotated[
-            str | None, typer.Option(help="bf16 or fp32: how values are kept; default: as the encoders give them.")
-        ] = None,
-        shard_mb: Annotated[float, typer.Option(min=0.001, help="Size of a shard file, MB.")] = 256,
-        retry_bad: Annotated[
-            bool, typer.Option("--retry-bad", help="Try again the clips that could not be read.")
-        ] = False,
-        verify: Annotated[
-            bool, typer.Option("--verify", help="Read the whole store and compare its checksums; encode nothing.")
-        ] = False,
-        mend: Annotated[
-            bool, typer.Option("--mend", help="Read the whole store as --verify does, and make again what is damaged.")
-        ] = False,
-    ) -> int:
-        """Encode RUN's clips and captions ahead of time, in all `dataset.views`, for training without the encoders.
-
-        RUN is as for `train`. The same program runs under torchrun. After an interruption the same command continues.
-        """
-        source, overrides = run_and_overrides(context, run, "data encode")
-        config = read_run(source, overrides).value
-        if store_dtype is not None and store_dtype not in DTYPES:
-            raise UserError(f"--store-dtype {store_dtype}: choose bf16 or fp32, or leave it out to round nothing")
-        folder = output or _default_folder(config.dataset)
-        console = make_console()
-        if mend and (verify or part is not None):
-            other = "--verify" if verify else f"--part {part}"
-            raise UserError(f"--mend {other}: one command mends the whole store; leave {other} out")
-        if verify:
-            with Counted(console, "verifying", "verified", "entries") as shown:
-                result = verify_store(folder, open_clips(config.dataset), shown.update)
-            return _report_verified(console, folder, result)
-        options = EncodeOptions(
-            folder,
-            (1, 1) if part is None else read_part(part),
-            store_dtype,
-            int(shard_mb * 1e6),
-            config.num_workers,
-            config.prefetch_factor,
-            retry_bad,
-        )
-        _encode(config, options, console, mend)
-        return 0
+    RUN is as for `train`. The same program runs under torchrun. After an interruption the same command continues.
+    """
+    source, overrides = run_and_overrides(context, run, "data encode")
+    config = train.read_run(source, overrides).value
+    if store_dtype is not None and store_dtype not in encode.DTYPES:
+        raise UserError(f"--store-dtype {store_dtype}: choose bf16 or fp32, or leave it out to round nothing")
+    folder = output or _default_folder(config.dataset)
+    console = track.make_console()
+    if mend and (verify or part is not None):
+        other = "--verify" if verify else f"--part {part}"
+        raise UserError(f"--mend {other}: one command mends the whole store; leave {other} out")
+    if verify:
+        return _report_verified(console, folder, _verified(config, folder, console))
+    options = encode.EncodeOptions(
+        folder,
+        (1, 1) if part is None else read_part(part),
+        store_dtype,
+        int(shard_mb * 1e6),
+        config.num_workers,
+        config.prefetch_factor,
+        retry_bad,
+    )
+    _encode(config, options, console, mend)
+    return 0
 
 
-def _encode(config: RunConfig, options: EncodeOptions, console: Console, mend: bool) -> None:
+def _encode(config: train.RunConfig, options: encode.EncodeOptions, console: Console, mend: bool) -> None:
     number, count = options.part
     if not 1 <= number <= count:
-        raise UserError(
-            f"--part {number}/{count}: parts are counted from 1, the last one of {count} is {count}/{count}"
-        )
-    with start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
+        last = f"the last one of {count} is {count}/{count}"
+        raise UserError(f"--part {number}/{count}: parts are counted from 1, {last}")
+    with parallel.start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
         if mend:
             options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))
         with Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown:
-            what = config.dataset, config.bucket_config, config.stage_number
-            result = encode(config, *what, options, world, shown.update, config.condition_config)
+            what = config.dataset, config.bucket_rule, config.stage_number
+            result = encode.encode(config, *what, options, world, shown.update, config.condition_config)
         _report(console, world, result)
 
 
-def _find_damage(config: RunConfig, options: EncodeOptions, console: Console) -> VerifyResult:
+def _verified(config: train.RunConfig, folder: Path, console: Console) -> encode.VerifyResult:
     with Counted(console, "verifying", "verified", "entries") as shown:
-        found = verify_store(options.folder, open_clips(config.dataset), shown.update)
+        return encode.verify_store(folder, data.open_clips(config.dataset), shown.update)
+
+
+def _find_damage(config: train.RunConfig, options: encode.EncodeOptions, console: Console) -> encode.VerifyResult:
+    found = _verified(config, options.folder, console)
     for line in found.damaged:
-        console.print(line, markup=False)
+        console.print(line)
     again = f"to make again: {_to_make(found)}" if found.is_damaged else "nothing to mend"
-    console.print(f"{options.folder}: {found.num_damaged} damaged; {again}", markup=False)
+    console.print(f"{options.folder}: {found.num_damaged} damaged; {again}")
     return found
 
 
-def _report(console: Console, world: World, result: EncodeResult) -> None:
+def _report(console: Console, world: parallel.World, result: encode.EncodeResult) -> None:
     if not world.is_main:
         return
     if result.continued:
-        console.print(f"{result.continued} samples and captions were encoded before", markup=False)
+        console.print(f"{result.continued} samples and captions were encoded before")
     if result.missing:
-        console.print(f"this part is done; {result.missing} shards are other parts' to make", markup=False)
+        console.print(f"this part is done; {result.missing} shards are other parts' to make")
         return
     if result.bad:
         words = f"warning: {result.bad} of {result.num_entries} samples could not be read, listed with reasons in"
-        console.print(f"{words} {result.folder / 'bad.csv'}", style="yellow", markup=False)
+        console.print(f"{words} {result.folder / 'bad.csv'}", style="yellow")
     views = f"{result.num_views} view{'s' if result.num_views > 1 else ''}"
     console.print(
         f"{result.num_entries} samples in {views} and {result.num_texts} captions in {result.folder}\n"
-        f"train with --dataset.views {result.num_views} --dataset.latents {result.folder}",
-        markup=False,
+        f"train with --dataset.views {result.num_views} --dataset.latents {result.folder}"
     )
 
 
-def _report_verified(console: Console, folder: Path, result: VerifyResult) -> int:
+def _report_verified(console: Console, folder: Path, result: encode.VerifyResult) -> int:
     for line in (*result.damaged, *result.changed):
-        console.print(line, markup=False)
+        console.print(line)
     console.print(
         f"{folder}: {result.num_entries} samples ({result.bad} could not be read) and {result.num_texts} captions; "
-        f"{result.num_damaged} damaged, {result.num_changed} clips changed since",
-        markup=False,
+        f"{result.num_damaged} damaged, {result.num_changed} clips changed since"
     )
     if result.is_damaged:
         console.print(
             f"to make again {_to_make(result)}: repeat `longtake data encode` with --mend (clips whose file has "
-            "another size are encoded again)",
-            markup=False,
+            "another size are encoded again)"
         )
     elif not result.complete:
         console.print("not every shard is there yet: repeat `longtake data encode`, or wait for its other parts")
     return 1 if result.is_damaged or result.num_changed or not result.complete else 0
 
 
-def _to_make(found: VerifyResult) -> str:
+def _to_make(found: encode.VerifyResult) -> str:
     """What `--mend` makes again, in words."""
     count = len(found.shards)
     shards = [f"{count} shard{'s' if count > 1 else ''}"] if count else []
     return ", ".join([*shards, *(found.files or ["the index"])])
 
 
-def _default_folder(dataset: DatasetConfig) -> Path:
+def _default_folder(dataset: data.DatasetConfig) -> Path:
     if dataset.latents is not None:
         return Path(dataset.latents)
     table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]

@@ -10,80 +10,72 @@ from typing import Annotated
 
 import typer
 
-from longtake.cluster import Launch, forwarded, name_and_folder, read_hosts, run, show
+from longtake import cluster
 from longtake.contracts import UserError
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the verb to the command."""
+def launch(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- VERB RUN [--key value ...]", help="What each process runs.", show_default=False),
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Lines `host slots=8` or `user@host:port`.")] = None,
+    host: Annotated[str | None, typer.Option(help="Hosts in place of a file: `a,b`.")] = None,
+    include: Annotated[str | None, typer.Option(help="These hosts alone: `a,b`.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="All hosts but these: `a,b`.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node",
+            "--nproc_per_node",
+            min=1,
+            help="Processes on each host; else its slots, else its GPUs.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name; default: exp_name, or that of RUN.")] = None,
+    workdir: Annotated[str | None, typer.Option(help="Folder on the hosts; default: this one.")] = None,
+    python: Annotated[str, typer.Option(help="Python on the hosts.")] = sys.executable,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, or NAME to send the value it has here.")] = None,
+    ssh: Annotated[str, typer.Option(help="The ssh command, such as `ssh -F site_config`.")] = "ssh",
+    torchrun: Annotated[str, typer.Option(help="More options of torchrun, in one word.")] = "",
+    master_address: Annotated[
+        str | None, typer.Option("--master-addr", help="The first host as the others reach it.")
+    ] = None,
+    master_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0: a free one.")] = 0,
+    grace: Annotated[float, typer.Option(min=0, max=86400, help="Seconds to save and end in after Ctrl-C.")] = 300.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="In spite of busy GPUs, a run of that name, differing versions.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run.")] = False,
+) -> int:
+    """Start one run on many hosts with torchrun, over ssh: `longtake launch --hostfile hosts -- train RUN`.
 
-    @app.command()
-    def launch(
-        words: Annotated[
-            list[str] | None,
-            typer.Argument(metavar="-- VERB RUN [--key value ...]", help="What each process runs.", show_default=False),
-        ] = None,
-        hostfile: Annotated[Path | None, typer.Option(help="Lines `host slots=8` or `user@host:port`.")] = None,
-        host: Annotated[str | None, typer.Option(help="Hosts in place of a file: `a,b`.")] = None,
-        include: Annotated[str | None, typer.Option(help="These hosts alone: `a,b`.")] = None,
-        exclude: Annotated[str | None, typer.Option(help="All hosts but these: `a,b`.")] = None,
-        processes: Annotated[
-            int | None,
-            typer.Option(
-                "--nproc-per-node",
-                "--nproc_per_node",
-                min=1,
-                help="Processes on each host; else its slots, else its GPUs.",
-                show_default=False,
-            ),
-        ] = None,
-        name: Annotated[str | None, typer.Option(help="The run's name; default: exp_name, or that of RUN.")] = None,
-        workdir: Annotated[str | None, typer.Option(help="Folder on the hosts; default: this one.")] = None,
-        python: Annotated[str, typer.Option(help="Python on the hosts.")] = sys.executable,
-        env: Annotated[
-            list[str] | None, typer.Option(help="NAME=VALUE, or NAME to send the value it has here.")
-        ] = None,
-        ssh: Annotated[str, typer.Option(help="The ssh command, such as `ssh -F site_config`.")] = "ssh",
-        torchrun: Annotated[str, typer.Option(help="More options of torchrun, in one word.")] = "",
-        master_address: Annotated[
-            str | None, typer.Option("--master-addr", help="The first host as the others reach it.")
-        ] = None,
-        master_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0: a free one.")] = 0,
-        grace: Annotated[
-            float, typer.Option(min=0, max=86400, help="Seconds to save and end in after Ctrl-C.")
-        ] = 300.0,
-        force: Annotated[
-            bool, typer.Option("--force", help="In spite of busy GPUs, a run of that name, differing versions.")
-        ] = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run.")] = False,
-    ) -> int:
-        """Start one run on many hosts with torchrun, over ssh: `longtake launch --hostfile hosts -- train RUN`.
-
-        Looks at all hosts first. Their lines come with the host in front. When one fails, all are stopped, and the exit
-        status is that of the process that failed first. Ctrl-C has all save and stop; a second one kills them.
-        """
-        words = _checked(words or [])
-        run_name, folder = name_and_folder(words, name)
-        planned = Launch(
-            hosts=read_hosts(hostfile, host, include, exclude),
-            words=words,
-            name=run_name,
-            folder=folder,
-            workdir=workdir or _here(),
-            python=python,
-            processes=processes,
-            environment=forwarded(os.environ, env or []),
-            ssh=_split("--ssh", ssh) or ["ssh"],
-            torchrun=_split("--torchrun", torchrun),
-            master_address=master_address,
-            master_port=master_port,
-            grace=grace,
-            force=force,
-        )
-        if dry_run:
-            show(planned, sys.stdout)
-            return 0
-        return run(planned)
+    Looks at all hosts first. Their lines come with the host in front. When one fails, all are stopped, and the exit
+    status is that of the process that failed first. Ctrl-C has all save and stop; a second one kills them.
+    """
+    words = _checked(words or [])
+    run_name, folder = cluster.name_and_folder(words, name)
+    planned = cluster.Launch(
+        hosts=cluster.read_hosts(hostfile, host, include, exclude),
+        words=words,
+        name=run_name,
+        folder=folder,
+        workdir=workdir or _here(),
+        python=python,
+        processes=processes,
+        environment=cluster.forwarded(os.environ, env or []),
+        ssh=_split("--ssh", ssh) or ["ssh"],
+        torchrun=_split("--torchrun", torchrun),
+        master_address=master_address,
+        master_port=master_port,
+        grace=grace,
+        force=force,
+    )
+    if dry_run:
+        cluster.show(planned, sys.stdout)
+        return 0
+    return cluster.Launcher(planned).run()
 
 
 def _checked(words: list[str]) -> list[str]:

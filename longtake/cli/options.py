@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from longtake import data
 from longtake.contracts import UserError
+from longtake.presets import find_preset, is_own, nearest_preset, run_file
 
 # Options that a verb does not know are left to the config system, which knows the keys. `--help` works anywhere.
 OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+# Settings of a group. Options that typer adds have no default, and it imports pydantic, a third of the time that
+# `longtake train --help` takes, to find that the None they get instead is None.
+GROUP = {"default_map": dict.fromkeys(("help", "install_completion", "show_completion"), False)}
+
 Run = Annotated[str | None, typer.Argument(metavar="RUN", show_default=False)]
 
 
-def run_and_overrides(context: typer.Context, run: str | None, verb: str) -> tuple[str, list[str]]:
-    """RUN and the overrides behind it. Raises `UserError` where RUN is missing."""
+def run_and_overrides(context: typer.Context, run: str | None, verb: str, kind: str = "train") -> tuple[str, list[str]]:
+    """RUN, or the file of the preset (of this `kind`) that it names, and the overrides behind it. Raises `UserError`
+    where RUN is missing, or a misspelt preset."""
     if run is None or run.startswith("--"):
         found = "nothing" if run is None else run
         raise UserError(f"{verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`")
-    return run, list(context.args)
+    return found_run(run, kind), list(context.args)
+
+
+def found_run(run: str, kind: str = "train") -> str:
+    """RUN, or the file of the preset that it names. Raises `UserError` where it is a preset's name misspelt, or has no
+    suffix and is nothing that there is."""
+    if not is_own(run, kind) and find_preset(run, kind) is None:
+        nothing = f"{run}: there is no such file, folder or preset"
+        if (meant := nearest_preset(run)) is not None:
+            raise UserError(f"{nothing}; did you mean the preset {meant}?")
+        if not Path(run).suffix:
+            fix = "a .py or .toml file, or a run's folder" if kind == "train" else "a checkpoint or run, or 'latest'"
+            raise UserError(f"{nothing}; give {fix}; `longtake preset` lists the presets")
+    return run_file(run, kind)
 
 
 def help_without_verb(context: typer.Context) -> None:
@@ -30,9 +52,30 @@ def help_without_verb(context: typer.Context) -> None:
         raise typer.Exit
 
 
+Root = Annotated[
+    str | None, typer.Option(help="Folder or URL that relative paths start from; default: the table's folder.")
+]
+CacheFolder = Annotated[
+    Path | None, typer.Option(help="Folder for files fetched from servers; default: in the user's cache folder.")
+]
+CacheSize = Annotated[float, typer.Option(help="Size of that folder, GB.")]
+
+
+def file_cache(folder: Path | None, gigabytes: float) -> data.FileCache:
+    """The cache of `--cache-dir` and `--cache-gb`. Raises `UserError` for a size that is none."""
+    if not 0 <= gigabytes < math.inf:
+        raise UserError(f"--cache-gb {gigabytes:g}: must be a size in GB, 0 or more, such as 20")
+    return data.FileCache(folder or data.default_cache_folder(), int(gigabytes * 1e9))
+
+
 def read_part(words: str) -> tuple[int, int]:
     """The two numbers of `--part I/N`. Raises `UserError` for other words."""
     number, slash, count = words.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise UserError(f"--part {words}: expected I/N, the number of the part and of all parts, such as 3/16")
     return int(number), int(count)
+
+
+def group(about: str) -> typer.Typer:
+    """A group of verbs, which prints its help where no verb follows."""
+    return typer.Typer(help=about, invoke_without_command=True, callback=help_without_verb, context_settings=GROUP)

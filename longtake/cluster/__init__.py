@@ -1,7 +1,11 @@
 """A run on many machines: started over ssh, watched, and ended together."""
 
-from longtake.cluster.hosts import Host, read_hosts
-from longtake.cluster.launch import Launch, run, show
-from longtake.cluster.words import forwarded, name_and_folder
+from typing import TYPE_CHECKING
 
-__all__ = ["Host", "Launch", "forwarded", "name_and_folder", "read_hosts", "run", "show"]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.cluster.arguments import Host, forwarded, name_and_folder, read_hosts
+    from longtake.cluster.launch import Launch, Launcher, show
+
+__getattr__ = lazy_exports(__name__)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from longtake.cluster.hosts import Host
+from longtake.cluster.arguments import Host
 from longtake.cluster.output import Output
 
 # Nobody types a password for 64 hosts, and a host that does not answer must not hold up the others. A master connection
@@ -38,8 +38,6 @@ _LONGEST_NOISE = 1 << 20  # bytes that start-up files of a shell may print
 
 
 class Event(NamedTuple):
-    """Something that a host, or the user, has let us know."""
-
     host: int
     kind: str  # a key of the host's JSON frames, or "closed" with ssh's exit code, or "signal"
     value: Any
@@ -53,12 +51,9 @@ def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
     if host.port is not None:
         words += ["-p", str(host.port)]
     target = host.name if host.user is None else f"{host.user}@{host.name}"
-    return [*words, "--", target, f"exec {_quoted(python)} -u -c {shlex.quote(_BOOTSTRAP)}"]
-
-
-def _quoted(python: str) -> str:
-    """Quoted for a shell, but for a `~/` in front."""
-    return "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
+    home = "~/" if python.startswith("~/") else ""  # the shell there is to see this
+    program = home + shlex.quote(python.removeprefix(home))
+    return [*words, "--", target, f"exec {program} -u -c {shlex.quote(_BOOTSTRAP)}"]
 
 
 class Connection:
@@ -90,12 +85,11 @@ class Connection:
 
     def close(self) -> None:
         """Lets the host end: before torchrun runs at once, else as after a lost connection."""
-        if self._ssh.stdin is not None and not self._ssh.stdin.closed:
-            with suppress(OSError):
-                self._ssh.stdin.close()
+        assert self._ssh.stdin is not None
+        with suppress(OSError):
+            self._ssh.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Waits for ssh's end, not longer than this."""
         with suppress(subprocess.TimeoutExpired):
             self._ssh.wait(seconds)
 
@@ -129,8 +123,13 @@ class Connection:
     def _read_frames(self) -> None:
         assert self._ssh.stdout is not None
         stream = self._ssh.stdout
-        if not self._find_greeting(stream):
-            return
+        wanted, passed, line = self._nonce.encode() + b"\n", 0, b""
+        while line != wanted:  # what start-up files print comes before
+            self._words.append(line)
+            line = stream.readline(_LONGEST_NOISE)
+            passed += len(line)
+            if not line or passed > _LONGEST_NOISE:
+                return
         while header := stream.readline(64):
             kind, length = header.decode().split()
             content = stream.read(int(length))
@@ -142,16 +141,6 @@ class Connection:
                     self._events.put(Event(self.number, key, value))
             else:
                 self._output.write(self.number, kind, content)
-
-    def _find_greeting(self, stream: IO[bytes]) -> bool:
-        """Passes over what start-up files print, up to our nonce; False at the end of the stream."""
-        wanted, passed = self._nonce.encode() + b"\n", 0
-        while passed < _LONGEST_NOISE and (line := stream.readline(_LONGEST_NOISE)):
-            if line == wanted:
-                return True
-            passed += len(line)
-            self._words.append(line)
-        return False
 
     def _read_errors(self) -> None:
         assert self._ssh.stderr is not None

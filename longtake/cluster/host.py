@@ -25,11 +25,8 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LEFTOVER_SECONDS = 5.0  # between SIGTERM and SIGKILL for what torchrun has left behind
@@ -112,8 +109,7 @@ def _query(what: str, columns: int) -> list[list[str]]:
 
 def _folders_in_use(folder: str) -> list[str]:
     """Run folders of the name, also those of its stages, in which some launch is training: it holds their lock."""
-    used = []
-    ours = glob.escape(folder)
+    used, ours = [], glob.escape(folder)
     for path in [folder, *sorted(glob.glob(ours + "-[0-9]*") + glob.glob(ours + "/*/"))] if folder else []:
         with suppress(OSError), open(os.path.join(path, ".lock"), "rb") as file:
             try:
@@ -124,10 +120,8 @@ def _folders_in_use(folder: str) -> list[str]:
 
 
 class Jobs:
-    """The launches on this host: a small file each, locked as long as the host's program or its torchrun lives.
-
-    A file that nobody locks belongs to the dead and is removed. In /tmp, since home folders may be on many hosts.
-    """
+    """The launches on this host: a small file each, in /tmp since home folders may be on many hosts, locked as long as
+    the host's program or its torchrun lives; a file that nobody locks is removed."""
 
     def __init__(self) -> None:
         self.folder = os.environ.get("LONGTAKE_JOBS") or f"/tmp/longtake-jobs-{os.getuid()}"
@@ -145,13 +139,11 @@ class Jobs:
             fcntl.flock(guard, fcntl.LOCK_EX)
             self._forget_old_logs()
             others = [job for job in self._living() if job.get("name") == name and job.get("launch") != launch]
-            self.path = os.path.join(self.folder, f"{launch}-{os.getpid()}.json")
-            self.log = self.path[: -len("json")] + "log"
+            self.path, self.log = (f"{self.folder}/{launch}-{os.getpid()}.{end}" for end in ("json", "log"))
             self._file = open(self.path, "w")  # noqa: SIM115 (its lock lasts as long as the launch)
             fcntl.flock(self._file, fcntl.LOCK_EX)
-            started = time.strftime("%Y-%m-%d %H:%M:%S")
-            job = {"name": name, "launch": launch, "pid": os.getpid(), "started": started, "words": words}
-            json.dump(job, self._file)
+            job = {"name": name, "launch": launch, "pid": os.getpid(), "words": words}
+            json.dump({**job, "started": time.strftime("%Y-%m-%d %H:%M:%S")}, self._file)
             self._file.flush()
         return others
 
@@ -194,30 +186,31 @@ class Wire:
     def __init__(self, jobs: Jobs) -> None:
         self.broken = False
         self._jobs = jobs
-        self._waiting = bytearray()
+        self.waiting = bytearray()  # above `_BYTES_AHEAD`, torchrun has to wait
         os.set_blocking(1, False)
 
     def greet(self, nonce: str) -> None:
         """Ends whatever a shell has printed before."""
-        self._waiting += b"\n%s\n" % nonce.encode()
+        self.waiting += b"\n%s\n" % nonce.encode()
 
     def send(self, kind: str, content: bytes) -> None:
         """Queues a frame and writes what the connection takes."""
         if self.broken:
-            self._keep(kind, content)
+            if kind != "J" and content:
+                with suppress(OSError), open(self._jobs.log, "ab") as file:
+                    file.write(content)
             return
-        self._waiting += b"%s %d\n" % (kind.encode(), len(content)) + content
+        self.waiting += b"%s %d\n" % (kind.encode(), len(content)) + content
         self.flush()
 
     def tell(self, **message: object) -> None:
-        """Sends a JSON frame."""
         self.send("J", json.dumps(message).encode())
 
     def flush(self) -> None:
         """Writes what the connection takes now."""
         try:
-            while self._waiting:
-                del self._waiting[: os.write(1, self._waiting[:_CHUNK])]
+            while self.waiting:
+                del self.waiting[: os.write(1, self.waiting[:_CHUNK])]
         except BlockingIOError:
             pass
         except OSError:
@@ -226,32 +219,17 @@ class Wire:
     def cut(self) -> None:
         """The launcher is gone: nobody reads any more, even if the connection still takes bytes."""
         self.broken = True
-        self._waiting.clear()
+        self.waiting.clear()
 
     def drain(self) -> None:
         """Waits until all is written, for some seconds."""
         end = time.monotonic() + _FLUSH_SECONDS
-        while self._waiting and time.monotonic() < end:
+        while self.waiting and time.monotonic() < end:
             select.select([], [1], [], 1.0)
             self.flush()
 
-    @property
-    def waits(self) -> bool:
-        """Something is to be written."""
-        return bool(self._waiting)
 
-    @property
-    def full(self) -> bool:
-        """So much is to be written that torchrun has to wait."""
-        return len(self._waiting) > _BYTES_AHEAD
-
-    def _keep(self, kind: str, content: bytes) -> None:
-        if kind != "J" and content:
-            with suppress(OSError), open(self._jobs.log, "ab") as file:
-                file.write(content)
-
-
-class Job:
+class TorchrunJob:
     """torchrun and all that it has started. Every descendant stays one of this process (a subreaper), so none is lost,
     although workers have sessions of their own; and torchrun is told to stop if this process is killed."""
 
@@ -279,9 +257,7 @@ class Job:
 
     def stop(self, grace: float) -> None:
         """Asks torchrun to end (it passes SIGTERM on to its workers), and kills all of it `grace` seconds later.
-
-        A second call can only make that earlier: a second SIGTERM would have a run stop without a checkpoint.
-        """
+        Another call can only make that earlier: a second SIGTERM would have a run stop without a checkpoint."""
         end = time.monotonic() + grace
         self._kill_at = end if self._kill_at is None else min(end, self._kill_at)
         if not self._asked and self.process.poll() is None:
@@ -289,12 +265,10 @@ class Job:
             self.process.send_signal(signal.SIGTERM)
 
     def tick(self) -> None:
-        """Kills what has had its time."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL for torchrun and all descendants."""
         if self.process.poll() is None:
             self.process.kill()
         _signal_all(signal.SIGKILL)
@@ -331,7 +305,6 @@ def _descendants() -> list[int]:
 
 
 def _signal_all(number: int) -> list[int]:
-    """Sends a signal to every descendant; returns them."""
     found = _descendants()
     for pid in found:
         with suppress(OSError):
@@ -345,7 +318,7 @@ class Watch:
     def __init__(self, wire: Wire, jobs: Jobs, grace: float, patience: float) -> None:
         """`grace`: seconds to end in once the launcher is gone. `patience`: so long without a word, and it is."""
         self.wire, self.jobs, self.grace, self.patience = wire, jobs, grace, patience
-        self.job: Job | None = None
+        self.job: TorchrunJob | None = None
         self._orders = bytearray()
         self._connected = True
         self._hung_up = False  # a signal has ended the connection, or the host shuts down
@@ -368,9 +341,9 @@ class Watch:
                 return
 
     def _wait(self) -> None:
-        pipes = list(self.job.pipes) if self.job and not self.wire.full else []
+        pipes = list(self.job.pipes) if self.job and len(self.wire.waiting) <= _BYTES_AHEAD else []
         reads = pipes + ([0] if self._connected else [])
-        ready, _, _ = select.select(reads, [1] if self.wire.waits else [], [], _TICK_SECONDS)
+        ready, _, _ = select.select(reads, [1] if self.wire.waiting else [], [], _TICK_SECONDS)
         self.wire.flush()
         for descriptor in ready:
             if descriptor == 0:
@@ -410,12 +383,9 @@ class Watch:
 
     def _listen(self, port: int) -> None:
         try:
-            if socket.has_dualstack_ipv6():
-                self._listener = socket.create_server(
-                    ("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True
-                )
-            else:
-                self._listener = socket.create_server(("", port), backlog=1024)
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            self._listener = socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=both)
         except OSError as error:
             self.wire.tell(listen=error.strerror)
         else:
@@ -433,7 +403,7 @@ class Watch:
         if self._listener is not None:
             self._listener.close()
         try:
-            self.job = Job([sys.executable, *command], self.jobs.descriptors)
+            self.job = TorchrunJob([sys.executable, *command], self.jobs.descriptors)
         except OSError as error:
             self.wire.tell(failed=f"{sys.executable}: {error.strerror}")
             self._connected = False
@@ -458,21 +428,12 @@ class Watch:
         self.wire.tell(ended=self.job.process.returncode)
 
 
-@contextmanager
-def registered() -> Iterator[Jobs]:
-    """The jobs of this host; this one is taken off at the end."""
-    jobs = Jobs()
-    try:
-        yield jobs
-    finally:
-        jobs.close()
-
-
 def main() -> None:
-    """Greets, reports, and does what it is told."""
+    """Greets, reports, and follows orders."""
     greeting = json.loads(sys.stdin.buffer.readline())
     os.environ.update(greeting["environment"])
-    with registered() as jobs:
+    jobs = Jobs()
+    with closing(jobs):
         wire = Wire(jobs)
         wire.greet(greeting["nonce"])
         try:

@@ -14,12 +14,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
 from longtake.cluster import readiness
+from longtake.cluster.arguments import Host
 from longtake.cluster.connection import Connection, Event, ssh_command
-from longtake.cluster.hosts import Host
 from longtake.cluster.output import Output
-from longtake.contracts import UserError
+from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.parallel.world import LOST_PEER
-from longtake.train import EXIT_INTERRUPTED
 
 _BEAT_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0  # of a host that hears no beat
@@ -34,7 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that a launch is told."""
+    """A launch as it was asked for."""
 
     hosts: Sequence[Host]
     words: Sequence[str]  # `train RUN --key value`, or a Python file and its words
@@ -77,18 +76,7 @@ def show(launch: Launch, out: TextIO) -> None:
         print(f"variables sent along: {', '.join(sorted(launch.environment))}", file=out)
 
 
-def run(launch: Launch) -> int:
-    """Starts the run on all hosts and waits for its end; returns the exit code.
-
-    0: all hosts ended well. 130: interrupted, and all have ended. Else the exit code of the process that failed first.
-    Raises `UserError` with everything that stands against the launch; nothing has been started then.
-    """
-    return Launcher(launch).run()
-
-
 class Launcher:
-    """A launch under way."""
-
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.labels = [host.label for host in launch.hosts]
@@ -107,18 +95,25 @@ class Launcher:
         self.end_at: float | None = None  # when hosts that have not ended are given up
 
     def run(self) -> int:
-        """See `run`."""
+        """Starts the run on all hosts and waits for its end; returns the exit code.
+
+        0: all hosts ended well. 130: interrupted, and all have ended. Else that of the process that failed first.
+        Raises `UserError` with everything that stands against the launch; nothing has been started then.
+        """
         with self._signals_as_events():
             try:
                 self._connect()
-                if not self.signals:
-                    self._agree()
-                if self.signals:
-                    self._say("interrupted; nothing was started")
-                    return EXIT_INTERRUPTED
+                self._agree()
                 self._follow()
+            except KeyboardInterrupt:
+                self._say("interrupted; nothing was started")
+                return EXIT_INTERRUPTED
             finally:
-                self._leave()
+                for connection in self.connections:
+                    connection.close()
+                end = time.monotonic() + _LEAVE_SECONDS  # the hosts' programs are to be gone too
+                for connection in self.connections:
+                    connection.wait(max(0.0, end - time.monotonic()))
         return self._conclude()
 
     @contextmanager
@@ -141,18 +136,9 @@ class Launcher:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _leave(self) -> None:
-        """Closes all connections, and waits a little for the hosts' programs to be gone too."""
-        for connection in self.connections:
-            connection.close()
-        end = time.monotonic() + _LEAVE_SECONDS
-        for connection in self.connections:
-            connection.wait(max(0.0, end - time.monotonic()))
-
     # --- before the start
 
     def _connect(self) -> None:
-        """Opens all connections, gathers what the hosts report, and judges it."""
         launch = self.launch
         for number, host in enumerate(launch.hosts):
             command = ssh_command(launch.ssh, host, launch.python)
@@ -174,15 +160,20 @@ class Launcher:
         for connection in self.connections:
             connection.greet(greeting)
         self.reports, closed = self._gather("report", set(self.open))
-        if self.signals:
-            return
-        faults = {number: self._unreachable(number, code) for number, code in closed.items()}
+        faults = {}
+        for number, code in closed.items():  # as ssh, or the shell behind it, says
+            said = self.connections[number].complaint
+            faults[number] = f"cannot be reached: {said or 'ssh says nothing'}"
+            if code != 255:
+                reason = said or f"exit code {code}"
+                faults[number] = f"cannot run {launch.python}: {reason}; choose another with --python"
         silent = self.open - self.reports.keys() - faults.keys()
         faults |= dict.fromkeys(silent, "did not answer in time; is its disk or network slow?")
         self._refuse(faults | self._judge())
 
     def _gather(self, kind: str, hosts: set[int]) -> tuple[dict[int, Any], dict[int, int]]:
-        """Waits for one word of each host: (what they said, ssh's exit code of those that are gone instead)."""
+        """Waits for one word of each host: (what they said, ssh's exit code of those that are gone instead). Raises
+        KeyboardInterrupt on a signal: nothing has been started yet."""
         said: dict[int, Any] = {}
         closed: dict[int, int] = {}
         end = time.monotonic() + _LOOK_SECONDS
@@ -193,20 +184,12 @@ class Launcher:
             except Empty:
                 continue
             if event.kind == "signal":
-                self.signals += 1
-                break
+                raise KeyboardInterrupt
             if event.kind == "closed":
                 closed[event.host] = event.value
             elif event.kind == kind:
                 said[event.host] = event.value
         return said, closed
-
-    def _unreachable(self, number: int, code: int) -> str:
-        """Why there is no connection, as ssh or the shell behind it says."""
-        said = self.connections[number].complaint
-        if code == 255:
-            return f"cannot be reached: {said or 'ssh says nothing'}"
-        return f"cannot run {self.launch.python}: {said or f'exit code {code}'}; choose another with --python"
 
     def _judge(self) -> dict[int, str]:
         """What the reports say against the launch. Without --force that is more."""
@@ -233,8 +216,8 @@ class Launcher:
                 readiness.busy(report, gpus),
                 readiness.same_run(report, launch.name),
             ]
-            if told := "; ".join(fault for fault in found if fault):
-                faults[number] = told
+            if fault := "; ".join(filter(None, found)):
+                faults[number] = fault
                 self.forcible.add(number)
         if launch.force:
             for number in sorted(faults.keys() & whole.keys()):
@@ -244,27 +227,21 @@ class Launcher:
         return faults
 
     def _refuse(self, faults: Mapping[int, str]) -> None:
-        """Raises `UserError` with all faults, a line for each host."""
         if not faults:
             return
-        told = [f"{self.labels[number]}: {fault}" for number, fault in sorted(faults.items())]
-        head = "nothing was started"
+        lines = [f"{self.labels[number]}: {fault}" for number, fault in sorted(faults.items())]
         tail = ["--force launches all the same"] if faults.keys() <= self.forcible else []
-        raise UserError("\n  ".join([head, *told, *tail]))
+        raise UserError("\n  ".join(["nothing was started", *lines, *tail]))
 
     def _agree(self) -> None:
         """Finds address and port of the rendezvous on the first host, sees that the others reach it, and starts all."""
         launch = self.launch
         address = self._master_address()
         port = self._ask([0], {"do": "listen", "port": launch.master_port}, "listen").get(0)
-        if self.signals:
-            return
         if not isinstance(port, int):
             self._refuse({0: f"port {launch.master_port} cannot be opened: {port}; choose another with --master-port"})
         others = list(range(1, len(launch.hosts)))
         reached = self._ask(others, {"do": "reach", "address": address, "port": port}, "reach")
-        if self.signals:
-            return
         where = f"does not reach {self.labels[0]} at {address} port {port}"
         remedy = "look at the firewall, or choose with --master-addr and --master-port"
         self._refuse({number: f"{where}: {fault}; {remedy}" for number, fault in reached.items() if fault})
@@ -283,13 +260,10 @@ class Launcher:
         return own
 
     def _ask(self, hosts: Sequence[int], order: Mapping[str, Any], kind: str) -> dict[int, Any]:
-        """Sends an order to some hosts and waits for their answers."""
         for number in hosts:
             self.connections[number].send(order)
         said, closed = self._gather(kind, set(hosts))
-        gone = (set(hosts) - said.keys()) | closed.keys()
-        if gone and not self.signals:
-            self._refuse(dict.fromkeys(gone, "the connection was lost"))
+        self._refuse(dict.fromkeys((set(hosts) - said.keys()) | closed.keys(), "the connection was lost"))
         return said
 
     # --- while it runs
@@ -385,14 +359,14 @@ class Launcher:
         for host in own:
             if host == own[0] or not self._is_consequence(host):
                 self._say(self._describe(host))
-        return self._exit_code(own[0])
+        failed = self.output.failed_rank(own[0])
+        code = failed[1] if failed is not None else self.ended[own[0]]
+        return 1 if code is None else code if code > 0 else 128 - code
 
     def _is_consequence(self, host: int) -> bool:
-        """Whether a host has failed because another one had."""
         return any(LOST_PEER in line for line in self.output.last_words(host))
 
     def _describe(self, host: int) -> str:
-        """One failed host: rank, exit code, last lines."""
         label, code, failed = self.labels[host], self.ended[host], self.output.failed_rank(host)
         if code is None:
             what = "the connection was lost; what runs there ends by itself"
@@ -405,20 +379,11 @@ class Launcher:
         lines = self.output.last_words(host)
         return "\n  ".join([f"{label}: {what}" + ("; its last lines:" if lines else ""), *lines])
 
-    def _exit_code(self, host: int) -> int:
-        code, failed = self.ended[host], self.output.failed_rank(host)
-        if failed is not None:
-            code = failed[1]
-        if code is None:
-            return 1
-        return code if code > 0 else 128 - code
-
     def _say(self, sentence: str) -> None:
         print(f"longtake launch: {sentence}", file=sys.stderr, flush=True)
 
 
 def _told(code: int) -> str:
-    """An exit code in words; a signal by its name."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -20,11 +20,8 @@ _RANK_FAILED = re.compile(r"^Root Cause .*?^  rank +: (\d+) .*?^  exitcode +: (-
 
 
 class Output:
-    """Writes the lines of all hosts to stdout and stderr, as bytes: what is no UTF-8 passes unchanged.
-
-    torchrun ends with a traceback of its own when it is stopped or a process fails; these 20 lines a host are left out.
-    Readers of different hosts may call it at the same time.
-    """
+    """Writes the lines of all hosts to stdout and stderr, as bytes, without the traceback with which torchrun ends when
+    it is stopped or a process fails (20 lines a host). Threads of different hosts may call it at the same time."""
 
     def __init__(self, labels: Sequence[str], out: BinaryIO, error: BinaryIO) -> None:
         self._prefixes = [f"[{label}] ".encode() for label in labels]
@@ -46,7 +43,6 @@ class Output:
         self._write_lines(host, kind, self._without_torchruns_tracebacks(host, kind, lines))
 
     def flush(self, host: int) -> None:
-        """Writes what is left of a host without an end of line."""
         for kind in self._streams:
             left = self._tracebacks.pop((host, kind), [])
             if rest := self._partial.pop((host, kind), b""):

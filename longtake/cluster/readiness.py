@@ -49,14 +49,12 @@ def used_gpus(report: Report, processes: int, visible: str | None) -> list[int] 
 
 def busy(report: Report, gpus: Sequence[int] | None) -> str | None:
     """Who computes on the GPUs of a launch."""
-    if gpus is None:
-        return None
-    found = [one for one in report["programs"] if one["gpu"] is None or one["gpu"] in gpus]
+    found = [one for one in report["programs"] if one["gpu"] is None or one["gpu"] in gpus] if gpus is not None else []
     if not found:
         return None
-    told = [f"GPU {one['gpu']} by {one['program']} (pid {one['pid']}, {one['memory']})" for one in found[:4]]
+    users = [f"GPU {one['gpu']} by {one['program']} (pid {one['pid']}, {one['memory']})" for one in found[:4]]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return f"in use: {', '.join(told)}{more}"
+    return f"in use: {', '.join(users)}{more}"
 
 
 def same_run(report: Report, name: str) -> str | None:

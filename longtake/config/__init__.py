@@ -6,27 +6,15 @@ with where it comes from; `key_names` tells one kind of file from another. A mis
 carries all its `Fault`s.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from longtake.config.dialect import Dialect, Heights
-from longtake.config.dump import dump_config
-from longtake.config.faults import ConfigError, Fault
-from longtake.config.load import Resolved, Row, describe, key_names, load_config, resolve
-from longtake.config.section import Section
-from longtake.config.tree import Origin
+from longtake.lazy import lazy_exports
 
-__all__ = [
-    "ConfigError",
-    "Dialect",
-    "Fault",
-    "Heights",
-    "Origin",
-    "Resolved",
-    "Row",
-    "Section",
-    "describe",
-    "dump_config",
-    "key_names",
-    "load_config",
-    "resolve",
-]
+if TYPE_CHECKING:
+    from longtake.config.dump import dump_config
+    from longtake.config.faults import ConfigError, Fault
+    from longtake.config.load import Dialect, Heights, Resolved, Row, describe, key_names, load_config, resolve
+    from longtake.config.section import OpenSection, Section
+    from longtake.config.tree import Origin
+
+__getattr__ = lazy_exports(__name__)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import enum
-import math
 import unicodedata
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from keyword import iskeyword
-from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel
 
-from longtake.config.evaluator import CALLS, MAX_BITS, MAX_LEVELS
+from longtake.config.evaluator import CALLS, MAX_LEVELS, scalar_fault
 from longtake.config.faults import ConfigError, Fault, quote, shown
 from longtake.config.tree import DELETE
 
@@ -21,11 +18,8 @@ INDENT = "    "
 
 
 def dump_config(value: BaseModel | Mapping[str, Any]) -> str:
-    """The text of a Python-syntax file that `load_config` reads back to an equal value: one assignment for each key.
-
-    Takes a section (all its keys, defaults included) or plain data. Raises ConfigError for what a file cannot say: a
-    top-level key that is no name, an infinite number, an object.
-    """
+    """The text of a Python-syntax file that `load_config` reads back to an equal value: one assignment for each key of
+    a section, defaults included, or of plain data. Raises ConfigError for what a file cannot say, such as an object."""
     data = plain_data(value)
     lines: list[str] = []
     faults: list[Fault] = []
@@ -43,38 +37,29 @@ def dump_config(value: BaseModel | Mapping[str, Any]) -> str:
 
 
 def plain_data(value: Any) -> Any:
-    """Sections and dicts as dicts, paths and enumerations as text, sets as sorted lists; the rest as it is."""
+    """A value with its sections as dicts."""
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        return {field.alias or name: plain_data(getattr(value, name)) for name, field in fields.items()}
+        return value.model_dump(by_alias=True, serialize_as_any=True)
     if isinstance(value, Mapping):
         return {key: plain_data(item) for key, item in value.items()}
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return tuple(plain_data(item) for item in value)
-    if isinstance(value, Set):
-        return sorted(plain_data(item) for item in value)
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [plain_data(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain_data(item) for item in value)
     return value
 
 
 def literal(value: Any, indent: str, column: int) -> str:
-    """A value in the notation of a configuration file, broken over lines where it would pass 120 characters.
-
-    `indent` stands before the line, `column` characters are on it already. Raises ValueError for what has no notation.
-    """
+    """A value in the notation of a configuration file, broken over lines of 120 characters; `indent` stands before the
+    line, `column` characters are on it already. Raises ValueError for what has no notation."""
     if value is None or isinstance(value, (bool, str, int, float)):
         return scalar(value)
     if isinstance(value, Mapping):
         if len({str(key) for key in value}) < len(value):
             raise ValueError("the same key stands as text and as a number")
-        named = bool(value) and all(isinstance(key, str) and is_name(key) and key != DELETE for key in value)
+        named = bool(value) and all(isinstance(key, str) and is_name(key) for key in value)
         opening, closing = ("dict(", ")") if named else ("{", "}")
-        heads = [f"{key}=" if named else f"{scalar_key(key)}: " for key in value]
+        if wrong := [key for key in value if key == DELETE or isinstance(key, bool) or not isinstance(key, (str, int))]:
+            raise ValueError(f"a key must be text, but for {DELETE}, or a whole number, not {shown(wrong[0])}")
+        heads = [f"{key}=" if named else f"{scalar(key)}: " for key in value]
         items = list(value.values())
     elif isinstance(value, (list, tuple)):
         opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
@@ -95,20 +80,9 @@ def scalar(value: bool | int | float | str | None) -> str:
     """The literal of a single value. Raises ValueError where the reader would refuse it."""
     if isinstance(value, str):
         return quote(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError("is too large a number")
+    if rule := scalar_fault(value):
+        raise ValueError(f"{shown(value)} {rule}")
     return repr(value)
-
-
-def scalar_key(key: Any) -> str:
-    """The literal of a key. Raises ValueError for one that is neither text nor a whole number."""
-    if key == DELETE:
-        raise ValueError(f"{DELETE} is a mark for merging, not a key")
-    if isinstance(key, bool) or not isinstance(key, (str, int)):
-        raise ValueError(f"a key must be text or a whole number, not {shown(key)}")
-    return scalar(key)
 
 
 def is_name(text: str) -> bool:

@@ -45,7 +45,10 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         value = value if len(value) <= MAX_SHOWN else value[: MAX_SHOWN - 1] + "…"
         return quote(value)
-    return shorten(repr(value))
+    try:
+        return shorten(repr(value))
+    except ValueError:  # a number of more digits than Python prints
+        return "a number too large to show"
 
 
 def shorten(text: str) -> str:

@@ -19,12 +19,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from longtake.config.evaluator import Budget, Evaluator, Stop
-from longtake.config.faults import Fault
-from longtake.config.reader import BASE, Source, Statement, Unreadable, read_source, shown_path
+from longtake.config.faults import ConfigError, Fault
+from longtake.config.reader import BASE, Source, Statement, read_source, shown_path
 from longtake.config.tree import Branch, Node, Origin, merge, settled
+from longtake.presets import find_preset
 
 MAX_FILES = 100  # of one configuration; a base that two files name is read for each
 
@@ -60,30 +62,28 @@ class Layer:
 def open_layers(
     path: Path,
     report: Report,
+    find: Find | None = None,
     chain: tuple[Path, ...] = (),
     opened: list[Path] | None = None,
-    find: Find | None = None,
 ) -> Layer:
-    """Read a file and, recursively, its bases. Raises Unreadable, after reporting it, when one cannot be read.
-
-    Two bases that assign the same name are reported: neither is above the other.
-    """
+    """Read a file and, recursively, its bases. Raises ConfigError, with every reason, where one cannot be read; reports
+    a name that two bases assign, since neither is above the other."""
     opened = [] if opened is None else opened
     opened.append(path)
     if len(opened) > MAX_FILES:
-        report(Fault(shown_path(path), "", f"is one base too many: a configuration has at most {MAX_FILES} files", ""))
-        raise Unreadable
+        rule = f"is one base too many: a configuration has at most {MAX_FILES} files"
+        raise ConfigError([Fault(shown_path(path), "", rule)])
     source = read_source(path, report)
     bases: list[Layer] = []
-    readable = True
+    faults: list[Fault] = []
     for name in source.bases:
         try:
-            bases.append(open_base(path, name, source, report, chain, opened, find))
-        except Unreadable:
-            readable = False
-    if not readable:
-        raise Unreadable
-    layer = Layer(source, bases)
+            base = base_path(path, name, source, chain, find)
+            bases.append(open_layers(base, report, find, (*chain, path), opened))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(faults)
     owners: dict[str, Layer] = {}
     for base in bases:
         for name in base.names:
@@ -92,40 +92,31 @@ def open_layers(
                 rule = f"is assigned by two bases of {source.file}, here and at {first.origin_of(name).place}"
                 report(Fault(base.origin_of(name).place, "", rule, "keep it in one of them, or rename one", name))
                 source.broken.add(name)
-    return layer
+    return Layer(source, bases)
 
 
-def open_base(
-    path: Path,
-    name: str,
-    source: Source,
-    report: Report,
-    chain: tuple[Path, ...],
-    opened: list[Path],
-    find: Find | None = None,
-) -> Layer:
-    """Read one base of the file at `path`. Raises Unreadable after reporting why not."""
+def base_path(path: Path, name: str, source: Source, chain: tuple[Path, ...], find: Find | None) -> Path:
+    """Where a base of the file at `path` is. Raises ConfigError where it is not."""
     assert source.bases_origin is not None
-    place = source.bases_origin.place
+    base, rule, fix = path.parent / name, "", ""
     try:
-        base = path.parent / name
         if find is not None and not base.exists():
             base = find(base) or base
-        files = [*(link.resolve() for link in (*chain, path)), base.resolve()]
-        exists = base.exists()
+        if not base.is_file():
+            base = find_preset(name) or base
+        links = [*chain, path, base]
+        files = [link.resolve() for link in links]
+        if files[-1] in files[:-1]:
+            circle = " -> ".join(map(shown_path, links[files.index(files[-1]) :]))
+            rule, fix = f"is a base of itself: {circle}", f"take one {BASE} of this circle out"
+        elif not base.exists():
+            rule = f"names the base {shown_path(base)}, which does not exist"
+            fix = "a base is named relative to the file that names it, or is a preset"
     except (OSError, ValueError, RuntimeError) as error:  # a name too long, a null byte, a loop of links
-        report(Fault(place, f"{BASE} {name!r}", f"is no path ({error})", "name a file relative to this one"))
-        raise Unreadable from None
-    if files[-1] in files[:-1]:
-        links = [shown_path(link) for link in (*chain, path, base)]
-        circle = " -> ".join(links[files.index(files[-1]) :])
-        report(Fault(place, "", f"is a base of itself: {circle}", f"take one {BASE} of this circle out"))
-        raise Unreadable
-    if not exists:
-        rule = f"names the base {shown_path(base)}, which does not exist"
-        report(Fault(place, f"{BASE} {name!r}", rule, "a base is named relative to the file that names it"))
-        raise Unreadable
-    return open_layers(base, report, (*chain, path), opened, find)
+        rule, fix = f"is no path ({error})", "name a file relative to this one"
+    if rule:
+        raise ConfigError([Fault(source.bases_origin.place, f"{BASE} {name!r}", rule, fix)])
+    return base
 
 
 class Binding:
@@ -166,10 +157,8 @@ class Binding:
                 self.broken.add(layer.source.statements[index].name)
 
     def value(self, layer: Layer, name: str, before: int | None) -> Node | None:
-        """What `layer` and its bases make of `name`, by the assignments before statement `before` (None: all).
-
-        None where nobody assigns it. Raises Stop where its value is faulty.
-        """
+        """What `layer` and its bases make of `name`, by the assignments before statement `before` (None: all); None
+        where nobody assigns it. Raises Stop where it is faulty."""
         places = layer.places.get(name, [])
         count = len(places) if before is None else bisect_left(places, before)
         last = places[count - 1] if count else None
@@ -177,10 +166,7 @@ class Binding:
             return self.merged[layer, name, last]
         if name in layer.source.broken:
             raise Stop
-        below = None
-        for base in layer.bases:
-            if name in base.names:
-                below = self.value(base, name, None)
+        below = next((self.value(base, name, None) for base in layer.bases if name in base.names), None)
         if last is None:
             return below
         above = self.statement(layer, last)
@@ -189,7 +175,6 @@ class Binding:
         return node
 
     def refuse(self, name: str, fault: Fault) -> None:
-        """Report a fault in the value of `name`."""
         self.report(fault)
         self.broken.add(name)
 
@@ -217,16 +202,13 @@ class Binding:
         return node
 
     def evaluator(self, layer: Layer, index: int) -> Evaluator:
-        """An evaluator that finds names as the statement sees them."""
         source = layer.source
 
         def known() -> Iterable[str]:
             above = (statement.name for statement in source.statements[:index])
             return {*above, *(name for base in layer.bases for name in base.names)}
 
-        def lookup(name: str) -> Node | None:
-            return self.reference(layer, index, name)
-
+        lookup = partial(self.reference, layer, index)
         return Evaluator(source.file, source.lines, lookup, known, self.budget, self.report)
 
     def reference(self, layer: Layer, index: int, name: str) -> Node | None:
@@ -248,15 +230,9 @@ class Binding:
 
     def is_overridden(self, layer: Layer, name: str) -> bool:
         """Whether a layer above this one assigns `name`."""
-        child = layer.child
-        while child is not None:
-            if name in child.places:
-                return True
-            child = child.child
-        return False
+        return layer.child is not None and (name in layer.child.places or self.is_overridden(layer.child, name))
 
     def report_cycle(self, circle: list[tuple[Layer, int]]) -> None:
-        """Report that the value of a statement depends on itself."""
         statements: list[Statement] = [layer.source.statements[index] for layer, index in circle]
         first = statements[0]
         links = " -> ".join(f"{statement.name} ({statement.origin.place})" for statement in [*statements, first])

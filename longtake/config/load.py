@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from longtake.config.defaults import DEFAULT, underlaid
-from longtake.config.dialect import Dialect, Heights
 from longtake.config.dump import plain_data
 from longtake.config.faults import ConfigError, Fault, shown
 from longtake.config.layers import Binding, Layer, open_layers
 from longtake.config.overrides import flag_tree, split_flags
-from longtake.config.reader import Source, Statement, Unreadable, shown_path
-from longtake.config.schema import forms
-from longtake.config.translate import fitted, translate, truth_faults
+from longtake.config.reader import Source, Statement, shown_path
+from longtake.config.schema import DEFAULT, fit_keys, forms, underlaid
+from longtake.config.translate import translate, truth_faults
 from longtake.config.tree import Branch, Leaf, Origin, dotted, grow, leaves, plain
 
 T = TypeVar("T")
@@ -59,14 +58,14 @@ def load_config(
     """
     faults: list[Fault] = []
     path = Path(path)
-    find = None if dialect is None else dialect.find
-    layer = guarded(lambda: open_layers(path, faults.append, find=find), shown_path(path), faults)
-    if layer is None:
+    try:
+        with guarded(shown_path(path), faults):
+            layer = open_layers(path, faults.append, None if dialect is None else dialect.find)
+    except ConfigError as error:
+        faults = error.faults
         split_flags(overrides, faults.append)
-        raise ConfigError(faults)
-    for place, tree in over:
-        layer = Layer(given(tree, place, faults), bases=[layer])
-    return finish(layer, overrides, schema, shown_path(path), path, faults, dialect)
+        raise ConfigError(faults) from None
+    return finish(layer, over, overrides, schema, shown_path(path), path, faults, dialect)
 
 
 def resolve(
@@ -80,21 +79,20 @@ def resolve(
     """Like `load_config`, with plain data in place of a file; `place` is what messages call it."""
     faults: list[Fault] = []
     layer = Layer(given(tree, place, faults))
-    for above, more in over:
-        layer = Layer(given(more, above, faults), bases=[layer])
     if faults:
         raise ConfigError(faults)
-    return finish(layer, overrides, schema, place, None, faults, dialect)
+    return finish(layer, over, overrides, schema, place, None, faults, dialect)
 
 
 def key_names(path: str | Path, dialect: Dialect | None = None) -> frozenset[str]:
-    """The first words of all keys that a configuration file and its bases assign, to tell what kind of file it is.
-
-    Empty for a file that cannot be read, which `load_config` says. `dialect`: knows where bases are.
-    """
-    find = None if dialect is None else dialect.find
-    layer = guarded(lambda: open_layers(Path(path), lambda fault: None, find=find), shown_path(Path(path)), [])
-    return frozenset() if layer is None else frozenset(name for name in layer.names if not name.startswith("_"))
+    """The first words of all keys that a configuration file and its bases assign, to tell what kind of file it is;
+    empty for a file that cannot be read, which `load_config` says. `dialect`: knows where bases are."""
+    try:
+        with guarded(str(path), []):
+            layer = open_layers(Path(path), lambda fault: None, None if dialect is None else dialect.find)
+    except ConfigError:
+        return frozenset()
+    return frozenset(name for name in layer.names if not name.startswith("_"))
 
 
 def given(tree: Mapping[str, Any], place: str, faults: list[Fault]) -> Source:
@@ -113,45 +111,47 @@ def given(tree: Mapping[str, Any], place: str, faults: list[Fault]) -> Source:
 
 def finish(
     layer: Layer,
+    over: Sequence[tuple[str, Mapping[str, Any]]],
     overrides: Sequence[str],
     schema: type[T],
     place: str,
     path: Path | None,
     faults: list[Fault],
-    dialect: Dialect | None = None,
+    dialect: Dialect | None,
 ) -> Resolved[T]:
-    """Lay the flags over the layers, bind, merge, translate and check. Raises ConfigError with all faults, earlier ones
-    too."""
+    """Lay `over` and the flags over a layer, bind, merge, translate and check. Raises ConfigError with all faults,
+    earlier ones too."""
+    for name, tree in over:
+        layer = Layer(given(tree, name, faults), bases=[layer])
     before = len(faults)
     flags = flag_tree(split_flags(overrides, faults.append), schema, faults.append)
     flags_are_whole = len(faults) == before
     statements = [Statement(str(name), node.origin, node=node) for name, node in flags.items.items()]
     binding = Binding(Layer(Source(place, statements=statements), bases=[layer]), faults.append)
-    tree = guarded(binding.resolve, place, faults)
-    if tree is None:
-        raise ConfigError(faults)
+    with guarded(place, faults):
+        found = binding.resolve()
     if dialect is not None:
-        tree = dialect.translate(tree, Heights(layer), faults.append)
-    tree = fitted(tree, schema)
-    value, found = check(tree, schema, place)
+        found = dialect.translate(found, Heights(layer), faults.append)
+    found = fit_keys(found, forms(schema))
+    assert isinstance(found, Branch)
+    value, refused = check(found, schema, place)
     # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.
-    found = [fault for fault in found if not is_consequence(fault, binding.broken, flags_are_whole)]
-    faults.extend(found)
+    faults += [fault for fault in refused if not is_consequence(fault, binding.broken, flags_are_whole)]
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    origins = {dotted(keys): node.origin for keys, node in leaves(tree)}
-    return Resolved(value, plain(tree), origins, path, plain(tree, marks=True))
+    origins = {dotted(keys): node.origin for keys, node in leaves(found)}
+    return Resolved(value, plain(found), origins, path, plain(found, marks=True))
 
 
-def guarded(work: Any, place: str, faults: list[Fault]) -> Any:
-    """The result of `work()`; None, with the fault reported, where a file is unreadable or nested beyond the stack."""
+@contextmanager
+def guarded(place: str, faults: list[Fault]) -> Iterator[None]:
+    """Adds the `faults` found so far to a ConfigError; one is also raised for what is nested beyond the stack."""
     try:
-        return work()
-    except Unreadable:
-        return None
+        yield
+    except ConfigError as error:
+        raise ConfigError([*faults, *error.faults]) from None
     except (RecursionError, MemoryError):
-        faults.append(Fault(place, "", TOO_DEEP, "write it flatter"))
-        return None
+        raise ConfigError([*faults, Fault(place, "", TOO_DEEP, "write it flatter")]) from None
 
 
 def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:
@@ -182,3 +182,41 @@ def describe(resolved: Resolved[Any]) -> list[Row]:
         origin = resolved.origins.get(dotted(path), leaf.origin)
         rows.append(Row(dotted(path), leaf.value if isinstance(leaf, Leaf) else {}, str(origin)))
     return rows
+
+
+class Heights:
+    """The layer that a value was written in, as a number: a base below the file that names it, flags above all."""
+
+    def __init__(self, top: Layer) -> None:
+        """`top`: the highest layer below the flags."""
+        self._of: dict[str, int] = {}
+
+        def count(layer: Layer) -> None:
+            for base in layer.bases:
+                count(base)
+            self._of[layer.source.file] = len(self._of) + 1
+
+        count(top)
+
+    def __call__(self, origin: Origin) -> int:
+        """The height of what was written at a place, `file:line` or the name of a layer; of flags beyond all layers."""
+        place = origin.place
+        if place in self._of:
+            return self._of[place]
+        file, _, line = place.rpartition(":")
+        return self._of[file] if line.isdecimal() and file in self._of else len(self._of) + 1
+
+    def is_flag(self, origin: Origin) -> bool:
+        return self(origin) > len(self._of)
+
+
+class Dialect(Protocol):
+    """The words of another system, for files, flags and layers alike."""
+
+    def find(self, path: Path) -> Path | None:
+        """Where a base is that a file names and that does not exist there; None: nowhere."""
+        ...
+
+    def translate(self, tree: Branch, heights: Heights, report: Callable[[Fault], None]) -> Branch:
+        """The merged tree in the schema's own words; what has no counterpart is reported."""
+        ...

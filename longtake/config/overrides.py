@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from longtake.config.evaluator import MAX_LEVELS, Budget, Evaluator, Stop
 from longtake.config.faults import Fault, shown
-from longtake.config.reader import depth, parse_python
+from longtake.config.reader import parse_python
 from longtake.config.schema import forms_at, kinds
 from longtake.config.tree import Branch, Key, KeyPath, Node, Origin, dotted, grow, merge, number_key, plain
 
-INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
-REAL = re.compile(r"[+-]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-SEGMENT = re.compile(r"""(?P<plain>[^\s.="']+)|(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
+SEGMENT = r"""[^\s.="']+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+NAME = re.compile(rf"--(?P<name>(?:{SEGMENT})(?:\.(?:{SEGMENT}))*)(?:=(?P<text>.*))?", re.DOTALL)
 WORDS = {"none": None, "null": None, "true": True, "false": False}
 CONTAINERS = frozenset({"list", "tuple", "dict"})
 NAME_FIX = "write --name value, with dots between the parts of a name"
@@ -24,14 +25,11 @@ NAME_FIX = "write --name value, with dots between the parts of a name"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag as it was written."""
-
     path: KeyPath
     text: str | None  # None: the flag stands alone and means True
 
     @property
     def place(self) -> str:
-        """The flag as messages show it."""
         return "--" + dotted(self.path)
 
 
@@ -45,51 +43,38 @@ def split_flags(arguments: Sequence[str], report: Callable[[Fault], None]) -> li
             fix = f"write -{word} value" if re.match(r"-[A-Za-z]", word) else NAME_FIX
             report(Fault("command line", shown(word), "is not a flag and follows none", fix))
             continue
-        path, end = split_name(word)
+        match = NAME.fullmatch(word)
+        path = key_path(match["name"]) if match else None
+        text = match["text"] if match else None
+        alone = text is None if match else "=" not in word
+        if alone and words and not words[0].startswith("--"):
+            text = words.pop(0)
         if path is None:
             report(Fault("command line", shown(word), "is not the name of a key", NAME_FIX))
-            if "=" not in word and words and not words[0].startswith("--"):
-                words.pop(0)
-            continue
-        if end < len(word):
-            flags.append(Flag(path, word[end + 1 :]))
-        elif words and not words[0].startswith("--"):
-            flags.append(Flag(path, words.pop(0)))
         else:
-            flags.append(Flag(path, None))
+            flags.append(Flag(path, text))
     return flags
 
 
-def split_name(word: str) -> tuple[KeyPath | None, int]:
-    """The path a flag names, and where its name ends: at the `=` or the end of the word. None where it names none."""
+def key_path(name: str) -> KeyPath | None:
+    """The path that the name of a flag spells; None where it can be none of a key."""
     path: list[Key] = []
-    at = 2
-    while match := SEGMENT.match(word, at):
-        at = match.end()
-        if match["quoted"] is not None:
-            try:
-                path.append(ast.literal_eval(parse_python(match["quoted"], "eval").body))
-            except (SyntaxError, ValueError):
-                return None, at
-        else:
-            key = number_key(match["plain"])
+    for part in re.findall(SEGMENT, name, re.DOTALL):
+        if part[0] not in "\"'":
+            key = number_key(part)
             path.append(key.replace("-", "_") if isinstance(key, str) else key)
-        if at == len(word) or word[at] == "=":
-            break
-        if word[at] != ".":
-            return None, at
-        at += 1
-    else:
-        return None, at
+            continue
+        try:
+            path.append(ast.literal_eval(parse_python(part, "eval").body))
+        except (SyntaxError, ValueError):
+            return None
     named = isinstance(path[0], str) and not path[0].startswith("_") and len(path) <= MAX_LEVELS // 2
-    return (tuple(path) if named else None), at
+    return tuple(path) if named else None
 
 
 def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None]) -> Branch:
-    """The flags as one tree. Of two flags of one name the later counts; a longer name is laid over a shorter one.
-
-    The schema's types at a flag's place settle what its text means (`convert`).
-    """
+    """The flags as one tree, their text read by the schema's types. Of two flags of one name the later counts; a longer
+    name is laid over a shorter one."""
     last: dict[str, Flag] = {}
     for flag in flags:
         last.pop(flag.place, None)
@@ -142,13 +127,10 @@ def convert(text: str, fitting: frozenset[str]) -> Any:
 
 def parse_number(text: str) -> int | float | None:
     """The number a text spells in ASCII digits; None where it spells none, or one beyond a double's range."""
-    if len(text) > 300:
-        return None
-    if INTEGER.fullmatch(text):
-        return int(text)
-    if REAL.fullmatch(text):
-        number = float(text)
-        return number if number - number == 0 else None
+    for kind in (int, float):
+        with suppress(ValueError):
+            number = kind(text)
+            return number if text.isascii() and len(text) <= 300 and math.isfinite(number) else None
     return None
 
 
@@ -158,11 +140,12 @@ def python_value(text: str) -> tuple[bool, Any]:
         return False, None
     try:
         expr = parse_python(text.strip(), "eval").body
-        if depth(expr) > MAX_LEVELS // 2 or not isinstance(expr, (ast.List, ast.Tuple, ast.Dict, ast.Constant)):
+        if not isinstance(expr, (ast.List, ast.Tuple, ast.Dict, ast.Constant)):
             return False, None
         words = {name: value for word, value in WORDS.items() for name in (word, word.capitalize())}
         evaluator = Evaluator("flag", [], lambda name: None, list, Budget(), lambda fault: None)
         value = evaluator.value(expr, words)
+        evaluator.budget.weigh(value)
         return True, plain(value, marks=True) if isinstance(value, Branch) else value
     except (SyntaxError, ValueError, RecursionError, MemoryError, Stop):
         return False, None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import math
 import os
-import re
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -13,16 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longtake.config.evaluator import ALLOWED, CALLS, MAX_BITS, MAX_LEVELS, Budget, Evaluator, Stop
-from longtake.config.faults import Fault, shorten, shown
-from longtake.config.tree import DELETE, Key, KeyPath, Leaf, Node, Origin, branch
+from longtake.config.evaluator import ALLOWED, CALLS, MAX_LEVELS, Budget, Evaluator, Stop, scalar_fault
+from longtake.config.faults import ConfigError, Fault, shorten, shown
+from longtake.config.tree import DELETE, Node, Origin, grow
+from longtake.small_files import read_small
 
-MAX_BYTES = 500_000  # of a file
-MAX_DEPTH = MAX_LEVELS + 10  # of brackets and operators within each other
-MAX_STATEMENTS = 5_000  # of a file
-MAX_TOML_BYTES, MAX_DOTS = 250_000, 400  # the TOML parser's time grows with the parts of a key, on every line
+MAX_BYTES = 250_000  # of a file
+MAX_DOTS = 400  # in a line of TOML, whose parser takes as many steps for every line below it
 BASE = "_base_"
-SYNTAX = "is not Python syntax"
 
 
 @dataclass(eq=False)
@@ -37,18 +33,12 @@ class Statement:
 
 @dataclass(eq=False)
 class Source:
-    """What one file says."""
-
     file: str  # as messages show it
     lines: list[bytes] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
     bases: list[str] = field(default_factory=list)  # as written, relative to the file
     bases_origin: Origin | None = None
     broken: set[str] = field(default_factory=set)  # names whose assignment was refused
-
-
-class Unreadable(Exception):
-    """Nothing could be made of the file; the reason has been reported."""
 
 
 def shown_path(path: Path) -> str:
@@ -58,8 +48,8 @@ def shown_path(path: Path) -> str:
 
 
 def read_source(path: Path, report: Callable[[Fault], None]) -> Source:
-    """Read a `.py` or `.toml` file. Raises Unreadable after reporting why."""
-    text = read_text(path, report)
+    """Read a `.py` or `.toml` file. Raises ConfigError for one that is neither."""
+    text = read_text(path)
     source = Source(shown_path(path), lines=text.encode("utf-8").split(b"\n"))
     if path.suffix == ".toml":
         read_toml(text, source, report)
@@ -68,61 +58,32 @@ def read_source(path: Path, report: Callable[[Fault], None]) -> Source:
     return source
 
 
-def read_text(path: Path, report: Callable[[Fault], None]) -> str:
-    """The text of a file. Raises Unreadable after reporting what hinders."""
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ConfigError for what hinders."""
     place = shown_path(path)
-
-    def refuse(rule: str, fix: str) -> Unreadable:
-        report(Fault(place, "", rule, fix))
-        return Unreadable()
-
-    if path.suffix not in (".py", ".toml"):
-        raise refuse("is no configuration file", "its name must end in .py or .toml")
     try:
-        if path.is_dir():
-            raise refuse("is a folder", "name the configuration file in it")
-        if not path.exists():
-            raise refuse("does not exist", "check the path; it is relative to the working directory")
-        if not path.is_file():
-            raise refuse("is no regular file", "name a .py or .toml file")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise refuse(f"cannot be read ({reason})", "check the path and its permissions") from None
-    if len(data) > MAX_BYTES:
-        raise refuse("is too large for a configuration", f"it may have {MAX_BYTES:,} bytes")
-    try:
-        text = data.decode("utf-8-sig")
+        if path.suffix not in (".py", ".toml"):
+            raise ValueError("the name of a configuration file must end in .py or .toml")
+        data = read_small(path, MAX_BYTES)
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        report(Fault(f"{place}:{line}", "", "is not UTF-8 text", "save the file as UTF-8"))
-        raise Unreadable from None
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        report(Fault(f"{place}:{line}", "", "holds a null byte", "a configuration is a text file"))
-        raise Unreadable
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        raise ConfigError([Fault(f"{place}:{line}", "", "is not UTF-8 text", "save the file as UTF-8")]) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([Fault(place, "", f"cannot be read ({reason})", "name a .py or .toml file")]) from None
 
 
 def read_python(text: str, source: Source, report: Callable[[Fault], None]) -> None:
-    """Take the assignments of a Python-syntax file. Raises Unreadable after reporting a syntax error."""
+    """Take the assignments of a Python-syntax file. Raises ConfigError for a syntax error."""
     try:
         module = parse_python(text, "exec")
-    except SyntaxError as error:
-        line = error.lineno or 1
-        shown_line = source.lines[line - 1].decode() if 0 < line <= len(source.lines) else ""
-        report(Fault(f"{source.file}:{line}", shorten(shown_line), f"{SYNTAX} ({error.msg})", "mend the line"))
-        raise Unreadable from None
-    except (RecursionError, MemoryError):
-        report(Fault(source.file, "", f"{SYNTAX}: brackets or operators are nested too deeply", "write it flatter"))
-        raise Unreadable from None
-    except ValueError as error:
-        report(Fault(source.file, "", f"{SYNTAX} ({error})", "mend the file"))
-        raise Unreadable from None
-    if sum(len(line.targets) if isinstance(line, ast.Assign) else 1 for line in module.body) > MAX_STATEMENTS:
-        report(Fault(source.file, "", "is too long", f"a configuration has at most {MAX_STATEMENTS:,} assignments"))
-        raise Unreadable
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        shown_line = source.lines[line - 1].decode() if line <= len(source.lines) else ""
+        reason = getattr(error, "msg", None) or str(error) or "brackets or operators are nested too deeply"
+        fault = Fault(f"{source.file}:{line}", shorten(shown_line), f"is not Python syntax ({reason})", "mend the line")
+        raise ConfigError([fault]) from None
     for line in module.body:
         read_statement(line, source, report)
 
@@ -141,152 +102,70 @@ def read_statement(line: ast.stmt, source: Source, report: Callable[[Fault], Non
     origin = evaluator.origin(line)
     if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str):
         return
+    if isinstance(line, ast.AnnAssign) and line.value is None:
+        return
     targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
     names = [target.id for target in targets if isinstance(target, ast.Name)]
-    value = getattr(line, "value", None)
-    if isinstance(line, ast.AnnAssign) and value is None:
-        return
     try:
         if not names or len(names) != len(targets):
             evaluator.fault(line, "is not an assignment to a name", f"write name = value; {ALLOWED}")
-        if depth(value) > MAX_DEPTH:
-            evaluator.fault(line, "is nested too deeply", f"at most {MAX_DEPTH} levels are read")
         for name in names:
             if name in CALLS:
                 evaluator.fault(line, f"gives a new meaning to {name}", "choose another name")
             if name == DELETE:
                 evaluator.fault(line, "stands alone", f"{DELETE}=True belongs inside the dict that replaces its base")
-            if name == BASE:
-                add_bases(evaluator.plain_value(value, {}), shorten(evaluator.source(value)), origin, source, report)
-            else:
-                source.statements.append(Statement(name, origin, expr=value))
+            if name != BASE:
+                source.statements.append(Statement(name, origin, expr=line.value))
+                continue
+            paths = evaluator.plain_value(line.value, {})
+            try:
+                add_bases(paths, origin, source)
+            except ValueError as error:
+                evaluator.fault(line.value, str(error))
     except Stop:
         source.broken.update(names)
 
 
-def depth(expr: ast.AST) -> int:
-    """How many levels of brackets and operators an expression has."""
-    deepest, stack = 0, [(expr, 1)]
-    while stack:
-        node, level = stack.pop()
-        deepest = max(deepest, level)
-        stack.extend((child, level + 1) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
-        for part in ast.iter_child_nodes(node):
-            if isinstance(part, (ast.keyword, ast.comprehension)):
-                stack.append((part, level))
-    return deepest
-
-
-def add_bases(value: Any, text: str, origin: Origin, source: Source, report: Callable[[Fault], None]) -> None:
-    """Take `_base_`: a path or a list of paths. Raises Stop after reporting anything else."""
-    paths = [value] if isinstance(value, str) else value
+def add_bases(paths: Any, origin: Origin, source: Source) -> None:
+    """Take `_base_`: a path or a list of paths. Raises ValueError for anything else."""
+    paths = [paths] if isinstance(paths, str) else paths
     if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) and path for path in paths):
-        report(
-            Fault(origin.place, text, f"{BASE} is not a path", f'write {BASE} = "x.py" or {BASE} = ["x.py", "y.py"]')
-        )
-        raise Stop
+        raise ValueError(f'{BASE} is not a path; write {BASE} = "x.py" or {BASE} = ["x.py", "y.py"]')
     if source.bases_origin is not None:
-        report(Fault(origin.place, text, f"{BASE} is named twice", f"write one list: {BASE} = [...]"))
-        raise Stop
+        raise ValueError(f"{BASE} is named twice; write one list: {BASE} = [...]")
     source.bases, source.bases_origin = list(paths), origin
 
 
 def read_toml(text: str, source: Source, report: Callable[[Fault], None]) -> None:
-    """Take the keys of a TOML file. Raises Unreadable after reporting a syntax error."""
-    if len(text) > MAX_TOML_BYTES:
-        report(Fault(source.file, "", "is too large for TOML", f"it may have {MAX_TOML_BYTES:,} characters"))
-        raise Unreadable
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.count(".") > MAX_DOTS:
-            report(Fault(f"{source.file}:{number}", "", f"has more than {MAX_DOTS} dots", "break the line"))
-            raise Unreadable
+    """Take the keys of a TOML file; messages name the file. Raises ConfigError for a syntax error."""
+    origin = Origin(source.file)
     try:
+        if max(line.count(b".") for line in source.lines) > MAX_DOTS:
+            raise ValueError(f"a line has more than {MAX_DOTS} dots")
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        place = f"{source.file}:{found[1]}" if found else source.file
-        reason = re.sub(r"\s*\(at .*\)$", "", str(error))
-        report(Fault(place, "", f"is not TOML ({reason})", "text stands in quotes, tables in [brackets]"))
-        raise Unreadable from None
-    except (RecursionError, MemoryError, ValueError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        report(Fault(source.file, "", f"is not TOML ({reason})", "write it flatter"))
-        raise Unreadable from None
-    lines = toml_lines(text)
+    except (ValueError, RecursionError, MemoryError) as error:
+        fix = "text stands in quotes, tables in [brackets]"
+        raise ConfigError([Fault(source.file, "", f"is not TOML ({error})", fix)]) from None
     for name, value in table.items():
-        origin = Origin(f"{source.file}:{lines.get((name,), 1)}")
         try:
             if name == BASE:
-                add_bases(value, shown(value), origin, source, report)
-            elif name.startswith("_"):
-                rule = "is no key: names that start with _ are the variables of Python files"
-                report(Fault(origin.place, "", rule, "rename it", name))
-                source.broken.add(name)
-            else:
-                node = toml_node(value, (name,), origin, lines, source, report)
-                source.statements.append(Statement(name, node.origin, node=node))
-        except Stop:
+                add_bases(value, origin, source)
+                continue
+            if name.startswith("_"):
+                raise ValueError("is no key: names that start with _ are the variables of Python files")
+            check_toml(value)
+            source.statements.append(Statement(name, origin, node=grow(value, origin)))
+        except ValueError as error:
+            report(Fault(source.file, shown(value), str(error), "", name))
             source.broken.add(name)
 
 
-def toml_node(
-    value: Any,
-    path: KeyPath,
-    origin: Origin,
-    lines: dict[tuple[str, ...], int],
-    source: Source,
-    report: Callable[[Fault], None],
-) -> Node:
-    """The tree of a TOML value. Raises Stop after reporting a date, a number that is not finite, or a bad key."""
-    if path in lines:
-        origin = Origin(f"{source.file}:{lines[path]}")
-    key = ".".join(str(part) for part in path)
-    if len(path) > MAX_LEVELS:
-        report(Fault(origin.place, "", "is nested too deeply", f"at most {MAX_LEVELS} levels are read"))
-        raise Stop
-    if isinstance(value, dict):
-        items: list[tuple[Key, Node]] = [
-            (name, toml_node(item, (*path, name), origin, lines, source, report)) for name, item in value.items()
-        ]
-        try:
-            return branch(list(items), origin)
-        except ValueError as error:
-            report(Fault(origin.place, "", str(error), "", key))
-            raise Stop from None
-    # An unknown kind of leaf hides as well in a list as outside of one.
-    stack = [(value, len(path))]
-    while stack:
-        item, level = stack.pop()
-        if isinstance(item, (list, dict)) and level < MAX_LEVELS:
-            stack.extend((part, level + 1) for part in (item.values() if isinstance(item, dict) else item))
-        elif isinstance(item, int) and item.bit_length() > MAX_BITS:
-            report(Fault(origin.place, "", "is too large a number", f"it may have {MAX_BITS} bits", key))
-            raise Stop
-        elif not isinstance(item, (str, int, float)) or (isinstance(item, float) and not math.isfinite(item)):
-            rule = "is not text, a finite number, true, false, a list or a table"
-            report(Fault(origin.place, shown(item), rule, "write dates and the like as text in quotes", key))
-            raise Stop
-    return Leaf(value, origin)
-
-
-def toml_lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line each key of a TOML text is written on, found line by line; a key within braces has its table's line."""
-    part = r"""(?:[A-Za-z0-9_-]+|"[^"\\]*"|'[^']*')"""
-    name = rf"\s*({part}(?:\s*\.\s*{part})*)\s*"
-    header, assignment, parts = re.compile(rf"\[{name}\]"), re.compile(rf"{name}="), re.compile(part)
-    lines: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.split("\n"), 1):
-        match = header.match(line.strip()) or assignment.match(line)
-        if match is None:
-            continue
-        path = tuple(piece.strip("\"'") for piece in parts.findall(match[1]))
-        if match.re is header:
-            table = path
-            known = 0
-        else:
-            path, known = table + path, len(table)
-        if len(path) <= MAX_LEVELS:
-            for end in range(known + 1, len(path) + 1):
-                lines.setdefault(path[:end], number)
-    return lines
+def check_toml(value: Any, level: int = 1) -> None:
+    """Raises ValueError for a value of a TOML file that a configuration cannot hold."""
+    if level > MAX_LEVELS:
+        raise ValueError(f"is nested too deeply: a value has at most {MAX_LEVELS} levels")
+    if isinstance(value, (list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            check_toml(part, level + 1)
+    elif rule := scalar_fault(value):
+        raise ValueError(f"{rule}; write dates and the like as text in quotes")

@@ -1,25 +1,30 @@
 """What a schema says about a place in the tree, for hints and for flags: the names there are, the values that fit.
 
-A schema is a `Section`, or any type pydantic checks. A *form* is one of the types a place may have, unions taken apart.
+A schema is a `Section` or dict; its values are sections, scalars, Literals, lists, tuples, dicts and unions of these. A
+*form* is one of the types a place may have, unions taken apart.
 """
 
 from __future__ import annotations
 
 import difflib
-import enum
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence, Set
-from pathlib import PurePath
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from longtake.config.tree import Branch, Key, KeyPath, Leaf, Node, dotted, matching_key, number_key
+from longtake.config.dump import plain_data
+from longtake.config.section import OpenSection
+from longtake.config.tree import Branch, Key, KeyPath, Leaf, Node, Origin, dotted, grow, matching_key, merge, number_key
 
-SCALARS: dict[Any, str] = {bool: "bool", int: "int", float: "float", str: "text", type(None): "none"}
+KINDS: dict[Any, str] = {
+    **{bool: "bool", int: "int", float: "float", str: "text", type(None): "none"},
+    **{list: "list", tuple: "tuple", dict: "dict"},
+}
 MAX_NAMES = 12  # valid names that a fix lists
+DEFAULT = "default"
 
 
 def forms(annotation: Any) -> tuple[Any, ...]:
@@ -29,15 +34,14 @@ def forms(annotation: Any) -> tuple[Any, ...]:
         return forms(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
         return tuple(form for member in typing.get_args(annotation) for form in forms(member))
-    if hasattr(annotation, "__value__"):  # type X = ...
-        return forms(annotation.__value__)
     if annotation is None:
         return (type(None),)
+    if isinstance(annotation, type) and issubclass(annotation, OpenSection) and annotation.is_open():
+        return tuple(annotation.KINDS.values())
     return (annotation,)
 
 
 def is_section(form: Any) -> bool:
-    """Whether a form has named fields."""
     return isinstance(form, type) and issubclass(form, BaseModel)
 
 
@@ -54,27 +58,20 @@ def below(form: Any, key: Key) -> tuple[Any, ...]:
     origin, arguments = typing.get_origin(form) or form, typing.get_args(form)
     if origin is Any:
         return (Any,)
-    if not isinstance(origin, type):
+    if origin is dict:
+        return forms(arguments[1]) if arguments else (Any,)
+    if origin not in (list, tuple) or not isinstance(key, int):
         return ()
-    if issubclass(origin, Mapping):
-        return forms(arguments[1]) if len(arguments) == 2 else (Any,)
-    if issubclass(origin, tuple) and arguments and isinstance(key, int):
-        if arguments[-1] is Ellipsis:
-            return forms(arguments[0])
+    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         return forms(arguments[key]) if 0 <= key < len(arguments) else ()
-    if issubclass(origin, (Sequence, Set)) and not issubclass(origin, str) and isinstance(key, int):
-        return forms(arguments[0]) if arguments else (Any,)
-    return ()
+    return forms(arguments[0]) if arguments else (Any,)
 
 
 def forms_at(schema: Any, path: KeyPath, tree: Node | None = None) -> tuple[Any, ...]:
     """The forms at a path; of several sections only those that agree with the values `tree` gives their literals."""
     found = fitting(forms(schema), tree)
     for key in path:
-        if isinstance(tree, Branch):
-            tree = tree.items.get(matching_key(tree.items, key))
-        else:
-            tree = None
+        tree = tree.items.get(matching_key(tree.items, key)) if isinstance(tree, Branch) else None
         found = fitting(tuple(form for outer in found for form in below(outer, key)), tree)
     return found
 
@@ -98,12 +95,7 @@ def contradicts(form: type[BaseModel], tree: Branch) -> bool:
 
 
 def literal_values(form: Any) -> tuple[Any, ...]:
-    """The values of a Literal or an enumeration."""
-    if typing.get_origin(form) is typing.Literal:
-        return typing.get_args(form)
-    if isinstance(form, type) and issubclass(form, enum.Enum):
-        return tuple(member.value for member in form)
-    return ()
+    return typing.get_args(form) if typing.get_origin(form) is typing.Literal else ()
 
 
 def kinds(found: tuple[Any, ...]) -> frozenset[str]:
@@ -112,31 +104,14 @@ def kinds(found: tuple[Any, ...]) -> frozenset[str]:
     for form in found:
         origin = typing.get_origin(form) or form
         if literal_values(form):
-            result |= {SCALARS.get(type(value), "text") for value in literal_values(form)}
+            result |= {KINDS[type(value)] for value in literal_values(form)}
         elif is_section(form):
             result.add("dict")
-        elif origin in SCALARS:
-            result.add(SCALARS[origin])
-        elif not isinstance(origin, type):
-            return frozenset()
-        elif issubclass(origin, (str, PurePath)):
-            result.add("text")
-        elif issubclass(origin, Mapping):
-            result.add("dict")
-        elif issubclass(origin, tuple):
-            result.add("tuple")
-        elif issubclass(origin, (Sequence, Set)):
-            result.add("list")
+        elif origin in KINDS:
+            result.add(KINDS[origin])
         else:
             return frozenset()
     return frozenset(result)
-
-
-def names_at(schema: Any, path: KeyPath, tree: Node | None = None) -> list[str]:
-    """The field names that the schema knows at a path."""
-    return list(
-        dict.fromkeys(name for form in forms_at(schema, path, tree) if is_section(form) for name in fields(form))
-    )
 
 
 def all_names(schema: Any) -> Iterator[KeyPath]:
@@ -154,7 +129,8 @@ def all_names(schema: Any) -> Iterator[KeyPath]:
 def suggest(schema: Any, path: KeyPath, key: str, tree: Node | None = None) -> str:
     """What the user may have meant by the unknown `key` at `path`: the nearest name there, the same one elsewhere, or
     the nearest one elsewhere; else the names there are."""
-    here = [name for name in names_at(schema, path, tree) if name != key]
+    sections = filter(is_section, forms_at(schema, path, tree))
+    here = list(dict.fromkeys(name for form in sections for name in fields(form) if name != key))
     if key.startswith("no_") and key[3:] in here:
         return f"write --{dotted((*path, key[3:]))} False"
     near = difflib.get_close_matches(key, here, n=1, cutoff=0.75)
@@ -175,15 +151,13 @@ def suggest(schema: Any, path: KeyPath, key: str, tree: Node | None = None) -> s
 
 
 def fit_keys(node: Node, found: tuple[Any, ...]) -> Node:
-    """The tree with keys as the schema types them: "33" becomes 33 in a dict of whole numbers, 33 "33" in one of text.
-
-    What the schema does not type keeps its keys.
-    """
+    """The tree with keys as the schema types them: "33" becomes 33 in a dict of whole numbers, 33 "33" in one of
+    text."""
     if isinstance(node, Leaf) or not found or found == (Any,):
         return node
     found = fitting(found, node)
-    mappings = [typing.get_args(form) for form in found if is_mapping(form)]
-    key_kinds = {kind for arguments in mappings if len(arguments) == 2 for kind in kinds(forms(arguments[0]))}
+    typed = [typing.get_args(form) for form in found if typing.get_origin(form) is dict]
+    key_kinds = {kind for key_type, _ in typed for kind in kinds(forms(key_type))}
     items: dict[Key, Node] = {}
     for key, item in node.items.items():
         if key_kinds == {"int"}:
@@ -194,7 +168,56 @@ def fit_keys(node: Node, found: tuple[Any, ...]) -> Node:
     return Branch(items, node.origin, node.replaces)
 
 
-def is_mapping(form: Any) -> bool:
-    """Whether a form is a dict type."""
-    origin = typing.get_origin(form) or form
-    return isinstance(origin, type) and not is_section(form) and issubclass(origin, Mapping)
+def underlaid(node: Node, found: tuple[Any, ...]) -> Node:
+    """The tree laid over the default sections of its schema: `--model.depth 2` keeps the default's type of model.
+
+    `found` are the forms of the node. A default counts where a field has a section as its default and the tree gives a
+    dict for it that neither replaces (`_delete_`) nor contradicts the literals of the default, such as its `type`.
+    """
+    if isinstance(node, Leaf):
+        return node
+    items = dict(node.items)
+    for form in fitting(found, node):
+        if not is_section(form):
+            continue
+        for name, field in fields(form).items():
+            given = items.get(name)
+            if not isinstance(given, Branch):
+                continue
+            default = default_section(field)
+            if default is not None and not given.replaces and not asks_for_another(default, given):
+                given = merge(grow(set_values(default), Origin(DEFAULT)), given, lambda fault: None)
+            items[name] = underlaid(given, forms(field.annotation))
+    return Branch(items, node.origin, node.replaces)
+
+
+def default_section(field: FieldInfo) -> BaseModel | None:
+    """The section that is a field's default; None where the default is something else."""
+    default = field.default
+    if field.default_factory is not None and not field.default_factory_takes_validated_data:
+        default = field.get_default(call_default_factory=True)
+    return default if isinstance(default, BaseModel) else None
+
+
+def asks_for_another(default: BaseModel, given: Branch) -> bool:
+    """Whether the tree asks for another section than the default: a literal field has another value."""
+    items = ((name, given.items.get(name)) for name in literal_fields(default))
+    return any(isinstance(item, Leaf) and item.value != getattr(default, name) for name, item in items)
+
+
+def set_values(section: BaseModel) -> dict[str, Any]:
+    """The values a section was built with, and the single literals that tell it from other sections."""
+    found: dict[str, Any] = {}
+    for name in [*literal_fields(section), *sorted(section.model_fields_set)]:
+        value = getattr(section, name)
+        found[name] = set_values(value) if isinstance(value, BaseModel) else plain_data(value)
+    return found
+
+
+def literal_fields(section: BaseModel) -> list[str]:
+    """The fields of a section that can have one value only: they say which kind of section it is."""
+    return [
+        name
+        for name, field in type(section).model_fields.items()
+        if len([value for form in forms(field.annotation) for value in literal_values(form)]) == 1
+    ]

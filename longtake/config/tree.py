@@ -23,9 +23,7 @@ class Origin:
     """Where a value was written, and the names it was computed from."""
 
     place: str  # `configs/x.py:3` or `--optim.lr`
-    sources: tuple[
-        tuple[str, str], ...
-    ] = ()  # (name, place) of the values a derived one uses, and of flags behind them
+    sources: tuple[tuple[str, str], ...] = ()  # (name, place) of values a derived one uses, and of flags behind them
 
     def __str__(self) -> str:
         """`configs/image.py:12, from lr (--lr)`."""
@@ -35,7 +33,6 @@ class Origin:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it was written on the command line."""
         return self.place.startswith("--")
 
     def derived(self, used: Mapping[str, Origin]) -> Origin:
@@ -75,11 +72,8 @@ def grow(value: Any, origin: Origin) -> Node:
 
 
 def branch(items: list[tuple[object, Node]], origin: Origin) -> Branch:
-    """A branch of these items, later ones taking the place of earlier ones. `_delete_` becomes its `replaces`.
-
-    Raises ValueError, its text being the rule that was broken: a key is neither text nor a whole number, 33 and "33"
-    stand side by side, `_delete_` is neither True nor False.
-    """
+    """A branch of these items, later ones taking the place of earlier ones; `_delete_` becomes its `replaces`. Raises
+    ValueError for a key of another kind, 33 beside "33", and a `_delete_` that is neither True nor False."""
     kept: dict[Key, Node] = {}
     replaces = False
     for key, node in items:
@@ -154,12 +148,12 @@ def number_key(key: Key) -> Key:
 def dotted(path: KeyPath) -> str:
     """The path as one name, `bucket_config.256px.33`, as a flag spells it: a text key that would be read as something
     else there, because it has dots, dashes, blanks or quotes or spells a number, is quoted."""
-    return ".".join(str(key) if isinstance(key, int) or is_plain(key) else quote(key) for key in path)
 
+    def spelled(key: Key) -> str:
+        plain = isinstance(key, int) or (PLAIN_KEY.fullmatch(key) and not WHOLE_NUMBER.fullmatch(key))
+        return str(key) if plain else quote(key)
 
-def is_plain(key: str) -> bool:
-    """Whether a text key needs no quotes in a dotted name."""
-    return bool(PLAIN_KEY.fullmatch(key)) and not WHOLE_NUMBER.fullmatch(key)
+    return ".".join(map(spelled, path))
 
 
 def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:

@@ -46,10 +46,7 @@ class DatasetConfig(Section):
         None, description="folder for clips fetched from servers; None: longtake/clips in the user's cache folder"
     )
     cache_gb: float = Field(
-        20,
-        gt=0,
-        allow_inf_nan=False,
-        description="size of `cache_dir`, GB; the least recently used are deleted first",
+        20, gt=0, allow_inf_nan=False, description="size of `cache_dir`, GB; the least recently used are deleted first"
     )
     download_seconds: float = Field(
         300, gt=0, description="longest time for one clip to come from a server, all attempts together"
@@ -59,11 +56,11 @@ class DatasetConfig(Section):
         description="more samples than this that cannot be loaded end the run: share of those tried, or a whole number",
     )
     max_host_gb: float | None = Field(
-        None,
-        gt=0,
-        description="most memory for batches made ahead on one machine, GB; None: a quarter of its memory",
+        None, gt=0, description="most memory for batches made ahead on one machine, GB; None: a quarter of its memory"
     )
-    views: int = Field(0, ge=0, description="number of different windows of a clip over all passes; 0: one a pass")
+    views: int = Field(
+        0, ge=0, le=10_000, description="number of different windows of a clip over all passes; 0: one a pass"
+    )
     latents: str | None = Field(
         None, description="store made by `longtake data encode`: training then holds no autoencoder and no text encoder"
     )
@@ -116,6 +113,14 @@ class DatasetConfig(Section):
         if isinstance(self.cost, tuple) and (min(self.cost) < 0 or not any(self.cost)):
             raise ValueError(f"cost = {self.cost}: numbers of at least 0 are expected, and one above 0")
         return self
+
+
+class DatasetWithoutTable(DatasetConfig):
+    """What may be looked at before its table is named."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DatasetWithoutTable:
+        return self if self.data_path is None and self.mix is None else super()._one_source()
 
 
 def _limit(value: int | float | str) -> int | float | None:

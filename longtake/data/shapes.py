@@ -103,7 +103,8 @@ def make_shapes(
         rows.append((name, text))
         if progress is not None:
             progress(index + 1, num_clips + num_stills)
-    _write_table(folder / "clips.csv", rows)
+    with (folder / "clips.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("path", "text"), *rows])
     for name, prompts in (("train_prompts.txt", train), ("heldout_prompts.txt", heldout)):
         (folder / name).write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
     return ShapesSet(folder / "clips.csv", train, heldout)
@@ -144,10 +145,8 @@ def _travel(speed: float, num_frames: int, room: np.ndarray, frame: np.ndarray, 
 
 
 def _cover(shape: str, centres: np.ndarray, radius: float, height: int, width: int) -> np.ndarray:
-    """How much of each pixel the shape covers, float64 [T, H, W] in [0, 1]; centres [T, 2] as x, y in pixels.
-
-    By the signed distance to the edge, which a pixel's width blends: smooth motion also below one pixel.
-    """
+    """How much of each pixel the shape covers, float64 [T, H, W] in [0, 1]; centres [T, 2] as x, y in pixels. By the
+    signed distance to the edge, which a pixel's width blends: smooth motion also below one pixel."""
     x = np.arange(width)[None, None, :] + 0.5 - centres[:, 0, None, None]
     y = np.arange(height)[None, :, None] + 0.5 - centres[:, 1, None, None]
     if shape == "circle":
@@ -159,10 +158,3 @@ def _cover(shape: str, centres: np.ndarray, radius: float, height: int, width: i
         below = y - inner / 2
         distance = np.maximum(np.sqrt(0.75) * np.abs(x) - below / 2, below) - inner
     return np.clip(0.5 - distance, 0.0, 1.0)
-
-
-def _write_table(path: Path, rows: list[tuple[str, str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("path", "text"))
-        writer.writerows(rows)

@@ -1,7 +1,10 @@
 """The demo: the whole way from clips on disk to judged videos, on made-up shapes, with the product's own steps."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from longtake.demo.run import DemoOutcome, run_demo
+from longtake.lazy import lazy_exports
 
-__all__ = ["DemoOutcome", "run_demo"]
+if TYPE_CHECKING:
+    from longtake.demo.run import DemoOutcome, run_demo
+
+__getattr__ = lazy_exports(__name__)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from longtake.contracts import UserError
 from longtake.durable import write_whole
@@ -24,7 +27,6 @@ class Note:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Writes the note into the demo's folder, whole or not at all."""
         write_whole(folder / NOTE, json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -32,35 +34,35 @@ def choose_folder(folder: Path) -> Path:
     """`folder`, where a demo can begin or go on; else the first of `folder-2`, `folder-3`, ... where it can.
 
     A demo begins in a folder that is not there or empty and goes on in one that holds a note and no report. A finished
-    demo, and anything else of the user's, is left alone.
+    demo, and anything else of the user's, is left alone. Raises `UserError` where a file is in the way.
     """
-    number = 1
-    while True:
-        path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+    for path in numbered(folder):
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: is a file; give the demo a folder, such as --folder outputs/demo")
         if not path.exists() or not any(path.iterdir()) or ((path / NOTE).exists() and not (path / REPORT).exists()):
-            return path
-        number += 1
+            break
+    return path
+
+
+def free_folder(folder: Path) -> Path:
+    return next(path for path in numbered(folder) if not path.exists())
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from (folder.with_name(f"{folder.name}-{number}") for number in count(2))
 
 
 def read_note(folder: Path, overrides: Sequence[str], num_clips: int, num_stills: int) -> Note:
-    """The note of the demo that goes on in `folder`, with `overrides` added to its own; a new one where none begins.
-
-    The number of clips is that of the first call. Raises `UserError` where the note cannot be read.
-    """
+    """The note of the demo that goes on in `folder`, with its own number of clips and `overrides` added; a new one
+    where none begins. Raises `UserError` where the note cannot be read."""
     try:
-        found = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        note = Note(
-            overrides=[str(word) for word in found["overrides"]],
-            num_clips=int(found["num_clips"]),
-            num_stills=int(found["num_stills"]),
-            seconds={str(name): float(value) for name, value in found["seconds"].items()},
-        )
+        note = TypeAdapter(Note).validate_json((folder / NOTE).read_bytes())
     except FileNotFoundError:
         return Note(list(overrides), num_clips, num_stills)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / NOTE}: is damaged ({error}); remove {folder} or give another --folder") from error
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"{folder / NOTE}: is damaged ({reason}); remove {folder} or give another --folder") from error
     note.overrides += overrides
     return note
 
@@ -69,11 +71,3 @@ def find_run(folder: Path) -> Path | None:
     """The training run of the demo in `folder`, if it has one that can be continued: the newest with a config."""
     found = [path.parent for path in folder.glob("run*/config.py")]
     return max(found, key=lambda path: (path / "config.py").stat().st_mtime) if found else None
-
-
-def free_folder(folder: Path) -> Path:
-    """`folder`, or with the first number that is not taken."""
-    path, number = folder, 2
-    while path.exists():
-        path, number = folder.with_name(f"{folder.name}-{number}"), number + 1
-    return path

@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from longtake.demo.curve import loss_curve
 from longtake.durable import write_whole
 from longtake.evaluate import Accuracy, Judgement, is_right
 
@@ -49,12 +49,13 @@ overflow:hidden;vertical-align:.06rem}.bar i{display:block;height:100%;backgroun
 code{font:.86rem ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 svg{display:block}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
 """
+_WIDTH, _HEIGHT = 920, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 34
+_WINDOW = 25  # steps in the running mean
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A generated video and what the judge saw in it."""
-
+class ShownSample:
     prompt: str
     frames: np.ndarray  # uint8 [T, H, W, 3]
     judgement: Judgement
@@ -66,18 +67,7 @@ class Group:
 
     title: str
     accuracy: Accuracy  # of all videos of the kind
-    samples: Sequence[Sample]  # the ones shown
-
-
-@dataclass(frozen=True)
-class BucketRow:
-    """One bucket of the last pass."""
-
-    name: str
-    shape: tuple[int, int, int]  # (T, H, W) in pixels
-    batch_size: int
-    clips: int
-    micro_batches: int
+    samples: Sequence[ShownSample]  # the ones shown
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class DemoReport:
     real: Accuracy  # of the judge, on the real clips
     groups: Sequence[Group]
     losses: Sequence[tuple[int, float]]  # (step, loss)
-    buckets: Sequence[BucketRow]
+    buckets: Mapping[str, Mapping[str, Any]]  # of the last pass, as `bucket_report.json` has them
     seconds: Sequence[tuple[str, float]]  # (part of the demo, seconds)
     facts: Sequence[tuple[str, str]]
     commands: Sequence[tuple[str, str]]  # (what for, command line)
@@ -105,16 +95,19 @@ def write_report(path: Path, report: DemoReport) -> None:
         "which colour they have and which way it moves."
     )
     commands = [(name, f"<code>{escape(line)}</code>") for name, line in report.commands]
+    tiles = {
+        "right colour, main bucket": percent(main.colour),
+        "right direction, main bucket": percent(main.direction),
+        "training steps": f"{report.num_steps:,}",
+        "from no clips to this page": clock(sum(seconds for _, seconds in report.seconds)),
+    }
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Longtake demo</title>',
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>',
         f'<h1>Longtake demo</h1><p class="lead">{escape(lead)}</p>',
-        _tiles(
-            (percent(main.colour), "right colour, main bucket"),
-            (percent(main.direction), "right direction, main bucket"),
-            (f"{report.num_steps:,}", "training steps"),
-            (_clock(sum(seconds for _, seconds in report.seconds)), "from no clips to this page"),
-        ),
+        '<div class="tiles">',
+        *(f"<div><b>{figure}</b><span>{what}</span></div>" for what, figure in tiles.items()),
+        "</div>",
         "<h2>Generated videos</h2>",
         *(_section(group, report.fps) for group in report.groups),
         "<h2>Accuracy</h2>",
@@ -138,10 +131,7 @@ def percent(share: float) -> str:
 
 
 def moving_picture(frames: np.ndarray, fps: float) -> str:
-    """Frames uint8 `[T, H, W, 3]` as an animated PNG in a data URL: lossless, and every browser plays it.
-
-    Frames equal to the one before are shown by a longer stay of that one.
-    """
+    """Frames uint8 `[T, H, W, 3]` as an animated PNG in a data URL: lossless, and every browser plays it."""
     pictures = [Image.fromarray(frame) for frame in frames]
     options = {"save_all": True, "append_images": pictures[1:], "duration": round(1000 / fps), "loop": 0}
     buffer = io.BytesIO()
@@ -150,7 +140,6 @@ def moving_picture(frames: np.ndarray, fps: float) -> str:
 
 
 def _section(group: Group, fps: float) -> str:
-    """One kind of videos, playing beside their prompts."""
     figures = "".join(_figure(sample, fps) for sample in group.samples)
     a = group.accuracy
     direction = "" if math.isnan(a.direction) else f", direction {percent(a.direction)}"
@@ -158,7 +147,7 @@ def _section(group: Group, fps: float) -> str:
     return f'<h3>{escape(group.title)} <span>&middot; {said}</span></h3><div class="samples">{figures}</div>'
 
 
-def _figure(sample: Sample, fps: float) -> str:
+def _figure(sample: ShownSample, fps: float) -> str:
     seen, prompt = sample.judgement, escape(sample.prompt)
     colour, direction = is_right(sample.prompt, seen)
     words = [seen.colour or "no colour"]
@@ -168,11 +157,6 @@ def _figure(sample: Sample, fps: float) -> str:
     verdict = f'<span class="{"ok" if right else "no"}">{"✓" if right else "✗"} {escape(", ".join(words))}</span>'
     picture = f'<img alt="{prompt}" src="{moving_picture(sample.frames, fps)}">'
     return f"<figure>{picture}<figcaption>{prompt}{verdict}</figcaption></figure>"
-
-
-def _tiles(*tiles: tuple[str, str]) -> str:
-    boxes = "".join(f"<div><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in tiles)
-    return f'<div class="tiles">{boxes}</div>'
 
 
 def _accuracy(groups: Sequence[Group]) -> str:
@@ -191,11 +175,11 @@ def _bar(share: float) -> str:
     return f'{percent(share)}<span class="bar"><i style="width:{100 * share:.1f}%"></i></span>'
 
 
-def _buckets(buckets: Sequence[BucketRow]) -> str:
-    rows = [
-        (f"{b.shape[2]} x {b.shape[1]}", *(f"{n:,}" for n in (b.shape[0], b.batch_size, b.clips, b.micro_batches)))
-        for b in sorted(buckets, key=lambda b: (b.shape[0], b.shape[1] * b.shape[2], b.name))
-    ]
+def _buckets(buckets: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for frames, height, width, _, b in sorted((*b["shape"], name, b) for name, b in buckets.items()):
+        counts = (frames, b["batch_size"], b["clips"], b["micro_batches"])
+        rows.append((f"{width} x {height}", *(f"{count:,}" for count in counts)))
     return _table(("width x height", "frames", "batch", "clips", "batches"), rows)
 
 
@@ -205,7 +189,7 @@ def _times(seconds: Sequence[tuple[str, float]]) -> str:
     return _table(("part", "time", "share"), [*rows, ("<b>total</b>", f"<b>{total:.1f} s</b>", "")])
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """`4:12`, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
@@ -214,10 +198,66 @@ def _clock(seconds: float) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells that are HTML already; every column but the first stands right where the table has a head."""
     numbers = ' class="n"' if any(head) else ""
-    cells = "".join(f"<th{numbers if i else ''}>{escape(name)}</th>" for i, name in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td{numbers if i else ''}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
-        for row in rows
-    )
-    top = f"<tr>{cells}</tr>" if any(head) else ""
-    return f'<div class="wide"><table>{top}{body}</table></div>'
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        cells = (f"<{tag}{numbers if i else ''}>{cell}</{tag}>" for i, cell in enumerate(row))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    lines = [line("th", head)] if any(head) else []
+    lines += [line("td", row) for row in rows]
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def loss_curve(losses: Sequence[tuple[int, float]]) -> str:
+    """(step, loss) pairs, losses above 0, as an inline SVG on a logarithmic scale: every step, and a running mean."""
+    if len(losses) < 2:
+        return "<p>Too few steps for a curve.</p>"
+    steps = np.array([step for step, _ in losses], float)
+    values = np.log10(np.maximum([loss for _, loss in losses], 1e-12))
+    low, high = float(values.min()), float(values.max())
+    if high - low < 0.1:
+        low, high = low - 0.05, high + 0.05
+    x_scale = (_WIDTH - _LEFT - _RIGHT) / (steps[-1] - steps[0])
+    y_scale = (_HEIGHT - _TOP - _BOTTOM) / (high - low)
+
+    def line(series: np.ndarray, colour: str, stroke: float) -> str:
+        points = zip(_LEFT + (steps - steps[0]) * x_scale, _TOP + (high - series) * y_scale, strict=True)
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        look = f'fill="none" stroke-width="{stroke}" stroke-linejoin="round" style="stroke:var({colour})"'
+        return f'<polyline {look} points="{path}"/>'
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" aria-label="loss by step">']
+    for tick in _log_ticks(low, high):
+        y = _TOP + (high - math.log10(tick)) * y_scale
+        ends = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f'<line {ends} style="stroke:var(--line)"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for tick in _even_ticks(steps[0], steps[-1]):
+        x = _LEFT + (tick - steps[0]) * x_scale
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick:,.0f}</text>')
+    parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 2}" text-anchor="end">step</text>')
+    means = np.array([values[max(0, end - _WINDOW) : end].mean() for end in range(1, len(values) + 1)])
+    parts += [line(values, "--pale", 1), line(means, "--accent", 2), "</svg>"]
+    return "".join(parts)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers whose logarithm lies in [low, high]: 1, 2, 5 times powers of ten, or more where there is room."""
+    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), tuple(np.arange(10, 100) / 10)):
+        decades = range(math.floor(low), math.floor(high) + 1)
+        ticks = [float(f"{d}e{decade}") for decade in decades for d in digits]
+        inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
+        if len(inside) >= 3:
+            return inside[:: -(-len(inside) // 8)]
+    return inside
+
+
+def _even_ticks(first: float, last: float) -> list[float]:
+    """At most seven round step numbers in [first, last]."""
+    unit = 10 ** math.floor(math.log10(max(last - first, 1)))
+    for size in (unit / 5, unit / 2, unit, 2 * unit):
+        size = max(1.0, size)
+        ticks = np.arange(math.ceil(first / size) * size, last + size / 1000, size)
+        if len(ticks) <= 7:
+            break
+    return ticks.tolist()

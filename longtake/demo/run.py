@@ -19,29 +19,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from longtake import __version__
+from longtake import __version__, presets
 from longtake.contracts import UserError
 from longtake.data import ClipTable, probe_table
 from longtake.data.shapes import COLOURS, make_shapes, split_prompts
 from longtake.demo.place import REPORT, Note, choose_folder, find_run, free_folder, read_note
-from longtake.demo.report import BucketRow, DemoReport, Group, Sample, percent, write_report
+from longtake.demo.report import DemoReport, Group, ShownSample, clock, percent, write_report
+from longtake.durable import replace
 from longtake.evaluate import Accuracy, judge, score
-from longtake.generate import Source, Video, generate, open_system, read_video, resolve_source
+from longtake.generate import GenerationSource, Video, generate, open_system, read_video, resolve_source
 from longtake.parallel import World, start_world
 from longtake.system import System
 from longtake.track import METRICS_FILE, read_lines
 from longtake.train import Outcome, RunConfig, read_run, train
 
-CONFIG = Path(__file__).with_name("shapes.py")
+CONFIG = presets.FOLDER / "demo" / "shapes.py"
 NUM_CLIPS, NUM_STILLS = 1440, 180
 _VIDEOS_AT_ONCE = 32
 _OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One set of videos that the demo makes and judges."""
-
+class DemoKind:
     name: str
     title: str
     prompts: Sequence[str]
@@ -66,18 +65,18 @@ class DemoOutcome:
         return self.report is None
 
 
-def kinds() -> list[Kind]:
+def kinds() -> list[DemoKind]:
     """What is generated: the main bucket first, then every other bucket, then what training never showed."""
     seen, unseen = split_prompts()
     stills = [f"a {colour} circle" for colour in COLOURS]
     return [
-        Kind("main", "Main bucket: 32 x 32, 8 frames", seen, "1:1", 8, 24),
-        Kind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 6),
-        Kind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 6),
-        Kind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 6),
-        Kind("heldout", "Never shown in training: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
-        Kind("heldout_long", "Never shown in training: 32 x 32, 16 frames", unseen, "1:1", 16, 6),
-        Kind("stills", "Stills: 32 x 32", stills, "1:1", 1, 6),
+        DemoKind("main", "Main bucket: 32 x 32, 8 frames", seen, "1:1", 8, 24),
+        DemoKind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 6),
+        DemoKind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 6),
+        DemoKind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 6),
+        DemoKind("heldout", "Never shown in training: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
+        DemoKind("heldout_long", "Never shown in training: 32 x 32, 16 frames", unseen, "1:1", 16, 6),
+        DemoKind("stills", "Stills: 32 x 32", stills, "1:1", 1, 6),
     ]
 
 
@@ -111,11 +110,14 @@ def run_demo(
         return outcome
 
 
+@dataclass
 class Demo:
     """One demo under way: where it is, what it was asked for, and its processes. Every method is collective."""
 
-    def __init__(self, folder: Path, note: Note, world: World, console: Console) -> None:
-        self.folder, self.note, self.world, self.console = folder, note, world, console
+    folder: Path
+    note: Note
+    world: World
+    console: Console
 
     def take(self, config: RunConfig, source: str) -> DemoOutcome:
         """Takes all steps in their order, those that an earlier call has done in no time."""
@@ -137,17 +139,15 @@ class Demo:
         report = self.folder / REPORT
         self.world.on_main(lambda: write_report(report, self.findings(config, run, groups, real)))
         self.console.print(_accuracy_table(groups))
-        self.say(f"{_duration(sum(self.note.seconds.values()))} in all; open in a browser: {report}")
+        self.say(f"{clock(sum(self.note.seconds.values()))} in all; open in a browser: {report}")
         accuracy = self.world.broadcast(
             {kind.name: group.accuracy for kind, group in zip(kinds(), groups, strict=False)}
         )
         return DemoOutcome(self.folder, run, accuracy, report, self.note.seconds)
 
     def clips(self) -> Accuracy:
-        """Makes the clips and their table, or takes those that are there; returns what the judge sees in them. Rank 0.
-
-        The table is the last to be written: without it all clips are made anew, equal to what they were.
-        """
+        """Makes the clips and last their table, or takes those that are there; returns what the judge sees in them.
+        Rank 0."""
         table, num_files = _table(self.folder), self.note.num_clips + self.note.num_stills
         with self.bar() as bar:
 
@@ -160,17 +160,16 @@ class Demo:
                 shapes = make_shapes(table.parent, **counts, progress=shown("making clips"))
                 probe_table(shapes.table, table, progress=shown("probing"))
             clips = ClipTable.open(table)
-            real = score(bar.track(_captioned(clips), total=len(clips), description="judging them"))
+            pairs = ((clips.caption(row), read_video(Path(clips.location(row)))) for row in range(len(clips)))
+            real = score(bar.track(pairs, total=len(clips), description="judging them"))
         self.say(f"{len(clips)} mp4 and png files with captions, listed in {table}")
         seen = f"the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of them"
         self.say(f"the judge, which is shown pixels alone, names {seen} rightly")
         return real
 
     def samples(self, checkpoint: str) -> list[Group]:
-        """Generates every kind of video with the averaged weights and judges the files; groups on rank 0.
-
-        The files appear in `samples/` when all are made; what an interrupted call has left of them is removed.
-        """
+        """Generates every kind of video with the averaged weights and judges the files, which appear in `samples/` when
+        all are made; groups on rank 0."""
         source = resolve_source(checkpoint, ["--batch-size", str(_VIDEOS_AT_ONCE), "--grid"])
         system = open_system(source, self.world, self.say)
         partial = self.folder / ".samples.partial"
@@ -187,37 +186,36 @@ class Demo:
                 made += len(videos)
                 if self.world.is_main:
                     groups.append(_judged(kind, videos))
-        place = self.world.on_main(lambda: partial.rename(free_folder(self.folder / "samples")))
+        place = self.world.on_main(lambda: replace(partial, free_folder(self.folder / "samples")))
         self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
         return groups
 
     def videos(
-        self, kind: Kind, source: Source, system: System, folder: Path, progress: Callable[[float, int], None]
+        self,
+        kind: DemoKind,
+        source: GenerationSource,
+        system: System,
+        folder: Path,
+        progress: Callable[[float, int], None],
     ) -> list[Video]:
-        """Generates one kind of video into `folder`."""
-        option = source.config.sampling_option.model_copy(
-            update={"aspect_ratio": kind.aspect_ratio, "num_frames": kind.num_frames}
-        )
-        config = source.config.model_copy(
-            update={"prompt": list(kind.prompts), "sampling_option": option, "save_dir": str(folder)}
-        )
-        return generate(system, config, self.world, _silent, progress)
+        size = {"aspect_ratio": kind.aspect_ratio, "num_frames": kind.num_frames}
+        option = source.config.sampling_option.model_copy(update=size)
+        own = {"prompt": list(kind.prompts), "sampling_option": option, "save_dir": str(folder)}
+        config = source.config.model_copy(update=own)
+        return generate(system, config, self.world, lambda line: None, progress)
 
     def findings(self, config: RunConfig, run: Outcome, groups: Sequence[Group], real: Accuracy) -> DemoReport:
-        """Everything the report shows. Rank 0."""
         lines = read_lines(run.folder / METRICS_FILE)
         buckets = json.loads((run.folder / "bucket_report.json").read_text(encoding="utf-8"))
-        device = torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else _cpu_name()
+        on_cuda, cpu = self.world.device.type == "cuda", f"CPU, {os.cpu_count()} cores, {platform.machine()}"
+        device = torch.cuda.get_device_name(self.world.device) if on_cuda else cpu
         return DemoReport(
             num_steps=run.clock.global_step,
             num_clips=buckets["clips"],
             real=real,
             groups=groups,
             losses=[(line["step"], line["loss"]) for line in lines],
-            buckets=[
-                BucketRow(name, tuple(b["shape"]), b["batch_size"], b["clips"], b["micro_batches"])
-                for name, b in buckets["buckets"].items()
-            ],
+            buckets=buckets["buckets"],
             seconds=list(self.note.seconds.items()),
             facts=[
                 ("device", f"{self.world.size} x {device}" if self.world.size > 1 else device),
@@ -236,7 +234,6 @@ class Demo:
         )
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Prints a line on rank 0."""
         self.console.print(text, style=style, markup=False)
 
     @contextmanager
@@ -263,16 +260,11 @@ def _table(folder: Path) -> Path:
     return folder / "clips" / "clips.parquet"
 
 
-def _captioned(table: ClipTable) -> Iterator[tuple[str, np.ndarray]]:
-    """Every file of the table, decoded, beside its caption."""
-    return ((table.caption(row), read_video(table.path(row))) for row in range(len(table)))
-
-
-def _judged(kind: Kind, videos: Sequence[Video]) -> Group:
+def _judged(kind: DemoKind, videos: Sequence[Video]) -> Group:
     """Reads the files of a kind back, judges all, and picks the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
     picks = np.linspace(0, len(pairs) - 1, min(kind.num_shown, len(pairs))).round().astype(int)
-    shown = [Sample(*pairs[pick], judge(pairs[pick][1])) for pick in picks]
+    shown = [ShownSample(*pairs[pick], judge(pairs[pick][1])) for pick in picks]
     return Group(kind.title, score(pairs), shown)
 
 
@@ -296,17 +288,3 @@ def _refuse_own_keys(overrides: Sequence[str]) -> None:
                 f"{word.split('=')[0]}: the demo makes its own clips and folders; choose the place with --folder, "
                 f"or train on other clips with longtake train {CONFIG} --dataset.data-path clips.csv"
             )
-
-
-def _cpu_name() -> str:
-    return f"CPU, {os.cpu_count()} cores, {platform.machine()}"
-
-
-def _duration(seconds: float) -> str:
-    """`4 min 12 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _silent(text: str) -> None:
-    """The bar says enough."""

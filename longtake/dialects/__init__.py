@@ -1,5 +1,10 @@
 """The command lines and run files of other systems, in their own words, as runs of Longtake."""
 
-from longtake.dialects.opensora_v2 import OpenSora
+from typing import TYPE_CHECKING
 
-__all__ = ["OpenSora"]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.dialects.opensora_v2 import OpenSora
+
+__getattr__ = lazy_exports(__name__)

@@ -24,11 +24,8 @@ class Fixed:
 
 
 class Translation:
-    """Takes words out of a tree and puts others in.
-
-    What was written higher up, in a file upon its base or as a flag, counts, whichever words it is written in. Two
-    values of one height that differ are a fault.
-    """
+    """Takes words out of a tree and puts others in. Whichever words it is written in, what was written higher up
+    counts; two values of one height that differ are a fault."""
 
     def __init__(self, tree: Branch, heights: Heights, report: Report, say: Say) -> None:
         self.tree, self.heights, self.report, self.say = tree, heights, report, say
@@ -44,7 +41,6 @@ class Translation:
         return node
 
     def value(self, name: str) -> Any:
-        """The plain value at a dotted name; None where there is none."""
         node = self.get(name)
         return None if node is None else plain(node)
 
@@ -58,10 +54,8 @@ class Translation:
         return node
 
     def put(self, name: str, value: Any, like: Node, said_as: str = "") -> None:
-        """Writes plain data at a dotted name, as if it stood where `like` does, unless something higher is there.
-
-        None is written over something only. `said_as`: the word that the user wrote.
-        """
+        """Writes plain data at a dotted name as if it stood where `like` does, unless something higher is there; None
+        only over something. `said_as`: the word that the user wrote."""
         if isinstance(value, Mapping):
             for key, item in value.items():
                 self.put(f"{name}.{key}", item, like, said_as)
@@ -84,7 +78,6 @@ class Translation:
         self.say(f"{name} = {shown(plain(node))} ({node.origin}): {text}")
 
     def refuse(self, name: str, node: Node, rule: str, fix: str = "") -> None:
-        """Reports a word that has no counterpart."""
         self.report(Fault(str(node.origin), shown(plain(node)), rule, fix, name))
 
     def move(self, names: Mapping[str, str], wins: bool = False) -> None:

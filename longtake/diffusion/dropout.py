@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,25 +10,32 @@ from torch import Tensor
 from longtake.contracts import Conditions
 
 
-def drop_text(conditions: Conditions, empty: Conditions, uniforms: Tensor, ratios: tuple[float, float]) -> Conditions:
-    """Replaces the text of some samples by that of the empty prompt.
+def drop_text(
+    conditions: Conditions, empty: Conditions, uniforms: Mapping[str, Tensor], ratios: Mapping[str, float]
+) -> Conditions:
+    """Replaces the text of some samples by what stands for no text, each condition on its own.
 
-    The token sequence goes where uniforms[:, 0] < ratios[0], the pooled vector where uniforms[:, 1] < ratios[1],
-    independently. uniforms: float32 [B, 2] in [0, 1). empty: text [1, L, Dt] and vector [1, Dv] (or with B rows), of
-    the shapes the conditions have. A condition that is None stays None.
+    A sample's condition `name` goes where uniforms[name] < ratios[name]; uniforms: condition -> float32 [B] in [0, 1).
+    empty: conditions of one row, or of B, of the shapes that those of the samples have. Where it has a mask, the mask
+    goes with the text; where it has none, the sample's own mask stays. A condition that is not there stays away.
     """
-    return replace(
-        conditions,
-        text=_replace_rows(conditions.text, empty.text, uniforms[:, 0], ratios[0]),
-        vector=_replace_rows(conditions.vector, empty.vector, uniforms[:, 1], ratios[1]),
-    )
+    for name, ratio in ratios.items():
+        if ratio == 0.0 or name not in conditions:
+            continue
+        values = conditions[name]
+        drop = (uniforms[name] < ratio).to(values.device)
+        nothing = _where(drop, empty[name].to(values) if name in empty else None, values)
+        masks = {name: _where(drop, empty.masks[name], conditions.masks[name])} if name in empty.masks else {}
+        conditions = conditions.updated(masks, **{name: nothing})
+    return conditions
 
 
-def _replace_rows(values: Tensor | None, empty: Tensor | None, uniforms: Tensor, ratio: float) -> Tensor | None:
-    if values is None or ratio == 0.0:
-        return values
-    if empty is None or empty.shape[1:] != values.shape[1:]:
-        found = None if empty is None else tuple(empty.shape[1:])
-        raise ValueError(f"the empty prompt has shape {found} where the texts have {tuple(values.shape[1:])}")
-    drop = (uniforms < ratio).to(values.device).view(-1, *[1] * (values.dim() - 1))
-    return torch.where(drop, empty.to(values), values)
+def _where(rows: Tensor, value: Tensor | None, other: Tensor) -> Tensor:
+    """Rows of `value` (or its only one) where `rows` [B] is True, else of `other` [B, ...]; one for all captions of a
+    clip where `other` has several."""
+    if value is not None and value.dim() == other.dim() - 1:
+        value = value.unsqueeze(1).expand(-1, other.shape[1], *value.shape[1:])
+    if value is None or value.shape[1:] != other.shape[1:]:
+        found = None if value is None else tuple(value.shape[1:])
+        raise ValueError(f"the empty prompt has shape {found} where the texts have {tuple(other.shape[1:])}")
+    return torch.where(rows.view(-1, *[1] * (other.dim() - 1)), value, other)

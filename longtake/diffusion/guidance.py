@@ -1,13 +1,15 @@
 """Classifier-free guidance (Ho and Salimans, 2022), with text alone or with text and known frames.
 
-Every rule here is linear in the branches: v = sum of coefficient x branch. A branch whose coefficient is 0 is not run,
-which saves 27 % (image-to-video) to 47 % (text-to-video) of Open-Sora 2.0's network calls at its 50 oscillating steps.
+By text alone v = negative + text (prompt - negative); with known frames, as in Open-Sora 2.0, v = nothing + image
+(negative - nothing) + text (prompt - negative), where `prompt` and `negative` see the known frames and `nothing` sees
+neither them nor the text. Either is linear: v = sum of coefficient x branch. A branch of coefficient 0 is not run: that
+saves 27 % (image-to-video) to 47 % (text-to-video) of Open-Sora 2.0's network calls at its 50 oscillating steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,31 +20,13 @@ from longtake.diffusion.solvers import Scale, over_frames
 PROMPT, NEGATIVE, NOTHING = "prompt", "negative", "nothing"  # branches: the last also goes without the known frames
 
 
-def cfg(cond: Tensor, uncond: Tensor, scale: Scale) -> Tensor:
-    """Guidance by text: uncond + scale (cond - uncond); [B, C, F, h, w]. At scale 1 `uncond` need not be computed."""
-    return uncond + over_frames(scale, cond) * (cond - uncond)
-
-
-def cfg_with_frames(prompt: Tensor, negative: Tensor, nothing: Tensor, text: Scale, image: Scale) -> Tensor:
-    """Guidance by text and by known frames, as in Open-Sora 2.0; [B, C, F, h, w].
-
-    nothing + image (negative - nothing) + text (prompt - negative), where `prompt` and `negative` saw the known frames
-    and `nothing` saw neither them nor the text.
-    """
-    by_image = over_frames(image, prompt) * (negative - nothing)
-    return nothing + by_image + over_frames(text, prompt) * (prompt - negative)
-
-
 def oscillate(scale: float, step: int, num_held: int = 10) -> float:
     """The scale for the first `num_held` steps and every even one after; 1 at the others."""
     return scale if step < num_held or step % 2 == 0 else 1.0
 
 
-def frame_scales(scale: float, step: int, num_steps: int, num_frames: int) -> Tensor:
-    """A scale for each latent frame, float32 [F]: from 1 at the first to a ceiling at the last, which falls from
-    `scale` at step 0 towards 1 at `num_steps`. One latent frame has scale 1."""
-    ceiling = torch.linspace(scale, 1, num_steps + 1)[step]
-    return torch.linspace(1, ceiling.item(), num_frames)
+# (scale, step, steps, time on the objective's grid) -> the text scale of that step
+GuidanceRule = Callable[[float, int, int, float], float]
 
 
 @dataclass(frozen=True)
@@ -54,25 +38,29 @@ class GuidanceScales:
     text_osci: bool = False
     image_osci: bool = False
     scale_temporal_osci: bool = False  # image guidance grows over the frames and fades over the steps
+    rule: GuidanceRule | None = None  # of a family whose text scale changes over the steps in a way of its own
 
-    def text(self, step: int) -> float:
-        """The text scale of a step."""
+    def text(self, step: int, num_steps: int = 1, t: Tensor | None = None) -> float:
+        """The text scale of a step; its time `t` [B], alike in a batch, is read where there is a `rule`."""
+        if self.rule is not None and t is not None:
+            return self.rule(self.guidance, step, num_steps, t[0].item())
         return oscillate(self.guidance, step) if self.text_osci else self.guidance
 
     def image(self, step: int, num_steps: int, num_frames: int) -> Tensor:
         """The image scale of each latent frame at a step, float32 [F]; needs `guidance_img`."""
         assert self.guidance_img is not None, "no known frames to be guided by"
         scale = oscillate(self.guidance_img, step) if self.image_osci else self.guidance_img
-        if self.scale_temporal_osci and scale > 1.0:
-            return frame_scales(self.guidance_img, step, num_steps, num_frames)
+        if self.scale_temporal_osci and scale > 1.0:  # from 1 at the first frame to a ceiling that falls over the steps
+            ceiling = torch.linspace(self.guidance_img, 1, num_steps + 1)[step]
+            return torch.linspace(1, ceiling.item(), num_frames)
         return torch.full((num_frames,), scale)
 
-    def coefficients(self, step: int, num_steps: int, num_frames: int) -> dict[str, Scale]:
+    def coefficients(self, step: int, num_steps: int, num_frames: int, t: Tensor | None = None) -> dict[str, Scale]:
         """What each branch is multiplied by; the keys are the branches needed, those of coefficient 0 are left out.
 
         Image scales enter in float32. The coefficients of a step add up to 1.
         """
-        text = self.text(step)
+        text = self.text(step, num_steps, t)
         if self.guidance_img is None:
             terms: dict[str, Scale] = {PROMPT: text, NEGATIVE: 1.0 - text}
         else:
@@ -81,34 +69,21 @@ class GuidanceScales:
         return {name: scale for name, scale in terms.items() if torch.as_tensor(scale).any()}
 
 
-def guided(
-    velocity: Callable[[Tensor, Tensor, Conditions], Tensor],
-    branches: Mapping[str, Conditions],
-    scales: GuidanceScales,
-    num_steps: int,
-    batched: bool = True,
-    beside: Sequence[GuidanceScales] = (),
-) -> Guided:
-    """A denoiser for a solver: runs the branches a step needs and adds them up by their coefficients.
-
-    velocity(x, t, conditions) -> [B, C, F, h, w]. branches: the conditions of "prompt", "negative" and, where there
-    are known frames, "nothing"; each for the whole batch. batched: all branches of a step as one batch; False: one
-    after the other, which gives the same and needs the memory of one. beside: the scales of other ranks, which gather
-    weights together with this one and so must run as often: in turn, the calls are as many as the most of any.
-    """
-    return Guided(velocity, branches, scales, num_steps, batched, tuple(beside))
-
-
 @dataclass(frozen=True)
 class Guided:
-    """See `guided`. Calling it, or asking for branches, raises KeyError for one that is needed and missing."""
+    """A denoiser for a solver: runs the branches a step needs and adds them up by their coefficients.
 
-    velocity: Callable[[Tensor, Tensor, Conditions], Tensor]
-    conditions: Mapping[str, Conditions]
+    Calling it, or asking for branches, raises KeyError for one that is needed and missing.
+    """
+
+    velocity: Callable[[Tensor, Tensor, Conditions], Tensor]  # (x, t, conditions) -> [B, C, F, h, w]
+    conditions: Mapping[str, Conditions]  # of each branch, for the whole batch
     scales: GuidanceScales
     num_steps: int
-    batched: bool = True
-    beside: tuple[GuidanceScales, ...] = ()
+    batched: bool = True  # branches as one batch; False: one after the other, the same in the memory of one
+    # Scales of other ranks, which gather weights together with this one and so must run as often: in turn, the calls
+    # are as many as the most of any.
+    beside: Sequence[GuidanceScales] = ()
 
     def __call__(self, x: Tensor, t: Tensor, step: int) -> Tensor:
         parts = self.branches(x, t, step).values()
@@ -116,7 +91,7 @@ class Guided:
 
     def branches(self, x: Tensor, t: Tensor, step: int) -> dict[str, tuple[Scale, Tensor]]:
         """Name -> (coefficient, velocity [B, C, F, h, w] float32) of the branches that the step needs."""
-        terms = self.scales.coefficients(step, self.num_steps, x.shape[2])
+        terms = self.scales.coefficients(step, self.num_steps, x.shape[2], t)
         if not self.batched:
             return self._in_turn(terms, x, t, step)
         count = len(terms)
@@ -126,21 +101,19 @@ class Guided:
 
     def _in_turn(self, terms: dict[str, Scale], x: Tensor, t: Tensor, step: int) -> dict[str, tuple[Scale, Tensor]]:
         found = {name: (scale, self.velocity(x, t, self.conditions[name]).float()) for name, scale in terms.items()}
-        most = max((len(other.coefficients(step, self.num_steps, x.shape[2])) for other in self.beside), default=0)
-        for _ in range(most - len(terms)):
+        others = (other.coefficients(step, self.num_steps, x.shape[2], t) for other in self.beside)
+        for _ in range(max(map(len, others), default=0) - len(terms)):
             self.velocity(x, t, self.conditions[next(iter(terms))])
         return found
 
 
 def join_conditions(parts: list[Conditions]) -> Conditions:
     """Conditions of several batches as those of one, along B. All must carry the same ones."""
-    joined: dict[str, object] = {}
-    for field in fields(Conditions):
-        values = [getattr(part, field.name) for part in parts]
-        if field.name == "extra":
-            joined["extra"] = {key: torch.cat([value[key] for value in values]) for key in values[0]}
-        elif any(value is not None for value in values):
-            if any(value is None for value in values):
-                raise ValueError(f"the condition {field.name!r} is given for some branches of guidance and not for all")
-            joined[field.name] = torch.cat(values)
-    return Conditions(**joined)
+    for tensors in (parts, [part.masks for part in parts]):
+        some = set().union(*tensors)
+        if lacking := sorted(name for name in some if any(name not in of_branch for of_branch in tensors)):
+            raise ValueError(f"the condition {lacking[0]!r} is given for some branches of guidance and not for all")
+    return Conditions(
+        {name: torch.cat([part[name] for part in parts]) for name in parts[0]},
+        {name: torch.cat([part.masks[name] for part in parts]) for name in parts[0].masks},
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ OnStep = Callable[[int, int, Tensor], None]
 Scale = float | Tensor  # of a branch of guidance: one number, or one for each latent frame, float32 [F]
 # What a solver remembers of the sample under way: branch of guidance -> (time, velocity) when it was last computed.
 Past = dict[str, tuple[Tensor, Tensor]]
-SolverName = Literal["euler", "ab2"]
+Hold = Callable[[Tensor, Tensor], Tensor]  # hold(x, t) -> x with what is known of it at time t
+# noise(index of a step) -> standard normal numbers [B, C, F, h, w]: each video's own, by its seed.
+StepNoise = Callable[[int], Tensor]
 
 
 @runtime_checkable
@@ -26,39 +28,56 @@ class Branched(Protocol):
 
     def branches(self, x: Tensor, t: Tensor, step: int) -> Mapping[str, tuple[Scale, Tensor]]:
         """Name -> (scale, velocity [B, C, F, h, w] float32) of the branches that this step needs."""
-        ...
 
 
 class Solver(ABC):
     """Walks a time grid. A solver is its `step`; the loop is the same for all."""
 
     @abstractmethod
-    def step(self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past) -> Tensor:
+    def step(
+        self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past, noise: StepNoise
+    ) -> Tensor:
         """One step of x [B, C, F, h, w] from time t to t_next (float32 scalars); float32 in and out.
 
-        past: empty at the first step of a sample; the solver may write into it.
+        past: empty at the first step of a sample; the solver may write into it. noise: for a solver that adds some.
         """
 
     @torch.no_grad()
-    def sample(self, denoise: Denoise, x: Tensor, grid: Tensor, on_step: OnStep | None = None) -> Tensor:
+    def sample(
+        self,
+        denoise: Denoise,
+        x: Tensor,
+        grid: Tensor,
+        on_step: OnStep | None = None,
+        noise: StepNoise | None = None,
+        hold: Hold | None = None,
+    ) -> Tensor:
         """Takes x [B, C, F, h, w] from time grid[0] to grid[-1]; returns float32 of the same shape.
 
-        grid: float32 [steps + 1], as `RectifiedFlow.grid` makes it.
+        grid: float32 [steps + 1], as the objective makes it. hold: what is done to x before each step, and at the end.
         """
         x, grid = x.float(), grid.to(x.device, torch.float32)
         num_steps = len(grid) - 1
         past: Past = {}
         for index in range(num_steps):
-            x = self.step(denoise, x, grid[index], grid[index + 1], index, past)
+            if hold is not None:
+                x = hold(x, grid[index])
+            x = self.step(denoise, x, grid[index], grid[index + 1], index, past, noise or _no_noise)
             if on_step is not None:
                 on_step(index + 1, num_steps, x)
-        return x
+        return x if hold is None else hold(x, grid[-1])
+
+
+def _no_noise(index: int) -> Tensor:
+    raise ValueError(f"step {index}: this solver adds noise, and was given none")
 
 
 class Euler(Solver):
     """The first-order rule x + (t_next - t) v, one call of the network in a step."""
 
-    def step(self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past) -> Tensor:
+    def step(
+        self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past, noise: StepNoise
+    ) -> Tensor:
         velocity = denoise(x, t.expand(len(x)), index)
         return x + (t_next - t) * velocity.float()
 
@@ -78,7 +97,9 @@ class AdamsBashforth2(Solver):
     Euler can be the better of the two (`benchmarks/results/solver.json`).
     """
 
-    def step(self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past) -> Tensor:
+    def step(
+        self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past, noise: StepNoise
+    ) -> Tensor:
         times = t.expand(len(x))
         if isinstance(denoise, Branched):
             parts = denoise.branches(x, times, index)
@@ -93,11 +114,6 @@ class AdamsBashforth2(Solver):
             past[name] = t, velocity
             total += over_frames(scale, mean) * mean
         return x + (t_next - t) * total
-
-
-def make_solver(name: SolverName) -> Solver:
-    """The solver of that name."""
-    return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
 
 
 def over_frames(scale: Scale, like: Tensor) -> Scale:

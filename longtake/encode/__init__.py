@@ -1,23 +1,14 @@
-"""Latents and text embeddings ahead of time: what to encode (`plan`), for whom (`fingerprint`), the work (`run`),
-whether a store fits a run (`fit`) and is undamaged (`verify`)."""
+"""Latents and text embeddings ahead of time: what to encode (`plan`), the work (`run`), whether a store
+fits a run (`fit`) and is undamaged (`verify`)."""
 
-from longtake.encode.fingerprint import make_fingerprint, weights_digest
-from longtake.encode.fit import FittingStore, open_fitting_store
-from longtake.encode.plan import Plan, encode_inputs, make_plan
-from longtake.encode.run import EncodeOptions, EncodeResult, encode
-from longtake.encode.verify import VerifyResult, verify_store
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EncodeOptions",
-    "EncodeResult",
-    "FittingStore",
-    "Plan",
-    "VerifyResult",
-    "encode",
-    "encode_inputs",
-    "make_fingerprint",
-    "make_plan",
-    "open_fitting_store",
-    "verify_store",
-    "weights_digest",
-]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.encode.fit import FittingStore, make_fingerprint, open_fitting_store, weights_digest
+    from longtake.encode.plan import Plan, encode_inputs, make_plan
+    from longtake.encode.run import DTYPES, EncodeOptions, EncodeResult, encode
+    from longtake.encode.verify import VerifyResult, verify_store
+
+__getattr__ = lazy_exports(__name__)

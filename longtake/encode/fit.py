@@ -1,21 +1,39 @@
-"""Whether a latent store fits a run: same settings, same clips, nothing missing."""
+"""What decides the contents of a latent store, as plain data, and whether a store fits a run: same settings, same
+clips, nothing missing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from longtake.buckets import BucketRule, OrderInputs
+from longtake.buckets import BucketLaw, OrderInputs
 from longtake.contracts import UserError
-from longtake.data import ClipTable, DatasetConfig, EncoderFacts, LatentStore, MixedTable, SlotDataset, text_hash
+from longtake.data import (
+    ClipTable,
+    DatasetConfig,
+    EncoderFacts,
+    LatentSource,
+    LatentStore,
+    MixedTable,
+    SlotDataset,
+    text_hash,
+)
+from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import MEND
-from longtake.data.latents.store import CLIP_FACTS, read_facts
-from longtake.encode.fingerprint import differences, encoder_digests, make_fingerprint
+from longtake.data.latents.store import FACT_COLUMNS, read_facts
 from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
-from longtake.encode.verify import file_size
+from longtake.encode.shards import file_facts
+from longtake.encoders import Autoencoder
 from longtake.parallel import World
 from longtake.system import Encoders, SystemConfig
 
@@ -25,11 +43,76 @@ _FILES_TRIED = 200  # clip files whose size is compared, evenly spread; `--verif
 _READERS = 16  # threads that look at files: on a network disk each look is a wait
 
 
+_ABSENT = object()  # the value of a key that is not there
+PIXELS = 1  # raised when equal settings begin to give other frames, pixels or captions
+
+
+def make_fingerprint(config: SystemConfig, dataset: DatasetConfig, rule: BucketLaw, stage: int) -> dict[str, Any]:
+    """Key of the config -> value, of everything but the clips that latents and embeddings depend on. Fit for JSON.
+
+    Batch sizes are left out: they decide which samples stand side by side, not what a sample is.
+    """
+    found: dict[str, Any] = {
+        "seed": config.seed,
+        "stage": stage,
+        "compat": config.compat,
+        "dataset.views": dataset.views,
+        "dataset.fps_max": dataset.fps_max,
+        "dataset.captions": [list(pair) for pair in (dataset.captions or {"text": 1.0}).items()],
+        "dataset.vmaf": dataset.vmaf,
+        "pixels": PIXELS,
+        "dataset.transform_name": dataset.transform_name,
+        **rule.content(),
+        "ae": config.ae.content(),
+        **{text.section: getattr(config, text.section).content() for text in config.family.texts},
+    }
+    if companions := config.sample_rules.companions:
+        found["companions"] = [asdict(companion) for companion in companions]
+    return json.loads(json.dumps(found))
+
+
+def differences(present: Mapping[str, Any], stored: Mapping[str, Any], place: str = "") -> list[str]:
+    """Every key whose values differ, with both: `seed is 8 here and 7 in the store`."""
+    found = []
+    for name in dict.fromkeys([*present, *stored]):
+        key = f"{place}.{name}" if place else name
+        here, there = present.get(name, _ABSENT), stored.get(name, _ABSENT)
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            found += differences(here, there, key)
+        elif here != there:
+            shown = ["nothing" if value is _ABSENT else json.dumps(value) for value in (here, there)]
+            found.append(f"{key} is {shown[0]} here and {shown[1]} in the store")
+    return found
+
+
+def weights_digest(encoder: object) -> str | None:
+    """16 hex digits over the names, types and bytes of an encoder's weights; None for one without weights."""
+    module = nn.ModuleDict(encoder.encoding) if isinstance(encoder, Autoencoder) else encoder  # without the decoder
+    state = module.state_dict() if isinstance(module, nn.Module) else {}
+    if not state:
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # collective
+        digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def encoder_digests(encoders: Encoders) -> dict[str, str | None]:
+    """The digest of each encoder's weights."""
+    found = {"autoencoder": weights_digest(encoders.autoencoder)}
+    for text in encoders.texts:
+        found["pooled" if text.pooled else text.condition] = weights_digest(encoders.of_captions[text.condition])
+    return found
+
+
 @dataclass(frozen=True)
 class FittingStore:
     """A store that a run may train from."""
 
-    store: LatentStore
+    store: LatentSource
+    views: int
     needed: int  # entries that the run's views ask for
     missing: int  # of them, those that the store has not
 
@@ -39,30 +122,30 @@ class FittingStore:
         return None if self.missing else self.store.encoders
 
     def refuse_other_weights(self, encoders: Encoders, world: World) -> None:
-        """Raises `UserError` where encoders have other weights than those that made the store. Collective."""
+        """Raises `UserError` where encoders have other weights than those that made a store of ours. Collective."""
 
         def compare() -> None:
-            known = self.store.facts.get("made", {}).get("weights", {})
+            facts = self.store.facts if isinstance(self.store, LatentStore) else {}
+            known = facts.get("made", {}).get("weights", {})
             different = differences(encoder_digests(encoders) if known else {}, known, "weights")
             if different:
                 raise UserError(
-                    f"dataset.latents = {str(self.store.folder)!r}: other weights have made the store "
+                    f"dataset.latents = {self.store.place!r}: other weights have made the store "
                     f"({'; '.join(different)}); train with those, or encode with these into another folder"
                 )
 
         world.on_main(compare)
 
     def __str__(self) -> str:
-        views = self.store.fingerprint["dataset.views"]
         made = "no encoder is loaded" if not self.missing else f"{self.missing} of them are missing and encoded here"
         known = f", with known frames for {', '.join(self.store.kinds)}" if self.store.kinds else ""
-        return f"latents: {self.needed} samples in {views} views{known}, from {self.store.folder}; {made}"
+        return f"latents: {self.needed} samples in {self.views} views{known}, from {self.store.place}; {made}"
 
 
 def open_fitting_store(
     config: SystemConfig,
     dataset: DatasetConfig,
-    rule: BucketRule,
+    rule: BucketLaw,
     table: ClipTable | MixedTable,
     stage: int,
     world: World,
@@ -75,6 +158,9 @@ def open_fitting_store(
     """
     assert dataset.latents is not None
     place = f"dataset.latents = {dataset.latents!r}"
+    if opener := config.family.source_of(dataset.latents):
+        source = world.on_all(lambda: opener(config, table))
+        return _fit_foreign(source, encode_inputs(config.seed, dataset, rule, table, stage), dataset, world)
     fingerprint = make_fingerprint(config, dataset, rule, stage)
 
     def compare() -> tuple[int, int]:
@@ -86,10 +172,11 @@ def open_fitting_store(
             )
         store = LatentStore.open(dataset.latents)
         inputs = encode_inputs(config.seed, dataset, rule, table, stage)
+        latent = store.encoders.latent
         captions = SlotDataset(
-            table, dataset, seed=config.seed, stage=stage, latent=store.encoders.latent, compat=config.compat
+            table, dataset, seed=config.seed, stage=stage, latent=latent, rules=config.sample_rules, law=rule
         )
-        return _compare_clips(store, inputs, table, captions, place)
+        return _Comparison(store, inputs, captions, place).count()
 
     needed, missing = world.on_main(compare)
     if missing and dataset.latents_missing == "refuse":
@@ -99,139 +186,135 @@ def open_fitting_store(
             'dataset.latents_missing = "online" to encode them in training'
         )
     store = world.on_all(lambda: LatentStore.open(dataset.latents, check=False))
-    return FittingStore(store, needed, missing)
+    return FittingStore(store, dataset.views, needed, missing)
 
 
-def _compare_clips(
-    store: LatentStore, inputs: OrderInputs, table: ClipTable | MixedTable, captions: SlotDataset, place: str
-) -> tuple[int, int]:
-    """`(needed, missing)`: the samples of all views, and those that the store has not.
+def _fit_foreign(source: LatentSource, inputs: OrderInputs, dataset: DatasetConfig, world: World) -> FittingStore:
+    """Files of another program, which say nothing of the settings they were made for; what is missing is counted."""
 
-    A whole store that was made for the very same samples has them all; otherwise each is looked up.
-    """
-    made = store.facts["made"]
-    same = store.complete and clips_of(inputs) == {name: made[name] for name in ("table", "copies")}
-    needed = missing = 0
-    for view in range(inputs.views):
-        if same:
-            rows, ids = store.samples(view)
-        else:
-            rows, ids, codes = view_samples(inputs, view)
-            missing += _look_up(store, inputs, table, view, rows, ids, codes, place)
-        needed += len(ids)
-        tried = _spread(len(ids), _CAPTIONS_TRIED)
-        _refuse_other_captions(store, inputs.rule, captions, view, rows[tried], ids[tried], place)
-        if view == 0:
-            tried = _spread(len(ids), _FILES_TRIED)
-            _refuse_other_files(store, table, rows[tried], store.find(view, ids[tried]), place)
-    return needed, missing
+    def count() -> tuple[int, int]:
+        needed = missing = 0
+        for view in range(inputs.views):
+            rows, ids, _ = view_samples(inputs, view)
+            needed, missing = needed + len(ids), missing + int((source.find(view, ids, rows) < 0).sum())
+        return needed, missing
+
+    needed, missing = world.on_main(count)
+    if missing and dataset.latents_missing == "refuse":
+        raise UserError(
+            f"dataset.latents = {source.place!r}: {missing} of the {needed} samples that the run asks for are not in "
+            'it; add them, leave their clips out of the table, or write dataset.latents_missing = "online"'
+        )
+    return FittingStore(source, dataset.views, needed, missing)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A store beside the samples of a run, with the run's numbers, buckets, captions and files; `place` is its name in
+    sentences. Every method raises `UserError` where the store was made of something else."""
+
+    store: LatentStore
+    inputs: OrderInputs
+    captions: SlotDataset
+    place: str
+
+    def count(self) -> tuple[int, int]:
+        """`(needed, missing)`: the samples of all views, and those that the store has not.
+
+        A whole store that was made for the very same samples has them all; otherwise each is looked up.
+        """
+        made = self.store.facts["made"]
+        same = self.store.complete and clips_of(self.inputs) == {name: made[name] for name in ("table", "copies")}
+        needed = missing = 0
+        for view in range(self.inputs.views):
+            if same:
+                rows, ids = self.store.samples(view)
+            else:
+                rows, ids, codes = view_samples(self.inputs, view)
+                missing += self._look_up(view, rows, ids, codes)
+            needed += len(ids)
+            tried = _spread(len(ids), _CAPTIONS_TRIED)
+            self._refuse_other_captions(view, rows[tried], ids[tried])
+            if view == 0:
+                tried = _spread(len(ids), _FILES_TRIED)
+                self._refuse_other_files(rows[tried], self.store.find(view, ids[tried]))
+        return needed, missing
+
+    def _look_up(self, view: int, rows: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> int:
+        """How many samples of a view are missing."""
+        missing = 0
+        for start in range(0, len(ids), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            entries = self.store.find(view, ids[chunk])
+            there = entries >= 0
+            missing += int((~there).sum())
+            self._refuse_other_numbers(rows[chunk][there], entries[there])
+            self._refuse_other_buckets(rows[chunk][there], codes[chunk][there], entries[there])
+        return missing
+
+    def _written(self, row: int) -> str:
+        return self.captions.table.written_path(int(row))
+
+    def _refuse_other_numbers(self, rows: np.ndarray, entries: np.ndarray) -> None:
+        for name in FACT_COLUMNS:
+            here = np.asarray(getattr(self.inputs, name)[rows], np.float64)
+            there = np.asarray(self.store.column(name)[entries], np.float64)
+            wrong = np.flatnonzero((here != there) & ~(np.isnan(here) & np.isnan(there)))
+            if len(wrong):
+                first = wrong[0]
+                raise UserError(
+                    f"{self.place}: {name} of {self._written(rows[first])} is {here[first]:g} in the clip table and "
+                    f"{there[first]:g} in the store (so it is with {len(wrong)} samples); train with the table that "
+                    "was encoded, or encode this one into another folder"
+                )
+
+    def _refuse_other_buckets(self, rows: np.ndarray, codes: np.ndarray, entries: np.ndarray) -> None:
+        """Equal settings and equal numbers give equal buckets, unless the program that made the store was another."""
+        places = {name: number for number, name in enumerate(self.store.buckets)}
+        buckets, stored = self.inputs.rule.buckets, self.store.column("bucket")[entries]
+        ours = np.array([places.get(bucket.name, -1) for bucket in buckets], np.int64)
+        wrong = np.flatnonzero(ours[codes] != stored)
+        if len(wrong):
+            first = wrong[0]
+            raise UserError(
+                f"dataset.latents: {self._written(rows[first])} is in bucket {buckets[codes[first]].name} here and in "
+                f"{self.store.buckets[stored[first]]} in the store (so it is with {len(wrong)} samples); encode again "
+                "into another folder"
+            )
+
+    def _refuse_other_captions(self, view: int, rows: np.ndarray, ids: np.ndarray) -> None:
+        store, rule = self.store, self.inputs.rule
+        places = {bucket.name: number for number, bucket in enumerate(rule.buckets)}
+        for i, entry in enumerate(store.find(view, ids).tolist()):
+            if entry < 0:
+                continue
+            bucket, one = places[store.buckets[store.column("bucket")[entry]]], slice(i, i + 1)
+            (text,) = self.captions.texts(slot_of(rule, view, bucket, rows[one], ids[one]))
+            if text_hash(text) != int(store.column("text")[entry]):
+                raise UserError(
+                    f"{self.place}: the caption of {self._written(rows[i])} is {shown(text)} now, which is not the one "
+                    "that was encoded; encode again into another folder"
+                )
+
+    def _refuse_other_files(self, rows: np.ndarray, entries: np.ndarray) -> None:
+        """Files that are gone do no harm, and a time alone says nothing: a copy has another one."""
+        store, table = self.store, self.captions.table
+        known = [
+            (int(row), int(store.column("file_bytes")[entry]))
+            for row, entry in zip(rows.tolist(), entries.tolist(), strict=True)
+            if entry >= 0 and store.column("shard")[entry] >= 0 and store.column("file_bytes")[entry] >= 0
+        ]
+        with ThreadPoolExecutor(_READERS) as readers:
+            now = [size for size, _ in readers.map(lambda one: file_facts(table.location(one[0])), known)]
+        there = [(row, size, size_now) for (row, size), size_now in zip(known, now, strict=True) if size_now >= 0]
+        changed = [self._written(row) for row, size, size_now in there if size_now != size]
+        if changed:
+            raise UserError(
+                f"{self.place}: {len(changed)} of {len(there)} clip files have another size than when they were "
+                f"encoded (first: {changed[0]}); put the old ones back, or {MEND}, and what belongs to other files"
+            )
 
 
 def _spread(count: int, most: int) -> np.ndarray:
     """At most `most` of `count` places, evenly spread: int64."""
     return np.unique(np.linspace(0, max(0, count - 1), most).astype(np.int64))[:count]
-
-
-def _refuse_other_files(
-    store: LatentStore, table: ClipTable | MixedTable, rows: np.ndarray, entries: np.ndarray, place: str
-) -> None:
-    """Raises `UserError` where clip files have another size than when they were encoded.
-
-    Files that are gone do no harm, and a time alone says nothing: a copy has another one.
-    """
-    known = [
-        (table.location(row), table.written_path(row), int(store.column("file_bytes")[entry]))
-        for row, entry in zip(rows.tolist(), entries.tolist(), strict=True)
-        if entry >= 0 and store.column("shard")[entry] >= 0 and store.column("file_bytes")[entry] >= 0
-    ]
-    with ThreadPoolExecutor(_READERS) as readers:
-        sizes = list(readers.map(file_size, (location for location, _, _ in known)))
-    there = [(path, size, now) for (_, path, size), now in zip(known, sizes, strict=True) if now is not None]
-    changed = [path for path, size, now in there if now != size]
-    if changed:
-        raise UserError(
-            f"{place}: {len(changed)} of {len(there)} clip files have another size than when they were encoded (first: "
-            f"{changed[0]}); put the old ones back, or {MEND}, and what belongs to other files"
-        )
-
-
-def _look_up(
-    store: LatentStore,
-    inputs: OrderInputs,
-    table: ClipTable | MixedTable,
-    view: int,
-    rows: np.ndarray,
-    ids: np.ndarray,
-    codes: np.ndarray,
-    place: str,
-) -> int:
-    """How many samples of a view are missing. Raises `UserError` where one is another than in the store."""
-    missing = 0
-    for start in range(0, len(ids), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        entries = store.find(view, ids[chunk])
-        there = entries >= 0
-        missing += int((~there).sum())
-        _refuse_other_numbers(store, inputs, table, rows[chunk][there], entries[there], place)
-        _refuse_other_buckets(store, inputs.rule, table, rows[chunk][there], codes[chunk][there], entries[there])
-    return missing
-
-
-def _refuse_other_numbers(
-    store: LatentStore,
-    inputs: OrderInputs,
-    table: ClipTable | MixedTable,
-    rows: np.ndarray,
-    entries: np.ndarray,
-    place: str,
-) -> None:
-    for name in CLIP_FACTS:
-        here = np.asarray(getattr(inputs, name)[rows], np.float64)
-        there = np.asarray(store.column(name)[entries], np.float64)
-        wrong = np.flatnonzero((here != there) & ~(np.isnan(here) & np.isnan(there)))
-        if len(wrong):
-            first = wrong[0]
-            raise UserError(
-                f"{place}: {name} of {table.written_path(int(rows[first]))} is {here[first]:g} in the clip table and "
-                f"{there[first]:g} in the store (so it is with {len(wrong)} samples); train with the table that was "
-                "encoded, or encode this one into another folder"
-            )
-
-
-def _refuse_other_buckets(
-    store: LatentStore,
-    rule: BucketRule,
-    table: ClipTable | MixedTable,
-    rows: np.ndarray,
-    codes: np.ndarray,
-    entries: np.ndarray,
-) -> None:
-    """Equal settings and equal numbers give equal buckets, unless the program that made the store was another."""
-    places = {name: number for number, name in enumerate(store.buckets)}
-    ours = np.array([places.get(bucket.name, -1) for bucket in rule.buckets], np.int64)
-    wrong = np.flatnonzero(ours[codes] != store.column("bucket")[entries])
-    if len(wrong):
-        first = wrong[0]
-        raise UserError(
-            f"dataset.latents: {table.written_path(int(rows[first]))} is in bucket {rule.buckets[codes[first]].name} "
-            f"here and in {store.buckets[store.column('bucket')[entries[first]]]} in the store (so it is with "
-            f"{len(wrong)} samples); encode again into another folder"
-        )
-
-
-def _refuse_other_captions(
-    store: LatentStore,
-    rule: BucketRule,
-    captions: SlotDataset,
-    view: int,
-    rows: np.ndarray,
-    ids: np.ndarray,
-    place: str,
-) -> None:
-    entries = store.find(view, ids)
-    for row, entry, text in zip(rows, entries, captions.texts(slot_of(rule, view, 0, rows, ids)), strict=True):
-        if entry >= 0 and text_hash(text) != int(store.column("text")[entry]):
-            raise UserError(
-                f"{place}: the caption of {captions.table.written_path(int(row))} is {text[:80]!r} now, which is not "
-                "the one that was encoded; encode again into another folder"
-            )

@@ -6,31 +6,34 @@ stretches of that order, so whoever makes a shard makes the same one.
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from longtake.buckets import BucketRule, OrderInputs, assign, keyed_draw
-from longtake.contracts import Slot, UserError
+from longtake.buckets import BucketLaw, OrderInputs, assign, keyed_draw
+from longtake.contracts import Caption, Slot, UserError
 from longtake.data import ClipTable, DatasetConfig, MixedTable, order_columns, text_hash
 from longtake.data.latents.shard import MEND, whole_file
-from longtake.data.latents.store import as_array, read_table
+from longtake.data.latents.store import PARTS, as_array, has_segments, read_table
 from longtake.random import hash64
 
 _CHUNK = 1 << 16  # samples whose captions are made at once
 
-Captions = Callable[[Slot], tuple[str, ...]]
+_NUMBERS = {"view": pa.int32(), "bucket": pa.int32(), "row": pa.int64(), "sample": pa.uint64(), "text": pa.uint64()}
+_SCHEMA = pa.schema(_NUMBERS)
+
+Captions = Callable[[Slot], tuple[Caption, ...]]
 
 
 def encode_inputs(
-    config_seed: int, dataset: DatasetConfig, rule: BucketRule, table: ClipTable | MixedTable, stage: int
+    config_seed: int, dataset: DatasetConfig, rule: BucketLaw, table: ClipTable | MixedTable, stage: int
 ) -> OrderInputs:
     """What decides the samples of a view and their buckets.
 
@@ -57,13 +60,13 @@ def view_samples(inputs: OrderInputs, view: int) -> tuple[np.ndarray, np.ndarray
     """The samples of a view that have a bucket, in table order: rows int64, ids uint64, buckets int32, [n] each."""
     rows, ids = inputs.samples(view)
     rows = np.arange(inputs.num_clips) if rows is None else rows
-    columns = (column[rows] for column in (inputs.num_frames, inputs.height, inputs.width, inputs.fps))
+    columns = (column[rows] for column in inputs.columns)
     codes = assign(inputs.rule, *columns, keyed_draw(inputs.seed, inputs.stage, view, ids))
     kept = codes >= 0
     return rows[kept], ids[kept], codes[kept]
 
 
-def slot_of(rule: BucketRule, view: int, bucket: int, rows: np.ndarray, samples: np.ndarray) -> Slot:
+def slot_of(rule: BucketLaw, view: int, bucket: int, rows: np.ndarray, samples: np.ndarray) -> Slot:
     """Samples of one bucket and view as a slot; pass number `view` has that view."""
     shape = replace(rule.buckets[bucket], batch_size=len(rows))
     weights = np.ones(len(rows), np.float32)
@@ -78,15 +81,29 @@ class Plan:
     bucket: np.ndarray  # int32, place in the rule's buckets
     row: np.ndarray  # int64, of the clip table
     sample: np.ndarray  # uint64
-    text: np.ndarray  # uint64, hash of the caption
+    text: np.ndarray  # uint64, hash of the caption, or of all captions of the clip's segments
+    parts: pa.ListArray | None = None  # uint64, hashes of the captions of each entry's segments; None: it has one
 
     def __len__(self) -> int:
         return len(self.view)
 
     @cached_property
+    def each_text(self) -> np.ndarray:
+        """uint64: the hashes of the captions of all entries, one after the other."""
+        return self.text if self.parts is None else np.asarray(self.parts.flatten())
+
+    @cached_property
     def first_of_texts(self) -> np.ndarray:
-        """int64 [U]: the first entry of each different caption, ascending."""
-        return np.sort(np.unique(self.text, return_index=True)[1])
+        """int64 [U]: where each different caption is first among those of all entries, ascending."""
+        return np.sort(np.unique(self.each_text, return_index=True)[1])
+
+    def entry_of_text(self, place: int) -> tuple[int, int]:
+        """The entry to which the caption at a place belongs, and its number among those of the entry."""
+        if self.parts is None:
+            return place, 0
+        starts = np.asarray(self.parts.offsets)
+        entry = int(np.searchsorted(starts, place, side="right")) - 1
+        return entry, place - int(starts[entry])
 
     def latent_shards(self, entries_of: Callable[[int], int]) -> np.ndarray:
         """int64 [n, 2]: (first entry, one past the last) of each shard; `entries_of(bucket)` fit into one.
@@ -107,7 +124,7 @@ class Plan:
         starts = np.arange(0, len(self.first_of_texts), size)
         return np.stack([starts, np.minimum(starts + size, len(self.first_of_texts))], axis=1)
 
-    def slots(self, rule: BucketRule, start: int, stop: int, size: int | None = None) -> Iterator[Slot]:
+    def slots(self, rule: BucketLaw, start: int, stop: int, size: int | None = None) -> Iterator[Slot]:
         """Entries of one shard, in slots of at most `size` samples (None: of the bucket's batch size)."""
         bucket = int(self.bucket[start])
         size = size or rule.buckets[bucket].batch_size
@@ -117,7 +134,8 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Writes the plan as an Arrow file that is whole or absent."""
-        table = pa.table({name: getattr(self, name) for name in _SCHEMA.names}, schema=_SCHEMA)
+        schema = _schema(self.parts is not None)
+        table = pa.table({name: getattr(self, name) for name in schema.names}, schema=schema)
         with whole_file(path) as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
 
@@ -127,45 +145,50 @@ class Plan:
         crc = 0
         for name in _SCHEMA.names:
             crc = zlib.crc32(np.ascontiguousarray(getattr(self, name)).data, crc)
+        for values in () if self.parts is None else (np.asarray(self.parts.offsets, np.int64), self.each_text):
+            crc = zlib.crc32(np.ascontiguousarray(values).data, crc)
         return crc
 
     @classmethod
-    def read(cls, path: Path, crc: int | None = None) -> Plan:
-        """The plan of a file, mapped into memory. Raises `UserError` where it is cut short or has not that `crc`."""
-        table = read_table(path, _SCHEMA)
-        plan = cls(*(as_array(table[name]) for name in _SCHEMA.names))
+    def read(cls, path: Path, facts: Mapping[str, Any]) -> Plan:
+        """The plan of a store with these `facts`, mapped. Raises `UserError` where it is cut short or damaged."""
+        table, crc = read_table(path, _schema(has_segments(facts))), facts.get("plan_crc")
+        parts = table[PARTS].combine_chunks() if PARTS in table.column_names else None
+        plan = cls(*(as_array(table[name]) for name in _SCHEMA.names), parts)
         if crc is not None and plan.crc != crc:
             raise UserError(f"{path}: has another checksum than when written; {MEND}")
         return plan
 
 
-_SCHEMA = pa.schema(
-    [
-        ("view", pa.int32()),
-        ("bucket", pa.int32()),
-        ("row", pa.int64()),
-        ("sample", pa.uint64()),
-        ("text", pa.uint64()),
-    ]
-)
+def _schema(segments: bool) -> pa.Schema:
+    return _SCHEMA.append(pa.field(PARTS, pa.list_(pa.uint64()))) if segments else _SCHEMA
 
 
-def make_plan(inputs: OrderInputs, captions: Captions) -> Plan:
-    """The plan of all views. `captions(slot)` gives the captions of a slot's samples, suffix included."""
-    pieces = []
+def make_plan(inputs: OrderInputs, captions: Captions, segments: bool = False) -> Plan:
+    """The plan of all views. `captions(slot)`: of its samples, suffix included; `segments`: each has several."""
+    pieces, parts = [], []
     for view in range(inputs.views):
         rows, ids, codes = view_samples(inputs, view)
         order = np.argsort(codes, kind="stable")
         rows, ids, codes = rows[order], ids[order], codes[order]
         texts = np.empty(len(rows), np.uint64)
-        for start in range(0, len(rows), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            found = captions(slot_of(inputs.rule, view, 0, rows[chunk], ids[chunk]))
+        for chunk in _chunks(codes):
+            found = captions(slot_of(inputs.rule, view, int(codes[chunk.start]), rows[chunk], ids[chunk]))
             texts[chunk] = np.fromiter(map(text_hash, found), np.uint64, len(found))
+            if segments:
+                parts += [[text_hash(part) for part in text] for text in found]
         pieces.append((np.full(len(rows), view, np.int32), codes, rows, ids, texts))
-    return Plan(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+    listed = pa.array(parts, pa.list_(pa.uint64())) if segments else None
+    return Plan(*(np.concatenate(column) for column in zip(*pieces, strict=True)), listed)
+
+
+def _chunks(codes: np.ndarray) -> Iterator[slice]:
+    """Stretches of samples of one bucket, of at most `_CHUNK`; codes: int32 [n], ascending."""
+    edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    for first, stop in pairwise(edges):
+        yield from (slice(start, min(start + _CHUNK, stop)) for start in range(first, stop, _CHUNK))
 
 
 def entries_per_shard(shard_bytes: int, entry_bytes: int) -> int:
     """How many entries of a size make a shard; at least one."""
-    return max(1, math.floor(shard_bytes / max(1, entry_bytes)))
+    return max(1, shard_bytes // max(1, entry_bytes))

@@ -15,29 +15,20 @@ import pyarrow.csv
 import torch
 
 from longtake._version import __version__
-from longtake.buckets import BucketConfig, BucketRule
-from longtake.contracts import Slot, UserError
+from longtake.buckets import BucketLaw
+from longtake.contracts import ClipFault, Slot, UserError
 from longtake.data import DatasetConfig, LatentStore, SlotLoader, machine_bytes, open_clips
+from longtake.data.latents import store
 from longtake.data.latents.shard import crc_of, remove_abandoned, whole_file, write_tensors
-from longtake.data.latents.store import (
-    EMPTY_FILE,
-    FORMAT_VERSION,
-    INDEX_NAMES,
-    LATENTS,
-    PLAN_FILE,
-    STORE_FILE,
-    TEXTS,
-    gather_index,
-    index_schema,
-    read_facts,
-    read_table,
-)
-from longtake.diffusion import ConditionConfig, Window
-from longtake.encode.fingerprint import differences, encoder_digests, make_fingerprint
+from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
+from longtake.data.rules import MASK
+from longtake.diffusion import Window
+from longtake.encode.fit import differences, encoder_digests, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
     PixelSource,
+    kept_as,
     missing_pieces,
     piece_path,
     write_index,
@@ -64,6 +55,11 @@ class EncodeOptions:
     retry_bad: bool = False  # make those shards anew that have clips which could not be read
     mend: VerifyResult | None = None  # make anew what `verify_store` has found damaged in the folder
 
+    @property
+    def kept_dtype(self) -> torch.dtype | None:
+        """`dtype` as PyTorch's."""
+        return DTYPES.get(self.dtype or "")
+
 
 @dataclass(frozen=True)
 class EncodeResult:
@@ -81,17 +77,17 @@ class EncodeResult:
 def encode(
     config: SystemConfig,
     dataset: DatasetConfig,
-    bucket_config: BucketConfig,
+    rule: BucketLaw,
     stage: int,
     options: EncodeOptions,
     world: World,
     progress: Callable[[int, int], None] | None = None,
-    conditions: ConditionConfig | None = None,
+    kinds: Mapping[str, float] | None = None,
 ) -> EncodeResult:
     """Makes this process's share of the store. Collective over the processes of `world`.
 
-    `conditions`: the kinds of known frames that the run trains on; what a kind makes known of a clip is encoded by
-    itself too, where the clip is long enough. `progress(done, total)`: entries and captions of this process's share.
+    `kinds`: the weights of the kinds of known frames that the run trains on; what a kind makes known of a clip is
+    encoded by itself too, where the clip is long enough. `progress(done, total)`: entries and captions of its share.
     Raises `UserError` where `dataset.views` is 0, the folder holds a store of something else, no clip has a bucket, or
     no clip can be read.
 
@@ -104,73 +100,88 @@ def encode(
         )
     if world.device.type == "cpu":
         tune_host(config.cpu_threads)
-    rule = BucketRule.from_config(bucket_config, config.size_divisor, dataset.fps_max, config.compat)
-    table = world.on_all(lambda: open_clips(dataset))
+    table = world.on_all(lambda: open_clips(dataset, config.sample_rules.columns))
     encoders = build_encoders(config, world.device, world, unequal=True)
     for bucket in rule.buckets:
         encoders.autoencoder.check(*bucket.shape)
     latent = encoders.autoencoder.latent
-    source = PixelSource(table, dataset, seed=config.seed, stage=stage, latent=latent, compat=config.compat)
+    source = PixelSource(
+        table, dataset, seed=config.seed, stage=stage, latent=latent, rules=config.sample_rules, law=rule
+    )
     inputs = encode_inputs(config.seed, dataset, rule, table, stage)
-    windows = windows_of(conditions, rule.buckets, latent)
-    made = clips_of(inputs) | ({"kinds": list(kinds_apart(conditions, latent))} if windows else {})
-    facts = _facts(config, dataset, rule, stage, encoders, options, made, windows)
-    world.on_main(lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts)))
-    plan = world.on_all(lambda: Plan.read(options.folder / PLAN_FILE))
-    work = _Work(plan, rule, facts, options, source, encoders, windows, (world.rank, world.size))
+    windows = windows_of(config, kinds, rule.buckets, latent)
+    made = clips_of(inputs) | ({"kinds": list(kinds_apart(config, kinds, latent))} if windows else {})
+    facts = _facts(config, source, encoders, options, made, windows)
+    world.on_main(
+        lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts, store.has_segments(facts)))
+    )
+    plan = world.on_all(lambda: Plan.read(options.folder / store.PLAN_FILE, facts))
+    work = _EncodeJob(plan, facts, options, source, encoders, windows, (world.rank, world.size))
     continued = work.run(progress or (lambda done, total: None))
     world.barrier()
     missing, bad = world.on_main(lambda: work.finish())
-    views = dataset.views
-    return EncodeResult(options.folder, len(plan), len(plan.first_of_texts), views, continued, missing, bad)
+    sizes = len(plan), len(plan.first_of_texts), dataset.views
+    return EncodeResult(options.folder, *sizes, continued, missing, bad)
 
 
 def _facts(
     config: SystemConfig,
-    dataset: DatasetConfig,
-    rule: BucketRule,
-    stage: int,
+    source: PixelSource,
     encoders: Encoders,
     options: EncodeOptions,
     made: dict[str, Any],
     windows: Mapping[int, Mapping[str, Window]],
 ) -> dict[str, Any]:
-    """What `store.json` will say."""
-    smallest = min((bucket.shape for bucket in rule.buckets), key=np.prod)
+    made = made | {"dtype": options.dtype, "shard_bytes": options.shard_bytes, "weights": encoder_digests(encoders)}
+    smallest = min((bucket.shape for bucket in source.law.buckets), key=np.prod)
     with torch.inference_mode():
-        moments = encoders.moments(torch.zeros(1, 3, *smallest, dtype=torch.uint8))
-        embedded = encoders.embed([""])
-    dtype = DTYPES.get(options.dtype or "")
-    shapes: dict[str, list[Any]] = {name: list("CFhw") for name in moments}
+        posterior = encoders.posterior(torch.zeros(1, 3, *smallest, dtype=torch.uint8))
+        embedded = encoders.embed_nothing() | encoders.embed([""])
+    shapes: dict[str, list[Any]] = {name: list("CFhw") for name in posterior}
     shapes |= {name: list(value.shape[1:]) for name, value in embedded.items()}
     tensors = {
-        name: {"dtype": str(dtype or value.dtype).removeprefix("torch."), "shape": shapes[name]}
-        for name, value in (moments | embedded).items()
+        name: {"dtype": str(kept_as(value, options.kept_dtype).dtype).removeprefix("torch."), "shape": shapes[name]}
+        for name, value in (posterior | embedded).items()
     }
     return {
         "longtake_format": "latent store",
-        "longtake_format_version": FORMAT_VERSION,
-        "fingerprint": make_fingerprint(config, dataset, rule, stage),
-        "made": made
-        | {"dtype": options.dtype, "shard_bytes": options.shard_bytes, "weights": encoder_digests(encoders)},
+        "longtake_format_version": store.FORMAT_VERSION,
+        "fingerprint": make_fingerprint(config, source.config, source.law, source.stage),
+        "made": made,
         "longtake": __version__,
-        "buckets": [bucket.name for bucket in rule.buckets],
+        "buckets": [bucket.name for bucket in source.law.buckets],
         "latent": asdict(encoders.autoencoder.latent),
-        "text_length": encoders.text.max_length,
-        "deterministic": "std" not in moments,
+        "text_length": encoders.text_length,
+        "deterministic": "std" not in posterior,
         "tensors": tensors,
         "windows": {
             str(length): {name: len(window.frames) for name, window in of_length.items()}
             for length, of_length in windows.items()
         },
+        **({"segments": True} if config.family.segments else {}),
+        **({"companions": companions} if (companions := _companion_tensors(config, tensors)) else {}),
     }
+
+
+def _companion_tensors(config: SystemConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> {"dtype", "shape"} of what a store holds of clips' companions; `tensors`: of the clips themselves."""
+    found: dict[str, Any] = {}
+    for one in config.sample_rules.companions:
+        if one.kind == "numbers":
+            found[one.name] = {"dtype": "float32", "shape": ["T", one.width]}
+        elif one.kind == "video":
+            found |= {store.of_window(one.name, moment): tensors[moment] for moment in OF_VIDEO if moment in tensors}
+        else:
+            still = {**tensors["mean"], "shape": [one.most, "C", 1, "h", "w"]}
+            found |= {store.of_window(one.name, "mean"): still, one.name + MASK: {"dtype": "bool", "shape": [one.most]}}
+    return found
 
 
 def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]) -> None:
     """Puts down what the store is, or refuses a folder that holds another one."""
     folder = options.folder
-    if (folder / STORE_FILE).is_file():
-        known = read_facts(folder)
+    if (folder / store.STORE_FILE).is_file():
+        known = store.read_facts(folder)
         found = differences(facts["fingerprint"], known["fingerprint"]) + differences(facts["made"], known["made"])
         if found:
             raise UserError(
@@ -179,30 +190,29 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
             )
         if options.mend is not None:
             _discard(options, options.mend, known, encoders, plan)
-        Plan.read(folder / PLAN_FILE, known.get("plan_crc"))
+        Plan.read(folder / store.PLAN_FILE, known)
         return
-    for kind in (LATENTS, TEXTS):
+    for kind in (store.LATENTS, store.TEXTS):
         (folder / kind).mkdir(parents=True, exist_ok=True)
-    if missing_pieces(folder, LATENTS, range(1)) != [0]:
-        raise UserError(f"{folder}: has shards and no {STORE_FILE}; choose an empty folder with -o")
+    if missing_pieces(folder, store.LATENTS, range(1)) != [0]:
+        raise UserError(f"{folder}: has shards and no {store.STORE_FILE}; choose an empty folder with -o")
     made = plan()
     if not len(made):
         raise UserError(
             "bucket_config: no clip has a bucket in any view; `longtake train` prints the reason for each, loosen "
             "bucket_config or add clips"
         )
-    made.write(folder / PLAN_FILE)
+    made.write(folder / store.PLAN_FILE)
     facts = facts | {"plan_crc": made.crc, "empty_crc": _write_empty(options, encoders)}
-    with whole_file(folder / STORE_FILE) as file:
+    with whole_file(folder / store.STORE_FILE) as file:
         file.write((json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
     """Embeds the empty prompt; returns the CRC-32 of its file's tensors."""
-    dtype = DTYPES.get(options.dtype or "")
     with torch.inference_mode():
-        empty = {k: (v if dtype is None else v.to(dtype)).cpu() for k, v in encoders.embed([""]).items()}
-    write_tensors(options.folder / EMPTY_FILE, empty)
+        empty = {name: kept_as(value, options.kept_dtype) for name, value in encoders.embed_nothing().items()}
+    write_tensors(options.folder / store.EMPTY_FILE, empty)
     return crc_of(empty)
 
 
@@ -218,25 +228,24 @@ def _discard(
         piece = piece_path(folder, kind, number)
         piece.unlink(missing_ok=True)  # first: it is what calls the shard whole
         piece.with_suffix(".safetensors").unlink(missing_ok=True)
-    if PLAN_FILE in found.files:
+    if store.PLAN_FILE in found.files:
         made = plan()
         if facts.get("plan_crc", made.crc) != made.crc:
             raise UserError(
-                f"{folder / PLAN_FILE}: is damaged, and cannot be made again: the captions of the table are not those "
-                "that the store was begun with; encode into another folder"
+                f"{folder / store.PLAN_FILE}: is damaged, and cannot be made again: the captions of the table are not "
+                "those that the store was begun with; encode into another folder"
             )
-        made.write(folder / PLAN_FILE)
-    if EMPTY_FILE in found.files:
+        made.write(folder / store.PLAN_FILE)
+    if store.EMPTY_FILE in found.files:
         _write_empty(options, encoders)
 
 
-class _Work:
+class _EncodeJob:
     """The shards of a store, and this process's share of them."""
 
     def __init__(
         self,
         plan: Plan,
-        rule: BucketRule,
         facts: dict[str, Any],
         options: EncodeOptions,
         source: PixelSource,
@@ -244,45 +253,46 @@ class _Work:
         windows: Mapping[int, Mapping[str, Window]],
         place: tuple[int, int],
     ):
-        self.plan, self.rule, self.options, self.source, self.encoders = plan, rule, options, source, encoders
-        self.windows = windows
-        self.folder, self.dtype = options.folder, DTYPES.get(options.dtype or "")
-        self._entry_bytes = _entry_bytes(facts)
-        self.latents = plan.latent_shards(
-            lambda bucket: entries_per_shard(options.shard_bytes, self._latent_bytes(bucket))
-        )
-        self.texts = plan.text_shards(entries_per_shard(options.shard_bytes, self._entry_bytes[1]))
+        self.plan, self.facts, self.options, self.source, self.encoders = plan, facts, options, source, encoders
+        self.folder, self.rule, self.windows = options.folder, source.law, windows
+        text_bytes = num_bytes(sized(store.tensors_of(facts)[store.TEXTS], source.latent, (1, 1, 1)).values())
+        size = options.shard_bytes
+        self.shards = {  # kind -> int64 [n, 2]
+            store.LATENTS: plan.latent_shards(lambda bucket: entries_per_shard(size, self._latent_bytes(bucket))),
+            store.TEXTS: plan.text_shards(entries_per_shard(size, text_bytes)),
+        }
         (part, parts), (rank, ranks) = options.part, place
         self._first, self._stride, self._ranks = part - 1 + parts * rank, parts * ranks, ranks
         self._tried = self._good = 0
+        self._first_fault: ClipFault | None = None
         self._only_bad: list[Path] = []  # pieces written before the first clip that could be read
 
     def run(self, progress: Callable[[int, int], None]) -> int:
         """Makes what is missing of this process's share; returns how much of it was there."""
-        mine = {LATENTS: self._mine(self.latents), TEXTS: self._mine(self.texts)}
-        sizes = {kind: np.diff(shards, axis=1)[:, 0] for kind, shards in ((LATENTS, self.latents), (TEXTS, self.texts))}
+        mine = {kind: list(range(len(shards)))[self._first :: self._stride] for kind, shards in self.shards.items()}
+        sizes = {kind: np.diff(shards, axis=1)[:, 0] for kind, shards in self.shards.items()}
         if self.options.retry_bad:
-            self._forget_bad(mine[LATENTS])
+            self._forget_bad(mine[store.LATENTS])
         todo = {kind: missing_pieces(self.folder, kind, numbers) for kind, numbers in mine.items()}
         total = sum(int(sizes[kind][numbers].sum()) for kind, numbers in mine.items())
         done = continued = total - sum(int(sizes[kind][numbers].sum()) for kind, numbers in todo.items())
         progress(done, total)
-        for number in todo[TEXTS]:
-            entries = self.plan.first_of_texts[slice(*self.texts[number])]
-            write_text_shard(self.folder, number, self.plan, entries, self.rule, self.source, self.encoders, self.dtype)
+        for number in todo[store.TEXTS]:
+            entries = self.plan.first_of_texts[slice(*self.shards[store.TEXTS][number])]
+            kept = self.options.kept_dtype
+            write_text_shard(self.folder, number, self.plan, entries, self.source, self.encoders, kept)
             done += len(entries)
             progress(done, total)
         self.encoders.finish_captions()
-        for count in self._encode_latents(todo[LATENTS]):
+        for count in self._encode_latents(todo[store.LATENTS]):
             done += count
             progress(done, total)
         return continued
 
     def finish(self) -> tuple[int, int]:
         """Writes the whole index if every shard is there: (shards missing, entries whose clip could not be read)."""
-        missing = len(missing_pieces(self.folder, LATENTS, range(len(self.latents))))
-        missing += len(missing_pieces(self.folder, TEXTS, range(len(self.texts))))
-        if missing:
+        of_kind = (missing_pieces(self.folder, kind, range(len(shards))) for kind, shards in self.shards.items())
+        if missing := sum(map(len, of_kind)):
             return missing, 0
         if not all(path.is_file() for path in whole_files(self.folder)):
             self._write_whole()
@@ -296,12 +306,12 @@ class _Work:
 
     def _write_whole(self) -> None:
         """Writes `bad.csv`, then the whole index; its last file is what says that all is there."""
-        tables = {kind: gather_index(self.folder, kind) for kind in (TEXTS, LATENTS)}
-        self._write_bad(tables[LATENTS].filter(pc.not_equal(tables[LATENTS]["reason"], "")))
+        tables = {kind: store.gather_index(self.folder, kind) for kind in (store.TEXTS, store.LATENTS)}
+        self._write_bad(tables[store.LATENTS].filter(pc.not_equal(tables[store.LATENTS]["reason"], "")))
         for kind, table in tables.items():
             for suffix in (".parquet", ".arrow"):  # the second is what readers look for
-                write_index(table, self.folder / f"{INDEX_NAMES[kind]}{suffix}")
-        for folder in (self.folder, self.folder / LATENTS, self.folder / TEXTS):
+                write_index(table, self.folder / f"{store.INDEX_NAMES[kind]}{suffix}")
+        for folder in (self.folder, self.folder / store.LATENTS, self.folder / store.TEXTS):
             remove_abandoned(folder)
 
     def _write_bad(self, bad: pa.Table) -> None:
@@ -321,26 +331,26 @@ class _Work:
         try:
             batches = iter(loader.fetch(slot for number in numbers for slot in self._slots(number)))
             for number in numbers:
-                shard = LatentShard(number, self.plan, *self.latents[number].tolist(), self.source)
+                start, stop = self.shards[store.LATENTS][number].tolist()
+                shard = LatentShard(number, self.plan, start, stop, self.source)
                 for slot in self._slots(number):
                     batch = next(batches)
                     windows = self.windows.get(slot.bucket.shape[0], {})
-                    good = shard.add(slot, batch, self.encoders, self.dtype, windows)
+                    good = shard.add(slot, batch, self.encoders, self.options.kept_dtype, windows)
                     self._count(len(slot.rows), good, batch.faults)
                     yield len(slot.rows)
                 path = shard.write(self.folder)
                 if not self._good:
                     self._only_bad.append(path)
             alone = self._ranks == 1 and self.options.part[1] == 1
-            if self._tried and not self._good and alone and len(numbers) == len(self.latents):
+            if self._tried and not self._good and alone and len(numbers) == len(self.shards[store.LATENTS]):
                 self._refuse_all_bad()
         finally:
             loader.close()
 
-    def _count(self, tried: int, good: int, faults: Sequence[Any]) -> None:
+    def _count(self, tried: int, good: int, faults: Sequence[ClipFault]) -> None:
         self._tried, self._good = self._tried + tried, self._good + good
-        if faults and not hasattr(self, "_first_fault"):
-            self._first_fault = faults[0]
+        self._first_fault = self._first_fault or next(iter(faults), None)
         if self._tried >= _ALL_BAD and not self._good:
             self._refuse_all_bad()
 
@@ -348,6 +358,7 @@ class _Work:
         for path in self._only_bad:  # so that a later call tries them again
             path.unlink(missing_ok=True)
         first = self._first_fault
+        assert first is not None
         raise UserError(
             f"dataset.root: none of the first {self._tried} clips can be read (first: {first.path}: {first.reason}); "
             "check dataset.root and the paths in the clip table"
@@ -356,37 +367,20 @@ class _Work:
     def _forget_bad(self, numbers: Sequence[int]) -> None:
         """Removes those pieces, of some shards, that name a clip which could not be read, and the whole index."""
         for number in numbers:
-            path = piece_path(self.folder, LATENTS, number)
-            if path.is_file() and _has_bad(path):
+            path = piece_path(self.folder, store.LATENTS, number)
+            if path.is_file() and any(store.read_table(path, store.index_schema(store.LATENTS))["reason"].to_pylist()):
                 for whole in whole_files(self.folder):
                     whole.unlink(missing_ok=True)
                 path.unlink()
 
-    def _mine(self, shards: np.ndarray) -> list[int]:
-        return list(range(len(shards)))[self._first :: self._stride]
-
     def _slots(self, number: int) -> Iterator[Slot]:
-        start, stop = self.latents[number].tolist()
-        yield from self.plan.slots(self.rule, start, stop)
+        return self.plan.slots(self.rule, *self.shards[store.LATENTS][number].tolist())
 
     def _latent_bytes(self, bucket: int) -> int:
-        shape = self.rule.buckets[bucket].shape
-        channels, frames, height, width = self.source.latent(*shape)
-        frames += sum(len(window.frames) for window in self.windows.get(shape[0], {}).values())
-        return self._entry_bytes[0] * channels * frames * height * width
-
-
-def _has_bad(piece: Path) -> bool:
-    """Whether a piece of the index names a clip that could not be read."""
-    reasons = read_table(piece, index_schema(LATENTS))["reason"]
-    return bool(pc.any(pc.not_equal(reasons, "")).as_py())
-
-
-def _entry_bytes(facts: dict[str, Any]) -> tuple[int, int]:
-    """Bytes of an entry's latents for each of their elements, and of an embedded caption."""
-    sizes: dict[bool, int] = {True: 0, False: 0}
-    for entry in facts["tensors"].values():
-        of_video = isinstance(entry["shape"][0], str)
-        count = 1 if of_video else int(np.prod(entry["shape"]))
-        sizes[of_video] += count * getattr(torch, entry["dtype"]).itemsize
-    return sizes[True], sizes[False]
+        """Bytes of an entry of a bucket: its latents, those of its windows, and what its clip brings along."""
+        shape, latent = self.rule.buckets[bucket].shape, self.source.latent
+        kinds = sized(store.tensors_of(self.facts)[store.LATENTS], latent, shape)
+        frames = latent(*shape)[1]
+        windows = sum(len(window.frames) for window in self.windows.get(shape[0], {}).values())
+        of_windows = num_bytes(kind for name, kind in kinds.items() if name in OF_VIDEO) // frames * windows
+        return num_bytes(kinds.values()) + of_windows

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from longtake.buckets import BucketRule
-from longtake.contracts import Batch, Bucket, Slot, UserError
+from longtake.contracts import Batch, Caption, Slot, UserError
 from longtake.data import SlotDataset, of_window, text_hash
+from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import crc_of, shard_path, whole_file, write_tensors
-from longtake.data.latents.store import CLIP_FACTS, FORMAT_VERSION, LATENTS, TEXTS, index_schema
+from longtake.data.latents.store import FACT_COLUMNS, FORMAT_VERSION, LATENTS, TEXTS, captions_of, index_schema
 from longtake.diffusion import Window
 from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders
@@ -31,10 +31,6 @@ class PixelSource(SlotDataset):
 
     def __getitem__(self, slot: Slot) -> Batch:
         return self.read(slot, {})
-
-    def batch_bytes(self, bucket: Bucket) -> int:
-        frames, height, width = bucket.shape
-        return bucket.batch_size * 3 * frames * height * width * (1 if self.compat is None else 4)
 
 
 def piece_path(folder: Path, kind: str, number: int) -> Path:
@@ -60,31 +56,31 @@ class LatentShard:
         self.number, self.plan, self.start, self.stop, self.source = number, plan, start, stop, source
         self._tensors: dict[str, list[Tensor]] = {}
         self._place = 0
-        self._entries: dict[str, list[Any]] = {name: [] for name in index_schema(LATENTS).names}
+        self._entries: list[dict[str, Any]] = []
 
     @torch.inference_mode()
     def add(
-        self,
-        slot: Slot,
-        batch: Batch,
-        encoders: Encoders,
-        dtype: torch.dtype | None,
-        windows: Mapping[str, Window],
+        self, slot: Slot, batch: Batch, encoders: Encoders, dtype: torch.dtype | None, windows: Mapping[str, Window]
     ) -> int:
         """Encodes the batch of a slot, and its `windows` by themselves. Returns how many clips could be read."""
         good = np.flatnonzero(batch.weights.numpy())
-        moments: dict[str, Tensor] = {}
+        posterior: dict[str, Tensor] = {}
         if len(good):
-            moments = encoders.moments(batch.video)
+            posterior = encoders.posterior(batch.video)
             for window, place in windows.items():
                 assert place.pixels is not None
                 pixels = batch.video[:, :, place.pixels.start : place.pixels.stop].contiguous()  # as in training
-                known = encoders.moments(pixels)
-                moments |= {of_window(window, name): value for name, value in known.items()}
-            moments = {name: (value if dtype is None else value.to(dtype)).cpu() for name, value in moments.items()}
+                known = encoders.posterior(pixels)
+                posterior |= {of_window(window, name): value for name, value in known.items()}
+            companions = encoders.companions(self.source.rules.companions, batch.companions)
+            numbers = {one.name for one in self.source.rules.companions if one.kind == "numbers"}
+            posterior = {
+                name: kept_as(value, None if name in numbers else dtype)
+                for name, value in (posterior | companions).items()
+            }
         reasons = {fault.sample: fault.reason for fault in batch.faults}
         for i, sample in enumerate(slot.samples.tolist()):
-            tensors = {name: value[i].contiguous() for name, value in moments.items()} if i in good else {}
+            tensors = {name: value[i].contiguous() for name, value in posterior.items()} if i in good else {}
             self._note(int(slot.rows[i]), sample, batch.text[i], tensors, reasons.get(sample, ""))
         return len(good)
 
@@ -93,31 +89,25 @@ class LatentShard:
         if self._tensors:
             stacked = {name: torch.stack(rows) for name, rows in self._tensors.items()}
             write_tensors(shard_path(folder, LATENTS, self.number), stacked)
-        count = self.stop - self.start
-        assert len(self._entries["sample"]) == count
-        plan = slice(self.start, self.stop)
-        self._entries |= {"view": self.plan.view[plan], "bucket": self.plan.bucket[plan]}
+        assert len(self._entries) == self.stop - self.start
         path = piece_path(folder, LATENTS, self.number)
-        write_index(pa.table(self._entries, schema=index_schema(LATENTS)), path)
+        write_index(pa.Table.from_pylist(self._entries, index_schema(LATENTS)), path)
         return path
 
-    def _note(self, row: int, sample: int, text: str, tensors: Mapping[str, Tensor], reason: str) -> None:
+    def _note(self, row: int, sample: int, text: Caption, tensors: Mapping[str, Tensor], reason: str) -> None:
         assert bool(tensors) != bool(reason)
-        table = self.source.table
-        entry = int(self.plan.text[self.start + len(self._entries["sample"])])
-        _refuse_other_caption(table.written_path(row), text, entry)
-        num_bytes, mtime = _file_facts(table.location(row))
-        known = {"sample": sample, "row": row, "text": entry, "reason": reason}
-        known |= {name: getattr(table, name)[row] for name in CLIP_FACTS}
-        known |= {"file_bytes": num_bytes, "file_mtime_ns": mtime}
-        known |= {"shard": -1, "place": -1, "crc": 0}
+        table, place = self.source.table, self.start + len(self._entries)
+        known = {name: getattr(self.plan, name)[place] for name in ("view", "bucket", "text")}
+        _refuse_other_caption(table.written_path(row), text, int(known["text"]))
+        known |= {"sample": sample, "row": row, "reason": reason, "shard": -1, "place": -1, "crc": 0}
+        known |= {name: getattr(table, name)[row] for name in FACT_COLUMNS}
+        known["file_bytes"], known["file_mtime_ns"] = file_facts(table.location(row))
         if tensors:
             known |= {"shard": self.number, "place": self._place, "crc": crc_of(tensors)}
             self._place += 1
             for name, value in tensors.items():
                 self._tensors.setdefault(name, []).append(value)
-        for name, value in known.items():
-            self._entries[name].append(value)
+        self._entries.append(known)
 
 
 @torch.inference_mode()
@@ -125,48 +115,53 @@ def write_text_shard(
     folder: Path,
     number: int,
     plan: Plan,
-    entries: np.ndarray,
-    rule: BucketRule,
+    places: np.ndarray,
     source: SlotDataset,
     encoders: Encoders,
     dtype: torch.dtype | None,
 ) -> None:
-    """Embeds the captions of some entries (int64 [n], the first of each different caption) and writes their shard."""
-    captions = list(_captions(plan, entries, rule, source))
+    """Embeds the captions at some places of the plan, int64 [n], and writes their shard."""
+    captions = list(_captions(plan, places, source))
     tensors: dict[str, list[Tensor]] = {}
     for start in range(0, len(captions), _TEXTS_AT_ONCE):
         for name, value in encoders.embed(captions[start : start + _TEXTS_AT_ONCE]).items():
-            tensors.setdefault(name, []).append((value if dtype is None else value.to(dtype)).cpu())
+            tensors.setdefault(name, []).append(kept_as(value, dtype))
     stacked = {name: torch.cat(values) for name, values in tensors.items()}
     write_tensors(shard_path(folder, TEXTS, number), stacked)
     columns = {
-        "text": plan.text[entries],
-        "shard": np.full(len(entries), number, np.int32),
-        "place": np.arange(len(entries), dtype=np.int32),
-        "crc": [crc_of({name: value[i] for name, value in stacked.items()}) for i in range(len(entries))],
+        "text": plan.each_text[places],
+        "shard": np.full(len(places), number, np.int32),
+        "place": np.arange(len(places), dtype=np.int32),
+        "crc": [crc_of({name: value[i] for name, value in stacked.items()}) for i in range(len(places))],
         "caption": captions,
     }
     write_index(pa.table(columns, schema=index_schema(TEXTS)), piece_path(folder, TEXTS, number))
 
 
-def _captions(plan: Plan, entries: np.ndarray, rule: BucketRule, source: SlotDataset) -> Iterator[str]:
-    for entry in entries.tolist():
+def kept_as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor as a store keeps it, on the CPU: `dtype` (None: its own) is that of numbers with fractions."""
+    return (value if dtype is None or not value.is_floating_point() else value.to(dtype)).cpu()
+
+
+def _captions(plan: Plan, places: np.ndarray, source: SlotDataset) -> Iterator[str]:
+    for place in places.tolist():
+        entry, number = plan.entry_of_text(place)
         one = slice(entry, entry + 1)
-        slot = slot_of(rule, int(plan.view[entry]), int(plan.bucket[entry]), plan.row[one], plan.sample[one])
+        slot = slot_of(source.law, int(plan.view[entry]), int(plan.bucket[entry]), plan.row[one], plan.sample[one])
         (text,) = source.texts(slot)
         _refuse_other_caption(source.table.written_path(int(plan.row[entry])), text, int(plan.text[entry]))
-        yield text
+        yield captions_of(text)[number]
 
 
-def _refuse_other_caption(path: str, text: str, planned: int) -> None:
+def _refuse_other_caption(path: str, text: Caption, planned: int) -> None:
     if text_hash(text) != planned:
         raise UserError(
-            f"the caption of {path} is {text[:80]!r} now, which is not the one that the store was begun with; encode "
+            f"the caption of {path} is {shown(text)} now, which is not the one that the store was begun with; encode "
             "into another folder"
         )
 
 
-def _file_facts(location: str) -> tuple[int, int]:
+def file_facts(location: str) -> tuple[int, int]:
     """Size and time of change of a local file; (-1, -1) where there is none."""
     try:
         found = os.stat(location)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,22 +13,10 @@ import pyarrow as pa
 
 from longtake.contracts import UserError
 from longtake.data import ClipTable, MixedTable
-from longtake.data.latents.shard import DamagedShard, Shards
-from longtake.data.latents.store import (
-    EMPTY_FILE,
-    INDEX_NAMES,
-    LATENTS,
-    PLAN_FILE,
-    TEXTS,
-    as_array,
-    index_schema,
-    join_pieces,
-    read_empty,
-    read_facts,
-    read_table,
-    tensors_of,
-)
+from longtake.data.latents import store
+from longtake.data.latents.shard import DamagedShard, LatentShards
 from longtake.encode.plan import Plan
+from longtake.encode.shards import file_facts
 
 _SHOWN = 10
 
@@ -57,13 +44,11 @@ class VerifyResult:
 
 def whole_files(folder: Path) -> list[Path]:
     """The files of the whole index, which are there once all shards are."""
-    return [folder / f"{name}{suffix}" for name in INDEX_NAMES.values() for suffix in (".parquet", ".arrow")]
+    return [folder / f"{name}{suffix}" for name in store.INDEX_NAMES.values() for suffix in (".parquet", ".arrow")]
 
 
 def verify_store(
-    folder: str | os.PathLike[str],
-    table: ClipTable | MixedTable,
-    progress: Callable[[int, int], None] | None = None,
+    folder: str | os.PathLike[str], table: ClipTable | MixedTable, progress: Callable[[int, int], None] | None = None
 ) -> VerifyResult:
     """Reads every entry and caption and compares its checksum; looks at size and time of every clip's file.
 
@@ -71,38 +56,30 @@ def verify_store(
     the folder holds no store.
     """
     folder = Path(folder).absolute()
-    facts = read_facts(folder)
+    facts = store.read_facts(folder)
     found = _Found(folder, facts)
-    pieces = {kind: found.pieces(kind) for kind in INDEX_NAMES}
-    index = {kind: join_pieces(list(of_kind.values()), kind) for kind, of_kind in pieces.items()}
-    bad = int((as_array(index[LATENTS]["shard"]) < 0).sum())
+    pieces = {kind: found.pieces(kind) for kind in store.INDEX_NAMES}
+    index = {kind: store.join_pieces(list(of_kind.values()), kind) for kind, of_kind in pieces.items()}
+    bad = int((store.as_array(index[store.LATENTS]["shard"]) < 0).sum())
     changed: dict[int, tuple[str, bool]] = {}
     if facts["made"]["table"] == table.fingerprint:
-        changed = _changed_files(index[LATENTS], table)
+        changed = _changed_files(index[store.LATENTS], table)
     other = [row for row, (_, has_other_size) in changed.items() if has_other_size]
     done, total = 0, sum(map(len, index.values()))
     progress = progress or (lambda done, total: None)
     progress(done, total)
-    for kind in (LATENTS, TEXTS):
+    for kind in (store.LATENTS, store.TEXTS):
         for number, piece in pieces[kind].items():
             found.read(kind, number, piece)
-            if kind == LATENTS and np.isin(as_array(piece["row"]), other).any():
+            if kind == store.LATENTS and np.isin(store.as_array(piece["row"]), other).any():
                 found.shards.append((kind, number))
             done += len(piece)
             progress(done, total)
     complete = found.look_at_files(index)
-    return VerifyResult(
-        len(index[LATENTS]),
-        len(index[TEXTS]),
-        bad,
-        complete,
-        tuple(found.damaged[:_SHOWN]),
-        tuple(sentence for sentence, _ in list(changed.values())[:_SHOWN]),
-        len(found.damaged),
-        len(changed),
-        tuple(dict.fromkeys(found.shards)),
-        tuple(found.files),
-    )
+    numbers = len(index[store.LATENTS]), len(index[store.TEXTS]), bad, complete
+    shown = tuple(found.damaged[:_SHOWN]), tuple(sentence for sentence, _ in changed.values())[:_SHOWN]
+    again = tuple(dict.fromkeys(found.shards)), tuple(found.files)
+    return VerifyResult(*numbers, *shown, len(found.damaged), len(changed), *again)
 
 
 @dataclass
@@ -116,14 +93,14 @@ class _Found:
     files: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._shards = Shards(self.folder, tensors_of(self.facts))
+        self._shards = LatentShards(self.folder, store.tensors_of(self.facts))
 
     def pieces(self, kind: str) -> dict[int, pa.Table]:
         """Number -> piece of the index, of those that can be read."""
         found = {}
         for path in sorted((self.folder / kind).glob("*.parquet")):
             try:
-                found[int(path.stem)] = read_table(path, index_schema(kind))
+                found[int(path.stem)] = store.read_table(path, store.index_schema(kind))
             except UserError as error:
                 self._note(str(error))
                 self.shards.append((kind, int(path.stem)))
@@ -131,18 +108,18 @@ class _Found:
 
     def read(self, kind: str, number: int, piece: pa.Table) -> None:
         """Reads every row of a shard."""
-        shards, places, crcs = (as_array(piece[name]).tolist() for name in ("shard", "place", "crc"))
+        shards, places, crcs = (store.as_array(piece[name]).tolist() for name in ("shard", "place", "crc"))
         faults = []
         if any(shard not in (-1, number) for shard in shards):
             faults.append(f"{kind}/{number:06d}.parquet names another shard than its own")
-        for place, crc in ((place, crc) for shard, place, crc in zip(shards, places, crcs, strict=True) if shard >= 0):
+        for shard, place, crc in zip(shards, places, crcs, strict=True):
             try:
-                self._shards.read(kind, number, place, crc)
+                if shard >= 0:
+                    self._shards.read(kind, number, place, crc)
             except DamagedShard as error:
                 faults.append(str(error))
-        count = Counter(shards)[number]
-        fault = self._shards.fault(kind, number, count) if count and not faults else None
-        if fault:
+        count = shards.count(number)
+        if count and not faults and (fault := self._shards.fault(kind, number, count)):
             faults.append(fault)
         if faults:
             self.damaged += faults
@@ -150,16 +127,13 @@ class _Found:
 
     def look_at_files(self, index: Mapping[str, pa.Table]) -> bool:
         """Looks at everything but the shards, given what their pieces say; returns whether all of it is there."""
-        self._try(PLAN_FILE, lambda: Plan.read(self.folder / PLAN_FILE, self.facts.get("plan_crc")))
-        self._try(EMPTY_FILE, lambda: read_empty(self.folder, self.facts))
-        complete = True
-        for kind, name in INDEX_NAMES.items():
-            for path in (self.folder / f"{name}{suffix}" for suffix in (".parquet", ".arrow")):
-                if path.is_file():
-                    self._try(path.name, lambda path=path, kind=kind: _compare(path, kind, index[kind]))
-                else:
-                    complete = False
-        return complete
+        self._try(store.PLAN_FILE, lambda: Plan.read(self.folder / store.PLAN_FILE, self.facts))
+        self._try(store.EMPTY_FILE, lambda: store.read_empty(self.folder, self.facts))
+        whole = whole_files(self.folder)
+        for path in filter(Path.is_file, whole):
+            kind = next(kind for kind, name in store.INDEX_NAMES.items() if name == path.stem)
+            self._try(path.name, lambda path=path, kind=kind: _compare(path, kind, index[kind]))
+        return all(map(Path.is_file, whole))
 
     def _try(self, name: str, read: Callable[[], object]) -> None:
         try:
@@ -173,40 +147,30 @@ class _Found:
 
 
 def _compare(path: Path, kind: str, index: pa.Table) -> None:
-    whole = read_table(path, index_schema(kind))
+    whole = store.read_table(path, store.index_schema(kind))
     if len(whole) != len(index) or not all(_same(whole[name], index[name]) for name in index.column_names):
         raise UserError(f"{path}: says something else than the pieces in {kind}; ")
 
 
 def _same(here: pa.ChunkedArray, there: pa.ChunkedArray) -> bool:
     if pa.types.is_floating(here.type):  # an unknown rate is not equal to itself
-        return np.array_equal(as_array(here), as_array(there), equal_nan=True)
+        return np.array_equal(store.as_array(here), store.as_array(there), equal_nan=True)
     return here.equals(there)
 
 
 def _changed_files(index: pa.Table, table: ClipTable | MixedTable) -> dict[int, tuple[str, bool]]:
     """Row of the table -> (what has happened to its file, whether its size is another)."""
-    rows, first = np.unique(as_array(index["row"]), return_index=True)
-    sizes, times = (as_array(index[name])[first].tolist() for name in ("file_bytes", "file_mtime_ns"))
+    rows, first = np.unique(store.as_array(index["row"]), return_index=True)
+    sizes, times = (store.as_array(index[name])[first].tolist() for name in ("file_bytes", "file_mtime_ns"))
     found = {}
     for row, size, time in zip(rows.tolist(), sizes, times, strict=True):
         if size < 0 or not 0 <= row < len(table):
             continue
-        try:
-            now = os.stat(table.location(row))
-        except OSError:
+        size_now, time_now = file_facts(table.location(row))
+        if size_now < 0:
             found[row] = f"{table.written_path(row)} is gone", False
-            continue
-        if now.st_size != size:
+        elif size_now != size:
             found[row] = f"{table.written_path(row)} has changed since it was encoded: its size is another", True
-        elif now.st_mtime_ns != time:
+        elif time_now != time:
             found[row] = f"{table.written_path(row)} has changed since it was encoded, or is a copy: same size", False
     return found
-
-
-def file_size(location: str) -> int | None:
-    """The size of a local file, bytes; None where there is none."""
-    try:
-        return os.stat(location).st_size
-    except OSError:
-        return None

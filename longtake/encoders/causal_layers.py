@@ -110,14 +110,9 @@ def lighten(part: nn.Module, most_elements: int) -> None:
     for name, layer in list(part.named_modules()):
         kind = type(layer).__name__
         if kind == "HunyuanVideoCausalConv3d":
-            _replace(part, name, FramewiseCausalConv(layer, most_elements))
+            part.set_submodule(name, FramewiseCausalConv(layer, most_elements))
         elif kind == "HunyuanVideoMidBlock3D":
-            _replace(part, name, FrameCausalMidBlock(layer))
+            part.set_submodule(name, FrameCausalMidBlock(layer))
     for name, layer in list(part.named_modules()):
         if type(layer).__name__ == "HunyuanVideoUpsampleCausal3D":
-            _replace(part, name, NearestUpsample(layer))
-
-
-def _replace(part: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(part.get_submodule(parent), own, layer)
+            part.set_submodule(name, NearestUpsample(layer))

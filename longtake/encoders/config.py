@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from longtake.config import Section
-from longtake.contracts import LatentShape
+from longtake.config import OpenSection, Section
+from longtake.contracts import LatentShape, UserError
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Placement = Literal["resident", "offloaded"]
@@ -22,7 +22,7 @@ _POSTERIOR = "`sample` draws latents from the posterior, `mode` takes its mean"
 
 
 class EncoderSection(Section):
-    """What all encoders' sections can tell."""
+    """What all encoders' sections have."""
 
     WHEREABOUTS: ClassVar[frozenset[str]] = frozenset({"from_pretrained", "cache_dir", "placement", "compile"})
 
@@ -31,8 +31,37 @@ class EncoderSection(Section):
         return self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
 
 
-class PixelConfig(EncoderSection):
+class AutoencoderSection(EncoderSection, OpenSection):
+    """What every autoencoder's section has. A learned one's has `from_pretrained` and `cache_dir` too, and may have
+    `dtype` and `placement`."""
+
+    # "module:class" or function, called with (section, dtype); a learned one is on the meta device
+    AUTOENCODER: ClassVar[str]
+
+    type: str = Field(description="the autoencoder")
+
+    @property
+    def latent(self) -> LatentShape:
+        """How pixels map to latents."""
+        raise NotImplementedError
+
+    def check(self, num_frames: int, height: int, width: int) -> None:
+        """Raises `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
+        raise NotImplementedError
+
+    def has_length(self, num_frames: int) -> bool:
+        """Whether it can give back clips of so many frames."""
+        try:
+            self.check(num_frames, self.latent.spatial, self.latent.spatial)
+        except UserError:
+            return False
+        return True
+
+
+class PixelConfig(AutoencoderSection):
     """A lossless space-time patching: nothing is learned or downloaded."""
+
+    AUTOENCODER: ClassVar[str] = "longtake.encoders.pixel:PixelAutoencoder"
 
     type: Literal["pixel"] = Field("pixel", description="the autoencoder; `pixel` folds pixels into channels, exactly")
     temporal: int = Field(8, ge=1, description="frames in one latent frame")
@@ -41,13 +70,45 @@ class PixelConfig(EncoderSection):
 
     @property
     def latent(self) -> LatentShape:
-        """How pixels map to latents."""
         return LatentShape(3 * self.temporal * self.spatial**2, self.temporal, self.spatial, causal=False)
 
+    def check(self, num_frames: int, height: int, width: int) -> None:
+        """Raises `UserError` for a shape that does not divide into whole blocks (a still always does in time)."""
+        if num_frames != 1 and num_frames % self.temporal:
+            raise UserError(
+                f"ae.temporal = {self.temporal}: {num_frames} frames do not divide into whole blocks; "
+                f"choose 1 or a multiple of {self.temporal} as the frames of a bucket or video"
+            )
+        if height % self.spatial or width % self.spatial:
+            raise UserError(
+                f"ae.spatial = {self.spatial}: {height}x{width} pixels do not divide into whole blocks; "
+                f"choose sides that are multiples of {self.spatial}"
+            )
 
-class HunyuanVAEConfig(EncoderSection):
+
+class KLSection(AutoencoderSection):
+    """What learned autoencoders with a normal posterior have in common."""
+
+    def check(self, num_frames: int, height: int, width: int) -> None:
+        """Raises `UserError` for a length or size that does not divide into latent cells."""
+        latent = self.latent
+        if (num_frames - 1) % latent.temporal:
+            below = (num_frames - 1) // latent.temporal * latent.temporal + 1
+            raise UserError(
+                f'ae.type = "{self.type}": {num_frames} frames are not {latent.temporal}k+1; choose {below} or '
+                f"{below + latent.temporal} as the frames of a bucket or video"
+            )
+        if height % latent.spatial or width % latent.spatial:
+            raise UserError(
+                f'ae.type = "{self.type}": {height}x{width} pixels do not divide into cells of {latent.spatial}; '
+                f"choose sides that are multiples of {latent.spatial}"
+            )
+
+
+class HunyuanVAEConfig(KLSection):
     """HunyuanVideo's causal video autoencoder: 4 x 8 x 8 pixels to a latent cell, the first frame alone."""
 
+    AUTOENCODER: ClassVar[str] = "longtake.encoders.kl:build_hunyuan"
     WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"piece_elements"}
 
     type: Literal["hunyuan_vae"] = Field("hunyuan_vae", description="HunyuanVideo's causal autoencoder")
@@ -71,7 +132,10 @@ class HunyuanVAEConfig(EncoderSection):
     placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
     compile: bool = Field(False, description="compile the residual blocks")
     piece_elements: int = Field(
-        2**29, ge=1, description="elements of one tensor above which samples, and frames in a convolution, run in turn"
+        2**29,
+        ge=1,
+        le=1 << 50,
+        description="elements of one tensor above which samples, and frames in a convolution, run in turn",
     )
 
     @model_validator(mode="after")
@@ -91,8 +155,10 @@ class HunyuanVAEConfig(EncoderSection):
         return LatentShape(self.latent_channels, 4, 8, causal=True)
 
 
-class Autoencoder2DConfig(EncoderSection):
+class Autoencoder2DConfig(KLSection):
     """FLUX's image autoencoder: 8 x 8 pixels to a latent cell, every frame by itself."""
+
+    AUTOENCODER: ClassVar[str] = "longtake.encoders.kl:build_image"
 
     type: Literal["autoencoder_2d"] = Field("autoencoder_2d", description="FLUX's image autoencoder")
     from_pretrained: str = Field("black-forest-labs/FLUX.1-dev/ae.safetensors", description=_FROM)
@@ -158,6 +224,14 @@ class ClipEncoderConfig(EncoderSection):
     placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
 
 
-AutoencoderConfig = Annotated[PixelConfig | HunyuanVAEConfig | Autoencoder2DConfig, Field(discriminator="type")]
+AutoencoderConfig = SerializeAsAny[AutoencoderSection]
 TextEncoderConfig = Annotated[WordsConfig | T5EncoderConfig, Field(discriminator="type")]
 PooledEncoderConfig = Annotated[WordsConfig | ClipEncoderConfig, Field(discriminator="type")]
+
+
+class EncodersConfig(Section):
+    """The encoders of a run: what a family does not use of them stays as it is."""
+
+    ae: AutoencoderConfig = PixelConfig()
+    t5: TextEncoderConfig = WordsConfig()
+    clip: PooledEncoderConfig = WordsConfig()

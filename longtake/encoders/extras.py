@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from longtake.contracts import UserError
 
@@ -22,27 +22,20 @@ _OF_TORCHAO = (
 def needs_extra(key: str, value: str) -> Iterator[None]:
     """Turns an import that fails inside into the sentence that says what to install; what it logs of torchao is not
     shown."""
+    loggers = {logging.getLogger(name) for name, _ in _OF_TORCHAO}
+    for logger in loggers:
+        logger.addFilter(_is_wanted)
     try:
-        with ExitStack() as stack:
-            for logger, words in _OF_TORCHAO:
-                stack.enter_context(_unsaid(logging.getLogger(logger), words))
-            yield
+        yield
     except ImportError as error:
         raise UserError(
             f"{key} = {value!r}: needs a library that is not installed ({error.name or error}); "
             "pip install 'longtake[encoders]'"
         ) from None
-
-
-@contextmanager
-def _unsaid(logger: logging.Logger, words: str) -> Iterator[None]:
-    """Inside, messages of one logger that have these words in them are dropped."""
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return words not in record.getMessage()
-
-    logger.addFilter(is_wanted)
-    try:
-        yield
     finally:
-        logger.removeFilter(is_wanted)
+        for logger in loggers:
+            logger.removeFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not any(record.name == name and part in record.getMessage() for name, part in _OF_TORCHAO)

@@ -2,114 +2,69 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longtake.contracts import UserError
+from longtake.encoders.autoencoder import Autoencoder
 from longtake.encoders.causal_layers import lighten
 from longtake.encoders.config import Autoencoder2DConfig, HunyuanVAEConfig
 from longtake.encoders.extras import needs_extra
-from longtake.encoders.tiles import ComputePieces, Piece, Tiling, compute_pieces
+from longtake.encoders.files import autoencoder_names, flux_name
+from longtake.encoders.tiles import Tiling
+from longtake.parallel import Tile, lift_compile_limits
 
 _VARIANTS = 8  # of a compiled layer: one sample or more, one frame or more, square or not
 MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
 
 
-def check_kl_shape(config: HunyuanVAEConfig | Autoencoder2DConfig, num_frames: int, height: int, width: int) -> None:
-    """Raises `UserError` for a shape that the autoencoder of a section cannot give back; nothing is built."""
-    latent = config.latent
-    if (num_frames - 1) % latent.temporal:
-        below = (num_frames - 1) // latent.temporal * latent.temporal + 1
-        raise UserError(
-            f'ae.type = "{config.type}": {num_frames} frames are not {latent.temporal}k+1; choose {below} or '
-            f"{below + latent.temporal} as the frames of a bucket or video"
-        )
-    if height % latent.spatial or width % latent.spatial:
-        raise UserError(
-            f'ae.type = "{config.type}": {height}x{width} pixels do not divide into cells of {latent.spatial}; choose '
-            f"sides that are multiples of {latent.spatial}"
-        )
+class KLAutoencoder(nn.Module, Autoencoder):
+    """What the two have in common: `model` is diffusers' autoencoder; latents are (z - shift) * scale."""
 
+    original_name: Callable[[str], str]  # diffusers' name of a tensor -> its name in original files
 
-class KLAutoencoder(nn.Module, ABC):
-    """What the two have in common: `model` is diffusers' autoencoder; latents are (z - shift) * scale.
-
-    Only the encoder is needed in training. `load_decoder`, where set, is called once, before the first decoding.
-    `compute` runs the pieces of an encoding or decoding: groups of samples, tiles, frames. It may be replaced by one
-    that shares them with other ranks.
-    """
-
-    def __init__(
-        self,
-        config: HunyuanVAEConfig | Autoencoder2DConfig,
-        model: nn.Module,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: HunyuanVAEConfig | Autoencoder2DConfig, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.model, self.dtype = config, model, dtype
-        self.latent = config.latent
+        self.is_random = config.posterior == "sample"
         self.scale, self.shift = config.scale_factor, config.shift_factor
-        self.load_decoder: Callable[[], None] | None = None
-        self.compute: ComputePieces = compute_pieces
+        parts = dict(model.named_children())
+        self.encoding = {name: parts[name] for name in ("encoder", "quant_conv") if name in parts}
+        self.decoding = {name: parts[name] for name in ("decoder", "post_quant_conv") if name in parts}
+        self.compute = lambda tiles: [tile.run() for tile in tiles]
         if config.compile:
-            _compile_layers([layer for layer in model.modules() if "Resnet" in type(layer).__name__])
+            layers = [layer for layer in model.modules() if "Resnet" in type(layer).__name__]
+            lift_compile_limits(_VARIANTS * len(layers))
+            for layer in layers:
+                layer.compile(dynamic=True)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether latents are drawn from the posterior."""
-        return self.config.posterior == "sample"
-
-    @property
-    def encoding(self) -> dict[str, nn.Module]:
-        """The parts that encode, by their names in `model`."""
-        return self._parts("encoder", "quant_conv")
-
-    @property
-    def decoding(self) -> dict[str, nn.Module]:
-        """The parts that decode, by their names in `model`."""
-        return self._parts("decoder", "post_quant_conv")
-
-    def _parts(self, *names: str) -> dict[str, nn.Module]:
-        found = {name: getattr(self.model, name, None) for name in names}
-        return {name: part for name, part in found.items() if part is not None}
-
-    def encoding_state(self) -> dict[str, Tensor]:
-        """The weights that latents depend on, by name."""
-        return nn.ModuleDict(self.encoding).state_dict()
-
-    def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a shape that the autoencoder cannot give back."""
-        check_kl_shape(self.config, num_frames, height, width)
+    def names(self, files: Collection[str]) -> dict[str, str]:
+        """As diffusers calls them -> as the file does, in either layout."""
+        return autoencoder_names(files, self.model.state_dict(), self.original_name)
 
     @torch.no_grad()
-    def moments(self, video: Tensor) -> dict[str, Tensor]:
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" and, for a posterior that is drawn from, "std": float32
         `[B, C, F, h, w]`, scaled and shifted as latents are."""
-        mean, logvar = self._raw_moments(video).float().chunk(2, dim=1)
-        moments = {"mean": (mean - self.shift) * self.scale}
+        mean, logvar = self._raw_posterior(video).float().chunk(2, dim=1)
+        posterior = {"mean": (mean - self.shift) * self.scale}
         if self.is_random:
-            moments["std"] = torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * self.scale
-        return moments
-
-    def encode(self, video: Tensor) -> Tensor:
-        """The latents at the posterior's mean, float32 `[B, C, F, h, w]`."""
-        return self.moments(video)["mean"]
+            posterior["std"] = torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * self.scale
+        return posterior
 
     @torch.no_grad()
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """Latents `[B, C, F, h, w]` -> float32 `[B, 3, T, H, W]` in [-1, 1], of the first `num_frames` frames."""
-        if self.load_decoder is not None:
-            load, self.load_decoder = self.load_decoder, None
-            load()
+        self.load_decoder()
         z = (latents.float() / self.scale + self.shift).to(self.dtype)
         return self._decoded(z)[:, :, :num_frames].float().clamp(-1, 1)
 
     @abstractmethod
-    def _raw_moments(self, video: Tensor) -> Tensor:
+    def _raw_posterior(self, video: Tensor) -> Tensor:
         """Pixels -> mean and log variance `[B, 2C, F, h, w]` of the posterior, unscaled."""
 
     @abstractmethod
@@ -124,7 +79,9 @@ class HunyuanAutoencoder(KLAutoencoder):
     where it is asked for, in overlapping tiles that are blended.
     """
 
-    def _raw_moments(self, video: Tensor) -> Tensor:
+    original_name = staticmethod("vae.{}".format)
+
+    def _raw_posterior(self, video: Tensor) -> Tensor:
         groups = video.split(samples_at_once(self.config, *video.shape[2:]))
         pixels, cells = hunyuan_tilings(self.config)
         return torch.cat(self._by_tiles(groups, self._encode_tile, pixels, cells, self._encoded))
@@ -150,7 +107,7 @@ class HunyuanAutoencoder(KLAutoencoder):
             for columns in rows
             for span, row, column in columns
         ]
-        done = iter(self.compute([Piece(partial(run, tile), shape(tuple(tile.shape))) for tile in tiles]))
+        done = iter(self.compute([Tile(partial(run, tile), shape(tuple(tile.shape))) for tile in tiles]))
         return [join.join([[[next(done) for _ in row] for row in rows] for rows in planes]) for planes in boxes]
 
     def _encode_tile(self, tile: Tensor) -> Tensor:
@@ -172,7 +129,9 @@ class HunyuanAutoencoder(KLAutoencoder):
 class ImageAutoencoder(KLAutoencoder):
     """Every frame by itself."""
 
-    def _raw_moments(self, video: Tensor) -> Tensor:
+    original_name = staticmethod(flux_name)
+
+    def _raw_posterior(self, video: Tensor) -> Tensor:
         frames = video.to(self.dtype).transpose(1, 2).flatten(0, 1)  # [B T, 3, H, W]
         channels, _, height, width = self.latent(1, *video.shape[3:])
         shape = 1, 2 * channels, height, width
@@ -187,16 +146,7 @@ class ImageAutoencoder(KLAutoencoder):
 
     def _by_frames(self, frames: Tensor, run: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
         """What `run` makes of each of `frames` `[n, C, h, w]`; `shape`: of one result, `[1, c, h, w]`."""
-        return torch.cat(self.compute([Piece(partial(run, frame), shape) for frame in frames.split(1)]))
-
-
-def _compile_layers(layers: Sequence[nn.Module]) -> None:
-    """For sizes of any number. To the compiler, which gives up after a few variants, layers of one class are one."""
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, _VARIANTS * len(layers))
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, limits.recompile_limit)
-    for layer in layers:
-        layer.compile(dynamic=True)
+        return torch.cat(self.compute([Tile(partial(run, frame), shape) for frame in frames.split(1)]))
 
 
 def samples_at_once(config: HunyuanVAEConfig, num_frames: int, height: int, width: int) -> int:
@@ -255,3 +205,21 @@ def image_module(config: Autoencoder2DConfig) -> nn.Module:
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
+
+
+def build_hunyuan(config: HunyuanVAEConfig, dtype: torch.dtype) -> HunyuanAutoencoder:
+    """The autoencoder of a section on the meta device, to be filled with weights."""
+    return HunyuanAutoencoder(config, _frozen(hunyuan_module, config, dtype), dtype)
+
+
+def build_image(config: Autoencoder2DConfig, dtype: torch.dtype) -> ImageAutoencoder:
+    """The autoencoder of a section on the meta device, to be filled with weights."""
+    return ImageAutoencoder(config, _frozen(image_module, config, dtype), dtype)
+
+
+def _frozen(make: Callable[[Any], nn.Module], config: Any, dtype: torch.dtype) -> nn.Module:
+    with torch.device("meta"):
+        model = make(config)
+        for part in model.children():  # diffusers warns where the whole is cast
+            part.to(dtype)
+    return model.requires_grad_(False).eval()

@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from longtake.contracts import LatentShape, UserError
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.config import PixelConfig
 
 
-class PixelAutoencoder:
+class PixelAutoencoder(Autoencoder):
     """Folds blocks of `temporal` x `spatial` x `spatial` pixels into channels; exact both ways.
 
     A still is repeated to one block of frames, so it has one latent frame like a clip of `temporal` frames. Small
     models learn fast here: few tokens, each of which sees the motion inside its block.
     """
 
-    def __init__(self, temporal: int, spatial: int, scaling_factor: float = 1.0) -> None:
-        self.temporal, self.spatial, self.scaling_factor = temporal, spatial, scaling_factor
-        self.latent = LatentShape(3 * temporal * spatial * spatial, temporal, spatial, causal=False)
-
     is_random = False
 
-    def moments(self, video: Tensor) -> dict[str, Tensor]:
+    def __init__(self, config: PixelConfig, dtype: torch.dtype = torch.float32) -> None:
+        """It computes in whatever dtype it is given."""
+        self.config = config
+
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" `[B, C, F, h, w]`: the latents, which are never drawn."""
         return {"mean": self.encode(video)}
-
-    def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a shape that does not divide into whole blocks (a still always does in time)."""
-        if num_frames != 1 and num_frames % self.temporal:
-            raise UserError(
-                f"ae.temporal = {self.temporal}: {num_frames} frames do not divide into whole blocks; "
-                f"choose 1 or a multiple of {self.temporal} as the frames of a bucket or video"
-            )
-        if height % self.spatial or width % self.spatial:
-            raise UserError(
-                f"ae.spatial = {self.spatial}: {height}x{width} pixels do not divide into whole blocks; "
-                f"choose sides that are multiples of {self.spatial}"
-            )
 
     def encode(self, video: Tensor) -> Tensor:
         """`[B, 3, T, H, W]` in [-1, 1] -> latents `[B, C, F, h, w]` of the same dtype, C in the order (c, t, y, x)."""
         if video.shape[2] == 1:
-            video = video.expand(-1, -1, self.temporal, -1, -1)
+            video = video.expand(-1, -1, self.config.temporal, -1, -1)
         b, c, t, height, width = video.shape
-        pt, ps = self.temporal, self.spatial
+        pt, ps = self.config.temporal, self.config.spatial
         blocks = video.reshape(b, c, t // pt, pt, height // ps, ps, width // ps, ps)
         latents = blocks.permute(0, 1, 3, 5, 7, 2, 4, 6).flatten(1, 4)
-        return latents * self.scaling_factor
+        return latents * self.config.scaling_factor
 
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """Latents `[B, C, F, h, w]` -> `[B, 3, T, H, W]` in [-1, 1]; a still (`num_frames` 1) averages its repeats."""
         b, _, f, h, w = latents.shape
-        pt, ps = self.temporal, self.spatial
-        blocks = (latents / self.scaling_factor).reshape(b, 3, pt, ps, ps, f, h, w)
+        pt, ps = self.config.temporal, self.config.spatial
+        blocks = (latents / self.config.scaling_factor).reshape(b, 3, pt, ps, ps, f, h, w)
         video = blocks.permute(0, 1, 5, 2, 6, 3, 7, 4).reshape(b, 3, f * pt, h * ps, w * ps)
         video = video.mean(dim=2, keepdim=True) if num_frames == 1 else video[:, :, :num_frames]
         return video.clamp(-1, 1)

@@ -1,22 +1,33 @@
-"""Text encoders through transformers: T5 v1.1's encoder (a sequence of tokens) and CLIP's text half (one vector)."""
+"""Text encoders: T5 v1.1's encoder (a sequence of tokens) and CLIP's text half (one vector), through transformers."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from longtake.contracts import UserError, in_one_line
-from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig
+from longtake.encoders.config import (
+    ClipEncoderConfig,
+    PooledEncoderConfig,
+    T5EncoderConfig,
+    TextEncoderConfig,
+    WordsConfig,
+)
 from longtake.encoders.extras import needs_extra
+from longtake.encoders.files import clip_names, t5_names
+from longtake.encoders.word_vectors import WordEncoder
+from longtake.small_files import parse_json, read_small
 
-# What `config.json` of google/t5-v1_1-xxl and the text part of openai/clip-vit-large-patch14 say: for forecasts where
-# the files are not at hand.
+if TYPE_CHECKING:
+    from longtake.parallel import SynchronisedCalls
+
+# From `config.json` of google/t5-v1_1-xxl and of the text model of openai/clip-vit-large-patch14, for forecasts without
+# the files.
 T5_XXL = {
     "vocab_size": 32128,
     "d_model": 4096,
@@ -36,14 +47,8 @@ CLIP_L = {
 }
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # one of them is enough
 
-
 # (captions, what embeds some of them, the shape of one embedding) -> the embeddings of all, [B, *shape]
 ComputeCaptions = Callable[[Sequence[str], Callable[[Sequence[str]], Tensor], tuple[int, ...]], Tensor]
-
-
-def compute_captions(texts: Sequence[str], embed: Callable[[Sequence[str]], Tensor], shape: tuple[int, ...]) -> Tensor:
-    """All of them, here."""
-    return embed(texts)
 
 
 @contextmanager
@@ -53,103 +58,156 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
-class Turns(Protocol):
-    """What lets ranks that embed unequally often call a sharded encoder together."""
+class LearnedTextEncoder(nn.Module):
+    """A text encoder with weights: `module` is transformers' model; `folder` has its tokenizer.
 
-    def begin(self) -> None:
-        """Of one call."""
-        ...
-
-    def finish(self, stand_in: Callable[[], object]) -> None:
-        """Stands in as long as others call."""
-        ...
-
-
-class T5Encoder(nn.Module):
-    """Captions -> token embeddings. `module` is transformers' T5 stack; `folder` has its tokenizer.
-
-    `turns`, where set: ranks share the weights and embed unequally often, so each says `finish` when it has done its
-    part. The empty prompt is embedded once, by all together, and kept. `compute` may be replaced by one that shares
-    captions with other ranks.
+    `joint_calls` is set where the weights are sharded: each rank calls `finish` after its last caption, and the empty
+    prompt is embedded once, by all ranks, and cached. `compute` may be replaced by one that shares captions with other
+    ranks.
     """
 
-    def __init__(self, config: T5EncoderConfig, module: nn.Module, folder: Path | None, device: torch.device) -> None:
+    SECTION: ClassVar[str]  # of the run's config
+    names: ClassVar[Callable[[Collection[str]], dict[str, str]]]  # name in `module` -> name in a published checkpoint
+
+    def __init__(self, config: Any, module: nn.Module, folder: Path | None, device: torch.device) -> None:
         super().__init__()
         self.config, self.dim, self.max_length, self.device = config, config.dim, config.max_length, device
         self.module = module
-        self.tokenizer = None if folder is None else _load_tokenizer(folder, "t5")
-        self.turns: Turns | None = None
-        self.compute: ComputeCaptions = compute_captions
+        self.tokenizer = None if folder is None else _load_tokenizer(folder, self.SECTION)
+        self.joint_calls: SynchronisedCalls | None = None
+        self.compute: ComputeCaptions = lambda texts, embed, shape: embed(texts)
         self._empty: Tensor | None = None
 
     @property
     def units(self) -> list[nn.Module]:
         """The blocks that are sharded, or brought to the device, one by one."""
-        return list(self.module.block)
+        raise NotImplementedError
 
-    def embed_tokens(self, texts: Sequence[str]) -> Tensor:
-        """Captions -> `[B, max_length, dim]` in the compute dtype, on the device.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the embedding of one caption."""
+        raise NotImplementedError
 
-        A caption ends with the end-of-sequence token, cut to `max_length` tokens with it, and is padded to that
-        length. Padding is attended to and embedded like words unless `mask` is set.
-        """
-        if self.turns is None:
-            return self._embed_all(texts)
-        if tuple(texts) == ("",) and self._empty is not None:
+    def after_filling(self) -> None:
+        """Called once the weights are loaded."""
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Captions -> `[B, *shape]` in the compute dtype, on the device."""
+        is_empty = self.joint_calls is not None and tuple(texts) == ("",)
+        if is_empty and self._empty is not None:
             return self._empty
-        self.turns.begin()
-        found = self._embed_all(texts)
-        if tuple(texts) == ("",):
+        if self.joint_calls is not None:
+            self.joint_calls.begin()
+        with outside_inference_mode():
+            found = self.compute(texts, self._embed, self.shape)
+        if is_empty:
             self._empty = found
         return found
 
     def finish(self) -> None:
-        """This rank has no more captions to embed; returns when no other has any."""
-        if self.turns is not None:
-            self.turns.finish(lambda: self._embed([""]))
+        """To be called when this rank has no more captions to embed; returns when no rank has."""
+        if self.joint_calls is not None:
+            with outside_inference_mode():
+                self.joint_calls.finish(lambda: self._embed([""]))
 
-    def _embed_all(self, texts: Sequence[str]) -> Tensor:
-        with outside_inference_mode():
-            return self.compute(texts, self._embed, (self.max_length, self.dim))
+    def mask(self, texts: Sequence[str]) -> Tensor:
+        """bool `[B, max_length]` on the device: True at a caption's tokens, the end token included."""
+        return self._tokenize(texts)[1].bool()
+
+    def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token ids and mask, int64 `[B, max_length]` -> `[B, *shape]`."""
+        raise NotImplementedError
 
     def _embed(self, texts: Sequence[str]) -> Tensor:
-        with outside_inference_mode():
-            ids, mask = _tokenize(self.tokenizer, texts, self.max_length, self.device)
-            if not self.config.mask:
-                return self.module(input_ids=ids).last_hidden_state
-            return self.module(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
+        return self.embed_ids(*self._tokenize(texts))
+
+    def _tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask, both int64 `[B, max_length]`, on the device."""
+        assert self.tokenizer is not None, "built without a tokenizer"
+        found = self.tokenizer(
+            list(texts), padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
+        )
+        pair = found["input_ids"], found["attention_mask"]
+        if self.device.type == "cuda":
+            pair = tuple(tensor.pin_memory() for tensor in pair)
+        ids, mask = (tensor.to(self.device, non_blocking=True) for tensor in pair)
+        return ids, mask
 
 
-class ClipEncoder(nn.Module):
-    """Captions -> one vector each. `module` is transformers' CLIP text model; `folder` has its tokenizer.
+class T5Encoder(LearnedTextEncoder):
+    """Captions -> token embeddings `[B, max_length, dim]`, by the encoder half of a T5.
 
-    `compute`: as of `T5Encoder`.
+    A caption ends with the end-of-sequence token, cut to `max_length` tokens with it, and is padded to that length.
+    Padding is attended to and embedded like words unless the config's `mask` is set.
     """
 
-    def __init__(self, config: ClipEncoderConfig, module: nn.Module, folder: Path | None, device: torch.device) -> None:
-        super().__init__()
-        self.config, self.dim, self.max_length, self.device = config, config.dim, config.max_length, device
-        self.module = module
-        self.tokenizer = None if folder is None else _load_tokenizer(folder, "clip")
-        self.compute: ComputeCaptions = compute_captions
+    SECTION = "t5"
+    names = staticmethod(t5_names)
 
     @property
     def units(self) -> list[nn.Module]:
-        """The blocks that are brought to the device one by one."""
+        return list(self.module.block)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.max_length, self.dim
+
+    def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
+        if not self.config.mask:
+            return self.module(input_ids=ids).last_hidden_state
+        return self.module(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
+
+
+class ClipEncoder(LearnedTextEncoder):
+    """Captions -> one vector each `[B, dim]`, by the text half of a CLIP: the normed state at the end-of-text token.
+
+    A caption is cut to `max_length` tokens, begin and end among them. Attention is causal, so padding, which comes
+    after the end, changes nothing.
+    """
+
+    SECTION = "clip"
+    names = staticmethod(clip_names)
+
+    @property
+    def units(self) -> list[nn.Module]:
         return list(self.module.encoder.layers)
 
-    def embed_pooled(self, texts: Sequence[str]) -> Tensor:
-        """Captions -> `[B, dim]` in the compute dtype, on the device: the normed state at the end-of-text token.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim,)
 
-        A caption is cut to `max_length` tokens, begin and end among them. Attention is causal, so padding, which comes
-        after the end, changes nothing.
-        """
-        with outside_inference_mode():
-            return self.compute(texts, self._embed, (self.dim,))
+    def after_filling(self) -> None:
+        """Writes the numbers 0, 1 … into CLIP's `position_ids`, which are no part of its weights."""
+        ids = self.module.embeddings.position_ids
+        ids.copy_(torch.arange(ids.shape[-1]).expand_as(ids))
 
-    def _embed(self, texts: Sequence[str]) -> Tensor:
-        ids, _ = _tokenize(self.tokenizer, texts, self.max_length, self.device)
+    def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.module(input_ids=ids).pooler_output
+
+
+TextEncoder = WordEncoder | LearnedTextEncoder
+
+
+def build_text_encoder(
+    config: TextEncoderConfig | PooledEncoderConfig,
+    folder: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    tokenizer: bool = True,
+    pooled: bool = False,
+) -> TextEncoder:
+    """The text encoder that a section describes; a learned one on the meta device, of `dtype`, to be filled.
+
+    `folder` has its `config.json` and, unless `tokenizer` is False, its tokenizer; without a folder the published sizes
+    are taken, for what needs no more than these. `device` is where it will compute. `pooled`: which of the two an
+    encoder that can do both gives. Raises `UserError` for a folder that does not have them.
+    """
+    if isinstance(config, WordsConfig):
+        return WordEncoder(config.dim, config.max_length, pooled)
+    is_t5, facts = isinstance(config, T5EncoderConfig), text_facts(config, folder)
+    with torch.device("meta"):
+        module = (t5_module if is_t5 else clip_module)(facts).to(dtype).requires_grad_(False).eval()
+    return (T5Encoder if is_t5 else ClipEncoder)(config, module, folder if tokenizer else None, torch.device(device))
 
 
 def t5_module(facts: Mapping[str, Any]) -> nn.Module:
@@ -167,79 +225,31 @@ def clip_module(facts: Mapping[str, Any]) -> nn.Module:
     return getattr(model, "text_model", model)  # up to transformers 4 the layers lie one level lower
 
 
-def fill_positions(module: nn.Module) -> None:
-    """Writes the numbers 0, 1 … into CLIP's `position_ids`, which are no part of its weights."""
-    ids = module.embeddings.position_ids
-    ids.copy_(torch.arange(ids.shape[-1]).expand_as(ids))
+def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None) -> dict[str, Any]:
+    """The `config.json` of a text encoder's folder; without one the published sizes, at the width of the config.
 
-
-class T5Names(Mapping[str, Tensor]):
-    """A T5 checkpoint, whole or of the encoder alone, under the names of the encoder stack."""
-
-    def __init__(self, files: Mapping[str, Tensor]) -> None:
-        self._files = files
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._files[self._theirs(name)]
-
-    def _theirs(self, name: str) -> str:
-        if name == "embed_tokens.weight" and "shared.weight" in self._files:
-            return "shared.weight"
-        return f"encoder.{name}"
-
-    def __contains__(self, name: object) -> bool:
-        return self._theirs(str(name)) in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        """Only what the encoder stack has; the decoder and the head of a whole checkpoint are of no use here."""
-        names = (name.removeprefix("encoder.") for name in self._files if name.startswith("encoder."))
-        yield from dict.fromkeys(["embed_tokens.weight", *names])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class ClipNames(Mapping[str, Tensor]):
-    """A CLIP checkpoint, whole or of the text half alone, under the names of the text model."""
-
-    _PREFIX = "text_model."
-
-    def __init__(self, files: Mapping[str, Tensor]) -> None:
-        self._files = files
-        prefixed = any(name.startswith(self._PREFIX) for name in files)
-        self._prefix = self._PREFIX if prefixed else ""
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._files[self._prefix + name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Without the image half, the projections and the table of positions that old files carry."""
-        for name in self._files:
-            if name.startswith(self._prefix) and not name.endswith("position_ids"):
-                yield name.removeprefix(self._prefix)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def read_architecture(folder: Path, config: T5EncoderConfig | ClipEncoderConfig, section: str) -> dict[str, Any]:
-    """The model's `config.json` as plain data. Raises `UserError` where it is missing, damaged or of another width."""
+    Raises `UserError` where it is missing, damaged or of another width.
+    """
+    is_t5 = isinstance(config, T5EncoderConfig)
+    section, width_key, published = ("t5", "d_model", T5_XXL) if is_t5 else ("clip", "hidden_size", CLIP_L)
+    if folder is None:
+        return {**published, width_key: config.dim}
     path = folder / "config.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if section == "clip":
+        facts = parse_json(read_small(path))
+        if not is_t5:
             facts = facts.get("text_config") or facts
-        width = int(facts["d_model" if section == "t5" else "hidden_size"])
+        width = int(facts[width_key])
     except FileNotFoundError:
         raise UserError(f"{path}: is not there; copy it from {section}'s weights into that folder") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: is no description of {'a T5' if section == 't5' else 'a CLIP'} model") from None
+        raise UserError(f"{path}: is no description of a {section.upper()} model") from None
     if width != config.dim:
         raise UserError(
             f"{section}.dim = {config.dim}: the weights in {folder} have {width}; write {section}.dim = {width}"
         )
     positions = facts.get("max_position_embeddings", 77)
-    if section == "clip" and config.max_length > positions:
+    if not is_t5 and config.max_length > positions:
         raise UserError(
             f"clip.max_length = {config.max_length}: the weights have {positions} positions; choose at most {positions}"
         )
@@ -263,14 +273,3 @@ def _load_tokenizer(folder: Path, section: str) -> Any:
         raise UserError(
             f"{folder}: its tokenizer cannot be read ({in_one_line(error)}); copy its files again"
         ) from None
-
-
-def _tokenize(tokenizer: Any, texts: Sequence[str], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, both int64 `[B, length]`, on the device."""
-    assert tokenizer is not None, "built without a tokenizer"
-    found = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-    pair = found["input_ids"], found["attention_mask"]
-    if device.type == "cuda":
-        pair = tuple(tensor.pin_memory() for tensor in pair)
-    ids, mask = (tensor.to(device, non_blocking=True) for tensor in pair)
-    return ids, mask

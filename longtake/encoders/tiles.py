@@ -1,13 +1,13 @@
 """Tiles of a video: where they lie, and how overlapping results are blended into one.
 
 A video is cut in time, then each piece into rows and columns. Sizes and strides are in cells of the tensor at hand:
-pixels on one side of an autoencoder, latent cells on the other. Each tile is a `Piece` of work of its own, so whoever
-computes the pieces, in whatever order and on however many devices, the result is the same.
+pixels on one side of an autoencoder, latent cells on the other. Tiles are independent: in whatever order and on however
+many devices they are computed, the result is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,23 +15,6 @@ from torch import Tensor
 
 Box = tuple[slice, slice, slice]  # of frames, rows and columns
 Boxes = list[list[list[Box]]]  # pieces in time x rows x columns
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A computation that needs nothing of the others, and the shape of what it gives."""
-
-    run: Callable[[], Tensor]
-    shape: tuple[int, ...]
-
-
-# Pieces -> their results, in order. The results may be written into.
-ComputePieces = Callable[[Sequence[Piece]], list[Tensor]]
-
-
-def compute_pieces(pieces: Sequence[Piece]) -> list[Tensor]:
-    """One after the other, here."""
-    return [piece.run() for piece in pieces]
 
 
 @dataclass(frozen=True)

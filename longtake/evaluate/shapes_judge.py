@@ -91,11 +91,8 @@ def _hue_plane(rgb: np.ndarray) -> np.ndarray:
 
 
 def _travel(mass: np.ndarray) -> tuple[float, float]:
-    """The way of the centroid of mass [T, H, W], to the right and down, as shares of width and height.
-
-    By a straight line fitted to the frames, each counted by its mass, so that a frame in which the blob fades or
-    flickers decides nothing.
-    """
+    """The way of the centroid of mass [T, H, W], to the right and down, as shares of width and height, by a straight
+    line fitted to the frames, each counted by its mass: one in which the blob fades or flickers decides nothing."""
     num_frames, height, width = mass.shape
     weight = mass.sum((1, 2))
     if num_frames < 2 or np.count_nonzero(weight > 0.05 * weight.max()) < 2:
@@ -109,7 +106,6 @@ def _travel(mass: np.ndarray) -> tuple[float, float]:
 
 
 def _direction(right: float, down: float) -> str | None:
-    """The direction along which the blob travelled most, if it travelled enough."""
     along = {name: right * x + down * y for name, (x, y) in DIRECTIONS.items()}
     best = max(along, key=lambda name: along[name])
     return best if along[best] > MIN_TRAVEL else None

@@ -1,106 +1,150 @@
-"""The config of a generation: what to sample, from which weights, and where to."""
+"""The config of a generation: what to sample, from which weights, and where to write it."""
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationError, model_validator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from longtake.diffusion import Kind, known_windows
-from longtake.encoders import Autoencoder2DConfig, AutoencoderConfig
-from longtake.models import MMDiTConfig
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+
+from longtake.encoders.config import Autoencoder2DConfig, AutoencoderConfig
+from longtake.families import family_of
+from longtake.models.config import ModelSection
 from longtake.system import SamplingOption, SystemConfig
+
+if TYPE_CHECKING:
+    from longtake.diffusion import Window
+
+
+def own_sampling(data: Mapping[str, Any]) -> SamplingOption:
+    return SamplingOption(**family_of(data["model"]).sampling)
+
+
+def own_kind(data: Mapping[str, Any]) -> str:
+    """The kind of known places of the model's family that makes nothing known."""
+    return next(iter(family_of(data["model"]).kinds), "")
 
 
 class GenerateConfig(SystemConfig):
-    """Everything a generation is. The model's own part comes from the training run or exported file it is made from."""
+    """Everything about a generation. The model's part comes from the training run or exported file that is sampled."""
 
-    sampling_option: SamplingOption = SamplingOption()
+    sampling_option: SamplingOption = Field(default_factory=own_sampling)
     prompt: str | list[str] | None = Field(None, description="one prompt, or a list of them")
     prompts: str | None = Field(
         None, description="file of prompts: .txt, one a line, or .csv with columns `text`, `ref`, `neg`, `name`"
     )
     negative_prompt: str = Field("", description="what guidance moves away from")
-    start_index: int = Field(0, ge=0, description="leave out so many of the prompts")
-    end_index: int | None = Field(None, ge=1, description="and those from this one on, counted from 0")
-    num_samples: int | None = Field(None, ge=1, description="use only this many of the prompts that are left")
+    start_index: int = Field(0, ge=0, description="skip this many prompts")
+    end_index: int | None = Field(None, ge=1, description="stop before this prompt, counted from 0")
+    num_samples: int | None = Field(None, ge=1, description="use at most this many of the remaining prompts")
     num_sample: int = Field(1, ge=1, description="videos for each prompt, at seeds seed, seed + 1, ...")
-    cond_type: Kind = Field("t2v", description="which frames are known: taken from `ref`, or the column of that name")
+    cond_type: str = Field(
+        default_factory=own_kind,
+        description="kind of known frames, one of the model's; they are taken from `ref`, or the column of that name",
+    )
     ref: str | None = Field(
         None, description="image or video for every prompt without one of its own; several with `;` between them"
     )
-    use_t2i2v: bool = Field(False, description="make an image of each prompt with img_flux first, then i2v_head")
-    img_flux: MMDiTConfig | None = Field(None, description="the model that makes these images")
+    use_t2i2v: bool = Field(False, description="make the first frame with img_flux, an image of each prompt")
+    img_flux: SerializeAsAny[ModelSection] | None = Field(None, description="the model that makes these images")
     img_flux_ae: AutoencoderConfig = Autoencoder2DConfig()
     img_resolution: str = Field("768px", description="their resolution; their aspect ratio is the video's")
     batch_size: int = Field(1, ge=1, description="videos sampled at once on each rank")
     offload_model: bool = Field(
-        False, description="text encoders, denoiser and autoencoder are on the GPU only while they work"
+        False, description="offload text encoders, denoiser and autoencoder to host memory while they are not in use"
     )
-    save_dir: str = Field("samples", description="folder that videos go into; nothing in it is overwritten")
-    save_prefix: str = Field("", description="begins the name of every file")
+    save_dir: str = Field("samples", description="output folder; nothing in it is overwritten")
+    save_prefix: str = Field("", description="prefix of every file name")
     prompt_as_path: bool = Field(False, description="name files by the prompt and `-k`, k from 0")
     grid: bool = Field(False, description="also write a contact sheet of all videos, grid.png")
-    ema: bool = Field(True, description="use the averaged weights where the checkpoint has them")
+    ema: bool = Field(True, description="use the averaged weights (EMA) where the checkpoint has them")
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> str:
         """Which frames are known of videos that have a reference."""
-        return "i2v_head" if self.use_t2i2v else self.cond_type
+        return (self.kind_of_first_frame or "") if self.use_t2i2v else self.cond_type
+
+    @property
+    def kind_of_nothing(self) -> str:
+        """The kind of videos that have no reference."""
+        return own_kind({"model": self.model})
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether no frames are given to any video."""
+        return self.kind == self.kind_of_nothing
+
+    @property
+    def kind_of_first_frame(self) -> str | None:
+        """The kind that takes the first frame alone, where the model's family has one."""
+        taken = {kind: [window.pixels for window in windows] for kind, windows in self._kinds_from_files().items()}
+        return next((kind for kind, pixels in taken.items() if pixels == [range(1)]), None)
+
+    def _kinds_from_files(self) -> dict[str, tuple[Window, ...]]:
+        """The kinds that take frames of a file, each with those that it takes where a video is long enough."""
+        law, long = self.family.known_law, self.ae.latent.pixel_frames(2**16)
+        taken = {kind: law.windows(kind, self.ae.latent, long) for kind in self.family.kinds}
+        return {kind: windows for kind, windows in taken.items() if windows}
 
     def of_stills(self) -> GenerateConfig:
         """The generation of the images of `use_t2i2v`. Raises `ValueError` where its parts do not fit."""
         assert self.img_flux is not None, "checked by the schema"
-        option = self.sampling_option.model_copy(
-            update={
-                "resolution": self.img_resolution,
-                "num_frames": 1,
-                "guidance": self.guidance,
-                "method": "distill" if self.img_flux.guidance_embed else "i2v",
-            }
-        )
+        method = "distill" if "guidance" in self.img_flux.conditions else "i2v"
+        option = {"resolution": self.img_resolution, "num_frames": 1, "guidance": self.guidance, "method": method}
         own = {
             "model": self.img_flux,
             "ae": self.img_flux_ae,
-            "sampling_option": option,
+            "sampling_option": self.sampling_option.model_copy(update=option),
             "ae_spatial_compression": None,
+            "cond_type": own_kind({"model": self.img_flux}),
+            "motion_score": None,  # a number that a model of images never saw
         }
-        training = {"lora": None, "freeze": (), "train_only": None}
-        request = {"use_t2i2v": False, "cond_type": "t2v", "ref": None, "motion_score": None}  # which it never saw
+        none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
         try:
-            return GenerateConfig.model_validate({**dict(self), **own, **training, **request})
+            return GenerateConfig.model_validate({**dict(self), **own, **none})
         except ValidationError as error:
-            said = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise ValueError(f"img_flux: {said} (its model and ae are img_flux and img_flux_ae)") from None
+            fault = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ValueError(f"img_flux: {fault} (its model and ae are img_flux and img_flux_ae)") from None
 
     @model_validator(mode="after")
-    def _method_fits(self) -> GenerateConfig:
-        if self.sampling_option.method == "distill" and not self.model.guidance_embed:
+    def _parts_can_be_made(self) -> GenerateConfig:
+        if self.sampling_option.method == "distill" and "guidance" not in self.model.conditions:
             raise ValueError(
-                'sampling_option.method = "distill": model.guidance_embed is False, so the model cannot be told a '
+                'sampling_option.method = "distill": model.guidance_embed is False, so the model takes no guidance '
                 'scale; write "i2v"'
             )
+        if self.use_t2i2v:
+            self._check_stills()
+        self._check_known()
         return self
 
-    @model_validator(mode="after")
-    def _stills_can_be_made(self) -> GenerateConfig:
-        if not self.use_t2i2v:
-            return self
+    def _check_stills(self) -> None:
         if self.img_flux is None:
             raise ValueError("use_t2i2v = True: there is no img_flux, the model of the images; take a t2i2v preset")
-        if self.cond_type not in ("t2v", "i2v_head"):
-            raise ValueError(f'cond_type = "{self.cond_type}": use_t2i2v makes the first frame; write "i2v_head"')
+        if (first := self.kind_of_first_frame) is None:
+            raise ValueError("use_t2i2v = True: this model takes no first frame; leave it out")
+        if self.cond_type not in (self.kind_of_nothing, first):
+            raise ValueError(f'cond_type = "{self.cond_type}": use_t2i2v makes the first frame; write "{first}"')
         self.of_stills()
-        return self
 
-    @model_validator(mode="after")
-    def _frames_can_be_known(self) -> GenerateConfig:
+    def _check_known(self) -> None:
         key = "use_t2i2v = True" if self.use_t2i2v else f'cond_type = "{self.cond_type}"'
-        if self.kind == "t2v":
+        kinds, of_ref = self.family.kinds, f"ref = {self.ref!r}"
+        if not kinds and (self.kind or self.ref is not None):
+            place = key if self.kind else of_ref
+            raise ValueError(f"{place}: this model takes no conditioning frames; leave it out")
+        if kinds and self.kind not in kinds:
+            raise ValueError(f"{key}: choose one of {', '.join(kinds)}")
+        if self.knows_nothing:
             if self.ref is not None:
-                raise ValueError(f'ref = {self.ref!r}: cond_type = "t2v" knows no frames; write cond_type = "i2v_head"')
-            return self
-        if not self.model.cond_embed:
-            raise ValueError(f"{key}: model.cond_embed is False, so this model cannot be given frames")
+                fix = next((f'write cond_type = "{kind}"' for kind in self._kinds_from_files()), "leave it out")
+                raise ValueError(f"{of_ref}: {key} knows no frames; {fix}")
+            return
+        if refusal := self.model.refuses_known:
+            raise ValueError(f"{key}: {refusal}")
         frames = self.sampling_option.num_frames
-        if not known_windows(self.kind, self.ae.latent, frames):
+        if not self.family.known_law.windows(self.kind, self.ae.latent, frames):
+            if self.kind not in (able := self._kinds_from_files()):
+                fix = f"choose one of {', '.join((self.kind_of_nothing, *able))}"
+                raise ValueError(f"{key}: takes no frames of a file, so no video can be generated with it; {fix}")
             raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")
-        return self

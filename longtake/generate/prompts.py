@@ -13,18 +13,18 @@ from longtake.contracts import UserError
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
 _COLUMNS = ("text", "name", "neg", "ref")
-_MAX_FAULTS = 20  # that a sentence names
+_MAX_FAULTS = 20  # listed in one error
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt and the name its files are given."""
+    """One prompt and the name of its files."""
 
     text: str
     name: str
     negative: str | None = None  # None: the run's negative prompt
     refs: tuple[str, ...] = ()  # reference files, in the order they were written
-    row: int = field(default=0, compare=False)  # its place among all prompts that were given, from 0
+    row: int = field(default=0, compare=False)  # its position among all given prompts, from 0
 
 
 def read_prompts(
@@ -37,14 +37,13 @@ def read_prompts(
     end: int | None = None,
     faults: list[str] | None = None,
 ) -> list[Prompt]:
-    """The prompts of a generation: of all that are given those from `start` to before `end`, at most `limit`.
+    """The prompts of a generation: `[start:end]` of all that are given, at most `limit`.
 
-    `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and, where
-    wanted, `name` (of the files), `neg` (negative prompt) and `ref` (images or videos, with `;` between them, seen from
-    the table's folder or, where nothing is there, from the working directory), or any other text file, one prompt a
-    line, blank lines left out, named `{file}_0000`, ... `ref` is for prompts without one of their own. Raises
-    `UserError` where both or neither are given, or the file is not so; all faulty rows of a table are named at once, or
-    put into `faults` where a list is given.
+    `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and optional
+    columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
+    table's folder or else to the working directory), or a text file with one prompt a line, named `{file}_0000`, ...
+    `ref` is the default for prompts without their own. Raises `UserError` where both or neither are given, or the file
+    is malformed; all faulty rows of a table are reported at once, or appended to `faults` where it is a list.
     """
     if prompt is not None and file is not None:
         raise UserError(f"prompts = {file!r}: prompt is given too; keep one of the two")
@@ -68,12 +67,11 @@ def read_prompts(
 
 
 def split_paths(text: str | None) -> tuple[str, ...]:
-    """The paths of a `ref`, which has `;` between them; none of an empty one."""
     return tuple(part.strip() for part in (text or "").split(";") if part.strip())
 
 
 def in_one_sentence(place: str, faults: Sequence[str], fix: str) -> UserError:
-    """The error that names several faults at once, of one place or, where each says its own, of none."""
+    """The error for several faults at once; `place` is empty where each fault names its own."""
     more = f"; and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
     return UserError(f"{place}{': ' if place else ''}{'; '.join(faults[:_MAX_FAULTS])}{more}; {fix}")
 
@@ -92,12 +90,12 @@ def _from_file(path: Path, faults: list[str] | None) -> list[Prompt]:
         if faults is not None:
             faults += found
         return prompts
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    lines = filter(None, map(str.strip, text.split("\n")))
     return [Prompt(line, f"{path.stem}_{i:04d}") for i, line in enumerate(lines)]
 
 
 def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
-    """The prompts of a table's rows; what is wrong with a row joins `faults`."""
+    """The prompts of a table's rows; faults of rows are appended to `faults`."""
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
         columns = rows.fieldnames = [column.strip() for column in rows.fieldnames or []]
@@ -114,7 +112,7 @@ def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
         raise UserError(f"prompts = {str(path)!r}: has {columns.count(twice[0])} columns {twice[0]}; keep one of them")
     prompts = []
     for number, row in enumerate(table):
-        if surplus := row.get(None):  # a comma in a text that no quotes are around
+        if surplus := row.get(None):  # a comma in unquoted text
             cells = len(columns) + len(surplus)
             faults.append(f"row {number + 1} has {cells} cells for {len(columns)} columns (a comma wants quotes)")
         cell = {column: (row.get(column) or "").strip() for column in _COLUMNS}
@@ -123,12 +121,7 @@ def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
             faults.append(f"text is empty in row {number + 1}")
         if any(mark in name for mark in "/\\\0") or name.startswith(".") or len(name.encode()) > MAX_NAME_BYTES:
             faults.append(f"name {name!r} in row {number + 1} is no plain file name")
-        refs = tuple(_beside(path, ref) for ref in split_paths(cell["ref"]))
+        places = [Path(ref).expanduser() for ref in split_paths(cell["ref"])]
+        refs = tuple(str(beside if (beside := path.parent / place).exists() else place) for place in places)
         prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs))
     return prompts
-
-
-def _beside(table: Path, ref: str) -> str:
-    """A path of a table: seen from the table's folder, or from the working directory where nothing is there."""
-    beside = table.parent / Path(ref).expanduser()
-    return str(beside) if beside.exists() else str(Path(ref).expanduser())

@@ -1,53 +1,48 @@
-"""What a generation is asked for: its videos, their names, seeds and references; checked before a model is built."""
+"""The videos a generation makes: names, seeds and reference files, checked before a model is built."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
+
+import numpy as np
+from torch import Tensor
 
 from longtake.buckets import frame_size
 from longtake.contracts import UserError
-from longtake.diffusion import known_windows
-from longtake.encoders import check_shape
+from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop
+from longtake.data.clips.video import is_image
+from longtake.diffusion import Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts
-from longtake.generate.references import reference_faults
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
 
 STILLS_FOLDER = "generated_condition"
+_SAME_RATE = 0.01  # 23.976 frames a second count as 24
 
 
 @dataclass(frozen=True)
 class Video:
-    """One video, to be made or made, and where it is written; the prompt lies in a `.txt` beside it."""
+    """One video, planned or made, and its path; the prompt is written to a `.txt` beside it."""
 
     prompt: Prompt
     seed: int
     path: Path
-    refs: tuple[str, ...] = ()  # files whose frames it is given
+    refs: tuple[str, ...] = ()  # files of its conditioning frames
 
 
 def prompts_of(config: GenerateConfig, faults: list[str] | None = None) -> list[Prompt]:
-    """The prompts of a generation; `faults` as for `read_prompts`, which says what is raised."""
-    return read_prompts(
-        config.prompt,
-        config.prompts,
-        config.num_samples,
-        ref=config.ref,
-        start=config.start_index,
-        end=config.end_index,
-        faults=faults,
-    )
+    place = {"ref": config.ref, "start": config.start_index, "end": config.end_index}
+    return read_prompts(config.prompt, config.prompts, config.num_samples, **place, faults=faults)
 
 
 def check_request(config: GenerateConfig) -> list[str]:
-    """Raises `UserError`, before a model is built, for what cannot be made, and for files that are not there.
-
-    Read are the prompts, the references (all faults at once), the names and shapes in the weights' headers. Returns
-    what can be made and is hardly what was meant, one line each.
-    """
+    """Raises `UserError`, before a model is built, for impossible requests and missing files, all faults at once, by
+    the prompts, the references and the headers of the weights. Returns warnings, one line each."""
     faults: list[str] = []
     prompts = prompts_of(config, faults)
     _check_names(prompts, config)
@@ -55,74 +50,66 @@ def check_request(config: GenerateConfig) -> list[str]:
     for part in (config, *stills):
         option = part.sampling_option
         height, width = frame_size(option.resolution, option.aspect_ratio, part.size_divisor)
-        check_shape(part.ae, option.num_frames, height, width)
+        part.ae.check(option.num_frames, height, width)
     faults += _reference_faults(prompts, config)
     if faults:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
     doubts = [line for part in (config, *stills) for line in _check_weights(part)]
-    for part in (config, *stills):  # last, for what the hub has is fetched here
+    for part in (config, *stills):  # last, since this downloads from the hub
         find_encoders(part)
     return doubts
 
 
 def plan_videos(config: GenerateConfig) -> list[Video]:
-    """Every video to make, with names that are free. Video k of prompt i has the seed `first + i * num_sample + k`.
-
-    i counts all prompts, also those that `start_index` leaves out. So each video has a seed of its own, which depends
-    neither on batches and ranks nor on how a table is shared out.
-    """
+    """Every video to make, under unused names. Video k of prompt i, counting all prompts, has the seed `first + i *
+    num_sample + k`, whatever the batches, the ranks, and the ranges of a table that are generated apart."""
     option, folder, each = config.sampling_option, kind_folder(config), config.num_sample
     first = option.seed if option.seed is not None else config.seed
-    folder.mkdir(parents=True, exist_ok=True)
+    chosen = [(prompt, k) for prompt in prompts_of(config) for k in range(each)]
     suffix = ".png" if option.num_frames == 1 else ".mp4"
-    taken: set[Path] = set()
-    videos = []
-    for prompt in prompts_of(config):
-        for k in range(each):
-            path = free_path(folder, _file_name(prompt, k, config), suffix, taken)
-            taken.add(path)
-            videos.append(Video(prompt, first + prompt.row * each + k, path, used_refs(prompt, config)))
-    return videos
+    paths = unused_paths(folder, [_file_name(prompt, k, config) for prompt, k in chosen], suffix)
+    return [
+        Video(prompt, first + prompt.row * each + k, path, () if config.knows_nothing else prompt.refs)
+        for (prompt, k), path in zip(chosen, paths, strict=True)
+    ]
 
 
-def used_refs(prompt: Prompt, config: GenerateConfig) -> tuple[str, ...]:
-    """The reference files of a prompt that the generation looks at."""
-    return () if config.kind == "t2v" else prompt.refs
+def unused_paths(folder: Path, names: Sequence[str], suffix: str) -> list[Path]:
+    """A path in the folder, which is made, for a file of each name; all differ."""
+    folder.mkdir(parents=True, exist_ok=True)
+    taken: dict[Path, None] = {}
+    for name in names:
+        taken[free_path(folder, name, suffix, taken)] = None
+    return list(taken)
 
 
 def kind_folder(config: GenerateConfig) -> Path:
-    """The folder that the videos, or stills, of a generation go into."""
+    """The output folder of a generation's videos or stills."""
     kind = "image" if config.sampling_option.num_frames == 1 else "video"
     return Path(config.save_dir) / f"{kind}_{config.sampling_option.resolution}"
 
 
-def free_path(folder: Path, name: str, suffix: str, taken: set[Path] | frozenset[Path] = frozenset()) -> Path:
-    """`folder/name.suffix`, or with the first number that makes it free, its `.txt` too."""
-    number = 1
-    while True:
-        path = folder / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
-        if path not in taken and not path.exists() and not path.with_suffix(".txt").exists():
-            return path
-        number += 1
+def free_path(folder: Path, name: str, suffix: str, taken: Collection[Path] = ()) -> Path:
+    """`folder/name.suffix`, or with the first number for which neither it nor its `.txt` exists."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    paths = (folder / f"{name}{suffix}" for name in names)
+    return next(p for p in paths if p not in taken and not p.exists() and not p.with_suffix(".txt").exists())
 
 
 def claim_path(path: Path) -> Path:
-    """Makes an empty `.txt` beside `path`, so that no other generation takes this name from then on.
-
-    Returns the path to write to: with a number where another one took the name since it was planned. Raises OSError.
-    """
+    """The path to write to, numbered where another generation has taken the name; an empty `.txt` beside it reserves
+    it. Raises OSError."""
     while True:
         claimed = free_path(path.parent, path.stem, path.suffix)
         try:
             claimed.with_suffix(".txt").touch(exist_ok=False)
-        except FileExistsError:  # in this very moment
+        except FileExistsError:  # a race with another generation
             continue
         return claimed
 
 
 def _file_name(prompt: Prompt, k: int, config: GenerateConfig) -> str:
-    """The name of video k of a prompt, without suffix."""
     if config.prompt_as_path:
         plain = "".join("_" if mark in "/\\\0\r\n" else mark for mark in prompt.text)
         plain = f"_{plain[1:]}" if plain.startswith(".") else plain
@@ -142,14 +129,14 @@ def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:
 
 def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
     """What is wrong with the references of all prompts, each file named once. Raises `UserError` where none has one."""
-    if config.kind == "t2v":
+    if config.knows_nothing:
         return []
     if not config.use_t2i2v and not any(prompt.refs for prompt in prompts):
         raise UserError(
             f'cond_type = "{config.kind}": no prompt has a reference; write --ref FILE, or give --prompts a .csv with '
             "a column ref"
         )
-    windows = known_windows(config.kind, config.ae.latent, config.sampling_option.num_frames)
+    windows = config.family.known_law.windows(config.kind, config.ae.latent, config.sampling_option.num_frames)
     first = {prompt.refs: prompt.row + 1 for prompt in reversed(prompts) if prompt.refs}
     return [
         f"{fault} in row {row}" if config.prompts else fault
@@ -159,13 +146,76 @@ def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list
 
 
 def _check_weights(config: GenerateConfig) -> list[str]:
-    """Compares the names and shapes in a file's header with the model's; returns what is to be said of them."""
+    """Compares the names and shapes in a file's header with the model's; returns warnings."""
     if config.model.from_pretrained is None:
         return []
     with open_pretrained(config.model) as (weights, _):
-        if config.kind == "t2v" or not weights.grown:
+        if config.knows_nothing or weights.unread_known is None:
             return []
     return [
-        f'model.from_pretrained = {config.model.from_pretrained!r}: has no cond_in, so for cond_type = "{config.kind}" '
-        "the model never saw known frames; they are put into the videos, and the other frames know nothing of them"
+        f"model.from_pretrained = {config.model.from_pretrained!r}: has {weights.unread_known}, so for cond_type = "
+        f'"{config.kind}" the model was never trained on conditioning frames; they are copied into the videos, and the '
+        "other frames do not depend on them"
     ]
+
+
+def reference_faults(paths: Sequence[str], windows: Sequence[Window], config: GenerateConfig) -> list[str]:
+    """What is wrong with the reference files of one prompt, a clause for each. Images are decoded to find out."""
+    faults = []
+    for window in windows:
+        path = file_of(window, paths)
+        try:
+            if is_image(path):
+                read_image(path)
+            frame_numbers(path, window, config)
+        except ClipError as error:
+            faults.append(f"ref {path!r}: {error}")
+    return list(dict.fromkeys(faults))
+
+
+def known_pixels(
+    paths: Sequence[str], windows: Sequence[Window], size: tuple[int, int], config: GenerateConfig
+) -> tuple[Tensor, ...]:
+    """The frames of each window: uint8 or float32 `[3, T, H, W]`, resized to cover `size` and centre-cropped, as in
+    training. Raises `UserError` for a file that cannot be read."""
+    found = []
+    for window in windows:
+        path = file_of(window, paths)
+        try:
+            still = is_image(path)
+            frames = read_image(path) if still else read_frames(path, frame_numbers(path, window, config))
+            found.append(resize_crop(frames, size, config.sample_rules.pixels, still))
+        except ClipError as error:
+            raise UserError(f"ref {path!r}: {error}; give another file") from error
+    return tuple(found)
+
+
+def frame_numbers(path: str, window: Window, config: GenerateConfig) -> np.ndarray:
+    """Which frames of a file a window takes, int64 [T]: the first ones, or the last.
+
+    Several frames are sampled at the model's rate, `fps_save`, nearest in time, so that motion keeps its speed; under
+    the quirk `reference_rate` they are consecutive frames of the file. Raises `ClipError` for too short a file.
+    """
+    count = len(window.pixels)
+    if is_image(path):
+        if count > 1:
+            raise ClipError(f'is a still image, and cond_type = "{config.kind}" takes {count} frames of a video')
+        return np.zeros(1, np.int64)
+    info = probe_file(path)
+    step = 1.0
+    if "reference_rate" not in config.quirks and math.isfinite(info.fps) and info.fps > 0:
+        ratio = info.fps / config.fps_save
+        step = 1.0 if abs(ratio - 1) < _SAME_RATE else ratio
+    offsets = np.floor(np.arange(count) * step + 0.5).astype(np.int64)
+    needed = int(offsets[-1]) + 1
+    if needed > info.num_frames:
+        raise ClipError(
+            f'has {info.num_frames} frames at {info.fps:g} FPS, and cond_type = "{config.kind}" takes {count} at '
+            f"{config.fps_save:g} FPS, which are {needed} of them"
+        )
+    return offsets if window.is_head else info.num_frames - 1 - offsets[::-1]
+
+
+def file_of(window: Window, paths: Sequence[str]) -> str:
+    """The file of a prompt that a window is taken from: the last for a single frame at the tail, else the first."""
+    return paths[-1] if len(window.pixels) == 1 and not window.is_head else paths[0]

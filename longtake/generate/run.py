@@ -1,4 +1,4 @@
-"""One generation from its config: prompts over the ranks, videos to files."""
+"""A generation from its config: prompts are spread over the ranks, videos written to files."""
 
 from __future__ import annotations
 
@@ -11,27 +11,33 @@ from torch import Tensor
 
 from longtake.buckets import frame_size
 from longtake.data import from_unit, read_frames, read_image, write_image, write_video
-from longtake.diffusion import known_windows
 from longtake.generate.config import GenerateConfig
-from longtake.generate.references import known_pixels
-from longtake.generate.requests import STILLS_FOLDER, Video, claim_path, free_path, kind_folder, plan_videos
+from longtake.generate.requests import (
+    STILLS_FOLDER,
+    Video,
+    claim_path,
+    free_path,
+    kind_folder,
+    known_pixels,
+    plan_videos,
+    unused_paths,
+)
 from longtake.generate.sample import Request, final_prompt, pixel_shape, sample_videos
 from longtake.generate.sheet import contact_sheet
-from longtake.generate.source import Source, load_weights
+from longtake.generate.source import GenerationSource, load_weights
 from longtake.parallel import Mesh, World
 from longtake.system import CaptionEncoders, System, build_system, encoders_on_host
 
 Say = Callable[[str], None]
-# progress(videos done, videos in all): the first is a fraction in the middle of a batch
+# progress(videos done, total): the first is fractional in the middle of a batch
 OnProgress = Callable[[float, int], None]
 
 
-def open_system(source: Source, world: World, say: Say = print, kept: CaptionEncoders | None = None) -> System:
-    """Builds the model that a generation samples from and fills it with its weights. Collective.
-
-    With `offload_model` its parts are with the host until they are needed. `kept`: text encoders of an earlier system,
-    which are not read again where this one has the same.
-    """
+def open_system(
+    source: GenerationSource, world: World, say: Say = print, kept: CaptionEncoders | None = None
+) -> System:
+    """Builds the model of a generation and loads its weights; with `offload_model` its parts stay in host memory until
+    they are needed. `kept`: text encoders of an earlier system, reused where they are the same. Collective."""
     config = encoders_on_host(source.config) if source.config.offload_model else source.config
     if config.dtype == "fp32":  # the presets' bf16 masters would round the weights all the same
         config = config.model_copy(update={"master_dtype": "fp32"})
@@ -41,17 +47,17 @@ def open_system(source: Source, world: World, say: Say = print, kept: CaptionEnc
         part = load_weights(system, source.checkpoint, config.ema)
         say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
     else:
-        for line in system.notes or (f"weights: from nowhere, as initialised by seed {config.seed}",):
+        for line in system.notes or (f"weights: none given, initialised from seed {config.seed}",):
             say(line)
     system.keep_compute_dtype()
     return system.offloaded() if config.offload_model else system
 
 
-def generate_from(source: Source, world: World, say: Say = print, progress: OnProgress | None = None) -> list[Video]:
-    """A whole generation: with `use_t2i2v` the images first, by a model that is freed before the videos' is built.
-
-    Collective; as `generate`.
-    """
+def generate_from(
+    source: GenerationSource, world: World, say: Say = print, progress: OnProgress | None = None
+) -> list[Video]:
+    """A whole generation, see `generate`; with `use_t2i2v` images first, by a model that is freed before the video
+    model is built. Collective."""
     config = source.config
     for line in source.notes:
         say(line)
@@ -70,19 +76,23 @@ def generate(
     progress: OnProgress | None = None,
     videos: Sequence[Video] | None = None,
 ) -> list[Video]:
-    """Makes every video that the config asks for and writes it; all ranks call it, each makes its share.
+    """Makes and writes every video that the config asks for. Collective: each rank makes its share.
 
-    Files: `save_dir/{video|image}_{resolution}/{save_prefix}{name}[_{k}].mp4` (H.264) or `.png`, with the prompt as the
-    model was told it in a `.txt` beside it; a name that is taken gets a number, nothing is overwritten. `videos`: what
-    `plan_videos` says, where that is known already. Returns all videos, on every rank, in the order of the prompts.
-    Raises `UserError` where there is no prompt or the model cannot make the size, OSError where nothing can be written.
+    Files: `save_dir/{video|image}_{resolution}/{save_prefix}{name}[_{k}].mp4` (H.264) or `.png`, with the prompt as it
+    was encoded in a `.txt` beside it; a name in use gets a number, nothing is overwritten. `videos`: the result of
+    `plan_videos`, where known. Returns all videos, on every rank, in the order of the prompts. Raises `UserError` where
+    there is no prompt or the model cannot make the size, OSError where nothing can be written.
     """
     pixel_shape(system, config.sampling_option)
     videos = world.on_main(lambda: plan_videos(config)) if videos is None else list(videos)
     videos = make_all(system, videos, config, world, progress)
     what = "video" if config.sampling_option.num_frames > 1 else "image"
-    said = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
-    say("; ".join([said, *reference_notes(videos, config)]))
+    summary = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
+    odd = sum(bool(video.prompt.refs) if config.knows_nothing else not video.refs for video in videos)
+    user = f'cond_type = "{config.kind}"' if config.kind else "this model"
+    unlike = f"with a ref that {user} does not use"
+    unlike = unlike if config.knows_nothing else f"of them without a ref, made as {config.kind_of_nothing}"
+    say(f"{summary}; {odd} {unlike}" if odd else summary)
     if config.grid and world.is_main:
         path = free_path(kind_folder(config), "grid", ".png")
         write_image(path, np.asarray(contact_sheet([(v.prompt.text, read_video(v.path)) for v in videos])))
@@ -93,28 +103,16 @@ def generate(
 def make_stills(
     videos: Sequence[Video], config: GenerateConfig, world: World, say: Say = print, progress: OnProgress | None = None
 ) -> tuple[list[Video], CaptionEncoders | None]:
-    """The first frames of `use_t2i2v`: an image for each video that has no reference, made with `img_flux`.
-
-    They are written to `save_dir/generated_condition` with the seeds of their videos. Returns the videos with these
-    references, and the model's text encoders; None without a model. Collective; the rest of it is gone afterwards.
-    """
+    """The first frames of `use_t2i2v`, in `save_dir/generated_condition`: an image by `img_flux` for each video without
+    a reference. Returns the videos with these references, and the image model's text encoders. Collective."""
     own = config.of_stills()
     folder, bare = Path(config.save_dir) / STILLS_FOLDER, [video for video in videos if not video.refs]
 
-    def plan() -> list[Video]:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken: set[Path] = set()
-        found = []
-        for video in bare:
-            path = free_path(folder, video.path.stem, ".png", taken)
-            taken.add(path)
-            found.append(replace(video, path=path))
-        return found
-
-    stills = world.on_main(plan)
+    paths = world.on_main(lambda: unused_paths(folder, [video.path.stem for video in bare], ".png"))
+    stills = [replace(video, path=path) for video, path in zip(bare, paths, strict=True)]
     if not stills:
         return list(videos), None
-    system = open_system(Source(own, None), world, say)
+    system = open_system(GenerationSource(own, None), world, say)
     pixel_shape(system, own.sampling_option)
     stills = make_all(system, stills, own, world, progress)
     assert system.encoders is not None, "it was built with its encoders"
@@ -127,16 +125,12 @@ def make_stills(
 
 
 def make_all(
-    system: System,
-    videos: Sequence[Video],
-    config: GenerateConfig,
-    world: World,
-    progress: OnProgress | None = None,
+    system: System, videos: Sequence[Video], config: GenerateConfig, world: World, progress: OnProgress | None = None
 ) -> list[Video]:
-    """Samples and writes videos, in batches over the ranks; all have written when it returns. Collective.
+    """Samples and writes videos, in batches over the ranks; all are written when it returns, with their final paths,
+    which differ where another generation took a name meanwhile. Collective.
 
-    Returns them with the paths that they have: of a name that another generation took meanwhile, the next one. Videos
-    with and without references do not share a round of batches: each rank runs as many branches as the others.
+    Videos with and without references have rounds of their own, so that all ranks run as many guidance branches.
     """
     size, steps, mesh = config.batch_size, config.sampling_option.num_steps, system.mesh
     written: dict[Path, Path] = {}
@@ -144,15 +138,15 @@ def make_all(
     for group in ([v for v in videos if v.refs], [v for v in videos if not v.refs]):
         batches = [group[i : i + size] for i in range(0, len(group), size)]
         for first in range(0, len(batches), mesh.data_ranks):
-            number = first + mesh.data_rank
-            batch = batches[min(number, len(batches) - 1)]  # a rank without one repeats the last: all compute together
+            number = first + mesh.data_rank  # a rank without a batch repeats the last: sampling is collective
+            batch = batches[min(number, len(batches) - 1)]
             count = sum(len(b) for b in batches[first : first + mesh.data_ranks])
 
             def on_step(step: int, done: int = done, count: int = count) -> None:
                 if progress is not None:
                     progress(done + count * step / steps, len(videos))
 
-            frames = to_uint8(sample_batch(system, batch, config, on_step))
+            frames = from_unit(sample_batch(system, batch, config, on_step)).permute(0, 2, 3, 4, 1).cpu().numpy()
             if number < len(batches) and mesh.peer_index == 0:  # peers made the same videos
                 for video, pixels in zip(batch, frames, strict=True):
                     written[video.path] = _write(video, pixels, config)
@@ -161,25 +155,14 @@ def make_all(
     return [replace(video, path=places[video.path]) for video in videos]
 
 
-def reference_notes(videos: Sequence[Video], config: GenerateConfig) -> list[str]:
-    """What the summary says of references that are missing or not looked at."""
-    if config.kind == "t2v":
-        unused = sum(bool(video.prompt.refs) for video in videos)
-        return [f'{unused} with a ref that cond_type = "t2v" does not look at'] if unused else []
-    bare = sum(not video.refs for video in videos)
-    return [f"{bare} of them without a ref, made as t2v"] if bare else []
-
-
 def sample_batch(
-    system: System,
-    batch: Sequence[Video],
-    config: GenerateConfig,
-    on_step: Callable[[int], None] | None = None,
+    system: System, batch: Sequence[Video], config: GenerateConfig, on_step: Callable[[int], None] | None = None
 ) -> Tensor:
     """A few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(steps done)` after each solver step."""
     option = config.sampling_option
     size = frame_size(option.resolution, option.aspect_ratio, config.size_divisor)
-    windows = known_windows(config.kind, config.ae.latent, option.num_frames)
+    law = config.family.known_law
+    windows = law.windows(config.kind, config.ae.latent, option.num_frames) if law else ()
     requests = [
         Request(
             video.prompt.text,
@@ -190,13 +173,8 @@ def sample_batch(
         for video in batch
     ]
     watch = None if on_step is None else lambda done, total, x: on_step(done)
-    asked = replace(system, config=config)  # captions are formed as this config says, which is what the `.txt` tells
-    return sample_videos(asked, requests, option, watch, config.kind)
-
-
-def to_uint8(videos: Tensor) -> np.ndarray:
-    """`[B, 3, T, H, W]` in [-1, 1] -> uint8 `[B, T, H, W, 3]` on the CPU."""
-    return from_unit(videos).permute(0, 2, 3, 4, 1).cpu().numpy()
+    system = replace(system, config=config)  # captions are formed by this config, as in the `.txt`
+    return sample_videos(system, requests, option, watch, config.kind)
 
 
 def read_video(path: Path) -> np.ndarray:
@@ -205,7 +183,7 @@ def read_video(path: Path) -> np.ndarray:
 
 
 def _write(video: Video, frames: np.ndarray, config: GenerateConfig) -> Path:
-    """Writes a video, or still, under its name or, where that is taken by now, the next one, which it returns."""
+    """Writes a video or still and returns its path: numbered where its name is in use by now."""
     text = final_prompt(config, video.prompt.text, config.sampling_option.num_frames)
     path = claim_path(video.path)
     try:

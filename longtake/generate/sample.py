@@ -1,41 +1,52 @@
-"""Sampling: noise of a seed, known frames, guidance, solver, decoding."""
+"""Sampling: seeded noise, conditioning frames, guidance, solver, decoding; and chains of clips: storyboards, loops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from longtake.buckets import frame_size
-from longtake.contracts import Conditions
-from longtake.data import caption
+from longtake.contracts import Caption, Conditions, Known, UserError
+from longtake.data import caption, from_unit
+from longtake.data.clips.captions import segment_captions
 from longtake.diffusion import (
     NEGATIVE,
     NOTHING,
     PROMPT,
     GuidanceScales,
-    Kind,
+    Guided,
+    KnownLaw,
+    Objective,
     Window,
-    guided,
-    known_windows,
-    make_solver,
-    place_known,
-    with_known,
+    drop_text,
+    frame_times,
+    with_held,
 )
 from longtake.random import Purpose, normals
-from longtake.system import SamplingOption, System, SystemConfig, fits_at_once
+from longtake.system import SamplingOption, System, SystemConfig, companion_conditions, cut_pixels, fits_at_once
+
+_OF_VIDEO = 2**16  # draw number for a whole video's posterior; those of conditioning frames count from 0
+_OF_COMPANIONS = _OF_VIDEO + 1  # that of the first companion's
 
 
 @dataclass(frozen=True)
 class Request:
     """One video to make."""
 
-    text: str
+    text: Caption
     seed: int
-    negative: str = ""
-    known: tuple[Tensor, ...] = ()  # pixels [3, T, H, W] of each window of the kind; none: nothing is known
+    negative: Caption = ""
+    known: tuple[Tensor, ...] = ()  # conditioning frames: pixels [3, T, H, W] of each window of the kind
+    start: float = 1.0  # noise level that sampling starts from, as a share; below 1 from `video` with noise added
+    video: Tensor | None = None  # pixels [3, T, H, W], uint8 or in [-1, 1]
+    companions: Mapping[str, Tensor] = field(default_factory=dict)  # by name, shaped as `Companion.shapes` says
 
 
 def pixel_shape(system: System, option: SamplingOption) -> tuple[int, int, int]:
@@ -47,9 +58,8 @@ def pixel_shape(system: System, option: SamplingOption) -> tuple[int, int, int]:
 
 
 def seeded_noise(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
-    """The starting noise `[C, F, h, w]` of a seed, float32, the same on every machine and in every batch."""
-    count = shape[0] * shape[1] * shape[2] * shape[3]
-    return torch.from_numpy(normals(seed, 0, Purpose.SAMPLING, 0, 0, count)).reshape(shape)
+    """The initial noise `[C, F, h, w]` of a seed, float32, the same on every machine and in every batch."""
+    return torch.from_numpy(normals(seed, 0, Purpose.SAMPLING, 0, 0, math.prod(shape))).reshape(shape)
 
 
 @torch.no_grad()
@@ -58,103 +68,287 @@ def sample_videos(
     requests: Sequence[Request],
     option: SamplingOption,
     on_step: Callable[[int, int, Tensor], None] | None = None,
-    kind: Kind = "t2v",
+    kind: str = "",
 ) -> Tensor:
-    """Makes one batch of videos: float32 `[B, 3, T, H, W]` in [-1, 1], on the device.
+    """Makes one batch of videos: float32 `[B, 3, T, H, W]` in [-1, 1], on the CPU.
 
     Steps of the chosen solver along the objective's time grid, guided by the text and by the frames that the requests
     know; the branches of guidance that a step needs run as one batch where memory allows. Known latents are put over
-    the result before it is decoded, for every request that has some. `on_step(steps done, steps in all, x)` after each
-    step. Collective.
+    the result before it is decoded, for every request that has some. All requests begin at the same `start`.
+    `on_step(steps done, steps in all, x)` after each step. Collective.
     """
-    frames, height, width = pixel_shape(system, option)
-    latent_shape = system.autoencoder.latent(frames, height, width)
-    x = torch.stack([seeded_noise(r.seed, latent_shape) for r in requests]).to(system.device)
-    windows = known_windows(kind, system.latent, frames) if any(r.known for r in requests) else ()
-    visual = known_condition(system, requests, windows, x) if windows else None
-    branches = branch_conditions(system, requests, option, x, visual)
-    scales = guidance_scales(option, kind if windows else "t2v")
+    shape = pixel_shape(system, option)
+    latent_shape, objective = system.autoencoder.latent(*shape), system.objective
+    noise = x = torch.stack([seeded_noise(r.seed, latent_shape) for r in requests]).to(system.device)
+    family, law, known = system.config.family, system.law, None
+    if law is not None and kind and any(r.known for r in requests) and law.windows(kind, system.latent, shape[0]):
+        known = known_of_requests(system, law, requests, kind, shape, x)
+    branches = branch_conditions(system, requests, option, shape, x, known)
+    scales = guidance_scales(system.config, option, kind, known is not None and family.guided_by_known)
+    readers = family.readers if known else frozenset()
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        return system.objective.velocity(system.denoiser(x, t, conditions), x, t)
+        if "times" in readers:
+            held = still_held(known, t[0] / objective.noise_time)
+            t = frame_times(t, held.repeat(len(x) // len(held), 1, 1, 1, 1))
+        return objective.velocity(system.denoiser(x, t, conditions), x, t)
 
     shift = option.flow_shift if option.flow_shift is not None else ("training" if option.shift else None)
-    grid = system.objective.grid(option.num_steps, latent_shape, shift).to(system.device)
-    beside = [guidance_scales(option, one) for one in ("t2v", kind)] if system.mesh.data_ranks > 1 else []
+    grid = objective.grid(option.num_steps, latent_shape, shift, shape).to(system.device)
+    if (start := requests[0].start) < 1:
+        x, grid = begin_at(system, requests, noise, grid, start * objective.noise_time)
+    knows = (False, family.guided_by_known) if system.mesh.data_ranks > 1 else ()
+    beside = [guidance_scales(system.config, option, kind, one) for one in knows]
     with system.denoising():
         batched = option.guidance_batch
         if batched == "auto":
             batched = fits_at_once(system, len(branches) * len(requests), latent_shape)
-        denoise = guided(velocity, branches, scales, option.num_steps, batched, beside)
-        latents = make_solver(option.solver).sample(denoise, x, grid, on_step)
-    if visual is not None:
-        latents = with_known(latents, visual)
-    return system.autoencoder.decode(latents, frames)
+        denoise = Guided(velocity, branches, scales, option.num_steps, batched, beside)
+        solver = objective.solver(option.solver)
+        hold = known_holder(objective, known, noise) if "input" in readers else None
+        latents = solver.sample(denoise, x, grid, on_step, step_noise(requests, latent_shape, system.device), hold)
+    if known is not None:
+        latents = with_held(latents, known)
+    return torch.cat([chunk.cpu() for chunk in system.autoencoder.decode_stream(latents, shape[0])], dim=2)
 
 
-def guidance_scales(option: SamplingOption, kind: Kind) -> GuidanceScales:
-    """The scales of an option for videos of a kind; a distilled model is told the scale and not guided."""
+def begin_at(
+    system: System, requests: Sequence[Request], noise: Tensor, grid: Tensor, t: float
+) -> tuple[Tensor, Tensor]:
+    """The start of video-to-video sampling: latents noised to time t, [B, C, F, h, w], and the grid from there on."""
+    posterior = system.encoders.posterior(torch.stack([r.video for r in requests]))
+    first = torch.full((1,), t, device=grid.device)
+    clean = drawn_latents(system, posterior, requests, _OF_VIDEO)
+    return system.objective.noised_at(clean, noise, first), torch.cat([first, grid[grid < t]])
+
+
+def guidance_scales(config: SystemConfig, option: SamplingOption, kind: str, by_known: bool) -> GuidanceScales:
+    """The guidance scales of an option for videos of a kind; `by_known`: guided by conditioning frames as well as
+    text."""
     if option.method == "distill":
         return GuidanceScales(1.0)
     return GuidanceScales(
         option.guidance,
-        None if kind == "t2v" else option.guidance_img,
+        option.guidance_img if by_known else None,
         option.text_osci,
         option.image_osci,
-        option.scale_temporal_osci and kind.startswith("i2v"),
+        option.scale_temporal_osci and by_known and kind in config.family.known_law.stills,
+        config.family.guidance_rule(option.guidance_rule),
     )
 
 
 def branch_conditions(
-    system: System, requests: Sequence[Request], option: SamplingOption, x: Tensor, visual: Tensor | None
+    system: System,
+    requests: Sequence[Request],
+    option: SamplingOption,
+    shape: tuple[int, int, int],
+    x: Tensor,
+    known: Known | None,
 ) -> dict[str, Conditions]:
-    """The conditions of every branch of guidance that some step may need; x: [B, C, F, h, w].
-
-    visual: of known frames; None where nothing is known.
-    """
-    frames = option.num_frames
-    told = option.method == "distill"
-    texts = {PROMPT: [final_prompt(system.config, r.text, frames) for r in requests]}
-    if visual is not None or (option.guidance != 1 and not told):
-        texts[NEGATIVE] = [final_prompt(system.config, r.negative, frames) if r.negative else "" for r in requests]
-    blank = {name: system.blank_visual(system.embed(lines), x) for name, lines in texts.items()}
+    """The conditions of every branch of guidance that some step may need, for pixels (T, H, W) and x [B, C, F, h, w];
+    known: of the requests, None where nothing is."""
+    told, law = option.method == "distill", system.law  # told: the scale is a condition
+    by_known = known is not None and system.config.family.guided_by_known
+    texts: dict[str, list[Caption]] = {PROMPT: [final_prompt(system.config, r.text, shape[0]) for r in requests]}
+    if by_known or (option.guidance != 1 and not told):
+        texts[NEGATIVE] = [r.negative and final_prompt(system.config, r.negative, shape[0]) for r in requests]
+    facts = system.facts_of(shape, torch.full((len(requests),), fps_of(system.config, shape[0]) or 0.0))
+    companions = companions_of_requests(system, requests)
+    facts = facts.updated(companions.masks, **companions)
     if told:
-        scale = torch.full((len(requests),), option.guidance, device=system.device)
-        blank = {name: replace(conditions, guidance=scale) for name, conditions in blank.items()}
-    if visual is None:
+        facts = facts.updated(guidance=torch.full((len(requests),), option.guidance, device=system.device))
+    blank = {PROMPT: embed_prompts(system, texts.pop(PROMPT), shape[0])}
+    blank |= {name: embed_prompts(system, lines, shape[0], blank[PROMPT].masks) for name, lines in texts.items()}
+    blank = {name: conditions.updated(facts.masks, **facts) for name, conditions in blank.items()}
+    if law is not None:
+        nothing = law.conditions(known_of_requests(system, law, requests, next(iter(law.kinds)), shape, x))
+        blank = {name: conditions.updated(**nothing) for name, conditions in blank.items()}
+    if known is None:
         return blank
-    seen = {name: replace(conditions, visual=visual) for name, conditions in blank.items()}
-    return {**seen, NOTHING: blank[NEGATIVE]}
+    seen = {name: conditions.updated(**law.conditions(known)) for name, conditions in blank.items()}
+    return {**seen, NOTHING: blank[NEGATIVE]} if by_known else seen
 
 
-def known_condition(system: System, requests: Sequence[Request], windows: Sequence[Window], x: Tensor) -> Tensor:
-    """The visual condition [B, 1 + C, F, h, w] of requests, some of which know frames; x: their noise [B, C, F, h, w].
-
-    Each window is encoded by itself, as in training; a random posterior is drawn from by the request's seed.
-    """
-    batch, channels, *size = x.shape
-    visual = x.new_zeros(batch, 1 + channels, *size)
-    rows = [row for row, request in enumerate(requests) if request.known]
-    for number, window in enumerate(windows):
-        moments = system.encoders.moments(torch.stack([requests[row].known[number] for row in rows]))
-        normal = None
-        if "std" in moments:
-            shape = moments["std"].shape[1:]
-            draws = [_posterior(requests[row].seed, number, shape) for row in rows]
-            normal = torch.stack(draws)
-        for row, latents in zip(rows, system.draw_latents(moments, normal), strict=True):
-            place_known(visual[row], window, latents)
-    return visual
+def companions_of_requests(system: System, requests: Sequence[Request]) -> Conditions:
+    """What requests bring along, as conditions for every branch of guidance. Raises `UserError` where some of a batch
+    bring what others lack."""
+    kinds = [one for one in system.config.sample_rules.companions if any(one.name in r.companions for r in requests)]
+    for one in kinds:
+        if not all(one.name in r.companions for r in requests):
+            raise UserError(f"companion {one.name!r}: some videos of a batch have it, others not; make them apart")
+    names = {name for one in kinds for name in one.shapes((1, 1, 1))}
+    brought = {name: torch.stack([r.companions[name] for r in requests]) for name in names}
+    draws = {one.name: _OF_COMPANIONS + number for number, one in enumerate(kinds)}
+    return companion_conditions(
+        system,
+        kinds,
+        system.encoders.companions(kinds, brought),
+        lambda one, posterior: drawn_latents(system, posterior, requests, draws[one.name]),
+    )
 
 
-def _posterior(seed: int, number: int, shape: torch.Size) -> Tensor:
-    """Standard normal numbers for the draw of a video's known window, float32."""
-    return torch.from_numpy(normals(seed, 0, Purpose.POSTERIOR, 0, number, shape.numel())).reshape(shape)
+def embed_prompts(
+    system: System, lines: Sequence[Caption], num_frames: int, masks: Mapping[str, Tensor] = MappingProxyType({})
+) -> Conditions:
+    """The text conditions of prompts for videos of so many frames; an empty one becomes what stands for no text in
+    training. `masks`: those of the prompts, which stay where what stands for no text has none of its own."""
+    segments = system.config.family.segments
+    each = lines if segments is None else [in_segments(line, segments(num_frames)) for line in lines]
+    embedded = system.embed(each)
+    if all(text.empty == "prompt" for text in system.config.family.texts):
+        return embedded
+    is_empty = torch.tensor([not line for line in lines], device=system.device)
+    share = {text.condition: 1 - is_empty.float() for text in system.config.family.texts if text.empty != "prompt"}
+    own = {
+        name: torch.where(is_empty.view(-1, *[1] * (mask.dim() - 1)), mask, embedded.masks[name])
+        for name, mask in masks.items()
+        if name in share
+    }
+    return drop_text(embedded.updated(own), system.embed_nothing(), share, dict.fromkeys(share, 0.5))
 
 
-def final_prompt(config: SystemConfig, text: str, num_frames: int) -> str:
+def in_segments(text: Caption, needed: int) -> tuple[str, ...]:
+    """A prompt for each segment of a video: a JSON array of them, or one for all. Raises `UserError` for others."""
+    if isinstance(text, str) and not text.lstrip().startswith("["):
+        return (text,) * needed
+    try:
+        return segment_captions(text if isinstance(text, str) else json.dumps(text), needed)
+    except ValueError as error:
+        raise UserError(
+            f"prompt {str(text)[:80]!r}: {error}; give one text, or as many as there are segments"
+        ) from None
+
+
+def known_of_requests(
+    system: System, law: KnownLaw, requests: Sequence[Request], kind: str, shape: tuple[int, int, int], x: Tensor
+) -> Known:
+    """What is known of requests, some of which bring frames; x: their noise [B, C, F, h, w]. Each window is encoded by
+    itself, as in training; a random posterior is drawn from by the request's seed."""
+    nothing = next(iter(law.kinds))
+    given = [law.given(kind if request.known else nothing, system.latent, shape) for request in requests]
+    windows = law.windows(kind, system.latent, shape[0])
+    canvases = [canvas_of(request, windows, shape) for request in requests] if kind != nothing else []
+    made = 0
+
+    def encode(rows: Sequence[int], window: Window, masks: Tensor | None) -> Tensor:
+        nonlocal made
+        posterior = system.encoders.posterior(cut_pixels([canvases[row] for row in rows], window, masks))
+        made += 1
+        return drawn_latents(system, posterior, [requests[row] for row in rows], made - 1)
+
+    return law.known(given, x, system.latent, shape, encode, own=False)
+
+
+def canvas_of(request: Request, windows: Sequence[Window], shape: tuple[int, int, int]) -> Tensor:
+    """A video [3, T, H, W] that has a request's known frames in their places, and is black elsewhere."""
+    pixels = request.known[0] if request.known else torch.zeros(0, dtype=torch.uint8)
+    canvas = torch.full((3, *shape), 0 if pixels.dtype == torch.uint8 else -1, dtype=pixels.dtype)
+    for window, known in zip(windows, request.known, strict=True) if request.known else ():
+        canvas[:, window.pixels.start : window.pixels.stop] = known
+    return canvas
+
+
+def still_held(known: Known, share: Tensor) -> Tensor:
+    """bool, of the shape of `known.released`: the places that are held at a share of the way from data to noise."""
+    return (known.released < share) | known.held
+
+
+def known_holder(objective: Objective, known: Known, noise: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """What keeps known places at their clean values until they are released, with noise of that time, as x walks on."""
+    held = torch.ones_like(known.released, dtype=torch.bool)
+
+    def hold(x: Tensor, t: Tensor) -> Tensor:
+        nonlocal held
+        still = still_held(known, t / objective.noise_time)
+        clean = known.latents.to(x)
+        x = torch.where(held & ~still & (known.released < 1), objective.noised_at(clean, noise, t), x)
+        held = still
+        return torch.where(still, clean, x)
+
+    return hold
+
+
+def step_noise(
+    requests: Sequence[Request], latent_shape: tuple[int, int, int, int], device: torch.device
+) -> Callable[[int], Tensor]:
+    """The noise that a solver adds at a step: each request's own, by its seed, the same in every batch."""
+    count = math.prod(latent_shape)
+
+    def noise(step: int) -> Tensor:
+        drawn = [normals(request.seed, 0, Purpose.SOLVER, step, 0, count) for request in requests]
+        return torch.from_numpy(np.concatenate(drawn)).reshape(-1, *latent_shape).to(device)
+
+    return noise
+
+
+def drawn_latents(system: System, posterior: Mapping[str, Tensor], requests: Sequence[Request], draw: int) -> Tensor:
+    """Latents from a posterior; from a random one by the seeds of the requests, in the draw of this number."""
+    normal = None
+    if "std" in posterior:
+        shape = posterior["std"].shape[1:]
+        numbers = [normals(request.seed, 0, Purpose.POSTERIOR, 0, draw, shape.numel()) for request in requests]
+        normal = torch.from_numpy(np.stack(numbers)).reshape(-1, *shape)
+    return system.draw_latents(posterior, normal)
+
+
+def final_prompt(config: SystemConfig, text: Caption, num_frames: int) -> Caption:
     """The prompt as the model saw captions in training: with its frame rate (a still has none) and motion score."""
-    fps = config.fps_save if num_frames > 1 else None
+    if not isinstance(text, str):
+        return tuple(final_prompt(config, part, num_frames) for part in text)
+    fps = fps_of(config, num_frames)
     if fps is not None and fps.is_integer():
-        fps = int(fps)  # the form of compat prints the number as it is: "24 FPS", not "24.0 FPS"
-    return caption(text, fps, config.motion_score, config.compat, kind="inference")
+        fps = int(fps)  # the published form prints the number as it is: "24 FPS", not "24.0 FPS"
+    return caption(text, fps, config.motion_score, config.sample_rules.caption, kind="inference")
+
+
+def fps_of(config: SystemConfig, num_frames: int) -> float | None:
+    """The frame rate of a generated video; a still has none."""
+    return config.fps_save if num_frames > 1 else None
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One clip of a chain."""
+
+    text: Caption
+    negative: Caption = ""
+    # The kind of conditioning frames that it takes from the chain: at its head the last frames of the previous shot, at
+    # its tail the first frames of the first shot, which closes a loop; None: none.
+    carries: str | None = None
+    start: float = 1.0  # noise level to start from, as a share; below 1 from the previous shot with noise added
+
+
+def sample_chain(
+    system: System,
+    shots: Sequence[Shot],
+    seed: int,
+    option: SamplingOption,
+    known: tuple[Tensor, ...] = (),
+    video: Tensor | None = None,
+    kind: str | None = None,
+) -> Iterator[Tensor]:
+    """Yields the clips of a chain in order: float32 `[3, T, H, W]` in [-1, 1]; shot i has the seed `seed + i`.
+
+    known: conditioning frames of the first shot, pixels of the windows of `kind`. video: what the first shot starts
+    from where its `start` is below 1. Collective.
+    """
+    shape = pixel_shape(system, option)
+    made: list[Tensor] = []  # the first shot and the last one so far, as bytes
+    for number, shot in enumerate(shots):
+        if made and shot.carries is not None:
+            kind, known = shot.carries, _carried(system, shot.carries, made, shape[0])
+        before = made[-1] if made else video
+        request = Request(shot.text, seed + number, shot.negative, known, shot.start, before)
+        (clip,) = sample_videos(system, [request], option, kind=kind or next(iter(system.config.family.kinds), ""))
+        yield clip
+        made, kind, known = [*made[:1], from_unit(clip)], None, ()
+
+
+def _carried(system: System, kind: str, made: Sequence[Tensor], num_frames: int) -> tuple[Tensor, ...]:
+    """The conditioning frames of a kind, cut from the shots made so far: uint8 [3, T, H, W] each."""
+    assert system.law is not None, "this model takes nothing from another clip"
+    found = []
+    for window in system.law.windows(kind, system.latent, num_frames):
+        count = len(window.pixels)
+        found.append(made[-1][:, -count:] if window.is_head else made[0][:, :count])
+    return tuple(torch.clone(pixels) for pixels in found)

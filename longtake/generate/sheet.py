@@ -1,7 +1,8 @@
-"""A contact sheet: every video of a generation on one picture, under its prompt."""
+"""A contact sheet: frames of every video of a generation in one image, under their prompts."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,9 +18,8 @@ _INK, _PAPER = (28, 35, 48), "white"
 def contact_sheet(items: Sequence[tuple[str, np.ndarray]], num_frames: int = 6, cell: int = 96) -> Image.Image:
     """One strip for each (prompt, frames uint8 `[T, H, W, 3]`): up to `num_frames` frames evenly spaced in time.
 
-    A strip stands under its prompt; a row holds `num_frames` pictures, so one long video or that many stills. Frames
-    are scaled so that their longer side is `cell` pixels (nearest neighbour when enlarged), the prompt is cut where it
-    needs more than three lines.
+    A row holds `num_frames` images: one long video or that many stills. The longer side of a frame is scaled to `cell`
+    pixels (nearest neighbour when enlarged); a prompt is cut after three lines.
     """
     width = num_frames * (cell + _GAP) - _GAP
     rows: list[list[Image.Image]] = []
@@ -46,7 +46,8 @@ def _strip(prompt: str, frames: np.ndarray, num_frames: int, cell: int) -> Image
     height, width = (max(1, round(side * scale)) for side in frames.shape[1:3])
     resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
     total = len(picks) * (cell + _GAP) - _GAP
-    lines = _wrapped(prompt, total)
+    columns = int(total / _font().getlength("n"))  # letters are narrower than this one on the average
+    lines = textwrap.wrap(prompt, columns, max_lines=_MAX_LINES, placeholder="...") or [""]
     top = len(lines) * _LINE_HEIGHT + 2
     strip = Image.new("RGB", (total, top + height), _PAPER)
     for number, line in enumerate(lines):
@@ -55,28 +56,6 @@ def _strip(prompt: str, frames: np.ndarray, num_frames: int, cell: int) -> Image
         picture = Image.fromarray(frames[pick]).resize((width, height), resample)
         strip.paste(picture, (column * (cell + _GAP), top))
     return strip
-
-
-def _wrapped(prompt: str, width: int) -> list[str]:
-    """The prompt in up to three lines of at most `width` pixels; what does not fit ends in three dots."""
-    lines = [""]
-    for word in prompt.split():
-        longer = f"{lines[-1]} {word}".lstrip()
-        if not lines[-1] or _font().getlength(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    cut = lines[:_MAX_LINES]
-    return [_shortened(line, width, number == _MAX_LINES - 1 < len(lines) - 1) for number, line in enumerate(cut)]
-
-
-def _shortened(line: str, width: int, goes_on: bool) -> str:
-    """A line cut to `width` pixels; with dots where it is cut, or where more follows."""
-    text = line + ("..." if goes_on else "")
-    while line and _font().getlength(text) > width:
-        line = line[:-1]
-        text = line + "..."
-    return text
 
 
 def _font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:

@@ -4,46 +4,19 @@ A denoiser is called as `model(x, t, conditions)`; it reads no files, makes no d
 data which blocks repeat, how its weights and tokens may be cut over devices, and what a forward pass costs.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from longtake.models.attention import Attention, AttentionChoice, choose_attention, use_attention
-from longtake.models.build import build_denoiser
-from longtake.models.config import MMDiTConfig
-from longtake.models.initial import held_as, initial_values, initialise
-from longtake.models.layers import token_grid
-from longtake.models.lora import (
-    AdapterSize,
-    FrozenLinear,
-    LoraConfig,
-    LoraLinear,
-    adapt,
-    freeze,
-    frozen_names,
-    target_layers,
-)
-from longtake.models.mmdit import MMDiT
-from longtake.models.plans import SequencePlan, TensorSplit
+from longtake.lazy import lazy_exports
 
-__all__ = [
-    "AdapterSize",
-    "Attention",
-    "AttentionChoice",
-    "FrozenLinear",
-    "LoraConfig",
-    "LoraLinear",
-    "MMDiT",
-    "MMDiTConfig",
-    "SequencePlan",
-    "TensorSplit",
-    "adapt",
-    "build_denoiser",
-    "choose_attention",
-    "freeze",
-    "frozen_names",
-    "held_as",
-    "initial_values",
-    "initialise",
-    "target_layers",
-    "token_grid",
-    "use_attention",
-]
+if TYPE_CHECKING:
+    from longtake.models.attention import Attention, AttentionChoice, choose_attention, use_attention
+    from longtake.models.build import Denoiser, block_counts, build_denoiser, denoiser_class, example_conditions
+    from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
+    from longtake.models.initial import held_as, initial_values, initialise
+    from longtake.models.layers import token_grid
+    from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers
+    from longtake.models.mmdit import MMDiT
+    from longtake.models.plans import Exchange, SequencePlan, TensorSplit
+    from longtake.models.trace import Law, Trace, as_on_cuda, fit, meta_conditions
+
+__getattr__ = lazy_exports(__name__)

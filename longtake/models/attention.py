@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longtake.contracts import UserError
+from longtake.models.config import Backend
 
-Backend = Literal["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"]
 HALF = (torch.bfloat16, torch.float16)
+_SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 _SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -90,7 +91,7 @@ def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, 
     Hopper where it is installed. Kernels are tried on the device, forward and backward. Raises `UserError` where the
     wanted kernel cannot run.
     """
-    facts = f"({_short(dtype)}, head width {head_dim})"
+    facts = f"({_SHORT.get(dtype, str(dtype))}, head width {head_dim})"
     if device.type == "cpu":
         if wanted not in _ON_CPU:
             raise UserError(
@@ -143,10 +144,6 @@ def _sdpa_choice(device: torch.device, dtype: torch.dtype, head_dim: int) -> str
 def _probe(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[Tensor, ...]:
     shape = (1, _PROBED_TOKENS, 2, head_dim)
     return tuple(torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, str(dtype))
 
 
 def _prefers_math(q: Tensor, k: Tensor) -> bool:

@@ -1,14 +1,87 @@
-"""From a `model` section to a denoiser."""
+"""From a `model` section to its denoiser class, a denoiser, and conditions of the shapes that it needs."""
 
 from __future__ import annotations
 
-from longtake.models.config import MMDiTConfig
-from longtake.models.mmdit import MMDiT
+from collections.abc import Mapping
+from pkgutil import resolve_name
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from longtake.contracts import Conditions
+from longtake.models.plans import SequencePlan, TensorSplit
+
+LatentSize = tuple[int, int, int, int]  # (C, F, h, w)
 
 
-def build_denoiser(config: MMDiTConfig) -> MMDiT:
+class Denoiser(Protocol):
+    """What a denoiser class declares as data, beside `forward(x, t, conditions)`; `config` is its own section."""
+
+    blocks: ClassVar[Mapping[str, str]]  # list of repeated blocks -> the config key that counts them, in forward order
+    varying_dims: ClassVar[Mapping[str, tuple[tuple[int, ...], ...]]]  # of a block's arguments, what buckets change
+    tensor_plan: ClassVar[Mapping[str, TensorSplit] | None]
+    sequence_plan: ClassVar[SequencePlan | None]  # None of either: degrees above 1 are refused
+    # Six numbers of frames of tokens that it takes, ascending, for a plan to trace; only where it does not take any.
+    traced_frames: ClassVar[tuple[int, ...]]
+
+    @staticmethod
+    def needs(config: Any, latent: LatentSize, text_tokens: int) -> Mapping[str, tuple[int, ...]]:
+        """Condition -> shape of one sample's, for latents (C, F, h, w) and captions of so many tokens."""
+
+    @staticmethod
+    def units(config: Any, latent: LatentSize) -> Mapping[str, int]:
+        """Tokens of each unit that `sequence_plan.units` names, such as a frame; only for a plan with units."""
+
+    @staticmethod
+    def tokens(config: Any, latent: LatentSize) -> int:
+        """Video tokens of one sample."""
+
+    @staticmethod
+    def heads(config: Any) -> int:
+        """Attention heads, which sequence and tensor peers share."""
+
+    @staticmethod
+    def forward_flops(config: Any, latent: LatentSize, text_tokens: int) -> int:
+        """Floating-point operations of one forward of one sample."""
+
+
+def denoiser_class(config: Any) -> type[Any]:
+    """The class of a `model` section's denoiser, which the section names by `DENOISER` = "module:class"."""
+    return resolve_name(type(config).DENOISER)
+
+
+def build_denoiser(config: Any) -> nn.Module:
     """The denoiser of a config on the current default device (`with torch.device("meta")` allocates nothing).
 
     Its parameters are not a run's values yet: fill them with `initialise` or from a file.
     """
-    return MMDiT(config)
+    return denoiser_class(config)(config)
+
+
+def block_counts(config: Any) -> dict[str, int]:
+    """Blocks in each of the denoiser's lists, by the list's name."""
+    return {name: getattr(config, key) for name, key in denoiser_class(config).blocks.items()}
+
+
+def example_conditions(
+    config: Any,
+    latent: LatentSize,
+    text_tokens: int,
+    batch: int = 1,
+    device: torch.device | str = "cpu",
+    given: Conditions | None = None,
+) -> Conditions:
+    """Conditions of the shapes that a denoiser needs, for measuring and tracing: zeros, or rows of those `given`.
+
+    given: one row of conditions, such as the empty prompt's; each is expanded to the batch.
+    """
+
+    def one(name: str, shape: tuple[int, ...]) -> Tensor:
+        if given is not None and name in given:
+            return given[name].expand(batch, *given[name].shape[1:])
+        return torch.zeros(batch, *shape, device=device)
+
+    needs = denoiser_class(config).needs(config, latent, text_tokens)
+    masks = {} if given is None else {name: mask.expand(batch, *mask.shape[1:]) for name, mask in given.masks.items()}
+    return Conditions({name: one(name, shape) for name, shape in needs.items()}, masks)

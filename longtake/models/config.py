@@ -1,16 +1,94 @@
-"""`MMDiTConfig`: the `model` section of a run, under Open-Sora 2.0's key names."""
+"""`MMDiTConfig`, the `model` section of a run under Open-Sora 2.0's key names, and `LoraConfig`, its `lora`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from longtake.config import Section
-from longtake.models.attention import Backend
+from longtake.config import OpenSection, Section
+
+Backend = Literal["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"]  # kernels of attention
 
 
-class MMDiTConfig(Section):
+class ModelSection(OpenSection):
+    """What the `model` section of every denoiser has: where weights come from, attention, recomputation.
+
+    A subclass adds a `type` of one literal, its sizes, and what its class needs of them.
+    """
+
+    DENOISER: ClassVar[str]  # "module:class" of the denoiser, imported when one is built
+    WIDTHS: ClassVar[Mapping[str, str]] = MappingProxyType({})  # condition made of text -> key of its width
+
+    type: str = Field(description="the denoiser")
+    from_pretrained: str | None = Field(
+        None,
+        description="weights to start from: a .safetensors file, a folder of them, a checkpoint of a run (glob too), "
+        "or on the Hugging Face hub owner/name or owner/name/file.safetensors",
+    )
+    strict_load: bool = Field(True, description="False: weights missing or unknown in the file are noted, not refused")
+    attention: Backend = Field(
+        "auto",
+        description="kernel of attention: `flash`, `cudnn`, `efficient`, `fa3` (FlashAttention-3), `flex`, or `math` "
+        "(matmul and softmax); `sdpa` leaves it to PyTorch, `auto` takes the fastest that runs",
+    )
+    grad_ckpt_settings: tuple[NonNegativeInt, ...] | None = Field(
+        None, description="blocks of each list of the model whose activations are recomputed in backward"
+    )
+    grad_ckpt_budget: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of what attention and linear layers put out that recomputed blocks keep; 0: inputs alone",
+    )
+    grad_ckpt_buffer_size: int = Field(
+        0,
+        ge=0,
+        le=1 << 50,
+        description="bytes of each process's host memory in which inputs of recomputed blocks wait; 0: on the device",
+    )
+
+    @property
+    def head_dim(self) -> int:
+        """K, the width of one attention head."""
+        raise NotImplementedError
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The conditions that the model needs: the names in its class's `needs`."""
+        raise NotImplementedError
+
+    @property
+    def refuses_known(self) -> str | None:
+        """Why nothing can be known of its samples, and what to write to change that; None where something can."""
+        return None
+
+    @property
+    def latent_channels(self) -> int:
+        """C, the channels of the latents that the model takes and returns."""
+        raise NotImplementedError
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        """Latent frames, rows and columns of one token."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys as plain data, as PEFT asks for a model's config when it merges adapters."""
+        return self.model_dump()
+
+    def refuse_channels(self, channels: int) -> None:
+        """Raises `ValueError` where the autoencoder's latents have other channels than the model."""
+        if channels != self.latent_channels:
+            raise ValueError(
+                f"model: takes latents of {self.latent_channels} channels, and those of ae have {channels}; "
+                "choose another ae, or a model made for it"
+            )
+
+
+class MMDiTConfig(ModelSection):
     """Shape and options of the MMDiT denoiser; the defaults are the 11B text-to-video model of Open-Sora 2.0.
 
     `in_channels` counts the features of one video token: latent channels x patch_size^2. `use_liger_rope` selects the
@@ -20,15 +98,10 @@ class MMDiTConfig(Section):
     `zero_gate` = in addition every modulation and the last layer zero, so that each block starts as the identity.
     """
 
+    DENOISER: ClassVar[str] = "longtake.models.mmdit:MMDiT"
+    WIDTHS: ClassVar[Mapping[str, str]] = MappingProxyType({"text": "context_in_dim", "vector": "vec_in_dim"})
+
     type: Literal["flux"] = Field("flux", description="the denoiser; `flux` is the MMDiT")
-    from_pretrained: str | None = Field(
-        None,
-        description="weights to start from: a .safetensors file, a folder of them, a checkpoint of a run (glob too), "
-        "or on the Hugging Face hub owner/name or owner/name/file.safetensors",
-    )
-    strict_load: bool = Field(
-        True, description="False: weights missing or unknown in the file are told of, not refused"
-    )
     grow_cond_in: bool = Field(
         False, description="weights without `cond_in` get one of zeros: image-to-video from a text-to-video model"
     )
@@ -57,22 +130,8 @@ class MMDiTConfig(Section):
     fused_qkv: bool = Field(False, description="one projection for q, k, v, as FLUX stores it")
     use_liger_rope: bool = Field(True, description="rotary layout: True half-split, False interleaved pairs")
 
-    attention: Backend = Field(
-        "auto",
-        description="kernel of attention: `flash`, `cudnn`, `efficient`, `fa3` (FlashAttention-3), `flex`, or `math` "
-        "(matmul and softmax); `sdpa` leaves it to PyTorch, `auto` takes the fastest that runs",
-    )
     grad_ckpt_settings: tuple[NonNegativeInt, NonNegativeInt] | None = Field(
         None, description="(double, single) blocks whose activations are recomputed in backward"
-    )
-    grad_ckpt_budget: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of what attention and linear layers put out that recomputed blocks keep; 0: inputs alone",
-    )
-    grad_ckpt_buffer_size: NonNegativeInt = Field(
-        0, description="bytes of each process's host memory in which inputs of recomputed blocks wait; 0: on the device"
     )
 
     @model_validator(mode="after")
@@ -111,7 +170,6 @@ class MMDiTConfig(Section):
 
     @property
     def head_dim(self) -> int:
-        """K, the width of one attention head."""
         return self.hidden_size // self.num_heads
 
     @property
@@ -121,10 +179,56 @@ class MMDiTConfig(Section):
 
     @property
     def latent_channels(self) -> int:
-        """C, the channels of the latents that the model takes and returns."""
         return self.in_channels // self.patch_size**2
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Text, its pooled vector, and what the options ask for."""
+        optional = {"guidance": self.guidance_embed, "visual": self.cond_embed}
+        return "text", "vector", *(name for name, wanted in optional.items() if wanted)
+
+    @property
+    def refuses_known(self) -> str | None:
+        """Known frames come in as the condition `visual`."""
+        if self.cond_embed:
+            return None
+        return "model.cond_embed is False, so the model takes no known frames; write model.cond_embed = True"
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        return 1, self.patch_size, self.patch_size
+
+    def refuse_channels(self, channels: int) -> None:
+        packed = channels * self.patch_size**2
+        if self.in_channels != packed:
+            raise ValueError(
+                f"model.in_channels = {self.in_channels}: the autoencoder's {channels} latent channels in patches of "
+                f"{self.patch_size}x{self.patch_size} make {packed}; write model.in_channels = {packed}"
+            )
 
     @property
     def visual_channels(self) -> int:
         """Features of one token of the visual condition: (mask + latent) x patch_size^2."""
         return self.in_channels + self.patch_size**2
+
+
+class LoraConfig(Section):
+    """Trains low-rank adapters in place of the denoiser's weights, which stay in the compute dtype or in fewer bits."""
+
+    rank: PositiveInt = Field(16, description="rank of the adapters")
+    alpha: PositiveFloat = Field(16, description="adapters act with strength alpha / rank")
+    targets: tuple[str, ...] | None = Field(
+        None,
+        description="layers that get adapters, by name or end of name, `*` for anything; None: attention and MLPs of "
+        "all blocks",
+    )
+    dora: bool = Field(False, description="train the lengths of the weights' rows beside the adapters (DoRA)")
+    base: Literal["dense", "int8", "fp8", "nf4"] = Field(
+        "dense", description="how the blocks' frozen linear weights are kept: `dense` is the compute dtype"
+    )
+    from_pretrained: str | None = Field(
+        None,
+        description="adapters to start from: a file or PEFT's folder, here or by a name on the Hugging Face hub; "
+        "rank, alpha, targets and dora are then its",
+    )
+    strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,6 @@ from longtake import random
 
 _MASK = 0xFFFFFFFF
 _BLOCKS_AT_ONCE = 1 << 21  # of four numbers, in int64: 16 MiB for each of a dozen temporary tensors
-
-
-@runtime_checkable
-class HoldsCodes(Protocol):
-    """A layer that may hold the weight [out_features, in_features] as several parameters."""
-
-    in_features: int
-    out_features: int
-
-    def held_as(self, kind: str, dense: Tensor) -> dict[str, Tensor]: ...
 
 
 def linear_uniform(name: str, shape: Sequence[int], fan_in: int, seed: int) -> Tensor:
@@ -70,10 +59,10 @@ def initial_values(model: nn.Module, name: str, seed: int) -> dict[str, Tensor]:
     """What the parameter `name` starts with, whole, float32 on the default device: a pure function of (seed, name).
 
     A weight that is held as codes gives these and their scales; scales give nothing of their own. Layers with
-    parameters that the model does not know (adapters) tell themselves how these start.
+    parameters that the model does not know (adapters) have an `initial_value` of their own.
     """
     layer, kind = _layer_of(model, name)
-    if isinstance(layer, HoldsCodes):
+    if _may_hold_codes(layer):
         if kind == "weight_scale":
             return {}
         if kind not in ("weight", "bias"):
@@ -86,10 +75,14 @@ def initial_values(model: nn.Module, name: str, seed: int) -> dict[str, Tensor]:
 def held_as(model: nn.Module, name: str, dense: Tensor) -> dict[str, Tensor]:
     """The parameters, by name, that hold a dense value of the parameter `name`."""
     layer, kind = _layer_of(model, name)
-    if not isinstance(layer, HoldsCodes):
+    if not _may_hold_codes(layer):
         return {name: dense}
     prefix = name.removesuffix(kind)
     return {prefix + part: value for part, value in layer.held_as(kind, dense).items()}
+
+
+def _may_hold_codes(layer: nn.Module) -> bool:
+    return hasattr(layer, "held_as")  # `FrozenLinear`, whose module imports this one
 
 
 def _layer_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -99,10 +92,7 @@ def _layer_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Fill every parameter of a model on one device with its initial value for `seed`, cast to the parameter's dtype.
-
-    The values do not depend on the order of the parameters, on what else is in the model, or on any global generator.
-    """
+    """Fills every parameter of a model on one device with its initial value for `seed`, in the parameter's dtype."""
     parameters = dict(model.named_parameters())
     for name in parameters:
         for part, value in initial_values(model, name, seed).items():

@@ -65,8 +65,7 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, axes_dim: Sequence[int], theta: float) -> None:
         super().__init__()
-        self.axes_dim = tuple(axes_dim)
-        self.theta = theta
+        self.axes_dim, self.theta = tuple(axes_dim), theta
         self._axis_tables: dict[tuple[int, torch.device], Tensor] = {}
 
     def forward(self, grid: Sequence[int], device: torch.device) -> Tensor:

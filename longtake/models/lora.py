@@ -12,39 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from longtake.config import Section
 from longtake.contracts import UserError
 from longtake.models import storage
 from longtake.models.initial import linear_uniform
-
-
-class LoraConfig(Section):
-    """Trains low-rank adapters in place of the denoiser's weights, which stay in the compute dtype or in fewer bits."""
-
-    rank: PositiveInt = Field(16, description="rank of the adapters")
-    alpha: PositiveFloat = Field(16, description="adapters act with strength alpha / rank")
-    targets: tuple[str, ...] | None = Field(
-        None,
-        description="layers that get adapters, by name or end of name, `*` for anything; None: attention and MLPs of "
-        "all blocks",
-    )
-    dora: bool = Field(False, description="train the lengths of the weights' rows beside the adapters (DoRA)")
-    base: Literal["dense", "int8", "fp8", "nf4"] = Field(
-        "dense", description="how the blocks' frozen linear weights are kept: `dense` is the compute dtype"
-    )
-    from_pretrained: str | None = Field(
-        None,
-        description="adapters to start from: a file or PEFT's folder, here or by a name on the Hugging Face hub; "
-        "rank, alpha, targets and dora are then its",
-    )
-    strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")
 
 
 @dataclass(frozen=True)
@@ -168,21 +144,34 @@ class LoraLinear(FrozenLinear):
         return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
 
 
-def target_layers(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """The linear layers that `lora.targets` names, in the model's order; None: those of the model's tensor plan.
+def target_layers(
+    model: nn.Module,
+    targets: Sequence[str] | None,
+    usual: Sequence[str] = (),
+    aliases: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> list[str]:
+    """The linear layers that `lora.targets` names, in the model's order; None: the `usual` ones that there are.
 
-    Raises `UserError` for a pattern that names none.
+    `aliases`: ends of names by which others know layers -> ours. Raises `UserError` for a pattern that names none.
     """
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    patterns = list(model.tensor_plan) if targets is None else list(targets)
     chosen = set()
-    for pattern in patterns:
+    for pattern in usual if targets is None else _resolved(targets, aliases):
         found = {name for name in linear if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
         if targets is not None and not found:
             ends = sorted({_kind_of(name) for name in linear})
             raise UserError(f"lora.targets: {pattern!r} names no linear layer; choose among {', '.join(ends)}")
         chosen |= found
     return [name for name in linear if name in chosen]
+
+
+def _resolved(targets: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> list[str]:
+    """The patterns, those that end in an alias with our names in its place."""
+    found = []
+    for pattern in targets:
+        alias = next((alias for alias in aliases if f".{pattern}".endswith(f".{alias}")), None)
+        found += [pattern] if alias is None else [pattern.removesuffix(alias) + own for own in aliases[alias]]
+    return found
 
 
 def _kind_of(name: str) -> str:
@@ -232,7 +221,8 @@ def frozen_names(model: nn.Module, frozen: Sequence[str], trained: Sequence[str]
     def named(key: str, pattern: str) -> set[str]:
         found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         if not found:
-            raise UserError(f"{key}: {pattern!r} names no parameter; give names such as double_blocks.*.img_attn")
+            example = f"{next(iter(model.blocks))}.0"
+            raise UserError(f"{key}: {pattern!r} names no parameter; give names such as {example}")
         return found
 
     out = set().union(*(named("freeze", pattern) for pattern in frozen))

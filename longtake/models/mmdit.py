@@ -10,6 +10,7 @@ D width, N heads, K = D / N head width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
@@ -34,7 +35,7 @@ from longtake.models.layers import (
     token_grid,
     unpatchify,
 )
-from longtake.models.plans import SequencePlan, TensorSplit
+from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
 
 TIME_FEATURES = 256
 _QKV = ("hidden_size", "hidden_size", "hidden_size")
@@ -47,7 +48,9 @@ class MMDiT(nn.Module):
     Computes in the dtype of its weights and casts its inputs itself; the timestep is cast only after its sinusoids.
     """
 
-    blocks: ClassVar[tuple[str, ...]] = ("double_blocks", "single_blocks")
+    blocks: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
+    )
     varying_dims: ClassVar[Mapping[str, tuple[tuple[int, ...], ...]]] = MappingProxyType(
         {"double_blocks": ((0, 1), (0, 1), (0,), (1,)), "single_blocks": ((0, 1), (0,), (1,))}
     )  # of each argument of a block, the dims that differ from bucket to bucket
@@ -57,9 +60,7 @@ class MMDiT(nn.Module):
                 f"double_blocks.*.{stream}_{layer}": TensorSplit(kind, parts, (f"{stream}_in",))
                 for stream in ("img", "txt")
                 for layer, kind, parts in (
-                    ("attn.q_proj", "column", ()),
-                    ("attn.k_proj", "column", ()),
-                    ("attn.v_proj", "column", ()),
+                    *((f"attn.{one}_proj", "column", ()) for one in "qkv"),
                     ("attn.qkv", "column", _QKV),
                     ("attn.proj", "row", ()),
                     ("mlp.0", "column", ()),
@@ -76,8 +77,9 @@ class MMDiT(nn.Module):
     sequence_plan: ClassVar[SequencePlan] = SequencePlan(
         split=MappingProxyType({"img_in": 1, "cond_in": 1, "txt_in": 1, "positions": 1}),
         gather=MappingProxyType({"final_layer": "img_in"}),
-        attention=("double_blocks.*.attention", "single_blocks.*.attention"),
-        joined=_JOINED,
+        exchanges=MappingProxyType(
+            {"double_blocks.*.attention": Exchange(_JOINED), "single_blocks.*.attention": Exchange(_JOINED)}
+        ),
         entry=MappingProxyType({"double_blocks.0": ("img_in", "txt_in")}),
     )
     zero_gates: ClassVar[tuple[str, ...]] = ("_mod.lin", ".modulation.lin", "adaLN_modulation.1", "final_layer.linear")
@@ -110,13 +112,13 @@ class MMDiT(nn.Module):
         self._check_inputs(x, t, conditions)
         dtype, patch = self.img_in.weight.dtype, config.patch_size
 
-        vec = self.time_in(timestep_features(t, TIME_FEATURES)) + self.vector_in(conditions.vector)
+        vec = self.time_in(timestep_features(t, TIME_FEATURES)) + self.vector_in(conditions["vector"])
         if self.guidance_in is not None:
-            vec = vec + self.guidance_in(timestep_features(conditions.guidance.float(), TIME_FEATURES))
+            vec = vec + self.guidance_in(timestep_features(conditions["guidance"].float(), TIME_FEATURES))
         img = self.img_in(patchify(x.to(dtype), patch))
         if self.cond_in is not None:
-            img = img + self.cond_in(patchify(conditions.visual.to(dtype), patch))
-        txt = self.txt_in(conditions.text.to(dtype))
+            img = img + self.cond_in(patchify(conditions["visual"].to(dtype), patch))
+        txt = self.txt_in(conditions["text"].to(dtype))
         rope = join_positions(txt.shape[1], self.positions(token_grid(x.shape[2:], patch), x.device))
 
         for block in self.double_blocks:
@@ -136,20 +138,31 @@ class MMDiT(nn.Module):
                 f"model.in_channels = {config.in_channels}: the latents have {channels} channels; at patch_size "
                 f"{config.patch_size} the model needs in_channels = {channels * config.patch_size**2}"
             )
-        wanted = {"text": (batch, None, config.context_in_dim), "vector": (batch, config.vec_in_dim)}
+        check_conditions("MMDiT", self.needs(config, (channels, *size), ANY), conditions, batch, _REMEDIES)
+
+    @staticmethod
+    def needs(config: MMDiTConfig, latent: tuple[int, int, int, int], text_tokens: int) -> dict[str, tuple[int, ...]]:
+        """Condition -> shape of one sample's, for latents (C, F, h, w) and captions of so many tokens."""
+        channels, *size = latent
+        needs: dict[str, tuple[int, ...]] = {
+            "text": (text_tokens, config.context_in_dim),
+            "vector": (config.vec_in_dim,),
+        }
         if config.guidance_embed:
-            wanted["guidance"] = (batch,)
+            needs["guidance"] = ()
         if config.cond_embed:
-            wanted["visual"] = (batch, 1 + channels, *size)
-        for name, shape in wanted.items():
-            found = getattr(conditions, name)
-            if found is None:
-                raise UserError(f"the MMDiT model needs the condition `{name}`, which was not given; {_REMEDIES[name]}")
-            if len(found.shape) != len(shape) or any(
-                w not in (None, f) for w, f in zip(shape, found.shape, strict=True)
-            ):
-                expected = ", ".join("any" if n is None else str(n) for n in shape)
-                raise UserError(f"condition `{name}` has shape {list(found.shape)}; the MMDiT model needs [{expected}]")
+            needs["visual"] = (1 + channels, *size)
+        return needs
+
+    @staticmethod
+    def tokens(config: MMDiTConfig, latent: tuple[int, int, int, int]) -> int:
+        """Video tokens of one sample with latents (C, F, h, w)."""
+        return math.prod(token_grid(latent[1:], config.patch_size))
+
+    @staticmethod
+    def heads(config: MMDiTConfig) -> int:
+        """Attention heads, which sequence and tensor peers share."""
+        return config.num_heads
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
         """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
@@ -173,32 +186,18 @@ class MMDiT(nn.Module):
         embedders once a sample. Attention over S tokens: 4 S^2 D a block, full (nothing is masked). Norms, activations
         and softmax are left out. Training costs three times this, recomputation not counted.
         """
-        D = config.hidden_size
-        double, single = MMDiT.block_flops(config, latent_shape, text_tokens)
-        frames, rows, columns = token_grid(latent_shape[1:], config.patch_size)
-        video = frames * rows * columns
-        num_embedded = 2 if config.guidance_embed else 1
-        vectors = 2 * D * (num_embedded * (TIME_FEATURES + D) + config.vec_in_dim + D)
-        entry = 2 * D * (config.in_channels + (config.visual_channels if config.cond_embed else 0))
-        final = 2 * D * config.in_channels
-        return (
-            config.depth * double
-            + config.depth_single_blocks * single
-            + vectors
-            + video * (entry + final)
-            + text_tokens * 2 * D * config.context_in_dim
-            + 2 * D * 2 * D  # modulation of the last layer
-        )
-
-    @staticmethod
-    def block_flops(config: MMDiTConfig, latent_shape: tuple[int, int, int, int], text_tokens: int) -> tuple[int, int]:
-        """The share of one double and of one single block in `forward_flops`: what recomputing such a block costs."""
         D, mlp = config.hidden_size, config.mlp_size
-        frames, rows, columns = token_grid(latent_shape[1:], config.patch_size)
-        total = frames * rows * columns + text_tokens
-        token = 2 * D * (4 * D + 2 * mlp)  # q, k, v, output and MLP, in either kind of block
-        attention = 4 * total**2 * D
-        return total * token + attention + 2 * (2 * D * 6 * D), total * token + attention + 2 * D * 3 * D
+        video = MMDiT.tokens(config, latent_shape)
+        total = video + text_tokens
+        block = total * 2 * D * (4 * D + 2 * mlp) + 4 * total**2 * D  # q, k, v, output, MLP; attention: in either kind
+        modulations = (
+            config.depth * 2 * 6 * D + config.depth_single_blocks * 3 * D + 2 * D
+        )  # features; the last layer's
+        num_embedded = 2 if config.guidance_embed else 1
+        vectors = 2 * D * (num_embedded * (TIME_FEATURES + D) + config.vec_in_dim + D + modulations)
+        ends = 2 * config.in_channels + (config.visual_channels if config.cond_embed else 0)
+        num_blocks = config.depth + config.depth_single_blocks
+        return num_blocks * block + vectors + video * 2 * D * ends + text_tokens * 2 * D * config.context_in_dim
 
 
 _REMEDIES = {

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from longtake.contracts import Conditions, UserError
+
+ANY = -1  # in the shape of a condition: a length that the model leaves open
 
 
 @dataclass(frozen=True)
@@ -23,18 +27,52 @@ class TensorSplit:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """What peers exchange around a submodule in which tokens meet: their own tokens of all heads for all tokens of own
+    heads, and back again with its result.
+
+    The submodule is called on tensors [B, l, N, K], of this rank's share of the tokens, and returns one like the first.
+    `queries`: the modules of `SequencePlan.split` whose tokens the first has, in the order in which they follow one
+    another; `keys`: those of the other tensors, which may be more or fewer (None: the same). `ring`: peers beyond the
+    number of heads pass keys and values around; False for a submodule that is no attention, whose heads must suffice.
+    """
+
+    queries: tuple[str, ...]
+    keys: tuple[str, ...] | None = None
+    ring: bool = True
+
+
+@dataclass(frozen=True)
 class SequencePlan:
-    """Where sequence parallelism cuts tokens, puts them together again, and exchanges them for heads.
+    """Where sequence parallelism cuts tokens, puts them together again, and exchanges them.
 
     `split`: module name -> dim of that module's output which is cut. `gather`: module name -> the module of `split`
-    whose tokens its output has, to be collected. `attention`: patterns (`*` is a block number) of the submodules called
-    as `attention(q, k, v)`, each on its own share of the tokens. `joined`: the modules of `split` whose tokens together
-    are the sequence that attention sees. `entry`: module name -> the modules of `split` whose tokens are its first
-    arguments; from there to `gather`, tensor parallelism cuts the tokens between its regions (`TensorSplit`) once more.
+    whose tokens its output has, to be collected. `exchanges`: pattern (`*` is a block number) of a submodule -> its
+    exchange; a submodule that is not named works on its own tokens alone (cross-attention to a text that every peer has
+    whole, attention within a frame where frames are the unit). `entry`: module name -> the modules of `split` whose
+    tokens are its first arguments; from there to `gather`, tensor parallelism cuts the tokens between its regions
+    (`TensorSplit`) once more. `units`: module of `split` -> what is not cut apart, a name in the class's `units`; a
+    module that is not named is cut between any two tokens.
     """
 
     split: Mapping[str, int]
     gather: Mapping[str, str]
-    attention: tuple[str, ...]
-    joined: tuple[str, ...]
-    entry: Mapping[str, tuple[str, ...]]
+    exchanges: Mapping[str, Exchange]
+    entry: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_conditions(
+    model: str, needs: Mapping[str, tuple[int, ...]], conditions: Conditions, batch: int, remedies: Mapping[str, str]
+) -> None:
+    """Raises `UserError` for a condition that is missing or has another shape than `needs` says, batch in front.
+
+    remedies: condition -> what to do where it is missing.
+    """
+    for name, shape in needs.items():
+        if name not in conditions:
+            raise UserError(f"the {model} model needs the condition `{name}`, which was not given; {remedies[name]}")
+        found, wanted = conditions[name].shape, (batch, *shape)
+        if len(found) != len(wanted) or any(w not in (ANY, f) for w, f in zip(wanted, found, strict=True)):
+            expected = ", ".join("any" if n == ANY else str(n) for n in wanted)
+            raise UserError(f"condition `{name}` has shape {list(found)}; the {model} model needs [{expected}]")

@@ -1,73 +1,37 @@
-"""Everything about more than one process: the world, the mesh, and how a model is cut over it."""
+"""Parallelism: the processes of a run, the mesh, sharding, sequence and tensor parallelism, rematerialisation."""
 
-from longtake.parallel.compile import BlockCompiler, check_compiler, use_compile_cache
-from longtake.parallel.degrees import (
-    BucketPeers,
-    Entry,
-    Neighbourhood,
-    bucket_degrees,
-    check_bucket_sequence,
-    entry_degrees,
-)
-from longtake.parallel.frozen import HostWeights, Turns, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
-from longtake.parallel.host import pin, tune_host, unpin
-from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, resolve_degrees, ulysses_degree
-from longtake.parallel.offload import InputStore
-from longtake.parallel.pieces import PieceShare, RowShare, deal
-from longtake.parallel.remat import Kept, check_budget, choose_kept, offload_inputs, remat_blocks
-from longtake.parallel.shard import (
-    cut_model,
-    initialise_sharded,
-    local_tensor,
-    offloads,
-    own_part,
-    shard_model,
-)
-from longtake.parallel.tokens import TokenCut
-from longtake.parallel.visit import VisitingWeights
-from longtake.parallel.world import World, start_world
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BlockCompiler",
-    "BucketPeers",
-    "Entry",
-    "HostWeights",
-    "InputStore",
-    "Kept",
-    "Mesh",
-    "Neighbourhood",
-    "ParallelConfig",
-    "PieceShare",
-    "RowShare",
-    "TokenCut",
-    "TokenPeers",
-    "Turns",
-    "VisitingWeights",
-    "World",
-    "bucket_degrees",
-    "check_bucket_sequence",
-    "check_budget",
-    "check_compiler",
-    "choose_kept",
-    "cut_model",
-    "deal",
-    "entry_degrees",
-    "fill_frozen",
-    "frozen_bytes",
-    "frozen_mesh",
-    "initialise_sharded",
-    "local_tensor",
-    "offload_inputs",
-    "offloads",
-    "own_part",
-    "pin",
-    "remat_blocks",
-    "resolve_degrees",
-    "shard_frozen",
-    "shard_model",
-    "start_world",
-    "tune_host",
-    "ulysses_degree",
-    "unpin",
-    "use_compile_cache",
-]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.parallel.compile import BlockCompiler, check_compiler, lift_compile_limits, use_compile_cache
+    from longtake.parallel.config import ParallelConfig, resolve_degrees
+    from longtake.parallel.degrees import BucketPeers, EntryKey, Subgroup, bucket_degrees, check_bucket_sequence
+    from longtake.parallel.frozen import (
+        HostWeights,
+        SynchronisedCalls,
+        fill_frozen,
+        frozen_bytes,
+        frozen_mesh,
+        shard_frozen,
+    )
+    from longtake.parallel.host import pin, tune_host, unpin
+    from longtake.parallel.mesh import Mesh, TokenPeers
+    from longtake.parallel.offload import InputStore
+    from longtake.parallel.offloaded_weights import OffloadedWeights
+    from longtake.parallel.remat import Kept, check_budget, choose_kept, kept_as, offload_inputs, remat_blocks
+    from longtake.parallel.shard import (
+        cut_among,
+        cut_model,
+        initialise_sharded,
+        local_tensor,
+        offloads,
+        own_part,
+        shard_model,
+    )
+    from longtake.parallel.shared_work import RowShare, Tile, TileShare, deal
+    from longtake.parallel.tokens import TokenCut
+    from longtake.parallel.world import World, start_world
+
+__getattr__ = lazy_exports(__name__)

@@ -1,4 +1,4 @@
-"""Attention of queries to one block of keys, with what is needed to merge blocks, by PyTorch's own kernels.
+"""Attention of queries to one block of keys by PyTorch's kernels, with the log-sum-exp that merging blocks needs.
 
 Shapes: q [B, N, l, K], k and v [B, N, m, K]; the log-sum-exp of the scaled scores is float32 [B, N, l].
 """
@@ -18,17 +18,17 @@ Kernel = Literal["flash", "cpu", "math"]
 
 
 def kernel(q: Tensor, backend: Backend = "auto") -> Kernel:
-    """What attends, where the run's attention is `backend`.
+    """The kernel for blocks, where the run's attention is `backend`.
 
-    A kernel that gives its log-sum-exp and takes one in backward: FlashAttention-2 on CUDA (half precision, heads of
-    8, 16, ... 256), whichever fused kernel the run has chosen; on a CPU the fused one; matmul and softmax in chunks
-    where the run insists on it, or nothing fits.
+    It must return the log-sum-exp and take one in backward: FlashAttention-2 on CUDA (half precision, head sizes 8, 16,
+    ... 256), the fused kernel on a CPU; chunked matmul and softmax for `math` and where neither fits. The meta device,
+    on which a plan counts, stands for CUDA.
     """
     if backend == "math":
         return "math"
     if q.device.type == "cpu":
         return "cpu"
-    fits = q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    fits = q.device.type in ("cuda", "meta") and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     return "flash" if fits else "math"
 
 
@@ -52,14 +52,14 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, backend: Backend = "auto") -> 
 def attend_block_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What this block adds to the gradients of q, k and v, given result and log-sum-exp over *all* blocks.
+    """This block's part of the gradients of q, k and v; `out` and `lse` are those over *all* blocks.
 
-    With those, a weight is exp(score - lse), and sum(grad * out) is the mean that softmax's backward takes away.
+    With those, a weight is exp(score - lse), and sum(grad * out) is the mean that softmax's backward subtracts.
     """
     scale = q.shape[-1] ** -0.5
     which = kernel(q, backend)
     if which == "flash":
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that there is not
+        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # unused dropout RNG state
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, False, state, state[0], scale=scale
         )

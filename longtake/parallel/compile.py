@@ -1,14 +1,12 @@
-"""Compiling a model's repeated blocks: one graph for a kind of block, whatever the shape of a bucket.
+"""Compiling a model's repeated blocks: one graph per kind of block for all bucket shapes.
 
-All blocks of a list run the same code, so a graph is made for the first and serves the others. The dims that differ
-from bucket to bucket (`model.varying_dims`: samples and tokens) are marked, so that the graph takes any size; a size of
-one gets a graph of its own, and so does sampling, which needs no gradients. Shapes that have graphs made for them are
-bounded in number: one beyond the bound runs without compilation, and the run says so.
+All blocks of a list share a graph. Dims that differ between buckets (`model.varying_dims`: samples and tokens) are
+marked dynamic; a size of one and sampling without gradients get graphs of their own. The number of shapes that may
+trigger compilation is bounded: beyond it, blocks run eagerly, and a warning is printed.
 
-An exchange between peers is left out of graphs and cuts them in pieces. What comes out of one piece is not marked: the
-next piece takes the sizes it first sees, and any size in a dim once that has changed. Hence among peers there are more
-variants, at most one for each varying dim beside the first, however many buckets there are. With tensor peers there are
-more pieces, one or more for each layer of a block, which all blocks of the kind share as well.
+Exchanges between peers break graphs. The outputs of a part are not marked dynamic: the next part specialises on the
+sizes it first sees and becomes dynamic once a size changes. Among peers there are thus more variants, at most one for
+each varying dim beside the first. With tensor peers each layer of a block is a part or more of its own.
 """
 
 from __future__ import annotations
@@ -30,40 +28,30 @@ Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 @dataclass
 class BlockCompiler:
-    """Compiles the blocks of one model and counts what that took."""
+    """Compiles the blocks of one model and counts the variants."""
 
     dynamic: bool = True  # False: a graph for every shape
-    limit: int = 16  # shapes for which graphs of one kind of block are made
+    limit: int = 16  # shapes that may be compiled, for each kind of block
     backend: str = "inductor"
-    tell: Callable[[str], None] = print  # gets a sentence, once for each kind of block that reaches the limit
+    warn: Callable[[str], None] = print  # called once for each kind of block that reaches the limit
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
 
     def compile(self, model: nn.Module) -> None:
-        """Compiles `forward` of every block in `model.blocks`, in place; the work is done when a block first runs.
+        """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
 
-        Call it after `cut_model` and before `remat_blocks` and `shard_model`. What must stay out of graphs, such as
-        exchanges between peers, breaks them.
+        Call it after `cut_model` and before `remat_blocks` and `shard_model`.
         """
-        self._lift_limits(model)
+        layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
+        lift_compile_limits(self.limit * layers)  # all layers of tensor peers run one function
         for name in model.blocks:
-            kind = _Kind(self, name, tuple(model.varying_dims[name]) if self.dynamic else ())
+            kind = _BlockKind(self, name, tuple(model.varying_dims[name]) if self.dynamic else ())
             self.variants[name] = 0
             for block in model.get_submodule(name):
                 compiled = torch.compile(block.forward, backend=kind.backend, dynamic=None if self.dynamic else False)
                 block.forward = partial(kind.run, block.forward, compiled)
 
-    def _lift_limits(self, model: nn.Module) -> None:
-        """Keeps the compiler's own limits, which count by function, from biting before ours, which counts by shape.
 
-        Beyond them it gives a function up for good. Tensor peers' layers all run one function, a graph for each width.
-        """
-        layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
-        config = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, self.limit * layers)
-        config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
-
-
-class _Kind:
+class _BlockKind:
     """The blocks of one list: their graphs, and the shapes they have been called with."""
 
     def __init__(self, compiler: BlockCompiler, name: str, varying: tuple[tuple[int, ...], ...]) -> None:
@@ -72,16 +60,16 @@ class _Kind:
         self._lower = torch._dynamo.lookup_backend(compiler.backend)
         self._graphs = 0
         self._seen: set[Any] = set()
-        self._told = False
+        self._warned = False
 
     def run(self, eager: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> Any:
-        """A block's forward; without its graph where the shape is new and there are as many graphs as there may be."""
+        """A block's forward: compiled, or eager where the shape is new and the limit is reached."""
         shapes = (torch.is_grad_enabled(), *(tuple(x.shape) if isinstance(x, Tensor) else None for x in args))
         if shapes in self._seen:
             return compiled(*self._marked(args))
         variants = self.compiler.variants
         if variants[self.name] >= self.compiler.limit:
-            self._tell_limit()
+            self._warn_of_limit()
             return eager(*args)
         before = self._graphs
         out = compiled(*self._marked(args))
@@ -99,26 +87,34 @@ class _Kind:
         self._graphs += 1
         return self._lower(graph, inputs)
 
-    def _tell_limit(self) -> None:
-        if self._told:
+    def _warn_of_limit(self) -> None:
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         remedy = (
             "raise compile_limit" if self.compiler.dynamic else "set compile_dynamic to True or raise compile_limit"
         )
-        self.compiler.tell(
+        self.compiler.warn(
             f"compile_limit = {self.compiler.limit}: {self.name} were compiled for as many shapes; further shapes run "
             f"without compilation, slower; {remedy}"
         )
 
 
+def lift_compile_limits(variants: int) -> None:
+    """Lets the compiler make so many variants of one function, which layers of one class share; beyond its own limit
+    it stops compiling the function for good."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, variants)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
+
+
 def check_compiler(device: torch.device) -> None:
-    """Raises `UserError` where there is nothing to compile with: a C++ compiler for a CPU, Triton for a GPU."""
+    """Raises `UserError` where the compiler's backend is missing: a C++ compiler for a CPU, Triton for a GPU."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
         if not has_triton():
-            raise UserError("compile = True: Triton is not there for this GPU; install it or write compile = False")
+            raise UserError("compile = True: Triton is missing for this GPU; install it or write compile = False")
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -130,10 +126,10 @@ def check_compiler(device: torch.device) -> None:
 
 
 def use_compile_cache(folder: str | Path) -> Path:
-    """Lets compiled code be kept in `folder` and found there by later launches. Returns its absolute path.
+    """Makes `folder` the cache of compiled code. Returns its absolute path.
 
-    The compiler trusts what it finds there, so the folder must be one that only its user can write to; one that others
-    can write to is refused. Raises `UserError` for that, and where the folder cannot be made.
+    Code is run from the cache, so a folder that others can write to is refused. Raises `UserError` for that, and where
+    the folder cannot be made.
     """
     path = Path(folder).expanduser().absolute()
     try:

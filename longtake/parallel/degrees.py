@@ -1,7 +1,7 @@
-"""At which sequence degree each bucket runs, and which ranks compute its micro-batches together.
+"""The sequence degree of each bucket, and the ranks that compute its micro-batches together.
 
 On a mesh of S sequence peers a bucket at degree d runs S / d micro-batches at once: the peers of a data rank fall into
-S / d neighbourhoods, each with a micro-batch of its own.
+S / d subgroups, each with a micro-batch of its own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from longtake.contracts import Bucket, UserError
-from longtake.parallel.mesh import Mesh, ParallelConfig, TokenPeers, divisors, one_of
+from longtake.parallel.config import ParallelConfig, divisors, one_of
+from longtake.parallel.mesh import Mesh, TokenPeers
 from longtake.parallel.tokens import TokenCut
 
-Entry = tuple[str, int]  # of bucket_config: resolution name and frames key
+EntryKey = tuple[str, int]  # of bucket_config: resolution name and frames key
 
 
 def check_bucket_sequence(config: ParallelConfig, sequence: int) -> None:
-    """Raises `UserError` for a degree at which `sequence` peers cannot be cut into neighbourhoods.
+    """Raises `UserError` for a degree at which `sequence` peers cannot be cut into subgroups.
 
-    A multiple of `sequence` is taken for all of it, so that a run goes on with the same config on fewer peers.
+    A multiple of `sequence` counts as `sequence`, so that a run can continue with the same config on fewer peers.
     """
     given = config.bucket_sequence if isinstance(config.bucket_sequence, dict) else {}
     for resolution, lengths in given.items():
@@ -33,56 +34,50 @@ def check_bucket_sequence(config: ParallelConfig, sequence: int) -> None:
                 )
 
 
-def entry_degrees(config: ParallelConfig, sequence: int, tokens: Mapping[Entry, int]) -> dict[Entry, int]:
+def bucket_degrees(
+    config: ParallelConfig, sequence: int, buckets: Iterable[Bucket], tokens: Callable[[Bucket], int]
+) -> dict[EntryKey, int]:
     """The sequence degree of every entry of the bucket table on a mesh of `sequence` peers.
 
-    `tokens`: of a micro-batch of each entry, text included. `"auto"` takes the smallest degree at which no rank has
-    more tokens than it has of the largest entry at the whole degree.
+    `tokens`: of one sample of a bucket, text included. `"auto"` takes the smallest degree at which no rank has more
+    tokens of a micro-batch than it has of the largest entry at the whole degree.
     """
-    wanted = config.bucket_sequence
-    if wanted == "auto":
-        most = max(tokens.values())
+    counts: dict[EntryKey, int] = {}
+    for bucket in buckets:
+        entry = bucket.resolution, bucket.num_frames
+        counts[entry] = max(bucket.batch_size * tokens(bucket), counts.get(entry, 0))
+    if (wanted := config.bucket_sequence) == "auto":
+        most = max(counts.values())
         return {
             entry: next(degree for degree in divisors(sequence) if count * sequence <= most * degree)
-            for entry, count in tokens.items()
+            for entry, count in counts.items()
         }
     check_bucket_sequence(config, sequence)
     given = {} if wanted is None else wanted
-    return {entry: min(sequence, given.get(entry[0], {}).get(entry[1], sequence)) for entry in tokens}
-
-
-def bucket_degrees(
-    config: ParallelConfig, sequence: int, buckets: Iterable[Bucket], tokens: Callable[[Bucket], int]
-) -> dict[Entry, int]:
-    """`entry_degrees` of a bucket table; `tokens`: of one sample of a bucket, text included."""
-    most: dict[Entry, int] = {}
-    for bucket in buckets:
-        entry = bucket.resolution, bucket.num_frames
-        most[entry] = max(bucket.batch_size * tokens(bucket), most.get(entry, 0))
-    return entry_degrees(config, sequence, most)
+    return {entry: min(sequence, given.get(entry[0], {}).get(entry[1], sequence)) for entry in counts}
 
 
 @dataclass(frozen=True)
-class Neighbourhood:
+class Subgroup:
     """The ranks that compute one micro-batch together at one sequence degree. Groups of one rank are None."""
 
     tokens: TokenPeers | None  # None where there is no model to be cut
-    data: dist.ProcessGroup | None  # by which tensors of a batch travel
-    talk: dist.ProcessGroup | None  # by which everything else of it does: over the CPU, so that no device is waited for
+    data: dist.ProcessGroup | None  # for tensors of a batch
+    talk: dist.ProcessGroup | None  # for objects: over the CPU, so that nothing waits for a device
 
 
 @dataclass(frozen=True)
 class BucketPeers:
-    """Who computes a micro-batch of a bucket together, and how many of them a data rank runs at once."""
+    """The ranks that share a micro-batch of each bucket, and how many micro-batches a data rank runs at once."""
 
     mesh: Mesh
-    degrees: Mapping[Entry, int]  # entries that are not here run at the mesh's own degree
+    degrees: Mapping[EntryKey, int]  # other entries run at the mesh's own degree
     cut: TokenCut | None  # of the model, where it has one
-    by_degree: Mapping[int, Neighbourhood]
+    by_degree: Mapping[int, Subgroup]
 
     @classmethod
     def create(
-        cls, mesh: Mesh, degrees: Mapping[Entry, int] | None = None, cut: TokenCut | None = None, heads: int = 0
+        cls, mesh: Mesh, degrees: Mapping[EntryKey, int] | None = None, cut: TokenCut | None = None, heads: int = 0
     ) -> BucketPeers:
         """Collective. `cut`: what `cut_model` gave for a model of so many `heads`."""
         degrees = degrees or {}
@@ -91,8 +86,8 @@ class BucketPeers:
             tokens = None
             if cut is not None:
                 tokens = cut.peers if degree == mesh.sequence else mesh.token_peers(heads, degree)
-            data = mesh.neighbours(degree) if tokens is None else tokens.everyone
-            found[degree] = Neighbourhood(tokens, data, mesh.neighbours(degree, "gloo"))
+            data = mesh.subgroup(degree) if tokens is None else tokens.everyone
+            found[degree] = Subgroup(tokens, data, mesh.subgroup(degree, "gloo"))
         return cls(mesh, degrees, cut, found)
 
     def degree(self, bucket: Bucket) -> int:
@@ -100,23 +95,23 @@ class BucketPeers:
         return self.degrees.get((bucket.resolution, bucket.num_frames), self.mesh.sequence)
 
     def at_once(self, bucket: Bucket) -> int:
-        """Micro-batches of `bucket` that the peers of one data rank run side by side: S / d."""
+        """Micro-batches of `bucket` that the peers of one data rank run in parallel: S / d."""
         return self.mesh.sequence // self.degree(bucket)
 
     def place(self, bucket: Bucket) -> tuple[int, int]:
-        """(which of the micro-batches run side by side is this rank's, its place among the ranks that share it)."""
-        return self.mesh.neighbourhood(self.degree(bucket))
+        """(which of the micro-batches run in parallel is this rank's, its place among the ranks that share it)."""
+        return self.mesh.subgroup_place(self.degree(bucket))
 
     def count(self, bucket: Bucket) -> int:
         """Ranks that share a micro-batch of `bucket`."""
         return self.degree(bucket) * self.mesh.tensor
 
-    def groups(self, bucket: Bucket) -> Neighbourhood:
+    def groups(self, bucket: Bucket) -> Subgroup:
         """The ranks that share a micro-batch of `bucket` with this one."""
         return self.by_degree[self.degree(bucket)]
 
     def use(self, degree: int) -> None:
-        """The model's next forwards are made at this degree."""
+        """Makes the model's next forwards run at this degree."""
         tokens = self.by_degree[degree].tokens
         if self.cut is not None and tokens is not None and self.cut.peers is not tokens:
             self.cut.use(tokens)

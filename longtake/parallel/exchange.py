@@ -1,4 +1,4 @@
-"""Collectives on tokens that gradients flow through. Every share may have its own length, none included.
+"""Differentiable collectives on tokens. Shares may differ in length and be empty.
 
 Shapes: B batch, l tokens of a share, L tokens of all shares, D width. Dim 1 is the tokens'.
 """
@@ -14,20 +14,35 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-Group = dist.ProcessGroup
 Map = Callable[[Tensor], Tensor]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the old name, before torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Sizes = Sequence[Sequence[int]]  # for each rank of a group, its tokens of each of several sequences
 
 
+class CountedGroup:
+    """The first rank's view of a group whose other ranks are not there, for counting: what would come from them is
+    memory of its size, what would be sent is added up."""
+
+    def __init__(self) -> None:
+        self.sent = 0  # bytes, to others
+
+
+Group = dist.ProcessGroup | CountedGroup
+
+
+def rank_in(group: Group) -> int:
+    """This rank's place in a group."""
+    return 0 if isinstance(group, CountedGroup) else dist.get_rank(group)
+
+
 def gather_output(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
     """The last step of a cut forward: this rank's [B, l, D] -> [B, L, D] on every rank of `group`.
 
-    All ranks then compute the same loss. In backward each takes its share of the gradient times the number of ranks:
-    gradients of parameters are averaged over ranks, but those of peers are parts of one sum.
+    All ranks then compute the same loss. In backward each takes its share of the gradient times the number of ranks,
+    since gradients of parameters are averaged over ranks, while those of peers are terms of one sum.
     """
-    before = sum(sizes[: (rank := dist.get_rank(group))])
+    before = sum(sizes[: (rank := rank_in(group))])
 
     def back(grad: Tensor) -> Tensor:
         return grad.narrow(1, before, sizes[rank]) * len(sizes)
@@ -69,7 +84,10 @@ def _gather(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
     longest = max(sum(own) for own in sizes)
     padded = F.pad(x, (0, 0, 0, longest - x.shape[1])).contiguous()
     shares = x.new_empty(len(sizes), *padded.shape)
-    _all_gather(shares.flatten(0, 1), padded, group)
+    if isinstance(group, CountedGroup):
+        group.sent += shares[1:].nbytes
+    else:
+        _all_gather(shares.flatten(0, 1), padded, group)
     return torch.cat([shares[rank].narrow(1, start, size) for rank, start, size in _in_order(sizes)], dim=1)
 
 
@@ -81,8 +99,11 @@ def _scatter(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
         shares[rank].narrow(1, start, size).copy_(x.narrow(1, offset, size))
         offset += size
     own = x.new_empty(shares.shape[1:])
-    _reduce_scatter(own, shares.flatten(0, 1), group=group)
-    return own.narrow(1, 0, sum(sizes[dist.get_rank(group)]))
+    if isinstance(group, CountedGroup):
+        group.sent += shares[1:].nbytes
+    else:
+        _reduce_scatter(own, shares.flatten(0, 1), group=group)
+    return own.narrow(1, 0, sum(sizes[rank_in(group)]))
 
 
 def _in_order(sizes: Sizes) -> list[tuple[int, int, int]]:
@@ -98,5 +119,9 @@ def _in_order(sizes: Sizes) -> list[tuple[int, int, int]]:
 
 def _all_to_all(x: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
     out = x.new_empty(sum(receive), *x.shape[1:])
-    dist.all_to_all_single(out, x.contiguous(), receive, send, group=group)
+    x = x.contiguous()
+    if isinstance(group, CountedGroup):
+        group.sent += x[send[0] :].nbytes
+    else:
+        dist.all_to_all_single(out, x, receive, send, group=group)
     return out

@@ -1,7 +1,7 @@
-"""Frozen modules that take less memory than their weights: cut over ranks, or kept on the host between uses.
+"""Frozen modules whose weights are sharded over ranks or offloaded to host memory.
 
-Both work unit by unit (a unit: one block of the module): the weights of one unit, and of the next on its way, are on
-the device at a time. Results are those of the whole module, bit by bit.
+Both work unit by unit (usually a block): only the current unit's weights and the prefetched next one's are on the
+device. Results are bit for bit those of the whole module.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from longtake.parallel.host import lay_out
+from longtake.parallel.host import Lanes, host_memory, lay_out
 from longtake.parallel.shard import local_tensor, own_part
 from longtake.parallel.world import World
 
 
 def frozen_mesh(world: World) -> DeviceMesh:
-    """The ranks that hold a sharded frozen module together: those of a node, or all where nodes are not known.
-
-    Weights are gathered block by block at every use, which the links inside a node carry and those between do not.
-    Collective.
-    """
+    """The ranks that a frozen module is sharded over: those of a node (all, where nodes are unknown), since gathering
+    weights at every use is too slow between nodes. Collective."""
     node = world.local_size or world.size
     if node == world.size or world.size % node:
         return init_device_mesh(world.device.type, (world.size,))
@@ -33,10 +30,10 @@ def frozen_mesh(world: World) -> DeviceMesh:
 
 
 def shard_frozen(module: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-    """Cuts the parameters of `module`, of each unit by itself, over the ranks of `mesh` (FSDP2), in place.
+    """Shards `module` over the ranks of `mesh` (FSDP2, unit by unit), in place.
 
-    Call it on the meta device, then `fill_frozen`. From then on each forward gathers one unit after the other, with
-    the next under way, so all ranks of `mesh` must call the module equally often.
+    Call it on the meta device, then `fill_frozen`. Each forward gathers weights, so all ranks of `mesh` must call the
+    module equally often.
     """
     module.requires_grad_(False)
     for unit in units:
@@ -44,18 +41,18 @@ def shard_frozen(module: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
-class Turns:
-    """Calls that the ranks of `mesh` must make together, where each has a number of its own to make.
+class SynchronisedCalls:
+    """Keeps collective calls of the ranks of `mesh` in step where the ranks make different numbers of them.
 
-    Every rank says `begin` before each of its calls and, once it has no more, `finish` with a call that stands in as
-    often as others go on.
+    A rank calls `begin` before each of its calls and, after the last, `finish`, which repeats a stand-in for as long as
+    other ranks go on.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._group, self._device = mesh.get_group(), mesh.device_type
 
     def begin(self) -> None:
-        """Of one call."""
+        """Announces one call."""
         self._busy(1)
 
     def finish(self, stand_in: Callable[[], object]) -> None:
@@ -84,84 +81,64 @@ def fill_frozen(module: nn.Module, weights: Mapping[str, Tensor], device: torch.
 
 
 class HostWeights:
-    """The weights of a module's units in the host's memory, pinned, which visit the device when their unit runs.
+    """A module's weights in pinned host memory, copied to the device unit by unit as they are needed.
 
-    Built from a module whose weights are on the CPU; everything outside the units moves to the device for good. Before
-    a unit runs, its weights have been copied to one of two buffers of the largest unit's size; while it runs, those of
-    the next one are copied to the other, on a stream of their own. After the last unit the buffers are freed. Units run
-    in the given order at every forward. A module whose units are not run keeps nothing on the device for them.
+    Built from a module on the CPU; everything outside the units moves to the device for good. There are two device
+    buffers of the largest unit's size: while a unit runs from one, the next unit's weights are copied to the other on a
+    separate stream. Both are freed after the last unit. Units run in the given order at every forward.
     """
 
     def __init__(self, module: nn.Module, units: Sequence[nn.Module], device: torch.device) -> None:
         self.device = device
-        on_cuda = device.type == "cuda"
         inside = {id(tensor) for unit in units for tensor in _tensors(unit)}
         for tensor in _tensors(module):
             if id(tensor) not in inside:
                 tensor.data = tensor.data.to(device)
-        self._units = [_Unit(unit, pinned=on_cuda) for unit in units]
+        self._units = [_HostBlock(unit, device) for unit in units]
         self._largest = max(unit.host.numel() for unit in self._units)
         self._buffers: list[Tensor] = []
-        self._copies = torch.cuda.Stream(device) if on_cuda else None
-        self._ready = [torch.cuda.Event() for _ in units] if on_cuda else []
-        self._done = [torch.cuda.Event() for _ in units] if on_cuda else []
+        self._lanes = Lanes(device)
         for number, unit in enumerate(units):
             unit.register_forward_pre_hook(lambda *_, number=number: self._enter(number))
             unit.register_forward_hook(lambda *_, number=number: self._leave(number), always_call=True)
-
-    @property
-    def device_bytes(self) -> int:
-        """What the buffers take on the device while the module runs."""
-        return self._largest * min(2, len(self._units))
 
     def _enter(self, number: int) -> None:
         if number == 0:
             count = min(2, len(self._units))
             self._buffers = [torch.empty(self._largest, dtype=torch.uint8, device=self.device) for _ in range(count)]
-            if self._copies is not None:  # whatever had this memory before may still be computing
-                self._copies.wait_stream(torch.cuda.current_stream(self.device))
+            self._lanes.begin()
             self._fetch(0)
         assert self._buffers, "units run in order, from the first"
-        if self._copies is not None:
-            torch.cuda.current_stream(self.device).wait_event(self._ready[number])
+        self._lanes.arrived(number % 2)
         self._units[number].point_to(self._buffers[number % 2])
         if number + 1 < len(self._units):
             self._fetch(number + 1)
 
     def _fetch(self, number: int) -> None:
         host = self._units[number].host
-        buffer = self._buffers[number % 2][: host.numel()]
-        if self._copies is None:
-            buffer.copy_(host)
-            return
-        if number >= 2:  # the unit that had this buffer before
-            self._copies.wait_event(self._done[number - 2])
-        with torch.cuda.stream(self._copies):
-            buffer.copy_(host, non_blocking=True)
-            self._ready[number].record(self._copies)
+        self._lanes.bring(number % 2, self._buffers[number % 2][: host.numel()], host)
 
     def _leave(self, number: int) -> None:
         self._units[number].point_to(self._units[number].host)
-        if self._copies is not None:
-            self._done[number].record(torch.cuda.current_stream(self.device))
+        self._lanes.let_go(number % 2)
         if number + 1 == len(self._units):
             self._buffers = []  # the stream that computes has waited for every copy: the memory is its own again
 
 
-class _Unit:
-    """One unit's parameters and buffers, laid end to end in one piece of host memory."""
+class _HostBlock:
+    """One unit's parameters and buffers in one contiguous piece of host memory."""
 
-    def __init__(self, unit: nn.Module, pinned: bool) -> None:
+    def __init__(self, unit: nn.Module, device: torch.device) -> None:
         self._tensors = list({id(tensor): tensor for tensor in _tensors(unit)}.values())
         self._places, total = lay_out([tensor.nbytes for tensor in self._tensors])
-        self.host = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+        self.host, _ = host_memory(total, device, self)
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self._views(self.host), strict=True):
                 view.copy_(tensor)
         self.point_to(self.host)
 
     def point_to(self, memory: Tensor) -> None:
-        """Lets the unit's tensors lie in `memory`, which holds what `host` holds."""
+        """Makes the unit's tensors views of `memory`, a copy of `host`."""
         for tensor, view in zip(self._tensors, self._views(memory), strict=True):
             tensor.data = view
 
@@ -177,10 +154,10 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def frozen_bytes(unit_bytes: Sequence[int], rest_bytes: int, placement: str, ranks: int) -> int:
-    """Bytes of a frozen module on one device while it runs, at its worst moment.
+    """Peak bytes of a frozen module's weights on one device.
 
-    `unit_bytes`: of each unit, `rest_bytes`: of everything else, both whole. `placement`: "resident", "sharded" (over
-    `ranks`: each unit's share, and two units gathered) or "offloaded" (two buffers of the largest unit).
+    `unit_bytes`: of each unit, `rest_bytes`: of everything else, both unsharded. `placement`: "resident", "sharded"
+    (over `ranks`, with two units gathered) or "offloaded" (two buffers of the largest unit).
     """
     largest = max(unit_bytes, default=0)
     if placement == "resident" or (placement == "sharded" and ranks == 1):

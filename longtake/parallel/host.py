@@ -1,9 +1,10 @@
-"""How one process uses its own host: threads and memory."""
+"""A process's use of its host: threads, pinned memory, and copies between host and device."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -16,11 +17,10 @@ _ALIGNMENT = 256  # bytes; where CUDA's own allocations begin
 
 
 def tune_host(threads: int | None) -> None:
-    """Sets the number of compute threads, and lets the C library keep freed memory of up to 1 GiB.
+    """Sets the number of compute threads, and lets glibc keep up to 1 GiB of freed memory.
 
-    By default glibc returns every large tensor to the system when it is freed and pays for it in page faults when the
-    next one comes: 3.6 times as many, and 8 % of the speed, in training a small model on a CPU. Other C libraries are
-    left alone.
+    By default it returns every large tensor to the system when it is freed: 3.6 times as many page faults, and 8 % of
+    the speed, in training a small model on a CPU.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -31,7 +31,7 @@ def tune_host(threads: int | None) -> None:
 
 
 def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
-    """Tensors of so many bytes, end to end in one piece of memory: the place of each, and the bytes of the piece."""
+    """Places tensors of these sizes in one contiguous buffer: the range of each, and the buffer's bytes."""
     places, total = [], 0
     for size in sizes:
         places.append(slice(total, total + size))
@@ -39,18 +39,85 @@ def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
     return places, max(1, total)
 
 
-def pin(memory: Tensor) -> bool:
-    """Lets CUDA copy from and to memory of bytes without a stop in between, until `unpin`; whether it is allowed.
+def host_memory(num_bytes: int, device: torch.device, owner: object, zeros: bool = False) -> tuple[Tensor, bool]:
+    """Host memory for copies from and to `device`, and whether such copies are asynchronous.
 
-    Memory that PyTorch pins by itself is rounded up to a power of two; this is not.
+    They are on a GPU where the memory could be pinned, which lasts as long as `owner` lives; True on a CPU.
     """
+    memory = (torch.zeros if zeros else torch.empty)(num_bytes, dtype=torch.uint8)
+    if device.type != "cuda" or not num_bytes:
+        return memory, True
+    pinned = pin(memory)
+    if pinned:
+        weakref.finalize(owner, unpin, memory.data_ptr()).atexit = False
+    return memory, pinned
+
+
+def pin(memory: Tensor) -> bool:
+    """Pins a buffer until `unpin`; returns whether CUDA allows it. PyTorch's own pinning rounds up to a power of 2."""
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
-    with suppress(RuntimeError):  # CUDA keeps the refusal and would hold it against the next kernel
+    with suppress(RuntimeError):  # clears CUDA's error state, which the next kernel would report
         torch.zeros(1, device="cuda").add_(1)
     return False
 
 
 def unpin(place: int) -> None:
-    """Ends what `pin` began, for memory at this address."""
+    """Unpins memory at this address."""
     torch.cuda.cudart().cudaHostUnregister(place)
+
+
+class Lanes:
+    """Asynchronous copies between the host and buffers on the device: a CUDA stream each way, plain copies on a CPU.
+
+    Each place (buffer) is filled, used by the current stream, and released or copied back; the host is never blocked.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._way_in, self._way_out = (
+            (torch.cuda.Stream(device), torch.cuda.Stream(device)) if device.type == "cuda" else (None, None)
+        )
+        self._came: dict[int, torch.cuda.Event] = {}
+        self._left: dict[int, torch.cuda.Event] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Called when the places are newly allocated: kernels that used their memory before may still be running."""
+        if self._way_in is not None:
+            self._way_in.wait_stream(torch.cuda.current_stream(self._way_in.device))
+
+    def bring(self, place: int, into: Tensor, host: Tensor) -> None:
+        """Starts to fill a place, once its last contents are released."""
+        if self._way_in is None:
+            into.copy_(host)
+            return
+        with torch.cuda.stream(self._way_in):
+            if place in self._left:
+                self._way_in.wait_event(self._left[place])
+            into.copy_(host, non_blocking=True)
+            self._came[place] = self._way_in.record_event()
+
+    def arrived(self, place: int) -> None:
+        """Makes the current stream wait until a place is filled."""
+        if self._way_in is not None:
+            torch.cuda.current_stream(self._way_in.device).wait_event(self._came[place])
+
+    def let_go(self, place: int) -> None:
+        """Releases a place once the current stream has finished with it."""
+        if self._way_in is not None:
+            self._left[place] = torch.cuda.current_stream(self._way_in.device).record_event()
+
+    def take_back(self, place: int, host: Tensor, source: Tensor) -> None:
+        """Starts to copy a place back, once the current stream has finished with it."""
+        if self._way_out is None:
+            host.copy_(source)
+            return
+        self._way_out.wait_stream(torch.cuda.current_stream(self._way_out.device))
+        with torch.cuda.stream(self._way_out):
+            host.copy_(source, non_blocking=True)
+            self._left[place] = self._way_out.record_event()
+
+    def wait(self) -> None:
+        """Blocks until all copies to the host are done."""
+        if self._way_out is not None:
+            self._way_out.synchronize()

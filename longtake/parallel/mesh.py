@@ -1,7 +1,7 @@
-"""The mesh: one object that knows which rank does what. Nobody else computes ranks.
+"""The mesh: the only place where ranks are computed.
 
-Rank = ((replica * shard + shard index) * sequence + sequence index) * tensor + tensor index: tensor peers, which talk
-most, are neighbours; then come sequence peers; replicas are farthest apart.
+Rank = ((replica * shard + shard index) * sequence + sequence index) * tensor + tensor index: tensor peers, which
+communicate most, are adjacent, then sequence peers; replicas are farthest apart.
 """
 
 from __future__ import annotations
@@ -9,50 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch.distributed as dist
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from longtake.config import Section
 from longtake.contracts import UserError
+from longtake.parallel.config import ParallelConfig, divisors, one_of, resolve_degrees
+from longtake.parallel.exchange import CountedGroup, Group
 from longtake.parallel.world import World
-
-AXES = ("replicate", "shard", "sequence", "tensor")
-Degree = PositiveInt | Literal["auto"]
-
-
-class ParallelConfig(Section):
-    """How the model and the data are spread over the ranks. One of the four degrees may be "auto": what is left."""
-
-    replicate: Degree = Field(1, description="groups that each hold the whole model (HSDP when above 1)")
-    shard: Degree = Field("auto", description="ranks of a group that read different data and share its weights")
-    sequence: Degree = Field(1, description="ranks that share the tokens of one micro-batch; they share weights too")
-    tensor: Degree = Field(1, description="ranks of one node that share each block's heads and MLP, and its tokens")
-    bucket_sequence: dict[str, dict[PositiveInt, PositiveInt]] | Literal["auto"] | None = Field(
-        None,
-        description="sequence degree by entry, keyed like bucket_config; `auto`: the smallest that gives no rank more "
-        "tokens than the largest entry does; None: parallel.sequence for all",
-    )
-    sequence_attention: Literal["auto", "ulysses", "ring"] = Field(
-        "auto", description="how sequence peers attend: `ulysses` deals heads, `ring` passes keys; `auto`: ring beyond"
-    )
-    zero: Literal[2, 3] = Field(3, description="3 frees gathered weights after the forward, 2 keeps them for backward")
-    forward_prefetch: NonNegativeInt = Field(0, description="blocks gathered ahead in forward; 0: PyTorch's own choice")
-    backward_prefetch: NonNegativeInt = Field(0, description="the same in backward")
-    reduce_dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype in which gradients are summed over ranks")
-    cpu_offload: bool = Field(False, description="masters, gradients and optimizer states live in the CPU's memory")
-
-    @model_validator(mode="after")
-    def _one_auto(self) -> ParallelConfig:
-        found = [axis for axis in AXES if getattr(self, axis) == "auto"]
-        if len(found) > 1:
-            raise ValueError(
-                f'parallel.{" and parallel.".join(found)} = "auto": only one degree can follow from the others; '
-                'write all but one as numbers (shard is "auto" where it is not given)'
-            )
-        return self
 
 
 @dataclass(frozen=True)
@@ -68,10 +33,18 @@ class TokenPeers:
     ulysses: int
     sequence_index: int
     tensor_index: int
-    everyone: dist.ProcessGroup | None
-    tensor_group: dist.ProcessGroup | None
-    ulysses_group: dist.ProcessGroup | None
-    ring_group: dist.ProcessGroup | None
+    everyone: Group | None
+    tensor_group: Group | None
+    ulysses_group: Group | None
+    ring_group: Group | None
+
+    @classmethod
+    def counted(cls, sequence: int, tensor: int, attention: str, heads: int) -> TokenPeers:
+        """The first of so many peers, in groups that count what it would send (`CountedGroup`)."""
+        ulysses = ulysses_degree(attention, sequence, heads // tensor)
+        sizes = (sequence * tensor, tensor, ulysses, sequence // ulysses)
+        groups = (CountedGroup() if size > 1 else None for size in sizes)
+        return cls(sequence, tensor, ulysses, 0, 0, *groups)
 
     @property
     def count(self) -> int:
@@ -102,7 +75,7 @@ class Mesh:
 
     @property
     def data_ranks(self) -> int:
-        """Places that read different data; the loss is the mean over them."""
+        """Number of ranks or groups of peers that read different data; the loss is the mean over them."""
         return self.replicate * self.shard
 
     @property
@@ -117,7 +90,7 @@ class Mesh:
 
     @property
     def peer_index(self) -> int:
-        """This rank's place among its peers. Peer 0 counts where something is to be counted once."""
+        """This rank's place among its peers. Peer 0 reports what is counted once per micro-batch."""
         return self.rank % self.num_peers
 
     @property
@@ -142,14 +115,25 @@ class Mesh:
         weights = init_device_mesh(world.device.type, axes, mesh_dim_names=names)
         return cls(replicate, shard, sequence, tensor, world.rank, config, weights)
 
-    def check_heads(self, heads: int) -> None:
-        """Raises `UserError` where `heads` attention heads cannot be shared as the config asks."""
+    def check_model(self, kind: type[Any], heads: int) -> None:
+        """Raises `UserError` where a denoiser class has no plan for these degrees or its heads do not divide."""
+        plan = kind.sequence_plan
+        if self.sequence > 1 and plan is None:
+            raise UserError(f"parallel.sequence = {self.sequence}: this model has no plan for it; choose 1")
+        if self.tensor > 1 and (kind.tensor_plan is None or plan is None):
+            raise UserError(f"parallel.tensor = {self.tensor}: this model has no plan for it; choose 1")
         if heads % self.tensor:
             raise UserError(
                 f"parallel.tensor = {self.tensor}: {heads} attention heads do not divide by it; "
                 f"choose one of {one_of(divisors(heads))}"
             )
         own = heads // self.tensor
+        needs_heads = plan is not None and not all(exchange.ring for exchange in plan.exchanges.values())
+        if needs_heads and own % self.sequence:
+            raise UserError(
+                f"parallel.sequence = {self.sequence}: {own} heads do not divide by it, as this model needs; choose "
+                f"one of {one_of(divisors(own))}"
+            )
         if self.config.sequence_attention == "ulysses" and own % self.sequence:
             beside = f" ({heads} / tensor {self.tensor})" if self.tensor > 1 else ""
             raise UserError(
@@ -157,20 +141,20 @@ class Mesh:
                 f'choose one of {one_of(divisors(own))}, or parallel.sequence_attention = "auto"'
             )
 
-    def neighbourhood(self, sequence: int) -> tuple[int, int]:
-        """Which of the `self.sequence / sequence` neighbourhoods of its data rank this rank belongs to at a smaller
+    def subgroup_place(self, sequence: int) -> tuple[int, int]:
+        """Which of the `self.sequence / sequence` subgroups of its data rank this rank belongs to at a smaller
         sequence degree, and its place among those `sequence * tensor` ranks."""
         return divmod(self.peer_index, sequence * self.tensor)
 
-    def neighbours(self, sequence: int, backend: str | None = None) -> dist.ProcessGroup | None:
-        """This rank's neighbourhood as a group of its own; None where it is alone. Collective over the world."""
+    def subgroup(self, sequence: int, backend: str | None = None) -> dist.ProcessGroup | None:
+        """This rank's subgroup as a group of its own; None where it is alone. Collective over the world."""
         block = sequence * self.tensor
         return _own_group([list(range(first, first + block)) for first in range(0, self.size, block)], backend)
 
     def token_peers(self, heads: int, sequence: int | None = None) -> TokenPeers:
         """The ranks that compute a micro-batch together at a sequence degree that divides the mesh's (default: it).
 
-        At a smaller degree d the sequence peers fall into `sequence / d` neighbourhoods, each with a micro-batch of its
+        At a smaller degree d the sequence peers fall into `sequence / d` subgroups, each with a micro-batch of its
         own. Collective over the world: every rank calls it with the same arguments, in the same order.
         """
         sequence = self.sequence if sequence is None else sequence
@@ -205,8 +189,8 @@ class Mesh:
         )
 
 
-def ulysses_degree(attention: Literal["auto", "ulysses", "ring"], sequence: int, heads: int) -> int:
-    """How many of `sequence` peers deal out `heads` heads among themselves; such groups pass keys round a ring."""
+def ulysses_degree(attention: str, sequence: int, heads: int) -> int:
+    """How many of `sequence` peers share `heads` heads by Ulysses; groups of so many form a ring."""
     return 1 if attention == "ring" else math.gcd(sequence, heads)
 
 
@@ -215,34 +199,3 @@ def _own_group(groups: list[list[int]], backend: str | None = None) -> dist.Proc
         return None
     own, _ = dist.new_subgroups_by_enumeration(groups, backend=backend)
     return own
-
-
-def resolve_degrees(config: ParallelConfig, size: int) -> tuple[int, ...]:
-    """(replicate, shard, sequence, tensor) as numbers. Raises `UserError` where they do not make `size` ranks."""
-    degrees = {axis: getattr(config, axis) for axis in AXES}
-    fixed = {axis: degree for axis, degree in degrees.items() if degree != "auto"}
-    free = next((axis for axis, degree in degrees.items() if degree == "auto"), None)
-    product = math.prod(fixed.values())
-    if free is not None and size % product == 0:
-        return tuple((degrees | {free: size // product}).values())
-    if free is None and product == size:
-        return tuple(degrees.values())
-    above_one = {axis: degree for axis, degree in fixed.items() if degree > 1} or fixed
-    said = " x ".join(f"parallel.{axis}" for axis in above_one)
-    numbers = " x ".join(str(degree) for degree in above_one.values())
-    if free is None:
-        others = product // fixed["shard"]
-        remedy = f'shard = {size // others} or "auto"' if size % others == 0 else "degrees whose product is that"
-        raise UserError(f"{said} = {numbers}: makes {product} ranks but {size} are running; choose {remedy}")
-    what = f"one of {one_of(divisors(size))}" if len(above_one) == 1 else "degrees of which it is a multiple"
-    raise UserError(f"{said} = {numbers}: {size} processes do not divide by {product}; choose {what}")
-
-
-def divisors(n: int) -> list[int]:
-    """Every number that divides n."""
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def one_of(values: list[int]) -> str:
-    """The values in words, for a sentence."""
-    return ", ".join(map(str, values))

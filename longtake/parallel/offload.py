@@ -1,8 +1,8 @@
-"""Host memory in which inputs of recomputed blocks wait for their backward, up to a bound in bytes.
+"""Offloading of activations: inputs of recomputed blocks are kept in host memory until backward, up to a limit.
 
-On CUDA a stream of its own carries them out while the next block computes, and back one block before they are needed;
-the host waits for nothing. The memory is one pinned piece, taken at first use and used again in every step. What finds
-no room stays on the device. On a CPU the copies are plain.
+On CUDA they are copied on a separate stream while the next block computes, and prefetched one block before they are
+needed. The memory is one pinned buffer, allocated at first use and reused in every step. What does not fit stays on the
+device. On a CPU the copies are plain.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.parallel.host import pin, unpin
+from longtake.parallel.host import host_memory
 
 _LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 _ALIGNMENT = 512
 
 
 class InputStore:
-    """Takes tensors that autograd saves to the host's memory and brings them back for backward."""
+    """Offloads tensors that autograd saves, and brings them back for backward."""
 
     def __init__(self, num_bytes: int, least_bytes: int = _LEAST_BYTES) -> None:
         self.room = Room(num_bytes)
@@ -31,12 +31,12 @@ class InputStore:
         self._memory: Tensor | None = None
         self._stream: torch.cuda.Stream | None = None
         self._now: weakref.ref[_Call] | None = None  # of the block that ran last
-        self._leaving: list[_Piece] = []  # of the last block: still on the device while they are copied
+        self._leaving: list[_StoredTensor] = []  # of the last block: still on the device while they are copied
 
     def takes(self, args: Iterable[Any]) -> torch.autograd.graph.saved_tensors_hooks:
-        """Inside `with`, those of `args` that are saved for backward, need gradients and are large wait on the host.
+        """Inside `with`, large tensors among `args` that need gradients are offloaded when autograd saves them.
 
-        For one block: what it is called with first is the block that is prefetched last.
+        One call per block, in the order of the forward, which prefetching runs through backwards.
         """
         for piece in self._leaving:
             piece.leave()
@@ -48,16 +48,17 @@ class InputStore:
             for arg in args
             if isinstance(arg, Tensor) and arg.requires_grad and arg.is_contiguous() and arg.nbytes >= self._least_bytes
         }
-        return torch.autograd.graph.saved_tensors_hooks(partial(self._put, call, chosen), _get)
+        put = partial(self._put, call, chosen)
+        return torch.autograd.graph.saved_tensors_hooks(put, lambda x: x.fetch() if isinstance(x, _StoredTensor) else x)
 
-    def _put(self, call: _Call, chosen: set[int], tensor: Tensor) -> Tensor | _Piece:
+    def _put(self, call: _Call, chosen: set[int], tensor: Tensor) -> Tensor | _StoredTensor:
         if tensor.untyped_storage()._cdata not in chosen or not tensor.is_contiguous():
             return tensor
         offset = self.room.take(tensor.nbytes)
         if offset is None:
             return tensor
         host = self._host(tensor.device)[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        piece = _Piece(call, tensor.detach(), host, self._stream)
+        piece = _StoredTensor(call, tensor.detach(), host, self._stream)
         weakref.finalize(piece, self.room.give_back, offset).atexit = False
         call.pieces.append(weakref.ref(piece))
         if self._stream is not None:
@@ -65,36 +66,39 @@ class InputStore:
         return piece
 
     def _host(self, device: torch.device) -> Tensor:
-        """All of the host's memory as bytes; pinned where the device is a GPU."""
+        """The whole buffer as bytes; pinned where the device is a GPU."""
         if self._memory is None:
-            said = f"model.grad_ckpt_buffer_size = {self.room.num_bytes}: the host has no memory of that size to"
+            key = f"model.grad_ckpt_buffer_size = {self.room.num_bytes}"
             try:
-                self._memory = torch.empty(self.room.num_bytes, dtype=torch.uint8)
+                self._memory, pinned = host_memory(self.room.num_bytes, device, self)
             except RuntimeError:
-                raise UserError(f"{said} give; choose fewer bytes (they are taken by every process)") from None
+                raise UserError(
+                    f"{key}: the host cannot allocate so much; choose fewer bytes (every process takes them)"
+                ) from None
+            if not pinned:
+                raise UserError(
+                    f"{key}: the host cannot pin so much; choose fewer bytes or raise the limit on locked memory"
+                )
             if device.type == "cuda":
-                if not pin(self._memory):
-                    raise UserError(f"{said} pin; choose fewer bytes or raise the limit on locked memory")
-                weakref.finalize(self, unpin, self._memory.data_ptr()).atexit = False
                 self._stream = torch.cuda.Stream(device)
         return self._memory
 
 
 class Room:
-    """Which ranges of a memory of `num_bytes` are taken: the first gap that is large enough is given out."""
+    """A first-fit allocator of ranges in a buffer of `num_bytes`."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self._taken: dict[int, int] = {}  # offset -> end
-        self.most_bytes = 0  # that were taken at once
+        self.most_bytes = 0  # peak of `used_bytes`
 
     @property
     def used_bytes(self) -> int:
-        """Bytes taken now, as asked for rounded up to whole lines."""
+        """Bytes allocated now, rounded up to the alignment."""
         return sum(end - offset for offset, end in self._taken.items())
 
     def take(self, num_bytes: int) -> int | None:
-        """The offset of a range that is free, or None where there is none."""
+        """The offset of a new range, or None where none fits."""
         size, start = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT, 0
         for offset, end in sorted(self._taken.items()):
             if offset - start >= size:
@@ -107,20 +111,20 @@ class Room:
         return start
 
     def give_back(self, offset: int) -> None:
-        """Frees the range that begins here."""
+        """Frees the range at this offset."""
         del self._taken[offset]
 
 
 class _Call:
-    """One forward of one block: what it stored, and the call before it, which backward comes to next."""
+    """One forward of one block: the tensors it stored, and the call before it, whose backward comes next."""
 
     def __init__(self, before: weakref.ref[_Call] | None) -> None:
         self.before = before
-        self.pieces: list[weakref.ref[_Piece]] = []
+        self.pieces: list[weakref.ref[_StoredTensor]] = []
 
 
-class _Piece:
-    """A tensor on the host, and on the device while it leaves or returns."""
+class _StoredTensor:
+    """An offloaded tensor; also on the device while a copy is under way."""
 
     def __init__(self, call: _Call, tensor: Tensor, host: Tensor, stream: torch.cuda.Stream | None) -> None:
         self.call, self._host, self._stream = call, host, stream
@@ -134,14 +138,14 @@ class _Piece:
             self._move(host, tensor)
 
     def _move(self, to: Tensor, source: Tensor) -> None:
-        """Starts a copy behind all that the compute stream was given so far."""
+        """Starts a copy, ordered after everything queued on the compute stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             to.copy_(source, non_blocking=True)
             self._moved = self._stream.record_event()
 
     def _wait(self) -> None:
-        """What the compute stream is given from here on comes after the copy."""
+        """Makes the compute stream wait for the copy."""
         if self._moved is not None:
             torch.cuda.current_stream(self._device).wait_event(self._moved)
             self._moved = None
@@ -152,7 +156,7 @@ class _Piece:
         self._here = None
 
     def come_back(self) -> None:
-        """Starts the way back, unless it is under way or the tensor has not gone yet."""
+        """Starts the copy back to the device, unless the tensor is there."""
         if self._here is None:
             self._here = torch.empty_like(self._host, device=self._device, pin_memory=False)
             if self._stream is None:
@@ -161,7 +165,7 @@ class _Piece:
                 self._move(self._here, self._host)
 
     def fetch(self) -> Tensor:
-        """The tensor on the device; the call before is prefetched."""
+        """The tensor on the device; those of the call before are prefetched."""
         self.come_back()
         self._wait()
         tensor, self._here = self._here, None
@@ -170,7 +174,3 @@ class _Piece:
             if (alive := piece()) is not None:
                 alive.come_back()
         return tensor
-
-
-def _get(kept: Tensor | _Piece) -> Tensor:
-    return kept.fetch() if isinstance(kept, _Piece) else kept

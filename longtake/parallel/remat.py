@@ -1,8 +1,8 @@
-"""Recomputing blocks in backward: what is kept from forward, and what is computed again.
+"""Activation recomputation (rematerialisation): which outputs of a block are kept for backward.
 
-A recomputed block keeps its input alone. With a budget it also keeps outputs of attention and of its linear layers,
-those that spare the most FLOPs for a byte first (selective recomputation, Korthikanti et al. 2022). Its input may wait
-in the host's memory (`offload`). Gradients stay the same, bit for bit where kernels repeat themselves.
+A recomputed block keeps only its input. With a budget it also keeps outputs of attention and linear layers, those that
+save the most FLOPs per byte first (selective recomputation, Korthikanti et al. 2022). Inputs may be offloaded to host
+memory (`offload`). Gradients are unchanged, bit for bit where kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -40,8 +40,6 @@ class Kept:
     attention: bool  # what attention gives, and the log-sum-exp of its scores
     products: frozenset[tuple[int, int]]  # (inputs, outputs) of the linear layers whose outputs are kept, on this rank
     layers: tuple[str, ...] = ()  # their names in one stream, in the order of their worth
-    products_width: int = 0  # numbers a token that these outputs have, on this rank
-    products_inputs: int = 0  # sum of inputs x outputs of these layers a token, on this rank: half their FLOPs
 
     def __bool__(self) -> bool:
         return self.attention or bool(self.products)
@@ -56,27 +54,25 @@ NOTHING = Kept(False, frozenset())
 def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -> Kept:
     """What the blocks of the list `blocks` of a model keep with a budget, at a tensor degree.
 
-    `budget`: share (0 ... 1) of all that attention and linear layers of such a block put out for its tokens. Attention
-    comes first, whose FLOPs grow with the tokens; then linear layers by their inputs, for an output of k inputs spares
-    2k FLOPs; of equal ones the narrower. Attention by `math`, `fa3` or `flex`, as the model's modules say, is always
-    computed again and leaves the budget to the others. Layers of one size are kept together or not at all. Layers that
-    do not run over tokens (`model.tensor_plan` does not name them) are left out of the sum.
+    `budget`: share (0 ... 1) of the outputs of attention and linear layers over tokens (those in `model.tensor_plan`).
+    Attention comes first, since its FLOPs grow with the tokens; then linear layers with most inputs, since an output of
+    k inputs saves 2k FLOPs; of equal ones the narrower. Attention by `math`, `fa3` or `flex` is always recomputed.
+    Layers of one size are kept together or not at all.
     """
     if not budget or not len(model.get_submodule(blocks)):
         return NOTHING
     sizes: dict[tuple[int, int], list[str]] = {}
     streams = set()
-    for pattern, split in model.tensor_plan.items():
+    for pattern, split in (model.tensor_plan or {}).items():
         for name, layer in matching(model, pattern):
             if name.startswith(f"{blocks}.0."):
                 column = split.kind == "column"
-                size = (
-                    layer.in_features // (1 if column else tensor),
-                    layer.out_features // (tensor if column else 1),
-                )
+                size = (layer.in_features // (1 if column else tensor), layer.out_features // (tensor if column else 1))
                 sizes.setdefault(size, []).append(name.removeprefix(f"{blocks}.0."))
                 streams.add(split.tokens)
-    attention = model.config.hidden_size // tensor
+    if not sizes:
+        return NOTHING
+    attention = type(model).heads(model.config) * model.config.head_dim // tensor
     widths = {size: size[1] * len(names) // len(streams) for size, names in sizes.items()}  # numbers a token
     left = budget * (attention + sum(widths.values())) * (1 + 1e-9)
     keeps = all(module.backend not in _ALWAYS_AGAIN for module in model.modules() if isinstance(module, Attention))
@@ -93,14 +89,12 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
         attention=keeps,
         products=frozenset(kept),
         layers=tuple(name for size in kept for name in sizes[size][: len(sizes[size]) // len(streams)]),
-        products_width=sum(widths[size] for size in kept),
-        products_inputs=sum(size[0] * widths[size] for size in kept),
     )
 
 
 def check_budget(budget: float, compiled: bool, num_peers: int) -> None:
-    """Raises `UserError` where blocks are compiled and `num_peers` ranks compute a micro-batch together: compilation
-    goes first then (see `remat_blocks`), and a compiled block keeps its input alone."""
+    """Raises `UserError` for a budget with compiled blocks of several peers: these are compiled before recomputation is
+    applied (see `remat_blocks`), so such a block can only keep its input."""
     if budget and compiled and num_peers > 1:
         raise UserError(
             f"model.grad_ckpt_budget = {budget:g}: compiled blocks of sequence or tensor peers cannot keep a part; "
@@ -111,14 +105,11 @@ def check_budget(budget: float, compiled: bool, num_peers: int) -> None:
 def remat_blocks(
     model: nn.Module, counts: Sequence[int], cut: TokenCut | None = None, budget: float = 0.0
 ) -> dict[str, Kept]:
-    """Lets the first `counts[i]` blocks of the model's i-th list forget their activations and compute them again in
-    backward: less memory for more time. `budget`: see `choose_kept`; the result says what is kept, by list.
+    """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns what is kept, by list.
 
-    Call it after `cut_model`, whose result is `cut`, and before `shard_model`. With peers it comes after compilation;
-    without, before it, so that the compiler sees what is kept. (In a compiled block whose insides it does not know,
-    selective recomputation would keep buffers that the compiler writes to again.)
-
-    Attention over a ring of peers is always computed again: its parts are as many as there are peers.
+    Call it after `cut_model`, whose result is `cut`, and before `shard_model`; with peers after compilation, without
+    before it, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep
+    buffers that the compiler reuses.) Attention over a ring of peers is always recomputed.
     """
     found = {}
     for name, count in zip(model.blocks, counts, strict=True):
@@ -130,7 +121,7 @@ def remat_blocks(
 
 
 def offload_inputs(model: nn.Module, counts: Sequence[int], store: InputStore) -> None:
-    """Lets the inputs of the recomputed blocks wait for backward in `store`. Call it after compilation."""
+    """Offloads the inputs of the recomputed blocks to `store` until backward. Call it after compilation."""
     for name, count in zip(model.blocks, counts, strict=True):
         for block in list(model.get_submodule(name))[:count]:
             block.forward = partial(_with_inputs_stored, block.forward, store)
@@ -161,33 +152,23 @@ def _contexts_of_peers(cut: TokenCut, kept: Kept) -> Contexts:
     if not kept:
         return nullcontext(), cut.captured()
     forward, again = _selective(kept.products)
-    return forward, _Both(cut.captured(), again)
+    return forward, cut.captured(again)
 
 
-class _Both:
-    """Two contexts entered as one, as often as need be."""
-
-    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
-        self._outer, self._inner = outer, inner
-
-    def __enter__(self) -> None:
-        self._outer.__enter__()
-        self._inner.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._inner.__exit__(*error)
-        self._outer.__exit__(*error)
+def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple[int, int] | None:
+    """What `Kept` calls the output of an operation, by its kind and sizes alone, so that forward and recomputation
+    agree; None where the output is of no kind that is ever kept."""
+    if operation in _ATTENTION:  # inside an autograd.Function, as of a ring, gradients are off: not kept
+        return "attention" if torch.is_grad_enabled() else None
+    if operation in _PRODUCTS:
+        first = _PRODUCTS[operation]
+        return args[first].shape[1], args[first + 1].shape[1]
+    return None
 
 
 def _policy(
     products: frozenset[tuple[int, int]], context: Any, operation: Any, *args: Any, **kwargs: Any
 ) -> CheckpointPolicy:
-    """Whether the output of an operation is kept: by its kind and sizes alone, so forward and recomputation agree."""
-    if operation in _ATTENTION:
-        # Inside an autograd.Function, as of a ring, gradients are off: those parts are not kept.
-        return CheckpointPolicy.MUST_SAVE if torch.is_grad_enabled() else CheckpointPolicy.PREFER_RECOMPUTE
-    if operation in _PRODUCTS:
-        first = _PRODUCTS[operation]
-        if (args[first].shape[1], args[first + 1].shape[1]) in products:
-            return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    key = kept_as(operation, args)
+    keeps = key == "attention" or key in products
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,8 +1,8 @@
-"""Ring attention: keys and values travel round a ring of ranks, each attends with its own queries (Liu et al. 2023).
+"""Ring attention: keys and values are passed round a ring of ranks, each with its own queries (Liu et al. 2023).
 
-Partial results are merged by their log-sum-exp in float32, so the result is that of whole attention; the backward makes
-the same round with gradients of keys and values as passengers, also in float32. While a block is computed the next one
-is under way. Shares may differ in length and be empty.
+Partial results are merged by their log-sum-exp in float32, so the result is that of full attention. In backward,
+float32 gradients of keys and values go round with them. Communication overlaps with computation. Shares may differ in
+length and be empty.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from longtake.models.attention import Backend
 from longtake.parallel.block_attention import attend_block, attend_block_backward
+from longtake.parallel.exchange import CountedGroup, Group, rank_in
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: dist.ProcessGroup, backend: Backend = "auto"
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: Group, backend: Backend = "auto"
 ) -> Tensor:
     """Attention over the tokens of all ranks of `group`: q, k, v [B, l, N, K] of own tokens -> [B, l, N, K].
 
@@ -40,16 +41,10 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Ten
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        lengths: list[int],
-        group: dist.ProcessGroup,
-        backend: Backend,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], group: Group, backend: Backend
     ) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, l, K]
-        rank, num = dist.get_rank(group), len(lengths)
+        rank, num = rank_in(group), len(lengths)
         keys = torch.stack([k, v])
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
@@ -74,10 +69,10 @@ class _Ring(torch.autograd.Function):
         if grad.stride(-1) != 1:
             grad = grad.contiguous()  # kernels ask for whole rows
         lengths, group, backend = ctx.lengths, ctx.group, ctx.backend
-        rank, num = dist.get_rank(group), len(lengths)
+        rank, num = rank_in(group), len(lengths)
         keys = torch.stack([k, v])
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        passengers = None  # gradients of the keys and values at hand, from the ranks they have visited
+        passengers = None  # gradients of the current keys and values, from the ranks they have visited
         for turn in range(num):
             coming = None
             if turn + 1 < num:
@@ -109,14 +104,17 @@ class _Transfer:
         return self._received
 
 
-def _pass_on(x: Tensor, tokens: int, group: dist.ProcessGroup, tag: int = 0) -> _Transfer:
+def _pass_on(x: Tensor, tokens: int, group: Group, tag: int = 0) -> _Transfer:
     """Starts sending x [2, B, N, l, K] to the next rank of the ring and receiving [2, B, N, tokens, K].
 
-    What is under way at the same time has tags of its own (where the backend knows tags: NCCL goes by order).
+    Concurrent transfers need different tags (where the backend has tags: NCCL goes by order).
     """
-    rank, num = dist.get_rank(group), dist.get_world_size(group)
     x = x.contiguous()
     received = x.new_empty(*x.shape[:3], tokens, x.shape[4])
+    if isinstance(group, CountedGroup):
+        group.sent += x.nbytes
+        return _Transfer([], x, received)
+    rank, num = dist.get_rank(group), dist.get_world_size(group)
     operations = []
     if x.numel():
         operations.append(dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % num, tag=tag))

@@ -1,28 +1,27 @@
-"""Sequence parallelism from a model's `sequence_plan`: tokens are cut after the embedders and collected at the end.
+"""Sequence parallelism from a model's `sequence_plan`: tokens are cut after the embedders and gathered at the end.
 
-Between the two, every layer sees its own tokens only; attention, the one place where tokens meet, exchanges them:
-Ulysses (DeepSpeed-Ulysses, Jacobs et al. 2023) deals heads out in return for tokens, and where there are more peers
-than heads, ring attention goes on from there. The model's code is left as it is: hooks cut and collect, and the
-attention submodule is replaced.
+In between, every layer sees only its rank's tokens; attention exchanges them: Ulysses (Jacobs et al. 2023) trades heads
+for tokens, combined with ring attention where there are more peers than heads. The model's code is unchanged: hooks cut
+and gather, and the attention submodule is replaced.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from longtake.models import Exchange
 from longtake.parallel.exchange import exchange, gather_output
 from longtake.parallel.ring import ring_attention
 from longtake.parallel.tokens import TokenCut
 
 
 def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
-    """Applies `model.sequence_plan`: from here on forwards of the peers of `cut` make up one forward."""
+    """Applies `model.sequence_plan`: from now on the peers of `cut` compute each forward together."""
     plan = model.sequence_plan
     modules = dict(model.named_modules())
     for name, dim in plan.split.items():
@@ -31,15 +30,29 @@ def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
     for name, tokens in plan.gather.items():
         entered = any(tokens in names for names in plan.entry.values())
         modules[name].register_forward_hook(partial(_collect_output, cut, tokens, entered))
-    for pattern in plan.attention:
+    for pattern, exchanged in plan.exchanges.items():
         for name, inner in matching(model, pattern):
-            model.set_submodule(name, PeerAttention(inner, cut, plan.joined))
+            model.set_submodule(name, AmongPeers(inner, cut, exchanged))
+    if plan.units:
+        model.register_forward_pre_hook(partial(_note_units, cut, plan.units))
 
 
-def matching(model: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
-    """The submodules whose names fit a pattern of a plan, in which `*` stands for a number."""
-    wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-    yield from [(name, module) for name, module in model.named_modules() if wanted.fullmatch(name)]
+def _note_units(cut: TokenCut, units: Mapping[str, str], model: nn.Module, args: Any) -> None:
+    sizes = type(model).units(model.config, tuple(args[0].shape[1:]))
+    cut.note_units({name: sizes[unit] for name, unit in units.items()})
+
+
+def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """The submodules whose names match a pattern of a plan, in which `*` is a number."""
+    found = [("", model)]
+    for part in pattern.split("."):
+        found = [
+            (f"{name}.{child}" if name else child, module)
+            for name, parent in found
+            for child, module in parent.named_children()
+            if child == part or (part == "*" and child.isdigit())
+        ]
+    return found
 
 
 def _cut_output(cut: TokenCut, name: str, dim: int, module: nn.Module, args: Any, out: Tensor) -> Tensor:
@@ -56,50 +69,56 @@ def _collect_output(cut: TokenCut, tokens: str, entered: bool, module: nn.Module
     return gather_output(out, cut.peer_sizes(tokens, entered), cut.peers.everyone)
 
 
-class PeerAttention(nn.Module):
-    """Attention of all peers' tokens to all peers' tokens, called with this rank's share: q, k, v [B, l, N, K].
+class AmongPeers(nn.Module):
+    """A submodule that mixes the tokens of all peers, such as attention, called with this rank's share (`Exchange`).
 
-    Any number of tokens: what travels is cut by the true lengths of the shares. Gradients flow through.
+    Shares may have any lengths. Differentiable.
     """
 
     _apart: ClassVar[Callable[..., Tensor] | None] = None  # left out of compiled code; one function for all blocks
 
-    def __init__(self, inner: nn.Module, cut: TokenCut, joined: tuple[str, ...]) -> None:
+    def __init__(self, inner: nn.Module, cut: TokenCut, exchanged: Exchange) -> None:
         super().__init__()
-        self.inner, self.joined = inner, joined
+        self.inner, self.exchanged = inner, exchanged
         self._cut = cut
-        if PeerAttention._apart is None:  # here, for it imports the compiler
-            PeerAttention._apart = staticmethod(torch.compiler.disable(PeerAttention._exchange_and_attend))
+        if AmongPeers._apart is None:  # here, for it imports the compiler
+            AmongPeers._apart = staticmethod(torch.compiler.disable(AmongPeers._exchange_and_run))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         if self._cut.peers.sequence == 1:
-            return self.inner(q, k, v)
-        return self._apart(self, q, k, v)
+            return self.inner(first, *others)
+        return self._apart(self, first, *others)
 
-    def _exchange_and_attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        peers = self._cut.peers
-        sizes = self._cut.joined_sizes(self.joined)
-        assert q.shape[1] == k.shape[1] == sizes[peers.sequence_index], f"{q.shape[1]} tokens, shares of {sizes}"
-        first = peers.sequence_index - peers.sequence_index % peers.ulysses
-        near = sizes[first : first + peers.ulysses]
+    def _exchange_and_run(self, first: Tensor, *others: Tensor) -> Tensor:
+        peers, own = self._cut.peers, self.exchanged
+        sizes = self._cut.joined_sizes(own.queries)
+        of_others = sizes if own.keys is None else self._cut.joined_sizes(own.keys)
+        for tensor, expected in ((first, sizes), *((one, of_others) for one in others)):
+            assert tensor.shape[1] == expected[peers.sequence_index], f"{tensor.shape[1]} tokens, shares of {expected}"
+        start = peers.sequence_index - peers.sequence_index % peers.ulysses
+        near, near_others = (of[start : start + peers.ulysses] for of in (sizes, of_others))
         if peers.ulysses > 1:
-            q, k, v = _tokens_for_heads(q, k, v, near, peers.ulysses_group)
+            if near == near_others:
+                first, *others = _tokens_for_heads((first, *others), near, peers.ulysses_group)
+            else:
+                (first,) = _tokens_for_heads((first,), near, peers.ulysses_group)
+                others = _tokens_for_heads(tuple(others), near_others, peers.ulysses_group)
         if peers.ring > 1:
-            lengths = [sum(sizes[i : i + peers.ulysses]) for i in range(0, peers.sequence, peers.ulysses)]
-            out = ring_attention(q, k, v, lengths, peers.ring_group, self.inner.backend)
+            lengths = [sum(of_others[i : i + peers.ulysses]) for i in range(0, peers.sequence, peers.ulysses)]
+            out = ring_attention(first, *others, lengths, peers.ring_group, self.inner.backend)
         else:
-            out = self.inner(q, k, v)
+            out = self.inner(first, *others)
         if peers.ulysses > 1:
-            out = _heads_for_tokens(out, near, peers.sequence_index - first, peers.ulysses_group)
+            out = _heads_for_tokens(out, near, peers.sequence_index - start, peers.ulysses_group)
         return out
 
 
-def _tokens_for_heads(q: Tensor, k: Tensor, v: Tensor, sizes: list[int], group: Any) -> tuple[Tensor, ...]:
-    """q, k, v [B, l, N, K] of own tokens -> [B, L, N / u, K]: the tokens of all u ranks, own heads. One exchange."""
+def _tokens_for_heads(tensors: Sequence[Tensor], sizes: list[int], group: Any) -> tuple[Tensor, ...]:
+    """[B, l, N, K] of own tokens -> [B, L, N / u, K]: the tokens of all u ranks, own heads. One exchange for all."""
     u = len(sizes)
-    rows = torch.stack([x.unflatten(2, (u, -1)) for x in (q, k, v)])  # [3, B, l, u, N / u, K]
-    rows = rows.permute(3, 2, 1, 0, 4, 5).flatten(0, 1)  # [u * l, B, 3, N / u, K]
-    rows = exchange(rows, [q.shape[1]] * u, sizes, group)
+    rows = torch.stack([x.unflatten(2, (u, -1)) for x in tensors])  # [n, B, l, u, N / u, K]
+    rows = rows.permute(3, 2, 1, 0, 4, 5).flatten(0, 1)  # [u * l, B, n, N / u, K]
+    rows = exchange(rows, [tensors[0].shape[1]] * u, sizes, group)
     return tuple(x.transpose(0, 1) for x in rows.unbind(2))
 
 

@@ -1,4 +1,4 @@
-"""Cutting a model over the mesh, and filling it in place without ever holding it whole.
+"""Distributing a model over the mesh, and initialising it without ever holding it whole.
 
 The order is: `cut_model` (sequence and tensor peers), compilation of blocks, `remat_blocks`, `shard_model` (FSDP2).
 """
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from longtake.models import initial_values
-from longtake.parallel.mesh import Mesh
+from longtake.parallel.mesh import Mesh, TokenPeers
 from longtake.parallel.sequence import cut_sequence
 from longtake.parallel.tensor import cut_layers
 from longtake.parallel.tokens import TokenCut
@@ -23,19 +23,24 @@ UNIT_PARAMETERS = 4_000_000  # 8 MB in bf16
 
 
 def cut_model(model: nn.Module, mesh: Mesh) -> TokenCut | None:
-    """Lets the peers of `mesh` compute one forward of `model` together, in place; None where there are no peers.
+    """Applies sequence and tensor parallelism over the peers of `mesh`, in place; None where there are no peers.
 
-    The model takes the same inputs on all peers and gives the same prediction on all; `model.sequence_plan` and
-    `model.tensor_plan` say where it is cut. Call it first, on any device. Collective. Raises `UserError` where the
-    model's heads or layers cannot be shared so.
+    The model then takes the same inputs and returns the same prediction on all peers; it is cut as its `sequence_plan`
+    and `tensor_plan` say. Call it first, on any device. Collective. Raises `UserError` where heads or layers do not
+    divide.
     """
     if mesh.num_peers == 1:
         return None
-    heads = model.config.num_heads
-    mesh.check_heads(heads)
-    cut = TokenCut(mesh.token_peers(heads))
+    heads = type(model).heads(model.config)
+    mesh.check_model(type(model), heads)
+    return cut_among(model, mesh.token_peers(heads))
+
+
+def cut_among(model: nn.Module, peers: TokenPeers) -> TokenCut:
+    """The same for peers that are known already, or that are counted alone (`TokenPeers.counted`)."""
+    cut = TokenCut(peers)
     cut_sequence(model, cut)
-    if mesh.tensor > 1:
+    if peers.tensor > 1:
         cut_layers(model, cut)
     return cut
 
@@ -43,22 +48,16 @@ def cut_model(model: nn.Module, mesh: Mesh) -> TokenCut | None:
 def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> None:
     """Shards each repeated block and the rest of `model` in place (FSDP2; HSDP where the mesh replicates).
 
-    Blocks of less than `UNIT_PARAMETERS` are gathered together with the rest: a gather of its own would cost more time
-    than the memory it saves is worth.
-
-    Parameters that train stay float32 (the masters), frozen ones as they are; forward and backward see them in
-    `compute_dtype`; gradients are summed in `parallel.reduce_dtype`. Inputs are not cast: timesteps reach the model in
-    float32 and it casts by itself.
+    Blocks of less than `UNIT_PARAMETERS` are gathered with the rest: a gather of their own costs too much time for the
+    memory it saves. Trained parameters stay float32 (masters), frozen ones keep their dtype; forward and backward use
+    `compute_dtype`; gradients are summed in `parallel.reduce_dtype`. Inputs are not cast: timesteps stay float32.
     """
     config = mesh.config
-    policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype, reduce_dtype=_REDUCE_DTYPES[config.reduce_dtype], cast_forward_inputs=False
-    )
-    offload = CPUOffloadPolicy() if offloads(mesh) else OffloadPolicy()
+    reduce_dtype = torch.bfloat16 if config.reduce_dtype == "bf16" else torch.float32
     options = {
         "mesh": mesh.weights,
-        "mp_policy": policy,
-        "offload_policy": offload,
+        "mp_policy": MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False),
+        "offload_policy": CPUOffloadPolicy() if offloads(mesh) else OffloadPolicy(),
         "reshard_after_forward": config.zero == 3,
     }
     units = []
@@ -76,9 +75,6 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
                 getattr(unit, prefetch)(order[i + 1 : i + 1 + depth])
 
 
-_REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
 def offloads(mesh: Mesh) -> bool:
     """Whether masters and optimizer live on the CPU while the model computes elsewhere; on a CPU they do anyway."""
     return mesh.config.cpu_offload and mesh.weights.device_type != "cpu"
@@ -91,13 +87,10 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise_sharded(model: nn.Module, device: torch.device, seed: int, given: Collection[str] = frozenset()) -> None:
-    """Materialises a model built on the meta device and fills it with its initial values.
+    """Materialises a model built on the meta device with its initial values; `given`: parameters that the caller fills.
 
-    `given`: parameters that the caller fills next, whatever they hold until then.
-
-    Each parameter is drawn whole on `device` from (seed, its name), this rank's part is kept and the rest freed, so
-    the values are the same on every mesh. (FSDP2's own random initialisation is not: each shard would hold the same
-    numbers.)
+    Each parameter is drawn whole on `device` from (seed, its name) and only this rank's part is kept, so the values are
+    the same on every mesh. (With FSDP2's own initialisation each shard would hold the same numbers.)
     """
     model.to_empty(device=device)
     parameters = dict(model.named_parameters())

@@ -1,14 +1,13 @@
-"""Tensor parallelism from a model's `tensor_plan`: the heads of attention and the width of the MLPs, shared by peers.
+"""Tensor parallelism from a model's `tensor_plan`: peers share the attention heads and the width of the MLPs.
 
-Inside a region, from a `column` layer to the next `row` layer, every peer has all tokens of its sequence share and its
-own heads or features; outside, each has its own tokens (sequence-parallel norms, Korthikanti et al. 2022): one gather
-on the way in, one reduce-scatter on the way out.
+In a region, from a `column` layer to the next `row` layer, every peer has all tokens of its sequence share and its own
+heads or features; elsewhere each has its own tokens (sequence-parallel norms, Korthikanti et al. 2022): an all-gather
+on the way in, a reduce-scatter on the way out.
 
-Weights are not stored by rows: every parameter stays one whole tensor, sharded over all peers like any other (FSDP),
-gathered before its block runs, and a peer computes with its own rows or columns of it. The memory at rest is the same,
-a checkpoint knows nothing of the degree, and layers that hold several things side by side need no layout of their own.
-Peers' gradients, zero outside their rows, are summed by the reduction that there is anyway. The price is a gathered
-block that is whole instead of a share, and its way through the node.
+Weights are not stored by rows: every parameter is sharded over all peers by FSDP, gathered whole before its block runs,
+and a peer computes with its rows or columns of it. Memory at rest is the same, checkpoints do not depend on the degree,
+and fused layers need no layout of their own. Peers' gradients, zero outside their rows, are summed by FSDP's reduction.
+The price is memory and bandwidth within the node for whole gathered blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
 
 Range = tuple[int, int]  # start, size
-Crossing = Callable[[Tensor], Tensor]  # the way into a region, or out of it
+Crossing = Callable[[Tensor], Tensor]  # the collective at the start or end of a region
 
 
 def cut_layers(model: nn.Module, cut: TokenCut) -> None:
@@ -40,13 +39,13 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
                 f"parallel.tensor = {peers.tensor}: needs a model with the block {name}; add blocks or choose 1"
             )
         model.get_submodule(name).register_forward_pre_hook(partial(_cut_arguments, cut, tokens))
-    entries: dict[tuple[nn.Module, tuple[str, ...]], _Entry] = {}
+    entries: dict[tuple[nn.Module, tuple[str, ...]], _RegionInput] = {}
     for pattern, split in model.tensor_plan.items():
         for name, layer in matching(model, pattern):
             assert isinstance(layer, nn.Linear), f"{name} is a {type(layer).__name__}"
             if isinstance(layer, FrozenLinear) and layer.kind is not None:
                 raise UserError(
-                    f'lora.base = "{layer.kind}": coded weights are not cut over tensor peers; choose "dense", or '
+                    f'lora.base = "{layer.kind}": quantised weights are not cut over tensor peers; choose "dense", or '
                     "parallel.tensor = 1 (parallel.sequence shares the tokens as well)"
                 )
             whole = layer.out_features if split.kind == "column" else layer.in_features
@@ -54,7 +53,7 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
             ranges = _own_ranges(name, sizes, peers.tensor, peers.tensor_index)
             if split.kind == "column":
                 parent = model.get_submodule(name.rpartition(".")[0])
-                entry = entries.setdefault((parent, split.tokens), _Entry(cut, split))
+                entry = entries.setdefault((parent, split.tokens), _RegionInput(cut, split))
                 entry.readers += 1
                 layer.forward = partial(_column, layer, ranges, torch.compiler.disable(entry.read))
             else:
@@ -63,7 +62,7 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
 
 
 def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:
-    """A peer's range of each part of a dim that holds parts of these sizes side by side."""
+    """A peer's range in each part of a dim that is a concatenation of parts of these sizes."""
     ranges, start = [], 0
     for size in sizes:
         if size % num:
@@ -76,15 +75,15 @@ def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[
     return tuple(ranges)
 
 
-class _Entry:
-    """The way into a region: the tokens of all peers, gathered once for the layers beside each other that read them."""
+class _RegionInput:
+    """A region's input: the tokens of all peers, gathered once for all parallel layers that read them."""
 
     def __init__(self, cut: TokenCut, split: TensorSplit) -> None:
         self.cut, self.split = cut, split
         self.readers = 0  # layers that read the same input
         self._input: Tensor | None = None
         self._gathered: Tensor | None = None
-        self._left = 0  # of them that have not read yet
+        self._left = 0  # of them that have yet to read it
 
     def read(self, x: Tensor) -> Tensor:
         """The tokens of all peers that belong to this peer's x."""
@@ -143,8 +142,8 @@ def _cut_arguments(cut: TokenCut, names: tuple[str, ...], module: nn.Module, arg
 class _PartOfLinear(torch.autograd.Function):
     """x W^T + b with ranges of W's rows and b (dim 0), or of W's columns (dim 1); gradients are whole, zero elsewhere.
 
-    What waits for backward is the whole weight, as in an ordinary linear layer: FSDP frees it in between, and would not
-    know of a copy of some rows.
+    The whole weight is saved for backward, as in an ordinary linear layer, since FSDP frees it in between but would not
+    free a copy of some rows.
     """
 
     @staticmethod

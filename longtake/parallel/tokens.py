@@ -1,61 +1,71 @@
-"""Which tokens of a micro-batch a rank has: a rule for shares of any length, and the lengths of this forward."""
+"""Which tokens of a micro-batch each rank has, for sequences of any length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from longtake.parallel.mesh import TokenPeers
 
 
-def share(whole: int, num: int, index: int) -> tuple[int, int]:
-    """(offset, size) of share `index` of `num`: contiguous, in order, sizes differ by one at most."""
-    base, extra = divmod(whole, num)
-    return index * base + min(index, extra), base + (index < extra)
+def share(whole: int, num: int, index: int, unit: int = 1) -> tuple[int, int]:
+    """(offset, size) of share `index` of `num`: contiguous, in order, of whole units; sizes differ by one at most."""
+    assert whole % unit == 0, f"{whole} tokens in units of {unit}"
+    base, extra = divmod(whole // unit, num)
+    return unit * (index * base + min(index, extra)), unit * (base + (index < extra))
 
 
 @dataclass(frozen=True)
-class _Forward:
-    """What is known of one forward: who computes it, and how many tokens each cut module gave before the cut."""
+class _CutState:
+    """The lengths of one forward: its peers, the tokens each cut module returned before the cut, and the tokens in a
+    unit, where that is not one."""
 
     peers: TokenPeers
     whole: Mapping[str, int]
+    units: Mapping[str, int]
 
 
 class TokenCut:
-    """How the tokens of the forward under way are cut. Tokens are shared by sequence peers first, then by tensor peers.
+    """How the tokens of the current forward are cut: over sequence peers first, then over tensor peers.
 
-    Layers ask it for lengths, since they cannot be read off a share: shares differ by a token. It holds those of the
-    last forward; `captured` brings back those of an earlier one, for what recomputation in backward needs.
+    Layers ask it for lengths, which cannot be read off a share, since shares differ by a token. It holds those of the
+    last forward; `captured` restores those of an earlier one for recomputation in backward.
     """
 
     def __init__(self, peers: TokenPeers) -> None:
-        self._now = _Forward(peers, {})
+        self._now = _CutState(peers, {}, {})
 
     @property
     def peers(self) -> TokenPeers:
-        """Who computes the micro-batch together."""
+        """The ranks that compute the micro-batch together."""
         return self._now.peers
 
     def use(self, peers: TokenPeers) -> None:
-        """The forwards from now on are made by `peers`."""
-        self._now = _Forward(peers, {})
+        """Makes `peers` compute the next forwards."""
+        self._now = _CutState(peers, {}, {})
 
     def note(self, name: str, tokens: int) -> None:
-        """The module `name` gave `tokens` tokens in this forward."""
+        """Records that the module `name` returned `tokens` tokens in this forward."""
         if self._now.whole.get(name) != tokens:
-            self._now = _Forward(self.peers, {**self._now.whole, name: tokens})
+            self._now = replace(self._now, whole={**self._now.whole, name: tokens})
+
+    def note_units(self, units: Mapping[str, int]) -> None:
+        """Records the tokens per unit of these modules: they are cut between units only."""
+        if self._now.units != units:
+            self._now = replace(self._now, units=units)
+
+    def _share(self, name: str, index: int) -> tuple[int, int]:
+        return share(self._now.whole[name], self.peers.sequence, index, self._now.units.get(name, 1))
 
     def sequence_share(self, name: str) -> tuple[int, int]:
         """(offset, size) of this rank's sequence share of the tokens of `name`."""
-        return share(self._now.whole[name], self.peers.sequence, self.peers.sequence_index)
+        return self._share(name, self.peers.sequence_index)
 
     def joined_sizes(self, names: Sequence[str]) -> list[int]:
         """Tokens of each sequence peer's share, all of `names` together."""
-        return [
-            sum(share(self._now.whole[name], self.peers.sequence, i)[1] for name in names)
-            for i in range(self.peers.sequence)
-        ]
+        return [sum(self._share(name, i)[1] for name in names) for i in range(self.peers.sequence)]
 
     def tensor_share(self, name: str) -> tuple[int, int]:
         """(offset, size) of this rank's part of its own sequence share of `name`."""
@@ -67,27 +77,30 @@ class TokenCut:
         return [tuple(share(whole, self.peers.tensor, i)[1] for whole in wholes) for i in range(self.peers.tensor)]
 
     def peer_sizes(self, name: str, entered: bool) -> list[int]:
-        """Tokens of `name` on every rank that takes part, in order; `entered`: cut among tensor peers too."""
+        """Tokens of `name` on every rank, in order; `entered`: cut among tensor peers too."""
         tensor = self.peers.tensor if entered else 1
-        sizes = [share(self._now.whole[name], self.peers.sequence, i)[1] for i in range(self.peers.sequence)]
+        sizes = [self._share(name, i)[1] for i in range(self.peers.sequence)]
         return [share(size, tensor, i)[1] for size in sizes for i in range(tensor)]
 
-    def captured(self) -> _Captured:
-        """The lengths as they are now; `with` it they are brought back, as often as need be."""
-        return _Captured(self, self._now)
+    def captured(self, inside: AbstractContextManager[Any] | None = None) -> _Captured:
+        """The lengths of this forward, as a reusable context that restores them; `inside`: one entered with it."""
+        return _Captured(self, self._now, inside or nullcontext())
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """Inside `with`, the cut is as it was."""
+    """Inside `with`, the cut has the lengths of an earlier forward."""
 
     cut: TokenCut
-    forward: _Forward
-    before: list[_Forward] = field(default_factory=list)
+    forward: _CutState
+    inside: AbstractContextManager[Any]
+    before: list[_CutState] = field(default_factory=list)
 
     def __enter__(self) -> None:
         self.before.append(self.cut._now)
         self.cut._now = self.forward
+        self.inside.__enter__()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self.inside.__exit__(*error)
         self.cut._now = self.before.pop()

@@ -1,4 +1,4 @@
-"""The processes of a run: joining them, leaving them, and the few collectives that carry no tensors of the model."""
+"""The processes of a run: how they are joined and left, and collectives on plain objects."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the processes of the run, and the device it computes on."""
+    """This process's rank among the processes of the run, and its device."""
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
-    local_size: int | None = None  # processes on this node; None where the launcher did not say
+    local_size: int | None = None  # processes on this node; None where unknown
+
+    @classmethod
+    def here(cls) -> World:
+        """The world of the default process group, for code that is not passed one; a single process without a group."""
+        if not dist.is_initialized():
+            return cls(0, 1, 0, torch.device("cpu"))
+        return cls(dist.get_rank(), dist.get_world_size(), 0, torch.device("cpu"))
 
     @property
     def is_main(self) -> bool:
@@ -49,31 +56,22 @@ class World:
     def on_main(self, action: Callable[[], T]) -> T:
         """Rank 0's result of `action` (a small plain object), on every rank.
 
-        What `action` raises is raised on every rank, so that none is left waiting for the others.
+        What `action` raises is raised on every rank, so that none is left waiting.
         """
-        outcome: tuple[Any, Exception | None] = (None, None)
-        if self.is_main:
-            try:
-                outcome = action(), None
-            except Exception as error:
-                if self.size == 1:
-                    raise
-                outcome = None, _portable(error)
-        result, error = self.broadcast(outcome)
+        result, error = _attempt(action) if self.is_main else (None, None)
+        received = self.broadcast((result, _portable(error)))
+        if not self.is_main:
+            result, error = received
         if error is not None:
             raise error
-        return result
+        return result  # type: ignore[return-value]
 
     def on_all(self, action: Callable[[], T]) -> T:
         """This rank's result of `action`, which every rank runs; the error of the lowest rank is raised on all."""
-        result, error = None, None
-        try:
-            result = action()
-        except Exception as found:
-            if self.size == 1:
-                raise
-            error = _portable(found)
-        for found in self.gather(error):
+        result, error = _attempt(action)
+        errors = self.gather(_portable(error))
+        errors[self.rank] = error  # the original keeps its traceback
+        for found in errors:
             if found is not None:
                 raise found
         return result  # type: ignore[return-value]
@@ -92,17 +90,24 @@ class World:
             dist.barrier()
 
     def free_memory(self) -> None:
-        """Gives the device back what models that nobody names any more hold: they refer to themselves in circles."""
+        """Frees the device memory of deleted models, which hold reference cycles."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _portable(error: Exception) -> Exception:
-    """The error as it can travel between processes: some classes do not survive pickling."""
+def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The error in a form that can be pickled."""
     if isinstance(error, UserError):
         return UserError(str(error))
-    return error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
+    return error if error is None or isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -146,7 +151,7 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         if size == 1 or not any(words in str(error) for words in _GLOO_LOST_PEER):
             raise
         raise UserError(
-            f"rank {rank}: {LOST_PEER}, because that one ended first; see what it said, mend that, and start again"
+            f"rank {rank}: {LOST_PEER}, which ended first; see its messages, mend the cause, and start again"
         ) from error
     finally:
         dist.destroy_process_group()
@@ -154,20 +159,20 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
 
 
 def _outlast_other_hosts() -> None:
-    """Keeps the processes of the first host for a moment longer than those of the others.
+    """Keeps the processes of the first host alive a little longer than those of the others.
 
-    torchrun there holds the store that the torchruns of all hosts meet in at the end. If it is not the last to come, it
-    may be gone before another one has its answer, which then prints a stack of 30 lines over a run that ended well.
+    torchrun there holds the store in which all hosts rendezvous at the end. If it exits before another host has its
+    answer, that one prints a traceback of 30 lines over a successful run.
     """
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1 and os.environ.get("GROUP_RANK") == "0":
         time.sleep(_LAST_HOST_SECONDS)
 
 
 def _store_of_restart(restart: int, timeout: datetime.timedelta) -> dict[str, Any]:
-    """A place of its own for each start of the processes in torchrun's store.
+    """A namespace in torchrun's store for each restart of the processes.
 
-    With a static rendezvous (`--master_addr`) the store outlives the processes, and those that come after them would
-    find the addresses of the dead.
+    With a static rendezvous (`--master_addr`) the store outlives the processes, so restarted ones would find stale
+    addresses.
     """
     store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
     return {"store": dist.PrefixStore(f"restart{restart}", store), "rank": rank, "world_size": size}

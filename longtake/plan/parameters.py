@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
+from longtake.models import block_counts, build_denoiser
 from longtake.parallel.shard import UNIT_PARAMETERS
+from longtake.plan.layout import PLAIN, Upkeep
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
-
-FP32 = 4
-EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code each, and a scale for 256 of them
-
-
-@dataclass(frozen=True)
-class Upkeep:
-    """What of the weights trains, and how those that do are kept."""
-
-    lora: LoraConfig | None = None
-    freeze: tuple[str, ...] = ()
-    train_only: tuple[str, ...] | None = None
-    master_bytes: int = FP32  # of a weight that trains, and of its gradient
-    moments_bytes: float = 2 * FP32  # of both moments of AdamW, a weight
-    moments_offloaded: bool = False  # to the host's memory
-    ema_offloaded: bool = False
-
-
-PLAIN = Upkeep()
 
 
 @dataclass(frozen=True)
 class Unit:
     """Weights that are gathered together: one block, or all that is not in such a block."""
 
-    kind: str  # "double", "single" or "rest"
     owned: int  # elements that train, of the fullest rank's shards
     frozen: int  # bytes of those that do not, likewise
     gathered: int  # elements of the whole unit in the compute dtype
@@ -55,88 +39,70 @@ class Weights:
     num_trained: int
     owned: int  # elements that train, of the fullest rank over the whole model
     frozen: int  # bytes of those that do not, likewise
-    widest_coded: int  # elements of the largest layer kept in fewer bits: it is decoded when it runs
 
 
 @lru_cache(maxsize=64)
-def count_weights(config: MMDiTConfig, shards: int, upkeep: Upkeep = PLAIN, compute_bytes: int = 2) -> Weights:
+def count_weights(config: Any, shards: int, upkeep: Upkeep = PLAIN, compute_bytes: int = 2) -> Weights:
     """Weights by unit when the first dim of each is cut into `shards` equal parts, rounded up, as FSDP2 does.
 
     The fullest rank is the first. Blocks of less than `UNIT_PARAMETERS` are gathered with the rest.
     """
-    parameters = _parameters(config, upkeep.lora, upkeep.freeze, upkeep.train_only, compute_bytes)
-    names = [("double", f"double_blocks.{i}.") for i in range(config.depth)]
-    names += [("single", f"single_blocks.{i}.") for i in range(config.depth_single_blocks)]
-    by_unit: dict[str, list[_Parameter]] = {prefix: [] for _, prefix in names} | {"": []}
-    for parameter in parameters:
-        prefix = ".".join(parameter.name.split(".")[:2]) + "."
-        by_unit[prefix if prefix in by_unit else ""].append(parameter)
-    for _, prefix in names:
-        if sum(p.elements for p in by_unit[prefix]) < UNIT_PARAMETERS:
-            by_unit[""] += by_unit.pop(prefix)
-    everything = _unit("rest", list(parameters), shards)
+    model = meta_model(config, upkeep, compute_bytes)
+    own, rest = [], dict(model.named_parameters())
+    for name in block_names(config):
+        block = {f"{name}.{part}": p for part, p in model.get_submodule(name).named_parameters()}
+        alone = sum(p.numel() for p in block.values()) >= UNIT_PARAMETERS
+        own.append(_unit(block.values() if alone else (), shards))
+        rest = {name: p for name, p in rest.items() if not alone or name not in block}
+    everything = _unit(model.parameters(), shards)
     return Weights(
-        blocks=tuple(_unit(kind, by_unit.get(prefix, []), shards) for kind, prefix in names),
-        rest=_unit("rest", by_unit[""], shards),
+        blocks=tuple(own),
+        rest=_unit(rest.values(), shards),
         num_parameters=_size(config),
         num_trained=everything.trained,
         owned=everything.owned,
         frozen=everything.frozen,
-        widest_coded=max((p.decoded for p in parameters), default=0),
     )
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    name: str
-    shape: tuple[int, ...]
-    itemsize: int
-    coded: bool  # integers that stand for weights
-    trained: bool
-    decoded: int  # elements that the codes stand for
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
+def block_names(config: Any) -> list[str]:
+    """The names of a denoiser's repeated blocks, in the order of the forward."""
+    return [f"{blocks}.{i}" for blocks, count in block_counts(config).items() for i in range(count)]
 
 
-def _unit(kind: str, parameters: list[_Parameter], shards: int) -> Unit:
-    def own(parameter: _Parameter) -> int:
-        return -(-parameter.shape[0] // shards) * math.prod(parameter.shape[1:])
+def _unit(parameters: Iterable[Tensor], shards: int) -> Unit:
+    parameters = list(parameters)
+
+    def own(p: Tensor) -> int:
+        shape = tuple(p.shape) or (1,)
+        return -(-shape[0] // shards) * math.prod(shape[1:])
 
     return Unit(
-        kind,
-        owned=sum(own(p) for p in parameters if p.trained),
-        frozen=sum(own(p) * p.itemsize for p in parameters if not p.trained),
-        gathered=sum(p.elements for p in parameters if not p.coded),
-        codes=sum(p.elements * p.itemsize for p in parameters if p.coded),
-        trained=sum(p.elements for p in parameters if p.trained),
+        owned=sum(own(p) for p in parameters if p.requires_grad),
+        frozen=sum(own(p) * p.element_size() for p in parameters if not p.requires_grad),
+        gathered=sum(p.numel() for p in parameters if p.is_floating_point()),
+        codes=sum(p.nbytes for p in parameters if not p.is_floating_point()),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
     )
 
 
 @lru_cache(maxsize=16)
-def _size(config: MMDiTConfig) -> int:
+def _size(config: Any) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in build_denoiser(config).parameters())
 
 
-@lru_cache(maxsize=16)
-def _parameters(
-    config: MMDiTConfig,
-    lora: LoraConfig | None,
-    freeze: tuple[str, ...],
-    train_only: tuple[str, ...] | None,
-    compute_bytes: int,
-) -> tuple[_Parameter, ...]:
-    """The parameters of the model as it trains, adapters and all. Raises `UserError` as the run would."""
+def meta_model(config: Any, upkeep: Upkeep, compute_bytes: int) -> nn.Module:
+    """The model as it trains, adapters and all, on the meta device: to be looked at and not changed. Raises `UserError`
+    as the run would."""
+    return _meta_model(config, upkeep.lora, upkeep.freeze, upkeep.train_only, compute_bytes)
+
+
+@lru_cache(maxsize=4)
+def _meta_model(config: Any, lora: Any, freeze: Any, train_only: Any, compute_bytes: int) -> nn.Module:
     with torch.device("meta"):
         model = build_denoiser(config)
-        run = SystemConfig.model_construct(model=config, lora=lora, freeze=freeze, train_only=train_only)
-        choose_trained(model, run, torch.bfloat16 if compute_bytes == 2 else torch.float32)
-    found = []
-    for name, p in model.named_parameters():
-        coded = not p.is_floating_point()
-        layer = model.get_submodule(name.rpartition(".")[0])
-        decoded = layer.in_features * layer.out_features if coded else 0
-        found.append(_Parameter(name, tuple(p.shape) or (1,), p.element_size(), coded, p.requires_grad, decoded))
-    return tuple(found)
+        if lora is not None or freeze or train_only is not None:
+            run = SystemConfig.model_construct(model=config, lora=lora, freeze=freeze, train_only=train_only)
+            choose_trained(model, run, torch.bfloat16 if compute_bytes == 2 else torch.float32)
+    return model

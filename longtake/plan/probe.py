@@ -8,8 +8,8 @@ measures the mesh of the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,9 @@ from torch import nn
 
 from longtake.contracts import Bucket, UserError
 from longtake.data import EncoderFacts
+from longtake.models import example_conditions
 from longtake.parallel import BucketPeers, Mesh, World
-from longtake.plan.run import EntryPlan, RunPlan
+from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
 from longtake.system import System, SystemConfig, build_system
 
 _TRIES = 6  # steps that are measured for one entry
@@ -84,10 +85,22 @@ def probe_entries(plan: RunPlan, measure: Measure, memory_told: bool = True) -> 
     return tuple(Probed(*facts, suggested_batch=_suggested(facts[3], limit)) for facts in found)
 
 
+def as_measured(plan: RunPlan, probed: Sequence[Probed]) -> RunPlan:
+    """The plan with its step and stage by measured micro-batches, those of each entry at the batch size nearest to its
+    own; encoding and the update are as forecast."""
+    factors = {}
+    for one in probed:
+        bucket, timed = one.entry.bucket, [step for step in one.tries if step.seconds is not None]
+        for step in sorted(timed, key=lambda step: abs(step.batch - bucket.batch_size))[:1]:
+            time = plan.work.time(bucket, plan.layout, plan.machine, step.batch)
+            factors[bucket.resolution, bucket.num_frames] = step.seconds / (time.seconds - time.encoding)
+    return replace(plan, forecast=forecast_stage(plan.work, plan.layout, plan.machine, plan.report, factors))
+
+
 def _search(
     run: Callable[[int], Measured], forecast: Callable[[int], int], first: int, usable_bytes: int
 ) -> Iterator[Measured]:
-    """Steps at batch sizes around the largest that fits: the formula, corrected by what was measured, says where."""
+    """Steps at batch sizes around the largest that fits: the forecast, corrected by what was measured, says where."""
     low, high, batch = 0, None, first  # the largest that fits and the smallest that does not, so far
     for _ in range(_TRIES):
         step = run(batch)
@@ -139,13 +152,15 @@ class ProbeStep:
         config = self._config
         model = config.model.model_copy(update={"from_pretrained": None})
         lora = None if config.lora is None else config.lora.model_copy(update={"from_pretrained": None})
-        text = torch.zeros(1, config.t5.max_length, config.model.context_in_dim)
-        empty = {"text": text, "vector": torch.zeros(1, config.model.vec_in_dim)}
-        facts = EncoderFacts(config.ae.latent, config.t5.max_length, empty)
+        length = config.text_length
+        empty = example_conditions(config.model, config.ae.latent(1, *2 * [config.size_divisor]), length)
+        facts = EncoderFacts(config.ae.latent, length, dict(empty))
         bare = config.model_copy(update={"model": model, "lora": lora})
         self.system: System = build_system(bare, self._mesh, self.world, facts)
         degrees = self.plan.work.degrees(self.plan.layout)
-        self.peers = BucketPeers.create(self._mesh, degrees, self.system.cut, config.model.num_heads)
+        self.peers = BucketPeers.create(
+            self._mesh, degrees, self.system.cut, type(self.system.denoiser).heads(config.model)
+        )
         self._update = self._make_update(self.system.denoiser)
         self._warm = False
 
@@ -183,17 +198,11 @@ class ProbeStep:
         system, device = self.system, self.world.device
         self.peers.use(self.peers.degree(bucket))
         shape = system.latent(*bucket.shape)
-        conditions = system.embed_empty()
-        several = {
-            name: None if tensor is None else tensor.expand(batch, *tensor.shape[1:])
-            for name, tensor in (("text", conditions.text), ("vector", conditions.vector))
-        }
-        several["guidance"] = None if conditions.guidance is None else conditions.guidance.expand(batch)
-        conditions = type(conditions)(**several)
+        conditions = system.example_conditions(bucket.shape, batch)
         for _ in range(min(2, self.plan.layout.micro_batches)):
             start = self._now()
             x, target = (torch.randn(batch, *shape, device=device) for _ in range(2))
-            prediction = system.denoiser(x, torch.rand(batch, device=device), system.blank_visual(conditions, x))
+            prediction = system.denoiser(x, torch.rand(batch, device=device), conditions)
             (prediction.float() - target).square().mean().backward()
             del prediction, x, target
             seconds = self._now() - start

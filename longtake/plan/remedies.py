@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from operator import mul
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT
-from longtake.parallel.mesh import divisors
-from longtake.plan.memory import Layout, block_activations
-from longtake.plan.parameters import EIGHT_BIT_BYTES, Upkeep
+from longtake.models import block_counts
+from longtake.parallel.config import divisors
+from longtake.plan.blocks import count_blocks
+from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
+from longtake.plan.machine import Machine
+from longtake.plan.parameters import block_names
 from longtake.plan.run import EntryPlan, RunPlan, Work
-from longtake.plan.speed import Machine, update_seconds
+from longtake.plan.speed import update_seconds
 
 _BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _GIB = 2**30
@@ -26,6 +31,7 @@ class Remedy:
     same_steps: bool  # whether the run makes the same steps as before, sample for sample
 
 
+@lru_cache(maxsize=4)
 def find_remedies(plan: RunPlan) -> list[Remedy]:
     """Changes that make a run fit, the cheapest first; those that leave its steps as they are before the others.
 
@@ -89,7 +95,7 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     yield from single
     if any(_fits(plan.work, changed, plan.machine, worst) for _, changed in single):
         return
-    everything = (plan.work.model.depth, plan.work.model.depth_single_blocks)
+    everything = _all_blocks(plan)
     most = replace(layout, remat=everything, budget=0.0, zero=3, shard=layout.data_ranks, replicate=1)
     words = f"model.grad_ckpt_settings = {everything}"
     if layout.budget:
@@ -134,8 +140,8 @@ def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tup
 
 def _budgets(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     """All blocks recomputed, and the largest budget of what they keep that fits."""
-    everything = (plan.work.model.depth, plan.work.model.depth_single_blocks)
-    is_set = plan.layout.remat[0] >= everything[0] and plan.layout.remat[1] >= everything[1]
+    everything = _all_blocks(plan)
+    is_set = all(own >= count for own, count in zip(_recomputed(plan), everything, strict=True))
     for budget in _BUDGETS:
         changed = replace(plan.layout, remat=everything, budget=budget)
         if (not is_set or budget < plan.layout.budget) and _fits(plan.work, changed, plan.machine, plan.misfits):
@@ -149,8 +155,8 @@ def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[
     most = 0
     for entry in plan.misfits:
         own = layout.at_degree(plan.work.degree(entry.bucket, layout))
-        size = block_activations(plan.work.model, "single", plan.work.micro_batch(entry.bucket), own).input
-        most = max(most, sum(layout.remat) * size)
+        blocks = count_blocks(plan.work.model, plan.work.micro_batch(entry.bucket), own).blocks
+        most = max(most, int(sum(layout.remat) * max(block.input for block in blocks)))
     for num_bytes in sorted({-(-most * part // (4 * _GIB)) * _GIB for part in (1, 2, 3, 4)}):
         changed = replace(layout, buffer_bytes=num_bytes)
         if num_bytes > layout.buffer_bytes and _fits(plan.work, changed, plan.machine, plan.misfits):
@@ -171,17 +177,24 @@ def _lighter_upkeep(layout: Layout) -> Iterator[tuple[str, Upkeep]]:
         yield "optim.offload = True", replace(upkeep, moments_offloaded=True)
 
 
-def _remat_counts(plan: RunPlan) -> list[tuple[int, int]]:
+def _all_blocks(plan: RunPlan) -> tuple[int, ...]:
+    return tuple(block_counts(plan.work.model).values())
+
+
+def _recomputed(plan: RunPlan) -> tuple[int, ...]:
+    """Blocks of each list that are computed again as it is."""
+    return plan.layout.remat or (0,) * len(_all_blocks(plan))
+
+
+def _remat_counts(plan: RunPlan) -> list[tuple[int, ...]]:
     """More blocks to compute again than now, the cheapest first."""
-    model, longest = plan.work.model, max(plan.entries, key=lambda entry: entry.tokens)
-    double, single = MMDiT.block_flops(model, longest.latent_shape, plan.work.text_tokens)
-    least_doubles, least_singles = plan.layout.remat
-    counts = [
-        (doubles, singles)
-        for doubles in range(least_doubles, model.depth + 1)
-        for singles in range(least_singles, model.depth_single_blocks + 1)
-    ]
-    return sorted(counts, key=lambda pair: pair[0] * double + pair[1] * single)[1:]
+    work, longest = plan.work, max(plan.entries, key=lambda entry: entry.tokens)
+    counted = count_blocks(work.model, work.micro_batch(longest.bucket), plan.layout.at_degree(longest.sequence))
+    names = block_names(work.model)
+    flops = {name.rpartition(".")[0]: block.flops for name, block in zip(names, counted.blocks, strict=True)}
+    costs = [flops.get(name, 0.0) for name in block_counts(work.model)]
+    ranges = (range(least, most + 1) for least, most in zip(_recomputed(plan), _all_blocks(plan), strict=True))
+    return sorted(product(*ranges), key=lambda counts: sum(map(mul, counts, costs)))[1:]
 
 
 def _fewer_data_ranks(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtake.durable import write_whole
-from longtake.plan.kept import kept_by_blocks
-from longtake.plan.parameters import FP32
-from longtake.plan.probe import Probed
+from longtake.models import block_counts
+from longtake.plan.blocks import kept_by_lists
+from longtake.plan.layout import FP32
 from longtake.plan.remedies import find_remedies, gib, pace
 from longtake.plan.run import EntryPlan, RunPlan
+
+if TYPE_CHECKING:
+    from longtake.plan.probe import Probed
 
 PART_NAMES = {
     "weights": "weights",
@@ -41,7 +44,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
             "sequence": layout.sequence,
             "tensor": layout.tensor,
             "zero": layout.zero,
-            "remat": list(layout.remat),
+            "remat": list(layout.remat) or [0] * len(block_counts(plan.work.model)),
             "remat_budget": layout.budget,
             "remat_buffer_bytes": layout.buffer_bytes,
             "offload": layout.offload,
@@ -65,6 +68,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
             "seconds_per_pass": forecast.seconds_per_pass,
             "steps": forecast.steps,
             "step_seconds": forecast.step_seconds,
+            "measured": forecast.measured,
             "days": forecast.days,
             "gpu_hours": forecast.gpu_hours,
         },
@@ -144,10 +148,12 @@ def layout_words(plan: RunPlan) -> str:
     parts = [f"{name} {getattr(layout, name)}" for name in degrees if getattr(layout, name) > 1]
     if plan.degrees_differ:
         parts.append(f"{layout.sequence} / sequence micro-batches of a bucket side by side")
-    parts += [f"zero {layout.zero}", f"remat {layout.remat[0]} double + {layout.remat[1]} single blocks"]
+    lists = block_counts(work.model)
+    counts = zip(layout.remat or (0,) * len(lists), lists, strict=True)
+    parts += [f"zero {layout.zero}", f"remat {' + '.join(f'{n} {_short(name)}'.strip() for n, name in counts)} blocks"]
     if any(layout.remat) and layout.budget:
-        kept = kept_by_blocks(work.model, layout.budget, layout.tensor)
-        words = "; ".join(f"{kind}: {of or 'nothing'}" for kind, of in kept.items())
+        kept = kept_by_lists(work.model, layout.budget, layout.tensor)
+        words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
         parts.append(f"budget {layout.budget:g} keeps {words}")
     if layout.buffer_bytes:
         parts.append(f"inputs of recomputed blocks in {gib(layout.buffer_bytes)} of host memory")
@@ -156,6 +162,11 @@ def layout_words(plan: RunPlan) -> str:
     parts += _upkeep_words(plan)
     parts.append(f"{layout.micro_batches} micro-batch" + ("es" if layout.micro_batches > 1 else "") + " a rank a step")
     return ", ".join(parts)
+
+
+def _short(blocks: str) -> str:
+    """What a list of blocks is called beside the word "blocks"."""
+    return blocks.removesuffix("blocks").rstrip("_")
 
 
 def _upkeep_words(plan: RunPlan) -> list[str]:
@@ -177,7 +188,7 @@ def _upkeep_words(plan: RunPlan) -> list[str]:
 def stage_words(plan: RunPlan) -> str:
     """Time and price of the stage in one line."""
     forecast = plan.forecast
-    mean = f"step {forecast.step_seconds:.3g} s"
+    mean = f"step {forecast.step_seconds:.3g} s" + (" as measured" if forecast.measured else "")
     if plan.report is None:
         mean += " (every entry of the bucket table equally often)"
     elif forecast.steps_per_pass:
@@ -197,8 +208,9 @@ def assumed_words(plan: RunPlan) -> str:
         f"assumed, not measured: kernels reach {machine.efficiency:.0%} of {machine.gpu.peak_flops / 1e12:g} TFLOP/s "
         f"(--efficiency), transfers {machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s within a node "
         f"and of {network} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
-        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); data loading and "
-        "waiting for slower ranks take no time"
+        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); the host starts a kernel in "
+        f"{machine.launch * 1e6:g} us; data loading takes no time, and micro-batches side by side are of like length "
+        "(dataset.balance)"
     )
 
 

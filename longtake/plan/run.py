@@ -2,71 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from longtake.buckets import BucketReport, BucketRule, OrderInputs, plan_pass
+from longtake.buckets import BucketLaw, BucketReport, OrderInputs, plan_pass
 from longtake.contracts import Bucket, LatentShape, UserError
-from longtake.data import DatasetConfig, open_clips, order_columns
-from longtake.encoders import AutoencoderConfig, EncodeCost, PooledEncoderConfig, TextEncoderConfig, build_autoencoder
-from longtake.models import LoraConfig, MMDiTConfig, token_grid
-from longtake.parallel import (
-    Entry,
-    Mesh,
-    ParallelConfig,
-    bucket_degrees,
-    check_bucket_sequence,
-    check_budget,
-    resolve_degrees,
-)
-from longtake.plan.memory import Layout, Memory, MicroBatch, encoding_bytes, forecast_memory
-from longtake.plan.parameters import EIGHT_BIT_BYTES, FP32, Upkeep, Weights, count_weights
-from longtake.plan.speed import Machine, MicroBatchTime, forecast_time, update_seconds
+from longtake.data import open_clips, order_columns
+from longtake.encoders import EncodeCost, build_autoencoder
+from longtake.models import denoiser_class
+from longtake.parallel import EntryKey, Mesh, bucket_degrees, check_bucket_sequence, check_budget, resolve_degrees
+from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
+from longtake.plan.machine import Machine
+from longtake.plan.memory import Memory, forecast_memory
+from longtake.plan.parameters import Weights, count_weights
+from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
 from longtake.system.encoders import encoder_bytes, encoding_costs
 
+RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
 _DAY_SECONDS = 86400
 _ROUNDING = 1e-9  # by which a time may pass a limit that it was computed from
 _MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
-
-
-class PlannedOptimizer(Protocol):
-    """What a plan reads of how an optimizer keeps its states."""
-
-    states: str
-    offload: bool
-
-
-class PlannedRun(Protocol):
-    """What a plan reads of a training run's config."""
-
-    model: MMDiTConfig
-    ae: AutoencoderConfig
-    t5: TextEncoderConfig
-    clip: PooledEncoderConfig
-    lora: LoraConfig | None
-    freeze: tuple[str, ...]
-    train_only: tuple[str, ...] | None
-    master_dtype: str
-    optim: PlannedOptimizer
-    ema_offload: bool
-    parallel: ParallelConfig
-    compile: bool
-    dtype: str
-    seed: int
-    compat: str | None
-    size_divisor: int
-    dataset: DatasetConfig
-    bucket_config: Mapping[str, Mapping[int, Any]]
-    ema_decay: float | None
-    accumulation_steps: int
-    slots_per_step: int | None
-    epochs: int
-    max_steps: int | None
 
 
 @dataclass(frozen=True)
@@ -110,6 +69,7 @@ class Forecast:
     steps: int | None  # of the stage: `max_steps`, or all passes
     step_seconds: float  # mean over the micro-batches of a pass; over the entries alike where it is not known
     gpus: int
+    measured: bool  # whether micro-batches are as measured
 
     @property
     def days(self) -> float | None:
@@ -122,65 +82,56 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Work:
-    """A run as the formulas see it: everything that does not depend on how it is laid out over GPUs."""
+    """A run as a plan sees it: everything that does not depend on how it is laid out over GPUs."""
 
-    config: PlannedRun
-    rule: BucketRule
+    config: RunConfig
+    rule: BucketLaw
     latent: LatentShape
     text_tokens: int
     encoder_bytes: int  # of frozen weights on one GPU
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what was computed before
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
     @property
-    def model(self) -> MMDiTConfig:
+    def model(self) -> Any:
+        """The denoiser's section."""
         return self.config.model
 
     @cached_property
     def entries(self) -> tuple[Bucket, ...]:
         """Each entry of the bucket table that clips can take, at the ratio with the most tokens."""
-        reachable = {
-            (resolution.name, entry.num_frames)
-            for resolution in self.rule.resolutions
-            for entry in resolution.entries
-            if entry.reachable
-        }
         largest: dict[tuple[str, int], Bucket] = {}
         for bucket in self.rule.buckets:
             key = bucket.resolution, bucket.num_frames
-            if key in reachable and (key not in largest or self.tokens(bucket) > self.tokens(largest[key])):
+            if key in self.rule.entries and (key not in largest or self.tokens(bucket) > self.tokens(largest[key])):
                 largest[key] = bucket
         return tuple(largest.values())
 
     def tokens(self, bucket: Bucket) -> int:
         """Video tokens of one sample."""
-        return prod(token_grid(self.latent(*bucket.shape)[1:], self.model.patch_size))
+        tokens = denoiser_class(self.model).tokens
+        return self._once(bucket.shape, lambda: tokens(self.model, self.latent(*bucket.shape)))
 
-    def micro_batch(self, bucket: Bucket, batch: int | None = None, peers: int = 1) -> MicroBatch:
-        """The sizes of one micro-batch of a bucket, of its own batch size where none is given, shared by so many."""
-        channels, frames, height, width = self.latent(*bucket.shape)
-        time, rows, columns = bucket.shape
+    def micro_batch(self, bucket: Bucket, batch: int | None = None, encoders_of: int = 0) -> MicroBatch:
+        """The sizes of one micro-batch of a bucket, of its own batch size where none is given.
+
+        encoders_of: peers that encode it together; 0: encoding is left out.
+        """
         batch = bucket.batch_size if batch is None else batch
-        costs = self.encoding(bucket.shape, batch)
-        return MicroBatch(
-            batch=batch,
-            video_tokens=self.tokens(bucket),
-            text_tokens=self.text_tokens,
-            latent_numbers=channels * frames * height * width,
-            pixel_numbers=3 * time * rows * columns,
-            autoencoder_bytes=costs["ae"].num_bytes,
-            text_bytes=max(costs["t5"].rank_bytes(peers), costs["clip"].rank_bytes(peers)),
-        )
+        most = 0
+        if encoders_of:
+            most = max(cost.rank_bytes(encoders_of) for cost in self.encoding(bucket.shape, batch).values())
+        return MicroBatch(batch, self.latent(*bucket.shape), self.text_tokens, most)
 
-    def encoding(self, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
+    def encoding(self, shape: tuple[int, int, int], batch: int) -> Mapping[str, EncodeCost]:
         """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""
         if _stores_all(self.config):
-            return dict.fromkeys(("ae", "t5", "clip"), EncodeCost())
-        if (shape, batch) not in self._encodings:
-            self._encodings[shape, batch] = encoding_costs(self.config, shape, batch)
-        return self._encodings[shape, batch]
-
-    @cached_property
-    def _encodings(self) -> dict[tuple[tuple[int, int, int], int], dict[str, EncodeCost]]:
-        return {}
+            return {"": EncodeCost()}
+        return self._once((shape, batch), lambda: encoding_costs(self.config, shape, batch))
 
     def encoder_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
         """Of the rank with most to do among so many that share a micro-batch; none where latents come from a store."""
@@ -189,11 +140,15 @@ class Work:
         costs = self.encoding(bucket.shape, batch)
         return sum(cost.rank_flops(ranks) for cost in costs.values())
 
-    def degrees(self, layout: Layout) -> dict[Entry, int]:
+    def degrees(self, layout: Layout) -> dict[EntryKey, int]:
         """The sequence degree of every entry of the bucket table, at the batch sizes as written."""
         parallel = self.config.parallel.model_copy(update={"bucket_sequence": layout.bucket_sequence})
-        buckets = self.rule.buckets
-        return bucket_degrees(parallel, layout.sequence, buckets, lambda one: self.tokens(one) + self.text_tokens)
+
+        def length(bucket: Bucket) -> int:
+            return self.tokens(bucket) + self.text_tokens
+
+        key = layout.sequence, str(layout.bucket_sequence)
+        return self._once(key, lambda: bucket_degrees(parallel, layout.sequence, self.rule.buckets, length))
 
     def degree(self, bucket: Bucket, layout: Layout) -> int:
         """The sequence degree of one of them."""
@@ -211,24 +166,21 @@ class Work:
         encodes: False leaves encoders out, their weights and activations.
         """
         own = layout.at_degree(self.degree(bucket, layout))
-        sizes = self.micro_batch(bucket, batch, own.sequence * own.tensor)
-        if not encodes:
-            sizes = replace(sizes, autoencoder_bytes=0, text_bytes=0)
+        sizes = self.micro_batch(bucket, batch, own.peers if encodes else 0)
         return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0)
 
     def encoding_bytes(self, bucket: Bucket, layout: Layout) -> int:
         """Bytes of activations while a micro-batch of this bucket is encoded."""
-        return encoding_bytes(self.micro_batch(bucket, peers=self.degree(bucket, layout) * layout.tensor))
+        sizes = self.micro_batch(bucket, encoders_of=self.degree(bucket, layout) * layout.tensor)
+        return sizes.encoding_bytes + sizes.latent_bytes
 
     def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
         """Time of one micro-batch of this bucket, and of those that run beside it."""
-        own, latent_shape = layout.at_degree(self.degree(bucket, layout)), self.latent(*bucket.shape)
-        sizes = self.micro_batch(bucket, batch)
-        encoder_flops = self.encoder_flops(bucket, sizes.batch, own.sequence * own.tensor)
-        return forecast_time(self.model, latent_shape, sizes, own, machine, encoder_flops)
+        own, sizes = layout.at_degree(self.degree(bucket, layout)), self.micro_batch(bucket, batch)
+        return forecast_time(self.model, sizes, own, machine, self.encoder_flops(bucket, sizes.batch, own.peers))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunPlan:
     """All that is known of a run before it is launched."""
 
@@ -279,29 +231,29 @@ class RunPlan:
         return tuple(sorted(found, key=lambda entry: -entry.memory.total))
 
 
-def read_work(config: PlannedRun, ranks_per_node: int = 1) -> Work:
+def read_work(config: RunConfig, ranks_per_node: int = 1) -> Work:
     """The work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot take."""
-    rule = BucketRule.from_config(config.bucket_config, config.size_divisor, config.dataset.fps_max, config.compat)
+    rule = config.bucket_rule
     with torch.device("meta"):
         autoencoder = build_autoencoder(config.ae)
     for bucket in rule.buckets:
         autoencoder.check(*bucket.shape)
-    return Work(config, rule, config.ae.latent, config.t5.max_length, _encoder_bytes(config, ranks_per_node))
+    return Work(config, rule, config.ae.latent, config.text_length, _encoder_bytes(config, ranks_per_node))
 
 
-def _encoder_bytes(config: PlannedRun, ranks_per_node: int) -> int:
+def _encoder_bytes(config: RunConfig, ranks_per_node: int) -> int:
     """Of frozen encoders on one GPU; none are held where all comes from a latent store."""
     if _stores_all(config):
         return 0
     return sum(encoder_bytes(config, ranks_per_node).values())
 
 
-def _stores_all(config: PlannedRun) -> bool:
+def _stores_all(config: RunConfig) -> bool:
     """Whether everything comes from a latent store, so that nothing is encoded."""
     return config.dataset.latents is not None and config.dataset.latents_missing == "refuse"
 
 
-def _read_upkeep(config: PlannedRun) -> Upkeep:
+def _read_upkeep(config: RunConfig) -> Upkeep:
     """What of the weights trains, and how it is kept."""
     return Upkeep(
         lora=config.lora,
@@ -314,7 +266,7 @@ def _read_upkeep(config: PlannedRun) -> Upkeep:
     )
 
 
-def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
+def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
     """How the config cuts its model over `gpus` GPUs. Raises `UserError` where it does not divide."""
     if gpus > gpus_per_node and gpus % gpus_per_node:
         raise UserError(
@@ -329,7 +281,7 @@ def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
             f"{node}"
         )
     mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
-    mesh.check_heads(config.model.num_heads)
+    mesh.check_model(kind := denoiser_class(config.model), kind.heads(config.model))
     check_bucket_sequence(config.parallel, sequence)
     check_budget(config.model.grad_ckpt_budget, config.compile, sequence * tensor)
     ranks = replicate * shard
@@ -340,7 +292,7 @@ def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
         sequence=sequence,
         tensor=tensor,
         zero=config.parallel.zero,
-        remat=config.model.grad_ckpt_settings or (0, 0),
+        remat=config.model.grad_ckpt_settings or (),
         ema=config.ema_decay is not None,
         compute_bytes=2 if config.dtype == "bf16" else 4,
         reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
@@ -355,7 +307,7 @@ def read_layout(config: PlannedRun, gpus: int, gpus_per_node: int) -> Layout:
     )
 
 
-def plan_run(config: PlannedRun, gpus: int, machine: Machine) -> RunPlan:
+def plan_run(config: RunConfig, gpus: int, machine: Machine) -> RunPlan:
     """Forecasts memory, time and use of data of a run on `gpus` GPUs."""
     work = read_work(config, min(gpus, machine.gpus_per_node))
     layout = read_layout(config, gpus, machine.gpus_per_node)
@@ -376,7 +328,7 @@ def forecast_run(
     limit = longest_seconds(work, layout, machine, largest)
     entries = []
     for bucket in work.entries:
-        balanced = largest_batch(work, bucket, layout, machine, limit * (1 + _ROUNDING))
+        balanced = balanced_batch(work, bucket, layout, machine, largest[bucket], limit * (1 + _ROUNDING))
         entries.append(
             EntryPlan(
                 bucket=bucket,
@@ -393,30 +345,44 @@ def forecast_run(
                 suggested_batch=balanced or min(1, largest[bucket]),
             )
         )
-    forecast = _forecast(work, layout, machine, tuple(entries), report)
+    forecast = forecast_stage(work, layout, machine, report)
     return RunPlan(work, layout, machine, tuple(entries), report, no_report, forecast)
 
 
-def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, limit: float = inf) -> int:
-    """The largest batch size of a bucket that fits and takes no more than `limit` seconds; 0: none does.
+def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine) -> int:
+    """The largest batch size of a bucket that fits; 0: none does."""
 
-    Found by halving, for memory and time grow with it.
-    """
+    def spare(batch: int) -> int:
+        return machine.usable_bytes - work.memory(bucket, layout, batch).total
 
-    def is_fine(batch: int) -> bool:
-        fits = work.memory(bucket, layout, batch).total <= machine.usable_bytes
-        return fits and work.time(bucket, layout, machine, batch).seconds <= limit
+    one, two = spare(1), spare(2)
+    return _most(lambda batch: spare(batch) >= 0, 1 + one // max(1, one - two))
 
-    low, high = 0, 1
-    while high <= _MOST_SAMPLES and is_fine(high):
-        low, high = high, 2 * high
+
+def balanced_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, most: int, limit: float) -> int:
+    """The largest batch size of a bucket, up to `most`, that takes no more than `limit` seconds; 0: none does."""
+
+    def seconds(batch: int) -> float:
+        return work.time(bucket, layout, machine, batch).seconds
+
+    if not most or seconds(most) <= limit:
+        return most
+    return _most(lambda batch: seconds(batch) <= limit, int(most * limit / seconds(most)))
+
+
+def _most(is_fine: Callable[[int], bool], guess: int) -> int:
+    """The largest number for which `is_fine` holds, as it does for all smaller ones; 0 where it never does."""
+    low, high, step = 0, _MOST_SAMPLES + 1, 1
+    number = min(max(guess, 1), _MOST_SAMPLES)
     while high - low > 1:
-        middle = (low + high) // 2
-        if is_fine(middle):
-            low = middle
+        if is_fine(number):
+            low, number = number, number + step
         else:
-            high = middle
-    return min(low, _MOST_SAMPLES)
+            high, number = number, number - step
+        step *= 2
+        if not low < number < high:
+            number = (low + high) // 2
+    return low
 
 
 def longest_seconds(work: Work, layout: Layout, machine: Machine, largest: Mapping[Bucket, int]) -> float:
@@ -432,23 +398,37 @@ def longest_seconds(work: Work, layout: Layout, machine: Machine, largest: Mappi
     return work.time(longest, layout, machine, largest[longest]).seconds
 
 
-def _forecast(
-    work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...], report: BucketReport | None
+def forecast_stage(
+    work: Work,
+    layout: Layout,
+    machine: Machine,
+    report: BucketReport | None,
+    measured: Mapping[EntryKey, float] | None = None,
 ) -> Forecast:
-    update = update_seconds(work.model, layout, machine)
-    config = work.config
+    """The length of a stage. `measured`: of entries, the time of a micro-batch over its forecast, encoding apart."""
+    update, config, measured = update_seconds(work.model, layout, machine), work.config, measured or {}
+
+    def seconds_of(bucket: Bucket) -> float:
+        time = work.time(bucket, layout, machine)
+        return (time.seconds - time.encoding) * measured.get((bucket.resolution, bucket.num_frames), 1) + time.encoding
+
     if report is None or not report.num_steps:
-        mean = sum(entry.time.seconds for entry in entries) / max(1, len(entries))
+        mean = sum(map(seconds_of, work.entries)) / max(1, len(work.entries))
         step = layout.micro_batches * mean + update
-        return Forecast(None, None, config.max_steps, step, layout.gpus)
-    slots = sum(
-        -(-line.micro_batches // work.slot_size(line.bucket, layout)) * work.time(line.bucket, layout, machine).seconds
+        return Forecast(None, None, config.max_steps, step, layout.gpus, bool(measured))
+    slots_per_step = config.slots_per_step or layout.data_ranks * config.accumulation_steps
+    side_by_side = -(-slots_per_step // layout.micro_batches)
+    seconds, slots = report.num_steps * update, 0
+    lines = [
+        (seconds_of(line.bucket), -(-line.micro_batches // work.slot_size(line.bucket, layout)))
         for line in report.buckets
-    )
-    seconds = slots / layout.data_ranks + report.num_steps * update
+    ]
+    for of_one, count in sorted(lines, reverse=True):  # those of like length side by side: each group takes its longest
+        groups = -(-(slots + count) // side_by_side) - -(-slots // side_by_side)
+        seconds, slots = seconds + groups * of_one, slots + count
     steps = report.num_steps * config.epochs
     steps = steps if config.max_steps is None else min(steps, config.max_steps)
-    return Forecast(report.num_steps, seconds, steps, seconds / report.num_steps, layout.gpus)
+    return Forecast(report.num_steps, seconds, steps, seconds / report.num_steps, layout.gpus, bool(measured))
 
 
 def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str | None]:
@@ -470,9 +450,3 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
         slot_sizes={entry: layout.sequence // degree for entry, degree in work.degrees(layout).items()},
     )
     return plan_pass(inputs, 0).report, None
-
-
-def with_layout(plan: RunPlan, **changes: Any) -> RunPlan:
-    """The same run laid out otherwise."""
-    layout = replace(plan.layout, **changes)
-    return forecast_run(plan.work, layout, plan.machine, plan.report, plan.no_report)

@@ -1,46 +1,40 @@
 """What a run is made of: denoiser, encoders and objective put together from the config and placed on the mesh."""
 
-from longtake.system.adapters import export_adapters, export_merged
-from longtake.system.build import System, build_system, compute_dtype
-from longtake.system.config import SamplingOption, SystemConfig
-from longtake.system.encoders import (
-    CaptionEncoders,
-    Encoders,
-    build_encoders,
-    encoder_bytes,
-    encoders_on_host,
-    find_encoders,
-    refuse_sharded_text,
-)
-from longtake.system.export import export_model, exported_tree, is_exported_folder
-from longtake.system.known_frames import add_known_frames, kinds_apart, stored_windows, windows_apart, windows_of
-from longtake.system.room import fits_at_once
-from longtake.system.trained_size import said_sampling, trained_size
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CaptionEncoders",
-    "Encoders",
-    "SamplingOption",
-    "System",
-    "SystemConfig",
-    "add_known_frames",
-    "build_encoders",
-    "build_system",
-    "compute_dtype",
-    "encoder_bytes",
-    "encoders_on_host",
-    "export_adapters",
-    "export_merged",
-    "export_model",
-    "exported_tree",
-    "find_encoders",
-    "fits_at_once",
-    "is_exported_folder",
-    "kinds_apart",
-    "refuse_sharded_text",
-    "said_sampling",
-    "stored_windows",
-    "trained_size",
-    "windows_apart",
-    "windows_of",
-]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.system.build import System, build_system
+    from longtake.system.config import SamplingOption, SystemConfig, unknown_name
+    from longtake.system.encoders import (
+        CaptionEncoders,
+        Encoders,
+        build_encoders,
+        encoder_bytes,
+        encoders_on_host,
+        find_encoders,
+        refuse_sharded_text,
+    )
+    from longtake.system.examples import (
+        companion_conditions,
+        cut_pixels,
+        kinds_apart,
+        make_example,
+        stored_windows,
+        wanted_draws,
+        windows_apart,
+        windows_of,
+    )
+    from longtake.system.export import (
+        export_adapters,
+        export_merged,
+        export_model,
+        exported_tree,
+        is_exported_folder,
+        said_sampling,
+        trained_size,
+    )
+    from longtake.system.room import fits_at_once
+
+__getattr__ = lazy_exports(__name__)

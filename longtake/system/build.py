@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from longtake.contracts import Batch, Conditions, LatentShape
+from longtake.contracts import Batch, Caption, Conditions, LatentShape
 from longtake.data import EncoderFacts
-from longtake.diffusion import RectifiedFlow
+from longtake.data.rules import MASK
+from longtake.diffusion import KnownLaw, Objective, build_objective
 from longtake.encoders import Autoencoder
-from longtake.models import FrozenLinear, LoraLinear, build_denoiser, choose_attention, token_grid, use_attention
+from longtake.models import (
+    FrozenLinear,
+    LoraLinear,
+    build_denoiser,
+    choose_attention,
+    example_conditions,
+    held_as,
+    use_attention,
+)
 from longtake.parallel import (
     BlockCompiler,
     InputStore,
     Mesh,
+    OffloadedWeights,
     TokenCut,
-    VisitingWeights,
     World,
     check_budget,
     check_compiler,
@@ -36,9 +45,9 @@ from longtake.parallel import (
 )
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders
-from longtake.system.lora import choose_trained, start_adapters
-from longtake.system.pretrained import kept_adapters, load_pretrained, open_pretrained
-from longtake.weights import Adapters, MMDiTWeights
+from longtake.system.lora import choose_trained, fill, start_adapters
+from longtake.system.pretrained import kept_adapters, open_pretrained
+from longtake.weights import Adapters, ModelWeights
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,12 @@ class System:
     denoiser: nn.Module  # sharded over the mesh, float32 masters
     encoders: Encoders | None  # None: training reads latents and embeddings from a store
     facts: EncoderFacts  # of the encoders, whether they are here or not
-    objective: RectifiedFlow
+    objective: Objective
+    law: KnownLaw | None  # of what may be known of samples; None where the model takes nothing of the kind
     cut: TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
     kernels: tuple[str, ...] = ()  # what attention runs on and what is compiled, one line each
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
-    visits: VisitingWeights | None = None  # of the denoiser, where it is on the device only while it works
+    offloaded_weights: OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -64,8 +74,7 @@ class System:
 
     def adapter_scaling(self) -> dict[str, float]:
         """alpha / rank of every layer with an adapter, by its name."""
-        layers = self.denoiser.named_modules()
-        return {name: layer.scaling for name, layer in layers if isinstance(layer, LoraLinear)}
+        return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, LoraLinear)}
 
     def adapter_parameters(self) -> set[str]:
         """The names of the adapters' parameters."""
@@ -93,25 +102,23 @@ class System:
             self.denoiser._apply(lambda tensor: tensor.to(self.dtype) if id(tensor) in masters else tensor)
 
     def offloaded(self) -> System:
-        """The same system, whose denoiser goes to the host's memory now and is on the device inside `denoising` alone.
-
-        Its weights must not change from here on. On a CPU nothing moves.
-        """
-        if self.device.type == "cpu" or self.visits is not None:
+        """The same system with its denoiser in host memory outside of `denoising`; its weights must not change any
+        more. On a CPU nothing moves."""
+        if self.device.type == "cpu" or self.offloaded_weights is not None:
             return self
-        return replace(self, visits=VisitingWeights(self.denoiser, self.device))
+        return replace(self, offloaded_weights=OffloadedWeights(self.denoiser, self.device))
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
         """Inside, the denoiser's weights are on the device; an inner one is the outer one's."""
-        if self.visits is None or self.visits.is_here:
+        if self.offloaded_weights is None or self.offloaded_weights.on_device:
             yield
             return
-        self.visits.come()
+        self.offloaded_weights.load()
         try:
             yield
         finally:
-            self.visits.leave()
+            self.offloaded_weights.offload()
 
     @property
     def autoencoder(self) -> Autoencoder:
@@ -124,37 +131,41 @@ class System:
         """How pixels map to latents."""
         return self.facts.latent
 
-    def embed(self, texts: list[str] | tuple[str, ...]) -> Conditions:
-        """Captions -> text conditions on the device; `guidance` is filled where the model wants one."""
+    def embed(self, texts: Sequence[Caption]) -> Conditions:
+        """Captions -> text conditions on the device, float32; `guidance` is filled where the model wants one."""
         assert self.encoders is not None, "this system was built for stored embeddings"
         return self._conditions(self.encoders.embed(texts))
 
-    def embed_empty(self) -> Conditions:
-        """The text conditions of the empty prompt, one row."""
-        return self._conditions(self.facts.empty)
+    def embed_nothing(self) -> Conditions:
+        """The conditions that stand for no text, one row."""
+        found = dict(self.facts.empty)
+        for text in self.config.family.texts:
+            if text.empty not in ("prompt", "zeros"):
+                found[text.condition] = whole_tensor(self.denoiser, text.empty)[None]
+        return self._conditions(found)
 
     def encode(self, batch: Batch) -> Tensor:
-        """The latents of a batch: float32 `[B, C, F, h, w]` on the device, from its pixels or as it brings them.
-
-        Where the autoencoder's posterior is random, the draw is the batch's own.
-        """
+        """The latents of a batch: float32 `[B, C, F, h, w]` on the device, from its pixels or as it brings them, drawn
+        with its own numbers where the posterior is random."""
         if batch.encoded:
-            moments = {name: batch.encoded[name] for name in ("mean", "std") if name in batch.encoded}
+            posterior = {name: batch.encoded[name] for name in ("mean", "std") if name in batch.encoded}
         else:
-            assert self.encoders is not None, "this system was built for stored latents"
-            moments = self.encoders.moments(batch.video)
-        return self.draw_latents(moments, batch.draws.get("posterior"))
+            posterior = self.posterior(batch.video)
+        return self.draw_latents(posterior, batch.draws.get("posterior"))
 
-    def draw_latents(self, moments: Mapping[str, Tensor], normal: Tensor | None) -> Tensor:
-        """Latents from "mean" and, for a random posterior, "std": float32 on the device.
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
+        """`Encoders.posterior` of a system that holds its encoders."""
+        assert self.encoders is not None, "this system was built for stored latents"
+        return self.encoders.posterior(video)
 
-        normal: standard normal numbers of that shape; not needed without "std".
-        """
-        mean = moments["mean"].to(self.device, non_blocking=True).float()
-        if "std" not in moments:
+    def draw_latents(self, posterior: Mapping[str, Tensor], normal: Tensor | None) -> Tensor:
+        """Latents from "mean" and, of a random posterior, "std" with standard normal numbers of that shape: float32 on
+        the device."""
+        mean = posterior["mean"].to(self.device, non_blocking=True).float()
+        if "std" not in posterior:
             return mean
         assert normal is not None, "a random posterior needs numbers to be drawn with"
-        std = moments["std"].to(self.device, non_blocking=True).float()
+        std = posterior["std"].to(self.device, non_blocking=True).float()
         return mean + std * normal.to(self.device, non_blocking=True)
 
     def conditions(self, batch: Batch) -> Conditions:
@@ -162,20 +173,35 @@ class System:
         return self._conditions(batch.encoded) if batch.encoded else self.embed(batch.text)
 
     def _conditions(self, embedded: Mapping[str, Tensor]) -> Conditions:
-        text = embedded["text"].to(self.device, non_blocking=True).float()
-        vector = embedded["vector"].to(self.device, non_blocking=True).float()
-        guidance = None
-        if self.config.model.guidance_embed:
-            guidance = torch.full((len(text),), self.config.guidance, device=self.device)
-        return Conditions(text=text, vector=vector, guidance=guidance)
+        tensors, masks = {}, {}
+        for text in self.config.family.texts:
+            name = text.condition
+            tensors[name] = embedded[name].to(self.device, non_blocking=True).float()
+            if name + MASK in embedded:
+                masks[name] = embedded[name + MASK].to(self.device, non_blocking=True)
+        if "guidance" in self.config.model.conditions:
+            count = len(next(iter(tensors.values())))
+            tensors["guidance"] = torch.full((count,), self.config.guidance, device=self.device)
+        return Conditions(tensors, masks)
 
-    def blank_visual(self, conditions: Conditions, latents: Tensor) -> Conditions:
-        """Adds the all-zero visual condition (nothing is known) where the model wants one."""
-        if not self.config.model.cond_embed:
-            return conditions
-        b, c, f, h, w = latents.shape
-        visual = torch.zeros(b, c + 1, f, h, w, device=latents.device)
-        return replace(conditions, visual=visual)
+    def facts_of(self, shape: tuple[int, int, int], fps: Tensor, source: Tensor | None = None) -> Conditions:
+        """The model's conditions that are facts of samples of (T, H, W) pixels, [B] or [B, 2], float32 on the device.
+        fps: [B]; source: height and width [B, 2] of the source, by default the bucket's."""
+        size = torch.tensor([shape[1:]], dtype=torch.float32).expand(len(fps), 2)
+        found = {
+            "fps": fps,
+            "num_frames": torch.full((len(fps),), float(shape[0])),
+            "size": size,
+            "source_size": size if source is None else source,
+        }
+        wanted = {name: value for name, value in found.items() if name in self.config.model.conditions}
+        return Conditions({name: value.to(self.device, torch.float32) for name, value in wanted.items()})
+
+    def example_conditions(self, pixels: tuple[int, int, int], batch: int) -> Conditions:
+        """Conditions of the shapes that the denoiser needs for `(T, H, W)` pixels: those of the empty prompt, and
+        zeros; for measuring."""
+        shape, length = self.latent(*pixels), self.facts.text_length
+        return example_conditions(self.config.model, shape, length, batch, self.device, given=self.embed_nothing())
 
     def flops(self, pixels: tuple[int, int, int]) -> int:
         """Forward FLOPs of the denoiser for one sample of `(T, H, W)` pixels (its documented formula)."""
@@ -184,12 +210,13 @@ class System:
 
     def tokens(self, pixels: tuple[int, int, int]) -> int:
         """Video tokens of one sample of `(T, H, W)` pixels."""
-        return prod(token_grid(self.latent(*pixels)[1:], self.config.model.patch_size))
+        return type(self.denoiser).tokens(self.config.model, self.latent(*pixels))
 
 
-def compute_dtype(config: SystemConfig, device: torch.device) -> torch.dtype:
-    """The dtype in which the denoiser computes."""
-    return device_dtype(config.dtype, device)
+def whole_tensor(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer of a model by its name, whole and without gradient. Collective where it is sharded."""
+    tensor = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name].detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def build_system(
@@ -203,10 +230,9 @@ def build_system(
     """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
     initial values).
 
-    `stored`: what a latent store says of the encoders that made it; none are built then. `restored`: the caller fills
-    what trains from a checkpoint, so it is left as it is. `kept`: text encoders of an earlier system, for
-    `build_encoders`. Files are looked for, and weights compared with the model by their names and sizes, before
-    anything that takes minutes.
+    `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what
+    trains. `kept`: text encoders of an earlier system. Files are looked for, and weights compared with the model by
+    names and sizes, before anything that takes minutes.
     """
     if world.device.type == "cpu":
         tune_host(config.cpu_threads)
@@ -214,7 +240,7 @@ def build_system(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    dtype = compute_dtype(config, world.device)
+    dtype = device_dtype(config.dtype, world.device)
     if stored is None:
         world.on_all(lambda: find_encoders(config))
     with ExitStack() as stack:
@@ -236,7 +262,8 @@ def build_system(
         denoiser=denoiser,
         encoders=encoders,
         facts=stored if encoders is None else encoders.facts,
-        objective=RectifiedFlow(config.objective, config.model.patch_size, config.compat),
+        objective=build_objective(config.objective, config.model.patch[1], config.quirks),
+        law=None if config.model.refuses_known else config.family.known_law,
         cut=cut,
         notes=notes,
         kernels=kernels,
@@ -251,7 +278,8 @@ def _cut_denoiser(
         denoiser = build_denoiser(config.model)
     adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
     cut = cut_model(denoiser, mesh)
-    again, budget = config.model.grad_ckpt_settings or (0, 0), config.model.grad_ckpt_budget
+    again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
+    budget = config.model.grad_ckpt_budget
     check_budget(budget, config.compile, mesh.num_peers)
     attention = choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     use_attention(denoiser, attention)
@@ -271,34 +299,31 @@ def _cut_denoiser(
 
 
 def _fill_denoiser(
-    denoiser: nn.Module, device: torch.device, seed: int, weights: tuple[MMDiTWeights, str] | None, restored: bool
+    denoiser: nn.Module, device: torch.device, seed: int, weights: tuple[ModelWeights, str] | None, restored: bool
 ) -> tuple[str, ...]:
-    """Gives every parameter memory on `device` and its value, but for those that a checkpoint will fill; returns notes.
-
-    What the weights hold is not drawn first.
-    """
+    """Gives every parameter memory on `device`, and its value where no checkpoint will fill it; returns notes."""
     later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
     if weights is None:
         initialise_sharded(denoiser, device, seed, later)
         return ()
     state, said = weights
     initialise_sharded(denoiser, device, seed, later | set(state))
-    load_pretrained(denoiser, state, later)
+    for name in state:  # one tensor at a time is in memory
+        if name not in later:
+            fill(denoiser, held_as(denoiser, name, state[name]))
     return said, *state.notes
 
 
 def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: World) -> tuple[str, ...]:
-    """Compiles the denoiser's blocks where the config says so, and says it in a line.
-
-    Raises `UserError` for a compiler or its cache that is not there.
-    """
+    """Compiles the denoiser's blocks where the config asks for it; returns a line on it. Raises `UserError` for a
+    compiler or cache that is not there."""
     if not config.compile:
         return ()
     check_compiler(world.device)
     cache = use_compile_cache(config.compile_cache) if config.compile_cache else None
     compiler = BlockCompiler(config.compile_dynamic, config.compile_limit)
     if not world.is_main:
-        compiler.tell = lambda sentence: None
+        compiler.warn = lambda sentence: None
     compiler.compile(denoiser)
     shapes = "one graph for all shapes" if config.compile_dynamic else "a graph for each shape"
     return (f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else ""),)

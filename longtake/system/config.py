@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from longtake.config import Section
-from longtake.diffusion import FlowConfig, SolverName
-from longtake.encoders import AutoencoderConfig, PixelConfig, PooledEncoderConfig, TextEncoderConfig, WordsConfig
-from longtake.models import LoraConfig, MMDiTConfig
+from longtake.data.rules import SampleRules
+from longtake.diffusion.config import ObjectiveSection
+from longtake.encoders.config import EncodersConfig
+from longtake.families import Family, default_model, family_of
+from longtake.models import LoraConfig
+from longtake.models.config import ModelSection
 from longtake.parallel import ParallelConfig
 
 
@@ -28,10 +34,14 @@ class SamplingDefaults(Section):
     num_steps: int = Field(50, ge=1, description="solver steps")
     guidance: float = Field(7.5, ge=0, description="classifier-free guidance scale; 1: the prompt alone")
     guidance_img: float = Field(3.0, ge=0, description="guidance scale of known frames; where none are known, unused")
+    guidance_rule: str | None = Field(
+        None, description="how the scale changes over the steps, by a name of the model's family; None: not at all"
+    )
     text_osci: bool = Field(False, description="after 10 steps, text guidance at every second step only")
     image_osci: bool = Field(False, description="the same for guidance by known frames")
     scale_temporal_osci: bool = Field(
-        False, description="for i2v: guidance by known frames grows over the frames and fades over the steps"
+        False,
+        description="guidance by known single frames grows over the frames and fades over the steps",
     )
     method: Literal["i2v", "distill"] = Field(
         "i2v", description="`i2v`: guided by branches; `distill`: the scale is told to a model with guidance_embed"
@@ -39,10 +49,10 @@ class SamplingDefaults(Section):
     guidance_batch: Literal["auto"] | bool = Field(
         "auto", description="True: branches of guidance as one batch, False: in turn; `auto`: as the memory allows"
     )
-    solver: SolverName = Field("euler", description="`euler`, or `ab2` (second order at the same cost: fewer steps)")
+    solver: str = Field("euler", description="`euler`, or `ab2` (second order at the same cost: fewer steps)")
     shift: bool = Field(True, description="time grid shifted as in training; False: even steps")
     flow_shift: float | None = Field(None, gt=0, description="a fixed shift of the time grid instead")
-    seed: int | None = Field(None, ge=0, description="seed of the first video; None: the run's seed")
+    seed: int | None = Field(None, ge=0, lt=1 << 63, description="seed of the first video; None: the run's seed")
 
 
 class SamplingOption(SamplingDefaults):
@@ -53,10 +63,18 @@ class SamplingOption(SamplingDefaults):
     num_frames: int = Field(129, ge=1, description="1 makes a still")
 
 
-class SystemConfig(Section):
+def own_objective(data: Mapping[str, Any]) -> ObjectiveSection:
+    return family_of(data["model"]).objectives[0]()
+
+
+def own_sampling(data: Mapping[str, Any]) -> SamplingDefaults:
+    return SamplingDefaults(**family_of(data["model"]).sampling)
+
+
+class SystemConfig(EncodersConfig):
     """What the model is made of, where it runs, and how it is sampled by default."""
 
-    model: MMDiTConfig = MMDiTConfig()
+    model: SerializeAsAny[ModelSection] = Field(default_factory=default_model)
     lora: LoraConfig | None = Field(None, description="train adapters in place of the denoiser's own weights")
     freeze: tuple[str, ...] = Field(
         (), description="parameters or modules of the denoiser that do not train, by name, `*` for anything"
@@ -64,10 +82,7 @@ class SystemConfig(Section):
     train_only: tuple[str, ...] | None = Field(
         None, description="parameters or modules of the denoiser that train, by name; all else does not"
     )
-    ae: AutoencoderConfig = PixelConfig()
-    t5: TextEncoderConfig = WordsConfig()
-    clip: PooledEncoderConfig = WordsConfig()
-    objective: FlowConfig = FlowConfig()
+    objective: SerializeAsAny[ObjectiveSection] = Field(default_factory=own_objective)
     parallel: ParallelConfig = ParallelConfig()
     dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float32 where the device has no bf16")
     master_dtype: Literal["fp32", "bf16"] = Field(
@@ -87,14 +102,30 @@ class SystemConfig(Section):
         None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
     )
     deterministic: bool = Field(False, description="only deterministic CUDA kernels, at some cost in speed")
-    seed: int = Field(1024, ge=0, description="decides initial weights, data order and every random choice")
-    compat: Literal["opensora_v2"] | None = Field(None, description="reproduce another system's behaviour, quirks too")
-    sampling_option: SamplingDefaults = SamplingDefaults()
+    seed: int = Field(1024, ge=0, lt=1 << 63, description="decides initial weights, data order and every random choice")
+    compat: str | tuple[str, ...] | None = Field(
+        None, description="quirks of the published program to reproduce, by name; the family's name: all of them"
+    )
+    sampling_option: SamplingDefaults = Field(default_factory=own_sampling)
     fps_save: float = Field(24.0, gt=0, description="frame rate of written videos, and of their caption suffix")
     motion_score: float | None = Field(None, description="motion score in the caption suffix of generated videos")
     ae_spatial_compression: int | None = Field(
         None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _of_the_default_family(cls, value: Any) -> Any:
+        return {"type": default_model().type, **value} if isinstance(value, Mapping) else value
+
+    @field_validator("objective", "sampling_option", mode="before")
+    @classmethod
+    def _filled_by_the_family(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Mapping) or "model" not in info.data:
+            return value
+        family = family_of(info.data["model"])
+        own = family.sampling if info.field_name == "sampling_option" else {"type": family.objectives[0]().type}
+        return {**own, **value}
 
     @field_validator("motion_score", mode="before")
     @classmethod
@@ -104,32 +135,66 @@ class SystemConfig(Section):
         return score
 
     @model_validator(mode="after")
-    def _adapters_alone_train(self) -> SystemConfig:
+    def _parts_fit(self) -> SystemConfig:
         if self.lora is not None and (self.freeze or self.train_only is not None):
             key = "freeze" if self.freeze else "train_only"
             raise ValueError(f"{key}: with lora the adapters alone train; leave one of the two out")
+        self.model.refuse_channels(self.ae.latent.channels)
+        for text in self.family.texts:
+            key, dim = self.model.WIDTHS[text.condition], getattr(self, text.section).dim
+            if (width := getattr(self.model, key)) != dim:
+                raise ValueError(f"{text.section}.dim = {dim}: model.{key} is {width}; the two must be equal")
+        self.family.quirks_of(self.compat)
+        kinds = self.family.objectives
+        if not isinstance(self.objective, kinds):
+            own = " or ".join(f'"{kind.model_fields["type"].default}"' for kind in kinds)
+            raise ValueError(f'objective.type = "{self.objective.type}": the model is trained by {own}')
+        solvers = self.objective.SOLVERS
+        if (rule := self.sampling_option.guidance_rule) not in (None, *self.family.guidance):
+            choices = "choose " + ", ".join(self.family.guidance) if self.family.guidance else "this model has none"
+            raise ValueError(f"sampling_option.guidance_rule = {rule!r}: is not known; {choices}")
+        if (solver := self.sampling_option.solver) not in solvers:
+            raise ValueError(f'sampling_option.solver = "{solver}": choose {" or ".join(solvers)}')
         return self
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> SystemConfig:
-        channels = self.ae.latent.channels
-        packed = channels * self.model.patch_size**2
-        if self.model.in_channels != packed:
-            raise ValueError(
-                f"model.in_channels = {self.model.in_channels}: the autoencoder's {channels} latent channels in "
-                f"patches of {self.model.patch_size}x{self.model.patch_size} make {packed}; "
-                f"write model.in_channels = {packed}"
-            )
-        for name, encoder, width in (
-            ("t5", self.t5, self.model.context_in_dim),
-            ("clip", self.clip, self.model.vec_in_dim),
-        ):
-            if encoder.dim != width:
-                key = "context_in_dim" if name == "t5" else "vec_in_dim"
-                raise ValueError(f"{name}.dim = {encoder.dim}: model.{key} is {width}; the two must be equal")
-        return self
+    @property
+    def family(self) -> Family:
+        """What belongs to the model."""
+        return family_of(self.model)
+
+    @property
+    def quirks(self) -> frozenset[str]:
+        """The quirks of the published program that are turned on."""
+        return self.family.quirks_of(self.compat)
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of an embedded caption; 0 where no text encoder gives a sequence."""
+        of_sequences = (text.section for text in self.family.texts if not text.pooled)
+        return next((getattr(self, section).max_length for section in of_sequences), 0)
+
+    @property
+    def bucket_law(self) -> str | None:
+        """The key of `buckets.LAWS` by which clips get their buckets."""
+        return self.family.bucket_law(self.quirks)
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        family = self.family
+        return replace(family.rules(self.quirks), segments=family.segments, companions=family.companions(self.model))
 
     @property
     def size_divisor(self) -> int:
         """Height and width of every bucket are multiples of this many pixels."""
-        return self.ae_spatial_compression or self.ae.latent.spatial * self.model.patch_size
+        return self.ae_spatial_compression or self.ae.latent.spatial * self.model.patch[1]
+
+
+def unknown_name(place: str, given: Iterable[str], known: Iterable[str]) -> str | None:
+    """The sentence for the first name in a dict of the config that is none of those known; None where all are."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {place}.{near[0]}?" if near else f"choose among {', '.join(known)}"
+            return f"{place}.{name}: is no key; {fix}"
+    return None

@@ -1,78 +1,58 @@
 """The encoders of a system: found, built, filled with their weights, and placed on the device, over ranks or the host.
 
-Captions become embeddings, and pixels moments of latents, in `Encoders` only: for training, encoding ahead of time and
-generation alike.
+Which text encoders there are, and what their embeddings are called, the family says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from longtake.config import Section
-from longtake.contracts import UserError, in_one_line
-from longtake.data import EncoderFacts, to_unit
+from longtake.contracts import Caption, UserError, in_one_line
+from longtake.data import EncoderFacts, of_window, to_unit
+from longtake.data.rules import MASK, Companion
 from longtake.encoders import (
     Autoencoder,
-    AutoencoderConfig,
+    AutoencoderSection,
     CheckedWeights,
-    ClipEncoder,
-    ClipEncoderConfig,
-    ClipNames,
     EncodeCost,
     EncoderSection,
-    KLAutoencoder,
-    PixelConfig,
-    PooledEncoder,
-    PooledEncoderConfig,
-    Renamed,
-    T5Encoder,
-    T5EncoderConfig,
-    T5Names,
+    LearnedTextEncoder,
     TextEncoder,
-    TextEncoderConfig,
     WordsConfig,
     autoencoder_cost,
     build_autoencoder,
     build_text_encoder,
-    fill_positions,
     find_encoder,
     text_cost,
-    text_facts,
 )
+from longtake.families import Text
 from longtake.parallel import (
     HostWeights,
-    PieceShare,
     RowShare,
-    Turns,
+    SynchronisedCalls,
+    TileShare,
     World,
     fill_frozen,
     frozen_bytes,
     frozen_mesh,
     shard_frozen,
 )
+from longtake.system.config import SystemConfig
 from longtake.weights import WeightFiles
 
-C = TypeVar("C", bound=Section)
-K = TypeVar("K", TextEncoder, PooledEncoder)
-CaptionEncoders = tuple[TextEncoder, PooledEncoder]
+C = TypeVar("C", bound=SystemConfig)
+CaptionEncoders = Mapping[str, TextEncoder]  # by condition
 _CPU = torch.device("cpu")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-class EncodersConfig(Protocol):
-    """What encoders read of a run's config."""
-
-    ae: AutoencoderConfig
-    t5: TextEncoderConfig
-    clip: PooledEncoderConfig
 
 
 @dataclass(frozen=True)
@@ -81,58 +61,89 @@ class Encoders:
 
     device: torch.device
     autoencoder: Autoencoder
-    text: TextEncoder  # token sequence
-    pooled: PooledEncoder  # pooled vector
+    texts: tuple[Text, ...]
+    of_captions: CaptionEncoders
 
-    def moments(self, video: Tensor) -> dict[str, Tensor]:
-        """Pixels `[B, 3, T, H, W]` (bytes, or floats in [-1, 1]) -> "mean" `[B, C, F, h, w]` of the posterior.
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
+        """Pixels `[B, 3, T, H, W]` (bytes, or floats in [-1, 1]) -> "mean" `[B, C, F, h, w]` of the posterior and,
+        where latents are drawn, "std" of the same shape; float32 on the device."""
+        chunks = video.split(self.autoencoder.stream_frames or video.shape[2], dim=2)
+        on_device = (to_unit(chunk.to(self.device, non_blocking=True)) for chunk in chunks)
+        found = list(self.autoencoder.posterior_of_stream(on_device))
+        return found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
 
-        An autoencoder that draws its latents adds "std", of the same shape. On the device, float32.
-        """
-        return self.autoencoder.moments(to_unit(video.to(self.device, non_blocking=True)))
+    def companions(self, kinds: Sequence[Companion], brought: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What clips bring along -> what a store holds of it: "control.mean", "control.std" of a video, numbers as they
+        are, "object.mean" [B, most, C, 1, h, w] and "object.mask" of stills."""
+        found: dict[str, Tensor] = {}
+        for one in kinds:
+            given = brought[one.name]
+            if one.kind == "video":
+                found |= {of_window(one.name, moment): value for moment, value in self.posterior(given).items()}
+            elif one.kind == "numbers":
+                found[one.name] = given
+            else:
+                mean = self.posterior(given.flatten(0, 1))["mean"].unflatten(0, given.shape[:2])
+                found |= {of_window(one.name, "mean"): mean, one.name + MASK: brought[one.name + MASK]}
+        return found
 
-    def embed(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Captions -> "text" `[B, L, Dt]` and "vector" `[B, Dv]` on the device, of the encoders' dtypes."""
-        return {
-            "text": self.text.embed_tokens(tuple(texts)).to(self.device, non_blocking=True),
-            "vector": self.pooled.embed_pooled(tuple(texts)).to(self.device, non_blocking=True),
-        }
+    def embed(self, texts: Sequence[Caption]) -> dict[str, Tensor]:
+        """Captions -> conditions by name, [B, ...] on the device, of the encoders' dtypes; "name.mask" where wanted. N
+        captions for each clip give [B, N, ...]."""
+        several = bool(texts) and not isinstance(texts[0], str)
+        flat = tuple(part for text in texts for part in text) if several else tuple(texts)
+        found: dict[str, Tensor] = {}
+        for text in self.texts:
+            encoder = self.of_captions[text.condition]
+            found[text.condition] = encoder.embed(flat).to(self.device, non_blocking=True)
+            if text.masked:
+                found[text.condition + MASK] = encoder.mask(flat).to(self.device, non_blocking=True)
+        return {name: value.unflatten(0, (len(texts), -1)) for name, value in found.items()} if several else found
+
+    def embed_nothing(self) -> dict[str, Tensor]:
+        """What stands for no text, one row each; not where it is a tensor of the denoiser."""
+        found = self.embed([""])
+        for text in self.texts:
+            if text.empty == "zeros":
+                found[text.condition] = torch.zeros_like(found[text.condition])
+            if text.empty != "prompt":  # the caption's own mask stays
+                found.pop(text.condition + MASK, None)
+            if text.empty not in ("prompt", "zeros"):
+                del found[text.condition]
+        return found
 
     @property
-    def of_captions(self) -> CaptionEncoders:
-        """Those of text, without the autoencoder."""
-        return self.text, self.pooled
+    def text_length(self) -> int:
+        """Tokens of an embedded caption."""
+        return next((self.of_captions[text.condition].max_length for text in self.texts if not text.pooled), 0)
 
     def share(self, group: Callable[[], ProcessGroup | None]) -> None:
-        """From now on the ranks of `group` encode and decode together, the same videos and captions at the same time.
-
-        `group` is asked for each time; None: this rank is alone. Of a text encoder without weights each has its own.
-        """
-        if isinstance(self.autoencoder, KLAutoencoder):
-            self.autoencoder.compute = PieceShare(group, self.autoencoder.dtype, self.device)
-        for encoder in (self.text, self.pooled):
-            if isinstance(encoder, T5Encoder | ClipEncoder):
+        """From now on the ranks of `group`, asked for each time (None: this rank alone), encode and decode the same
+        videos and captions together."""
+        if self.autoencoder.compute is not None:
+            self.autoencoder.compute = TileShare(group, self.autoencoder.dtype, self.device)
+        for encoder in self.of_captions.values():
+            if isinstance(encoder, LearnedTextEncoder):
                 # a sharded one gathers its weights from ranks of other groups too: all call it, whatever they are dealt
                 is_sharded = encoder.config.placement == "sharded"
                 dtype = device_dtype(encoder.config.dtype, self.device)
                 encoder.compute = RowShare(group, dtype, self.device, every_rank=is_sharded)
 
     def finish_captions(self) -> None:
-        """This process has no more captions to embed; where others share its text encoder, waits until none has."""
-        if isinstance(self.text, T5Encoder):
-            self.text.finish()
+        """This process has no more captions to embed; where others share a text encoder, waits until none has."""
+        for encoder in self.of_captions.values():
+            if isinstance(encoder, LearnedTextEncoder):
+                encoder.finish()
 
     @property
     def facts(self) -> EncoderFacts:
         """What a system needs to know of them when it does not hold them."""
-        return EncoderFacts(self.autoencoder.latent, self.text.max_length, self.embed([""]), self.autoencoder.is_random)
+        return EncoderFacts(self.autoencoder.latent, self.text_length, self.embed_nothing(), self.autoencoder.is_random)
 
 
 def device_dtype(name: Literal["bf16", "fp16", "fp32"], device: torch.device) -> torch.dtype:
-    """The dtype that a name of the config stands for: float32 where the device does not compute in the named one.
-
-    On a CPU without bf16 instructions bf16 is emulated and several times slower than float32.
-    """
+    """The dtype that a name of the config stands for: float32 where the device does not compute in the named one, as
+    bf16 on a CPU without its instructions, which is several times slower than float32."""
     if name == "fp32" or (name == "fp16" and device.type != "cuda"):
         return torch.float32
     if name == "fp16":
@@ -143,46 +154,58 @@ def device_dtype(name: Literal["bf16", "fp16", "fp32"], device: torch.device) ->
 
 
 def build_encoders(
-    config: EncodersConfig,
+    config: SystemConfig,
     device: torch.device,
     world: World | None = None,
     unequal: bool = False,
     kept: CaptionEncoders | None = None,
 ) -> Encoders:
-    """The autoencoder and the text encoders that the config names, with their weights.
+    """The autoencoder and the text encoders that the config names, with their weights. Collective with a `world`.
 
-    `world`: the processes of a run, over which `t5.placement = "sharded"` spreads the weights; collective then. They
-    call `embed` equally often, or, with `unequal`, each as often as it likes and `finish_captions` after the last time.
-    Without a world each process holds a whole encoder. `kept`: of an earlier system of this process, on this device;
-    they serve again where the config asks for the same. Raises `UserError` for files that are missing, damaged or of
+    `world`: the processes over which a `placement` of "sharded" spreads weights; they call `embed` equally often, or,
+    with `unequal`, as often as each likes and `finish_captions` in the end. `kept`: encoders of an earlier system on
+    this device, reused where the config asks for the same. Raises `UserError` for files that are missing, damaged or of
     another model.
     """
     together = world is not None and world.size > 1
-    text, pooled = kept or (None, None)
-    text, pooled = _if_described(text, config.t5), _if_described(pooled, config.clip)
-    is_sharded = together and text is None and getattr(config.t5, "placement", "") == "sharded"
-    mesh = frozen_mesh(world) if is_sharded else None
+    texts = config.family.texts
+    sections = {text.condition: getattr(config, text.section) for text in texts}
+    here: dict[str, TextEncoder] = {
+        name: found
+        for name, found in (kept or {}).items()
+        if isinstance(found, LearnedTextEncoder) and found.config == sections.get(name)
+    }
+    sharded = {name for name in sections.keys() - here.keys() if _placement(sections[name]) == "sharded"}
+    mesh = frozen_mesh(world) if together and sharded else None
 
     def build() -> Encoders:
-        autoencoder, tokens = _build_autoencoder(config.ae, device), text or _build_text(config.t5, device, mesh)
-        if unequal and mesh is not None:
-            tokens.turns = Turns(mesh)
-        return Encoders(device, autoencoder, tokens, pooled or _build_pooled(config.clip, device))
+        autoencoder = _build_autoencoder(config.ae, device)
+        for text in texts:
+            if (name := text.condition) not in here:
+                over = mesh if name in sharded else None
+                here[name] = _build_text(text, sections[name], device, over)
+                if unequal and over is not None:
+                    here[name].joint_calls = SynchronisedCalls(over)
+        return Encoders(device, autoencoder, texts, here)
 
     return world.on_all(build) if together else build()
 
 
-def _if_described(kept: K | None, config: TextEncoderConfig | PooledEncoderConfig) -> K | None:
-    """An encoder with weights, if it is the one that the config describes; else None."""
-    return kept if isinstance(kept, T5Encoder | ClipEncoder) and kept.config == config else None
+def _placement(section: EncoderSection) -> str | None:
+    """Where an encoder's weights lie; None for one without weights."""
+    return getattr(section, "placement", None)
 
 
-def find_encoders(config: EncodersConfig) -> None:
-    """Looks for the files of all encoders, here and on the hub, which is asked for the largest last.
+def encoder_sections(config: SystemConfig) -> tuple[str, ...]:
+    """The keys of the encoders that the model uses: the autoencoder, then those of text."""
+    return "ae", *(text.section for text in config.family.texts)
 
-    Raises `UserError` where one is missing.
-    """
-    for key in ("ae", "clip", "t5"):
+
+def find_encoders(config: SystemConfig) -> None:
+    """Looks for the files of all encoders, here and on the hub, largest last. Raises `UserError` where one is
+    missing."""
+    first, *texts = encoder_sections(config)
+    for key in (first, *reversed(texts)):
         section = getattr(config, key)
         if (name := getattr(section, "from_pretrained", None)) is not None:
             find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
@@ -190,176 +213,140 @@ def find_encoders(config: EncodersConfig) -> None:
 
 def encoders_on_host(config: C) -> C:
     """The config with every encoder that would lie on the device for good in the host's memory between its uses."""
-    sections = {name: getattr(config, name) for name in ("ae", "t5", "clip")}
-    moved = {
-        name: section.model_copy(update={"placement": "offloaded"})
-        for name, section in sections.items()
-        if getattr(section, "placement", None) == "resident"
-    }
+    sections = {name: getattr(config, name) for name in encoder_sections(config)}
+    resident = {name: section for name, section in sections.items() if _placement(section) == "resident"}
+    moved = {name: section.model_copy(update={"placement": "offloaded"}) for name, section in resident.items()}
     return config.model_copy(update=moved)
 
 
-def refuse_sharded_text(config: TextEncoderConfig, missing: int) -> None:
-    """Raises `UserError` where ranks would call a sharded text encoder unequally often, and wait for ever.
+def refuse_sharded_text(config: SystemConfig, missing: int) -> None:
+    """Raises `UserError` where ranks would call a sharded text encoder unequally often, and wait for ever: where
+    samples are `missing` in the latent store, which are embedded as they come."""
+    for text in config.family.texts if missing else ():
+        if _placement(getattr(config, text.section)) == "sharded":
+            raise UserError(
+                f'{text.section}.placement = "sharded": {missing} samples are missing in dataset.latents, so ranks '
+                f'would embed different numbers of captions and wait; write {text.section}.placement = "offloaded", or '
+                "complete the store by `longtake data encode`"
+            )
 
-    missing: samples that a run's latent store has not, which are embedded as they come.
-    """
-    if missing and getattr(config, "placement", "") == "sharded":
-        raise UserError(
-            f't5.placement = "sharded": {missing} samples are missing in dataset.latents, so ranks would embed '
-            'different numbers of captions and wait; write t5.placement = "offloaded", or complete the store by '
-            "`longtake data encode`"
-        )
 
-
-def _build_autoencoder(config: AutoencoderConfig, device: torch.device) -> Autoencoder:
-    if isinstance(config, PixelConfig):
-        return build_autoencoder(config)
+def _build_autoencoder(config: AutoencoderSection, device: torch.device) -> Autoencoder:
+    autoencoder = build_autoencoder(config, device_dtype(getattr(config, "dtype", "fp32"), device))
+    shapes = _shapes(nn.ModuleDict({**autoencoder.encoding, **autoencoder.decoding}))
+    if not shapes:
+        return autoencoder
     path = find_encoder(config.from_pretrained, "ae.from_pretrained", config.cache_dir)
-    autoencoder = build_autoencoder(config, device_dtype(config.dtype, device))
-    assert isinstance(autoencoder, KLAutoencoder)
-    shapes = _shapes(autoencoder.model)
-    weights = CheckedWeights(Renamed(WeightFiles(path), list(shapes), config.type), shapes, path, "ae")
+    files = WeightFiles(path)
+    weights = CheckedWeights(files, autoencoder.names(files), shapes, path, "ae")
 
-    def place(parts: Mapping[str, nn.Module], largest: str) -> None:
-        module = nn.ModuleDict(parts)
-        if config.placement == "offloaded":
-            fill_frozen(module, weights, _CPU)
-            HostWeights(module, [module[largest]], device)
-        else:
-            fill_frozen(module, weights, device)
+    def place(parts: Mapping[str, nn.Module]) -> None:
+        away = _offloaded_parts(config, parts)
+        fill_frozen(nn.ModuleDict(parts), weights, _CPU if away else device)
+        for part in parts.values():
+            if part in away:
+                HostWeights(part, [part], device)
+            else:
+                part.to(device)
 
-    place(autoencoder.encoding, "encoder")
-    autoencoder.load_decoder = lambda: place(autoencoder.decoding, "decoder")
+    def load_decoder() -> None:
+        del autoencoder.load_decoder
+        place(autoencoder.decoding)
+
+    place(autoencoder.encoding)
+    autoencoder.load_decoder = load_decoder
     return autoencoder
 
 
-def _build_text(config: TextEncoderConfig, device: torch.device, mesh: DeviceMesh | None) -> TextEncoder:
+def _offloaded_parts(config: AutoencoderSection, parts: Mapping[str, nn.Module]) -> list[nn.Module]:
+    """Those of an autoencoder's parts that are on the device only while they run: a single layer is worth no copy."""
+    return [part for part in parts.values() if _placement(config) == "offloaded" and any(part.children())]
+
+
+def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> TextEncoder:
     if isinstance(config, WordsConfig):
-        return build_text_encoder(config)
-    folder = _folder(config, "t5")
+        return build_text_encoder(config, pooled=text.pooled)
+    folder = find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
+    if not folder.is_dir():
+        raise UserError(
+            f"{text.section}.from_pretrained = {config.from_pretrained!r}: is a file; name the folder that holds "
+            "config.json, the tokenizer and the weights"
+        )
     encoder = build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
-    assert isinstance(encoder, T5Encoder)
-    weights = CheckedWeights(T5Names(_open_weights(folder)), _shapes(encoder.module), folder, "its config.json")
+    assert isinstance(encoder, LearnedTextEncoder)
+    files = _open_weights(folder)
+    weights = CheckedWeights(files, encoder.names(files), _shapes(encoder.module), folder, "its config.json")
     if mesh is not None:
         shard_frozen(encoder.module, encoder.units, mesh)
-    _fill(encoder, weights, config.placement, device)
-    return encoder
-
-
-def _build_pooled(config: PooledEncoderConfig, device: torch.device) -> PooledEncoder:
-    if isinstance(config, WordsConfig):
-        return build_text_encoder(config)
-    folder = _folder(config, "clip")
-    encoder = build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
-    assert isinstance(encoder, ClipEncoder)
-    weights = CheckedWeights(ClipNames(_open_weights(folder)), _shapes(encoder.module), folder, "its config.json")
-    _fill(encoder, weights, config.placement, device)
-    fill_positions(encoder.module)
-    return encoder
-
-
-def _fill(
-    encoder: T5Encoder | ClipEncoder, weights: Mapping[str, Tensor], placement: str, device: torch.device
-) -> None:
-    offloaded = placement == "offloaded"
+    offloaded = config.placement == "offloaded"
     fill_frozen(encoder.module, weights, _CPU if offloaded else device)
     if offloaded:
         HostWeights(encoder.module, encoder.units, device)
+    encoder.after_filling()
+    return encoder
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _folder(config: T5EncoderConfig | ClipEncoderConfig, section: str) -> Path:
-    folder = find_encoder(config.from_pretrained, f"{section}.from_pretrained", config.cache_dir)
-    if not folder.is_dir():
-        raise UserError(
-            f"{section}.from_pretrained = {config.from_pretrained!r}: is a file; name the folder that holds "
-            "config.json, the tokenizer and the weights"
-        )
-    return folder
-
-
 def _open_weights(folder: Path) -> Mapping[str, Tensor]:
-    """The tensors of a folder: safetensors, or PyTorch's `.bin` files where there is nothing else."""
-    if not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin")):
-        return _BinFiles(folder)
-    return WeightFiles(folder)
+    """The tensors of a folder: safetensors, or PyTorch's `.bin` files where there is nothing else, mapped into memory
+    and read by PyTorch's own unpickler of tensors, which runs no code."""
+    files = sorted(folder.glob("pytorch_model*.bin"))
+    if not files or any(folder.glob("*.safetensors")):
+        return WeightFiles(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # whatever the unpickler meets in a file that is none
+            raise UserError(
+                f"{path}: cannot be read as plain tensors ({in_one_line(error)}); convert it to .safetensors where you "
+                "trust it"
+            ) from None
+    return tensors
 
 
-class _BinFiles(Mapping[str, Tensor]):
-    """`pytorch_model*.bin`, mapped into memory and read by PyTorch's own unpickler of tensors, which runs no code."""
-
-    def __init__(self, folder: Path) -> None:
-        self._tensors: dict[str, Tensor] = {}
-        for path in sorted(folder.glob("pytorch_model*.bin")):
-            try:
-                self._tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except Exception as error:  # whatever the unpickler meets in a file that is none
-                raise UserError(
-                    f"{path}: cannot be read as plain tensors ({in_one_line(error)}); convert it to .safetensors where "
-                    "you trust it"
-                ) from None
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-def encoder_bytes(config: EncodersConfig, ranks_per_node: int = 1, decodes: bool = False) -> dict[str, int]:
-    """Bytes of the frozen weights on one GPU, by section ("ae", "t5", "clip"), at their placement and dtype.
+def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool = False) -> dict[str, int]:
+    """Bytes of the frozen weights on one GPU, by section, at their placement and dtype.
 
     Counted on the meta device: nothing is read but a `config.json` that lies in a local folder; without one the
     published sizes are taken. `decodes`: the autoencoder's decoder too.
     """
-    found = {"ae": 0, "t5": 0, "clip": 0}
-    if not isinstance(config.ae, PixelConfig):
-        autoencoder = build_autoencoder(config.ae, _DTYPES[config.ae.dtype])
-        parts = autoencoder.encoding | (autoencoder.decoding if decodes else {})
-        sizes = {name: _size(part) for name, part in parts.items()}
-        units = [size for name, size in sizes.items() if name in ("encoder", "decoder")]
-        rest = sum(sizes.values()) - sum(units)
-        if config.ae.placement == "offloaded":
-            found["ae"] = max(units) + rest  # encoder and decoder never run together
-        else:
-            found["ae"] = sum(sizes.values())
-    for key, section in (("t5", config.t5), ("clip", config.clip)):
+    found = dict.fromkeys(encoder_sections(config), 0)
+    autoencoder = _on_meta(config.ae)
+    parts = {**autoencoder.encoding, **(autoencoder.decoding if decodes else {})}
+    away = [_size(part) for part in _offloaded_parts(config.ae, parts)]  # they run one after another
+    found["ae"] = sum(map(_size, parts.values())) - sum(away) + max(away, default=0)
+    for text in config.family.texts:
+        section = getattr(config, text.section)
         if isinstance(section, WordsConfig):
             continue
-        encoder = build_text_encoder(section, _described(section), _DTYPES[section.dtype], tokenizer=False)
+        encoder = _on_meta(section)
         units = [_size(unit) for unit in encoder.units]
-        found[key] = frozen_bytes(units, _size(encoder.module) - sum(units), section.placement, ranks_per_node)
+        rest = _size(encoder.module) - sum(units)
+        found[text.section] = frozen_bytes(units, rest, section.placement, ranks_per_node)
     return found
 
 
-def encoding_costs(config: EncodersConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
+def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
     """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
     `encoder_bytes` reads."""
-    found = {"ae": autoencoder_cost(config.ae, shape, batch, _itemsize(config.ae))}
-    for key, section in (("t5", config.t5), ("clip", config.clip)):
-        if isinstance(section, WordsConfig):
-            found[key] = EncodeCost()
-        else:
-            facts = text_facts(section, _described(section))
-            found[key] = text_cost(facts, key, section.max_length, batch, _itemsize(section))
-    return found
+    found = {"ae": autoencoder_cost(_on_meta(config.ae), shape, batch)}
+    return found | {
+        text.section: text_cost(_on_meta(getattr(config, text.section)), batch) for text in config.family.texts
+    }
 
 
-def _described(section: T5EncoderConfig | ClipEncoderConfig) -> Path | None:
-    """The local folder that says how large a text encoder is; None where there is none."""
-    local = Path(section.from_pretrained).expanduser()
-    return local if (local / "config.json").is_file() else None
-
-
-def _itemsize(section: EncoderSection) -> int:
-    return _DTYPES[getattr(section, "dtype", "fp32")].itemsize
+@lru_cache(maxsize=16)
+def _on_meta(section: Any) -> Any:
+    """The encoder of a section, for counting."""
+    dtype = _DTYPES[getattr(section, "dtype", "fp32")]
+    if isinstance(section, AutoencoderSection):
+        return build_autoencoder(section, dtype)
+    local = Path(getattr(section, "from_pretrained", "")).expanduser()
+    return build_text_encoder(section, local if (local / "config.json").is_file() else None, dtype, tokenizer=False)
 
 
 def _size(module: nn.Module) -> int:

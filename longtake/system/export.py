@@ -1,20 +1,24 @@
-"""A trained model as a file or a folder: weights under plain names, and in the header the config that they need."""
+"""A trained model as a file or a folder: whole weights, with the config that they need in the header, or adapters."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from longtake.checkpoint import EXPORT_BYTES, INDEX_FILE, export_safetensors, hold
-from longtake.config import load_config
+from longtake.buckets import aspect_table, num_pixels
+from longtake.buckets.entries import read_entries
+from longtake.checkpoint import EXPORT_BYTES, INDEX_FILE, CheckpointWeights, export_safetensors, hold
+from longtake.config import resolve
 from longtake.contracts import UserError
-from longtake.models import MMDiTConfig
+from longtake.families import family_of, read_model
 from longtake.system.config import SystemConfig
-from longtake.system.trained_size import said_sampling, trained_size
-from longtake.weights import ROPE_KEY, layout_of
+from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
+from longtake.weights import save_adapters, save_weights
 
 CONFIG_HEADER = "longtake_config"
 
@@ -28,19 +32,62 @@ def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_fil
     """
     with hold(checkpoint) as folder:
         tree = system_tree(folder)
+        model = read_model(tree)
+        form = family_of(model).weight_format
         if tree.get("lora"):
+            *styles, last = form.lora_styles
             raise UserError(
-                f"{folder}: trained adapters; write --lora peft, diffusers or comfy for these alone, or --merge for "
-                "whole weights"
+                f"{folder}: trained adapters; write --lora {', '.join(styles)} or {last} for these alone, or --merge "
+                "for whole weights"
             )
-        rope = layout_of(MMDiTConfig(**tree.get("model", {}))).rope  # names do not tell the order of head channels
-        header = {CONFIG_HEADER: json.dumps(tree), ROPE_KEY: rope}
+        header = {CONFIG_HEADER: json.dumps(tree), **form.own(model).header}
         return export_safetensors(folder, target, part, header, max_file_bytes)
+
+
+def export_adapters(checkpoint: str, target: str | Path, style: str, part: str = "ema") -> Path:
+    """Writes the adapters of a checkpoint in a style of its model's format and returns `target`.
+
+    `checkpoint`: as for `--load`, also of a run that goes on; `part`: "ema" (the adapters themselves where a run kept
+    no average) or "model". Raises `UserError` where the run trained no adapters, for a style that the model does not
+    have, and where `target` is named like a file and the style writes a folder, or the reverse.
+    """
+    target = Path(target)
+    with hold(checkpoint) as folder:
+        model, lora = run_sections(folder)
+        form = family_of(model).weight_format
+        if style not in form.lora_styles:
+            raise UserError(f"--lora {style}: choose one of {', '.join(form.lora_styles)}")
+        if (form.lora_styles[style].config == "file") == (target.suffix == ".safetensors"):
+            file = target.suffix != ".safetensors"
+            wanted = "a file, with the ending .safetensors" if file else "a folder, without an ending"
+            raise UserError(f"{target}: adapters of {style} are {wanted}")
+        adapters = read_adapters_of(CheckpointWeights(folder, wanted=part, partly=True))
+    if not adapters:
+        raise UserError(f"{folder}: holds no adapters, for its run trained without lora; leave --lora out")
+    save_adapters(form, adapters, model, target, style, base_of_adapters(model.from_pretrained, lora))
+    return target
+
+
+def export_merged(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = EXPORT_BYTES) -> Path:
+    """Writes whole weights, adapters merged into them, to a file or folder that `longtake generate` takes by itself.
+
+    What the run did not train comes from the file that it started from, or from its `frozen/`. A merged weight is
+    computed in float32 and rounded to the dtype in which that base is written. Raises `UserError` where the file of the
+    base is gone.
+    """
+    with hold(checkpoint) as folder, ExitStack() as stack:
+        tree = system_tree(folder)
+        weights = TrainedParts(folder, part, stack)
+        tree = {key: value for key, value in tree.items() if key not in ("lora", "freeze", "train_only")}
+        tree["model"] = {**tree.get("model", {}), "from_pretrained": None}
+        header = {CONFIG_HEADER: json.dumps(tree), **weights.metadata, "part": part}
+        save_weights(weights, target, header, max_file_bytes)
+    return Path(target)
 
 
 def system_tree(checkpoint: Path) -> dict[str, Any]:
     """The keys of a checkpoint's run that say what its model is and how it is sampled, at the size of its buckets."""
-    tree = load_config(checkpoint.parent / "config.py", [], dict[str, Any]).tree
+    tree = run_tree(checkpoint)
     whole = {**tree, "sampling_option": {**said_sampling(tree), **trained_size(tree)}}
     return {key: value for key, value in whole.items() if key in SystemConfig.model_fields}
 
@@ -63,3 +110,42 @@ def exported_tree(path: str | Path) -> dict[str, Any]:
             f"{path}: holds no Longtake config; give a config file and --model.from_pretrained {path} instead"
         )
     return json.loads(header)
+
+
+def said_sampling(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `sampling_option` to which a run's config, as plain data, gives a value."""
+    return {key: value for key, value in (tree.get("sampling_option") or {}).items() if value is not None}
+
+
+def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The size keys of `sampling_option` that a run's config, as plain data, leaves open, as its buckets decide them.
+
+    `resolution`: the largest one that trains clips of several frames; where only stills are trained, the largest of
+    these. `num_frames`: its longest length that the autoencoder can give back. `aspect_ratio`: only where the name of
+    the resolution leaves a single one, as in `256px_ar1:1`. Nothing is decided for a run without buckets. Raises
+    `UserError` for a config that is damaged.
+    """
+    if not isinstance(tree.get("bucket_config"), Mapping):
+        return {}
+    config = resolve(system_part(tree), [], SystemConfig, place="the run's config.py").value
+    divisor, law = config.size_divisor, config.bucket_law
+    trained = [
+        (entry.num_frames > 1, num_pixels(name, law), entry.num_frames, name)
+        for name, entries in read_entries(tree["bucket_config"], divisor, law=law).items()
+        for entry in entries
+        if entry.reachable and config.ae.has_length(entry.num_frames)
+    ]
+    if not trained:
+        return {}
+    _, _, num_frames, name = max(trained)
+    resolution, _, narrowed = name.partition("_")
+    size: dict[str, Any] = {"resolution": resolution, "num_frames": num_frames}
+    if narrowed:
+        (size["aspect_ratio"],) = aspect_table(name, divisor, law=law)
+    said = said_sampling(tree)
+    return {key: value for key, value in size.items() if key not in said}
+
+
+def system_part(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a training config that describe the model and its sampling; `parallel` is the training run's own."""
+    return {key: value for key, value in tree.items() if key in SystemConfig.model_fields and key != "parallel"}

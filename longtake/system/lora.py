@@ -18,37 +18,37 @@ from longtake.models import (
 )
 from longtake.parallel import local_tensor, own_part
 from longtake.system.config import SystemConfig
-from longtake.weights import Adapters, find_adapters, read_adapters, tensors_of
+from longtake.weights import Adapters, Format, find_adapters, read_adapters, tensors_of
 
 
 def choose_trained(
     denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype, kept: Adapters | None = None
 ) -> Adapters:
-    """Gives a denoiser on the meta device its adapters and freezes what does not train, kept in `dtype`. In place.
+    """Gives a denoiser on the meta device, before it is cut or sharded, its adapters, and freezes what does not train,
+    kept in `dtype`. In place.
 
-    Call it before the model is cut or sharded. `kept`: adapters to go on with, of the run that this one starts from.
-    Returns those of `lora.from_pretrained`, else those kept. Raises `UserError` for patterns that name nothing, and for
-    a file of adapters that does not fit.
+    Returns the adapters of `lora.from_pretrained`, else those `kept` of the run that this one starts from. Raises
+    `UserError` for patterns that name nothing, and for a file of adapters that does not fit.
     """
     if config.lora is None:
         if config.freeze or config.train_only is not None:
             freeze(denoiser, dict.fromkeys(frozen_names(denoiser, config.freeze, config.train_only)), dtype)
         return {}
-    adapters = kept or {}
+    adapters, form = kept or {}, config.family.weight_format
     if config.lora.from_pretrained:
-        adapters = read_adapters(find_adapters(config.lora.from_pretrained), config.model)
-    adapt(denoiser, adapter_sizes(denoiser, config.lora, adapters), config.lora.base, dtype)
+        adapters = read_adapters(form, find_adapters(config.lora.from_pretrained), config.model)
+    adapt(denoiser, adapter_sizes(form, denoiser, config.lora, adapters), config.lora.base, dtype)
     return adapters
 
 
-def adapter_sizes(denoiser: nn.Module, lora: LoraConfig, adapters: Adapters) -> dict[str, AdapterSize]:
+def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters: Adapters) -> dict[str, AdapterSize]:
     """The adapter of each layer that has one: those of a file as they are there, else as the section says."""
     if adapters:
         return {
             name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, lora.strength) for name, a in adapters.items()
         }
     size = AdapterSize(lora.rank, lora.alpha / lora.rank, lora.dora, lora.strength)
-    return dict.fromkeys(target_layers(denoiser, lora.targets), size)
+    return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
 
 
 @torch.no_grad()

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from longtake.checkpoint import (
     CheckpointWeights,
+    RunState,
     hold,
     is_complete,
     list_checkpoints,
-    read_state,
 )
 from longtake.config import load_config
 from longtake.contracts import UserError
-from longtake.models import LoraConfig, MMDiTConfig, held_as, storage
-from longtake.system.lora import fill
+from longtake.families import family_of, read_model
+from longtake.models import LoraConfig, ModelSection, storage
 from longtake.weights import (
-    ROPE_KEY,
     Adapter,
     Adapters,
-    MMDiTWeights,
+    ModelWeights,
     adapters_of,
     convert_adapters,
     find_denoiser,
-    layout_of,
     merged,
     state_shapes,
 )
@@ -37,44 +35,31 @@ from longtake.weights import (
 _OF_ADAPTERS = (".lora_a", ".lora_b", ".magnitude")
 
 
-def load_pretrained(denoiser: nn.Module, state: MMDiTWeights, without: Collection[str] = frozenset()) -> None:
-    """Fills the denoiser with weights that `open_pretrained` has opened, `without` these names.
-
-    Collective. One tensor at a time is in memory.
-    """
-    for name in state:
-        if name not in without:
-            fill(denoiser, held_as(denoiser, name, state[name]))
-
-
 @contextmanager
-def open_pretrained(config: MMDiTConfig, lora: LoraConfig | None = None) -> Iterator[tuple[MMDiTWeights, str]]:
+def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Iterator[tuple[ModelWeights, str]]:
     """The weights that `config.from_pretrained` means, and a line that says which.
 
-    A file or folder of any family that `MMDiTWeights` reads, here or on the Hugging Face hub; or a checkpoint of a run,
-    the run's folder, or a glob of either, of which the newest is taken, averaged where it has an average. It is not
-    removed while it is read.
-
-    Of a run that trained adapters the weights are those with the adapters merged into them; or, for a run with the same
-    `lora`, which keeps the adapters (`kept_adapters`), those under them.
+    A file or folder of any naming of the model's format, here or on the Hugging Face hub; or a checkpoint of a run, the
+    run's folder, or a glob of either: the newest, held while it is read, averaged where it has an average. Of a run
+    with adapters: the weights with these merged, or those under them for a run with the same `lora` (`kept_adapters`).
     """
     spec = config.from_pretrained
     assert spec is not None
+    form = family_of(config).weight_format
     if not means_checkpoint(spec):
-        state = MMDiTWeights(find_denoiser(spec), config)
+        state = ModelWeights(find_denoiser(spec), config, form)
         yield state, f"weights: from {state.files.path}"
         return
     with hold(spec) as folder, ExitStack() as stack:
         model, theirs = run_sections(folder)
-        rope = {ROPE_KEY: layout_of(model).rope}
-        if not read_state(folder).get("frozen"):
-            weights = CheckpointWeights(folder, rope)
+        if RunState.read(folder).frozen is None:
+            weights = CheckpointWeights(folder, family_of(model).weight_format.own(model).header)
             kind = "averaged (ema)" if weights.part == "ema" else "as trained"
-            yield MMDiTWeights(weights, config), f"weights: {kind}, from {folder}"
+            yield ModelWeights(weights, config, form), f"weights: {kind}, from {folder}"
             return
         parts = TrainedParts(folder, "ema", stack)
         kind = "averaged " if parts.part == "ema" else ""
-        if parts.adapters and _same_adapters(lora, theirs):
+        if parts.adapters and model.type == config.type and _same_adapters(lora, theirs):
             parts.adapters = {}
             said = f"weights: those under the adapters of {folder}, whose {kind}adapters go on training"
         elif parts.adapters:
@@ -82,24 +67,22 @@ def open_pretrained(config: MMDiTConfig, lora: LoraConfig | None = None) -> Iter
         else:
             kind = "averaged" if kind else "as trained"
             said = f"weights: {kind}, of a part and what it was trained with, from {folder}"
-        yield MMDiTWeights(parts, config), said
+        yield ModelWeights(parts, config, form), said
 
 
-def kept_adapters(config: MMDiTConfig, lora: LoraConfig | None) -> Adapters:
-    """The adapters that a run starts with because it starts from another run with the same ones.
-
-    These are runs of equal `lora.rank`, `alpha`, `targets` and `dora`; empty for any other, and where `lora` names a
-    file of adapters. Collective.
-    """
+def kept_adapters(config: ModelSection, lora: LoraConfig | None) -> Adapters:
+    """The adapters that a run starts with because it starts from a run of the same kind of model with the same ones
+    (`lora.rank`, `alpha`, `targets`, `dora`); empty where `lora` names a file. Collective."""
     spec = config.from_pretrained
     if lora is None or spec is None or not means_checkpoint(spec):
         return {}
     with hold(spec) as folder:
         model, theirs = run_sections(folder)
-        if not _same_adapters(lora, theirs):
+        if model.type != config.type or not _same_adapters(lora, theirs):
             return {}
         found = read_adapters_of(CheckpointWeights(folder, partly=True))
-        return convert_adapters(found, config, layout_of(model), layout_of(config))
+        form = family_of(config).weight_format
+        return convert_adapters(form, found, config, form.own(model), form.own(config))
 
 
 def base_of_adapters(spec: str | None, lora: LoraConfig | None) -> str | None:
@@ -110,7 +93,7 @@ def base_of_adapters(spec: str | None, lora: LoraConfig | None) -> str | None:
         theirs = run_sections(folder)[1]
         if not _same_adapters(lora, theirs):
             return spec
-        return base_of_adapters(read_state(folder)["frozen"]["source"], theirs)
+        return base_of_adapters(RunState.read(folder).frozen_source, theirs)
 
 
 def _same_adapters(here: LoraConfig | None, there: LoraConfig | None) -> bool:
@@ -127,38 +110,39 @@ def means_checkpoint(spec: str) -> bool:
     return glob.has_magic(spec) and not path.exists()
 
 
-def run_sections(folder: Path) -> tuple[MMDiTConfig, LoraConfig | None]:
-    """`model` and `lora` of the run that a checkpoint is of."""
-    file = folder.parent / "config.py"
+def run_tree(checkpoint: Path) -> dict[str, Any]:
+    """The config, as plain data, of the run that a checkpoint is of. Raises `UserError` where it is not beside it."""
+    file = checkpoint.parent / "config.py"
     if not file.exists():
-        raise UserError(
-            f"{folder}: no config.py beside it says how its weights are written; give a checkpoint in its run's folder"
-        )
-    tree = load_config(file, [], dict[str, Any]).tree
-    lora = tree.get("lora")
-    return MMDiTConfig(**tree.get("model", {})), None if lora is None else LoraConfig(**lora)
+        raise UserError(f"{checkpoint.parent}: no config.py beside the checkpoint; give the folder of a training run")
+    return load_config(file, [], dict[str, Any]).tree
+
+
+def run_sections(checkpoint: Path) -> tuple[ModelSection, LoraConfig | None]:
+    """`model` and `lora` of the run that a checkpoint is of."""
+    tree = run_tree(checkpoint)
+    return read_model(tree), LoraConfig(**tree["lora"]) if tree.get("lora") is not None else None
 
 
 class TrainedParts(Mapping[str, Tensor]):
     """Every weight of a run that trained adapters or a part of the model, by the names of its model, on the CPU.
 
-    Adapters are merged into their layers, in float32, and the result has the dtype of what lies under them; each weight
-    is made when it is asked for. What the run did not train comes from the file that it started from, or from its
-    `frozen/`. `adapters` may be emptied: the mapping then is of the weights under them. Collective. Raises `UserError`
-    where a file of it is gone or damaged.
+    Adapters are merged in float32 when a weight is asked for, which keeps the dtype of what lies under it; with
+    `adapters` emptied these are the weights under them. What the run did not train comes from the file it started from,
+    or from its `frozen/`. Collective. Raises `UserError` where a file of it is gone or damaged.
     """
 
     def __init__(self, folder: Path, part: str, stack: ExitStack) -> None:
         """`part`: "ema" (falls back to "model") or "model". `stack` keeps what lies under it from being removed."""
         self.path = folder
         self.model, lora = run_sections(folder)
-        self.metadata: Mapping[str, str] = {ROPE_KEY: layout_of(self.model).rope}
+        self.metadata: Mapping[str, str] = family_of(self.model).weight_format.own(self.model).header
         self._own = CheckpointWeights(folder, wanted=part, partly=True)
         self.part, self.adapters = self._own.part, read_adapters_of(self._own)
         self._code = "dense" if lora is None else lora.base
         self._shapes = state_shapes(self.model)
         self._under: Mapping[str, Tensor] = {}
-        source = (read_state(folder).get("frozen") or {}).get("source")
+        source = RunState.read(folder).frozen_source
         if source is not None:
             under = self.model.model_copy(update={"from_pretrained": source})
             self._under = stack.enter_context(open_pretrained(under, lora))[0]
@@ -178,12 +162,11 @@ class TrainedParts(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, which is that of the run's model."""
         return self._shapes[name]
 
 
 def read_adapters_of(weights: CheckpointWeights) -> dict[str, Adapter]:
     """The adapters in a checkpoint, by the layers of its model; empty where its run trained none."""
-    scaling = read_state(weights.path).get("adapters", {})
+    scaling = RunState.read(weights.path).adapters
     tensors = {name: weights[name] for name in weights if name.endswith(_OF_ADAPTERS)}
     return adapters_of(tensors, scaling.__getitem__)

@@ -2,91 +2,83 @@
 
 from __future__ import annotations
 
-from math import ceil
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from longtake.models import MMDiTConfig, token_grid
+from longtake.models import Trace, as_on_cuda, build_denoiser, denoiser_class, meta_conditions
+from longtake.models.build import LatentSize
+from longtake.parallel import TokenPeers, cut_among
 from longtake.system.build import System
 
-_USABLE = 0.9  # of the free memory; the rest is for what the formula leaves out and for fragments
+_USABLE = 0.9  # of the free memory; the rest is for what a trace does not see and for fragments
 
 
+@lru_cache(maxsize=64)
 def forward_bytes(
-    config: MMDiTConfig,
-    latent_shape: tuple[int, int, int, int],
+    config: Any,
+    latent: LatentSize,
     text_tokens: int,
     samples: int,
-    compute_bytes: int = 2,
+    dtype: torch.dtype = torch.bfloat16,
     sequence: int = 1,
     tensor: int = 1,
-    gathered: tuple[int, int] = (0, 0),
-) -> int:
-    """Bytes on one rank at the worst moment of a forward without gradients, of latents (C, F, h, w): activations, and
-    `gathered` weights while a double and while a single block runs.
+    attention: str = "auto",
+) -> dict[str, int]:
+    """Bytes on one rank, weights apart, at the worst moment of each list of blocks in a forward without gradients, by a
+    trace of two blocks of each."""
+    with torch.device("meta"):
+        model = as_on_cuda(build_denoiser(config), dtype)
+    lists = {name: model.get_submodule(name)[:2] for name in model.blocks}
+    for name, blocks in lists.items():
+        model.set_submodule(name, blocks)
+    if sequence * tensor > 1:
+        cut_among(model, TokenPeers.counted(sequence, tensor, attention, denoiser_class(config).heads(config)))
+    x, t = torch.empty(samples, *latent, device="meta"), torch.empty(samples, device="meta")
+    conditions = meta_conditions(config, latent, text_tokens, samples)
+    found = dict.fromkeys(lists, 0)
 
-    For each token, in numbers of the compute dtype (D: width, H: width of the MLP's hidden layer).
-    double: the stream D, q, k, v normed 3D (5D where one projection makes them) and joined 3D, attention D, the new
-    stream D; then for video tokens alone the modulated D, and the MLP before and after its GELU 2H.
-    single: the stream D, and the video that went into it D; q and k 2D (4D), v and the MLP's input D + H, attention D;
-    the GELU's output H, and both joined D + H.
-    Tensor peers hold gathered tokens in and out of a region: 3D. `attention = "math"` has scores, twice.
-    """
-    D, H, N = config.hidden_size, config.mlp_size, config.num_heads
-    frames, rows, columns = token_grid(latent_shape[1:], config.patch_size)
-    video = frames * rows * columns
-    whole = video + text_tokens
-    peers = sequence * tensor
-    raw = 2 * D * config.fused_qkv
-    double = whole * (9 * D + raw) + video * (D + 2 * H) if config.depth else 0
-    single = whole * (7 * D + 3 * H + raw) if config.depth_single_blocks else 0
-    more = ceil(3 * whole * D / sequence) if tensor > 1 else 0
-    if config.attention == "math":
-        more += 2 * N * whole * whole // peers
-    return max(
-        samples * compute_bytes * (ceil(numbers / peers) + more) + weights
-        for numbers, weights in zip((double, single), gathered, strict=True)
-    )
+    def note(name: str, *_: Any) -> None:
+        found[name], trace.peak = max(found[name], trace.peak), trace.live
+
+    with torch.no_grad(), Trace(model, x, t, *conditions.values(), *conditions.masks.values()) as trace:
+        for name, blocks in lists.items():
+            for block in blocks:
+                block.register_forward_hook(partial(note, name))
+        model(x, t, conditions)
+    return found
 
 
-def gathered_bytes(system: System) -> tuple[int, int]:
-    """Bytes of weights that are gathered while a double and while a single block runs: it, the next one where others
-    hold a part of it, and all outside the blocks."""
+def gathered_bytes(system: System) -> dict[str, int]:
+    """Bytes of weights that are gathered while a block of each list runs: it, the next one where others hold a part of
+    it, and all outside the blocks."""
     model, size = system.denoiser, system.dtype.itemsize
 
     def of(module: nn.Module) -> int:  # codes of frozen weights are gathered as they are
         return sum(p.numel() * size if p.is_floating_point() else p.nbytes for p in module.parameters())
 
-    kinds = [[of(block) for block in model.get_submodule(name)] for name in model.blocks]
-    every = sum(sum(blocks) for blocks in kinds)
+    lists = {name: [of(block) for block in model.get_submodule(name)] for name in model.blocks}
+    every = sum(sum(blocks) for blocks in lists.values())
     rest = of(model) - every
-    if system.mesh.config.zero == 2:
-        return rest + every, rest + every
     ahead = 1 if system.mesh.size == 1 else 2
-    double, single = (rest + ahead * max(blocks, default=0) for blocks in kinds)
-    return double, single
+    whole = system.mesh.config.zero == 2
+    return {name: rest + (every if whole else ahead * max(blocks, default=0)) for name, blocks in lists.items()}
 
 
-def fits_at_once(system: System, samples: int, latent_shape: tuple[int, int, int, int]) -> bool:
+def fits_at_once(system: System, samples: int, latent_shape: LatentSize) -> bool:
     """Whether the denoiser has room for so many samples in one forward; the same answer on every rank. Collective.
 
     On a CPU there always is. Where weights visit the device (`offload_model`), ask while they are there.
     """
     if system.device.type != "cuda":
         return True
-    mesh = system.mesh
-    needed = forward_bytes(
-        system.config.model,
-        latent_shape,
-        system.facts.text_length,
-        samples,
-        system.dtype.itemsize,
-        mesh.sequence,
-        mesh.tensor,
-        gathered_bytes(system),
-    )
+    mesh, length = system.mesh, system.facts.text_length
+    peers = mesh.sequence, mesh.tensor, mesh.config.sequence_attention
+    moved = forward_bytes(system.config.model, tuple(latent_shape), length, samples, system.dtype, *peers)
+    needed = max(moved[name] + weights for name, weights in gathered_bytes(system).items())
     spare = torch.tensor([_USABLE * free_bytes(system.device) - needed], device=system.device)
     if mesh.size > 1:
         dist.all_reduce(spare, dist.ReduceOp.MIN)

@@ -1,7 +1,6 @@
 """`--tiny`: any run or generation at a size that a CPU handles in seconds, to try a preset, a table or a cluster.
 
-Sizes change and nothing else: the same conditions, objective, optimizer, peers, recomputation and adapters, on the
-user's own clips. Weights and encoders of full size do not fit such a model and are left out.
+Sizes change and nothing else; weights and encoders of full size do not fit such a model and are left out.
 """
 
 from __future__ import annotations
@@ -9,34 +8,32 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longtake.buckets import num_pixels
 from longtake.contracts import UserError
+from longtake.families import Family, family_of_tree
 
 TINY = "--tiny"
 _LONGEST = 17  # frames of a clip
 _STILLS, _CLIPS = 4, 2  # most in a micro-batch
-_CELL = 16  # pixels along one side of a token
-_WIDTH, _WORDS, _RANK = 128, 64, 4
-_BUFFER_BYTES = 2**20
+_RANK = 4
+_KEPT = ("from_pretrained", "patch_size", "grad_ckpt_buffer_size")  # which say nothing of the size
 _DEGREES = ("tensor", "sequence", "replicate", "shard")  # in the order in which they get their part of the world
 
 
-def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """What is laid over a run's tree (as its files say it) to make it tiny; flags go on top.
+def take_tiny(words: Sequence[str]) -> tuple[list[str], bool]:
+    """A command line without `--tiny`, and whether that was in it."""
+    return [word for word in words if word != TINY], TINY in words
 
-    Degrees of `parallel` become the largest divisors of theirs that `world_size` processes allow. A run that is tiny
-    already stays as it is.
-    """
-    model, parallel = _section(tree, "model"), _section(tree, "parallel")
-    patch = model.get("patch_size", 2)
+
+def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """The overrides that make a run tiny, from its tree as files give it; flags go on top. Degrees of `parallel` become
+    the largest divisors of theirs that `world_size` processes allow."""
+    family, parallel = family_of_tree(tree), _section(tree, "parallel")
     layer: dict[str, Any] = {
-        "model": _model(model, patch),
-        "ae": {"_delete_": True, "type": "pixel", "temporal": 1, "spatial": _CELL // patch},
-        "t5": {"_delete_": True, "type": "words", "dim": _WORDS, "max_length": 16},
-        "clip": {"_delete_": True, "type": "words", "dim": _WORDS, "max_length": 16},
+        **_parts(family, _section(tree, "model")),
         "ae_spatial_compression": None,
         "compile": False,
         "num_workers": 0,
@@ -52,18 +49,22 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     if option := _sampling(_section(tree, "sampling_option")):
         layer["sampling_option"] = option
     if isinstance(image := tree.get("img_flux"), Mapping):
-        layer["img_flux"] = _model(image, cells := image.get("patch_size", 2))
-        layer["img_flux_ae"] = {"_delete_": True, "type": "pixel", "temporal": 1, "spatial": _CELL // cells}
+        own = _parts(family_of_tree({"model": image}), image)
+        layer["img_flux"], layer["img_flux_ae"] = own["model"], own["ae"]
         layer["img_resolution"] = _resolution(str(tree.get("img_resolution", "768px")))
     return layer
 
 
 def is_tiny(tree: Mapping[str, Any]) -> bool:
-    """Whether the model of a tree has the tiny sizes already."""
     model = _section(tree, "model")
-    sizes = _model(model, model.get("patch_size", 2))
+    sizes = family_of_tree(tree).tiny(model)["model"]
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in model.items()}
-    return all(found.get(name) == sizes[name] for name in ("hidden_size", "depth", "depth_single_blocks", "axes_dim"))
+    return all(found.get(name) == size for name, size in sizes.items() if name not in _KEPT)
+
+
+def _parts(family: Family, model: Mapping[str, Any]) -> dict[str, Any]:
+    parts = family.tiny(model)
+    return {name: part if name == "model" else {"_delete_": True, **part} for name, part in parts.items()}
 
 
 def world_size() -> int:
@@ -77,25 +78,6 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _model(model: Mapping[str, Any], patch: int) -> dict[str, Any]:
-    tiny: dict[str, Any] = {
-        "from_pretrained": None,
-        "in_channels": 3 * _CELL**2,  # a token's pixels, however cells and patches share them
-        "patch_size": patch,
-        "vec_in_dim": _WORDS,
-        "context_in_dim": _WORDS,
-        "hidden_size": _WIDTH,
-        "num_heads": 8,  # for up to 8 peers
-        "mlp_ratio": 4.0,
-        "depth": 1,
-        "depth_single_blocks": 2,
-        "axes_dim": (4, 6, 6),
-    }
-    if model.get("grad_ckpt_buffer_size"):
-        tiny["grad_ckpt_buffer_size"] = _BUFFER_BYTES
-    return tiny
-
-
 def _buckets(buckets: Mapping[str, Any]) -> dict[str, Any]:
     """The table with small resolutions, short clips and small micro-batches; of entries that become one, the first."""
     tiny: dict[str, dict[int, Any]] = {}
@@ -106,12 +88,9 @@ def _buckets(buckets: Mapping[str, Any]) -> dict[str, Any]:
         for frames, entry in lengths.items():
             if str(frames).isdigit() and isinstance(entry, (tuple, list)) and len(entry) == 2:
                 length = min(int(frames), _LONGEST)
-                of_name.setdefault(length, (entry[0], _batch(length, entry[1])))
+                size = min(entry[1], _STILLS if length == 1 else _CLIPS) if isinstance(entry[1], int) else entry[1]
+                of_name.setdefault(length, (entry[0], size))
     return tiny
-
-
-def _batch(length: int, size: Any) -> Any:
-    return min(size, _STILLS if length == 1 else _CLIPS) if isinstance(size, int) else size
 
 
 def _resolution(name: str) -> str:

@@ -4,21 +4,15 @@
 can do at most.
 """
 
-from longtake.track.devices import GPUS, Gpu, gpu_named, peak_flops
-from longtake.track.meters import StepMeter, memory
-from longtake.track.progress import TrainingProgress, make_console
-from longtake.track.trackers import METRICS_FILE, Trackers, read_lines
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GPUS",
-    "METRICS_FILE",
-    "Gpu",
-    "StepMeter",
-    "Trackers",
-    "TrainingProgress",
-    "gpu_named",
-    "make_console",
-    "memory",
-    "peak_flops",
-    "read_lines",
-]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.track.config import TrackingConfig
+    from longtake.track.devices import GPUS, Gpu, gpu_named, peak_flops
+    from longtake.track.meters import StepMeter, memory
+    from longtake.track.progress import TrainingProgress, make_console
+    from longtake.track.trackers import METRICS_FILE, TrackedRun, Trackers, read_lines
+
+__getattr__ = lazy_exports(__name__)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 def make_console(file: TextIO | None = None, stderr: bool = False) -> Console:
     """The console of a command: colours on a terminal, long lines left whole in files and pipes."""
-    console = Console(file=file, stderr=stderr, highlight=False)
+    console = Console(file=file, stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.soft_wrap = True
     return console
@@ -50,9 +50,6 @@ class TrainingProgress:
             self._bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
         """Step `step` is done. `values`: what is known of it, such as `loss` and `clips/s`; shown in this order.
 
@@ -67,16 +64,10 @@ class TrainingProgress:
         elif step % self._every == 0 or step >= self._total:
             self._console.print(f"step {step}/{self._total}  {said}".rstrip(), soft_wrap=True, markup=False)
 
-    def say(self, text: str) -> None:
-        """Print a line above the live one."""
-        if self._enabled:
-            self._console.print(text, soft_wrap=True, markup=False)
-
-    def close(self) -> None:
-        """Leave the last state of the line on the screen; may be called again."""
+    def __exit__(self, *_: object) -> None:
+        """Leaves the last state of the line on the screen."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
 
     def _eta(self, step: int) -> str:
         """Time left at the mean speed since the start."""

@@ -1,142 +1,210 @@
 """Where a run's numbers go: `metrics.jsonl` always, TensorBoard by default, Weights & Biases when asked.
 
-A step's number is that of `global_step` after its update (the first is 1), as in a checkpoint's folder name.
+A step's number is that of `global_step` after its update (the first is 1), as in a checkpoint's folder name. Another
+place is a subclass of `Tracker` in `KINDS`, with its keys in `TrackingConfig`.
 """
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import json
 import logging
 import math
 import secrets
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError
-from longtake.durable import unfinished
+from longtake.durable import naming, unfinished, write_whole
+from longtake.small_files import parse_json
+from longtake.track.config import TrackingConfig
 
 METRICS_FILE = "metrics.jsonl"
 _WANDB_ID_FILE = "wandb_id.txt"
 _LOG = logging.getLogger(__name__)
 
 
-class Trackers:
-    """The open trackers of one run. On ranks other than 0 none is open and every call does nothing."""
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker may need to know when it is opened."""
 
-    def __init__(self, metrics: Any = None, tensorboard: Any = None, wandb: Any = None) -> None:
-        self._metrics, self._tensorboard, self._wandb = metrics, tensorboard, wandb
+    folder: Path
+    config: TrackingConfig
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the whole config of the run, as plain data
+    resume_step: int | None = None  # the step this start resumes from; what was written after it is removed
+
+
+class Tracker:
+    """One place where numbers go."""
 
     @classmethod
-    def open(
-        cls,
-        run_folder: str | Path,
-        *,
-        tensorboard: bool = True,
-        wandb: bool = False,
-        wandb_project: str = "longtake",
-        run_name: str | None = None,
-        config: Mapping[str, Any] | None = None,
-        enabled: bool = True,
-        resume_step: int | None = None,
-    ) -> Trackers:
-        """Open the trackers of a run in its folder.
+    def wanted(cls, config: TrackingConfig) -> bool:
+        """Whether a run is to have it. Raises `UserError` where it cannot."""
+        raise NotImplementedError
 
-        `enabled`: true on rank 0 only. `run_name` (default: the folder's name) and `config` go to Weights & Biases.
-        `resume_step`: the step this start goes on from; what was written down after it, by the process that was
-        stopped, is taken back (lines dropped, TensorBoard told to purge), so that each step stands there once.
-        None leaves all that is there.
-
-        Raises UserError, on every rank, where `wandb` is asked for and not installed.
-        """
-        if wandb and importlib.util.find_spec("wandb") is None:
-            raise UserError("wandb = True: Weights & Biases is not installed; run `pip install longtake[wandb]`")
-        if not enabled:
-            return cls()
-        folder = Path(run_folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        metrics = folder / METRICS_FILE
-        _mend_lines(metrics, resume_step)
-        return cls(
-            metrics.open("a", encoding="utf-8"),
-            _open_tensorboard(folder, resume_step) if tensorboard else None,
-            _open_wandb(folder, wandb_project, run_name or folder.name, config or {}) if wandb else None,
-        )
+    def __init__(self, run: TrackedRun) -> None:
+        """Opens it. Raises `UserError` and OSError."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step, by names such as `train/loss`, to TensorBoard and Weights & Biases."""
-        if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log({"global_step": step, **values})
+        """Figures of a step, by names such as `train/loss`."""
 
     def log_line(self, record: Mapping[str, Any]) -> None:
-        """Append one line to `metrics.jsonl` and hand it to the system, so that a killed process loses none.
-
-        `record`: JSON types, with `step` among them. Floats are written with the digits that give the same bits back;
-        those JSON has no word for become the strings "NaN", "Infinity" and "-Infinity", which `float()` reads.
-        """
-        assert "step" in record, "a line of metrics without its step"
-        if self._metrics is not None:
-            self._metrics.write(json.dumps(_finite(record), allow_nan=False) + "\n")
-            self._metrics.flush()
-
-    def text(self, name: str, text: str, step: int = 0) -> None:
-        """A piece of text (a report, the resolved config) under a name, in fixed width."""
-        if self._tensorboard is not None:
-            self._tensorboard.add_text(name, "    " + text.replace("\n", "\n    "), step)
-        if self._wandb is not None:
-            import wandb
-
-            self._wandb.log({"global_step": step, name: wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+        """All that is exact about one step: JSON types, with `step` among them."""
 
     def close(self) -> None:
-        """Flush and close all of them; may be called again."""
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
-        self._metrics = self._tensorboard = self._wandb = None
+        """Hands all of it to the system."""
 
-    def __enter__(self) -> Trackers:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class MetricsFile(Tracker):
+    """`metrics.jsonl`: a line a step, handed to the system at once, so that a killed process loses none.
+
+    Floats are written with the digits that give the same bits back; those JSON has no word for become the strings
+    "NaN", "Infinity" and "-Infinity", which `float()` reads.
+    """
+
+    @classmethod
+    def wanted(cls, config: TrackingConfig) -> bool:
+        return True
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._path = run.folder / METRICS_FILE
+        _mend_lines(self._path, run.resume_step)
+        self._stream = self._path.open("a", encoding="utf-8")
+
+    def log_line(self, record: Mapping[str, Any]) -> None:
+        assert "step" in record, "a line of metrics without its step"
+        with naming(self._path):
+            self._stream.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        with naming(self._path):
+            self._stream.close()
+
+
+class TensorBoard(Tracker):
+    """Event files in `tensorboard/`; what came after the step that a run resumes from is purged."""
+
+    @classmethod
+    def wanted(cls, config: TrackingConfig) -> bool:
+        return config.tensorboard
+
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = None if run.resume_step is None else run.resume_step + 1
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """One Weights & Biases run per folder: its id is kept there, so a restart continues the same curves.
+
+    W&B's own step may never go back, so `global_step` is logged as the x axis instead.
+    """
+
+    @classmethod
+    def wanted(cls, config: TrackingConfig) -> bool:
+        if config.wandb and importlib.util.find_spec("wandb") is None:
+            raise UserError("wandb = True: Weights & Biases is not installed; run `pip install longtake[wandb]`")
+        return config.wandb
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        id_file = run.folder / _WANDB_ID_FILE
+        if not id_file.exists():
+            write_whole(id_file, secrets.token_hex(4))
+        facts = {"project": run.config.wandb_project, "name": run.folder.name, "config": dict(run.settings)}
+        facts |= {"id": id_file.read_text(encoding="ascii").strip(), "dir": str(run.folder), "resume": "allow"}
+        try:
+            self._run = wandb.init(**facts)
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"wandb = True: Weights & Biases did not start ({error}); run `wandb login`, or set WANDB_MODE=offline"
+            ) from error
+        self._run.define_metric("global_step")
+        self._run.define_metric("*", step_metric="global_step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"global_step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+KINDS: tuple[type[Tracker], ...] = (MetricsFile, TensorBoard, WeightsAndBiases)
+
+
+class Trackers:
+    """The open trackers of one run."""
+
+    def __init__(self, run: TrackedRun, enabled: bool = True) -> None:
+        """`enabled`: on rank 0 only; elsewhere none is open and every call does nothing.
+
+        What was written down after `run.resume_step`, by the process that was stopped, is taken back, so that each step
+        stands there once; None leaves all that is there. Raises `UserError`, on every rank, for one that cannot be had.
+        """
+        kinds = [kind for kind in KINDS if kind.wanted(run.config)]
+        self._closing, self._open = ExitStack(), []
+        if enabled:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            for kind in kinds:
+                self._open.append(kind(run))
+                self._closing.callback(self._open[-1].close)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """`Tracker.log` of each."""
+        for tracker in self._open:
+            tracker.log(step, values)
+
+    def log_line(self, record: Mapping[str, Any]) -> None:
+        """`Tracker.log_line` of each."""
+        for tracker in self._open:
+            tracker.log_line(record)
+
+    def close(self) -> None:
+        """Closes all of them; may be called again."""
+        self._open = []
+        self._closing.close()
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, oldest first; a last line that was cut off is left out."""
-    return [json.loads(line) for line in _whole_lines(Path(path))]
+    return [record for _, record in _whole_lines(Path(path))]
 
 
-def _whole_lines(path: Path) -> list[str]:
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines that are records, with what they say."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    whole = [line for line in lines if _is_record(line)]
+    whole = [(line, record) for line in lines if (record := _record(line)) is not None]
     if len(whole) < len(lines):
-        _LOG.warning("%s: %d unreadable line(s), left by a stop in mid-write", path, len(lines) - len(whole))
+        _LOG.warning("%s: %d unreadable line(s), cut off while being written", path, len(lines) - len(whole))
     return whole
 
 
-def _is_record(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+def _record(line: str) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        record = parse_json(line)
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            return record
+    return None
 
 
 def _mend_lines(path: Path, last_step: int | None) -> None:
     """Drop lines that were cut off, and those after `last_step`; the file is replaced in one move or not at all."""
     if not path.exists():
         return
-    kept = _whole_lines(path)
-    if last_step is not None:
-        kept = [line for line in kept if json.loads(line).get("step", 0) <= last_step]
+    kept = [line for line, record in _whole_lines(path) if last_step is None or record["step"] <= last_step]
     with unfinished(path) as partial, partial.open("w", encoding="utf-8") as stream:
         stream.writelines(line + "\n" for line in kept)
 
@@ -149,32 +217,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def _open_tensorboard(folder: Path, resume_step: int | None) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    purge = None if resume_step is None else resume_step + 1
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-
-
-def _open_wandb(folder: Path, project: str, name: str, config: Mapping[str, Any]) -> Any:
-    """One Weights & Biases run per folder: its id is kept there, so a restart goes on with the same curves.
-
-    W&B's own step may never go back, so `global_step` is logged as the x axis instead.
-    """
-    import wandb
-
-    id_file = folder / _WANDB_ID_FILE
-    if not id_file.exists():
-        id_file.write_text(secrets.token_hex(4), encoding="ascii")
-    run_id = id_file.read_text(encoding="ascii").strip()
-    try:
-        run = wandb.init(project=project, name=name, id=run_id, resume="allow", dir=str(folder), config=dict(config))
-    except wandb.errors.Error as error:
-        raise UserError(
-            f"wandb = True: Weights & Biases did not start ({error}); run `wandb login`, or set WANDB_MODE=offline"
-        ) from error
-    run.define_metric("global_step")
-    run.define_metric("*", step_metric="global_step")
-    return run

@@ -1,32 +1,21 @@
-"""Training: the loop, the run's state and folder, optimizer, schedule and averages."""
+"""Training: the loop, the run's state and folder, optimizer, schedule and EMA."""
 
-from longtake.train.clock import Clock
-from longtake.train.config import OptimizerConfig, RunConfig
-from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
-from longtake.train.folder import read_run
-from longtake.train.interrupt import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP, ended_by_signals
-from longtake.train.preview import preview_buckets, read_previewed
-from longtake.train.run import Outcome, train, train_run
-from longtake.train.schedule import learning_rate
-from longtake.train.stages import keys_of_generation
-from longtake.train.watchdog import EXIT_HANG
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EXIT_HANG",
-    "EXIT_INTERRUPTED",
-    "EXIT_NO_FIRST_STEP",
-    "EXIT_OTHER_WORLD",
-    "Clock",
-    "OptimizerConfig",
-    "Outcome",
-    "RunConfig",
-    "ended_by_signals",
-    "keys_of_generation",
-    "learning_rate",
-    "preview_buckets",
-    "read_previewed",
-    "read_run",
-    "train",
-    "train_all",
-    "train_run",
-]
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.checkpoint.state import Clock
+    from longtake.train.config import RunConfig, RunWithoutTable
+    from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
+    from longtake.train.health.interrupt import EXIT_NO_FIRST_STEP, ended_by_signals
+    from longtake.train.health.watchdog import EXIT_HANG
+    from longtake.train.optimizer.config import OptimizerConfig
+    from longtake.train.optimizer.schedule import learning_rate
+    from longtake.train.preview import preview_buckets, read_previewed
+    from longtake.train.read import read_run
+    from longtake.train.run import Outcome, train, train_run
+    from longtake.train.stages import keys_of_generation
+    from longtake.train.trial import make_update
+
+__getattr__ = lazy_exports(__name__)

@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator, model_validator
 
-from longtake.buckets import BucketRule, bucket_config_faults
-from longtake.config import Section
-from longtake.data import DatasetConfig
-from longtake.diffusion import ConditionConfig, DropoutConfig
-from longtake.system import SystemConfig
+from longtake.buckets import BucketLaw, BucketRule, bucket_config_faults
+from longtake.data import DatasetConfig, DatasetWithoutTable
+from longtake.families import family_of
+from longtake.system import SystemConfig, unknown_name
+from longtake.track import TrackingConfig
+from longtake.train.optimizer.config import OptimizerConfig
 
-
-class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter, ICLR 2019)."""
-
-    lr: float | None = Field(None, gt=0, description="default: the run's `lr`")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of the first and second moments")
-    eps: float | None = Field(None, gt=0, description="default: the run's `eps`")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
-    no_decay: tuple[str, ...] = Field((), description="parts of names; parameters that have one do not decay")
-    states: Literal["fp32", "8bit"] = Field("fp32", description="how both moments are kept; `8bit`: 2 bytes a weight")
-    offload: bool = Field(False, description="moments live in the host's memory and pass through the device each step")
+_MOST_STEPS = 10**12
 
 
-class RunConfig(SystemConfig):
+class RunConfig(SystemConfig, TrackingConfig):
     """Everything a training run is, in one typed tree."""
 
     dataset: DatasetConfig
     bucket_config: dict[str, dict[int, Any]] = Field(
         description="resolution -> frames -> (keep, batch size); see data.md"
     )
-    dropout_ratio: DropoutConfig = Field(DropoutConfig(), description="text dropout, for classifier-free guidance")
-
-    condition_config: ConditionConfig | None = Field(
-        None,
-        description="weights of the kinds of known frames to train on: t2v, i2v_head, i2v_tail, i2v_loop, v2v_head, "
-        "v2v_tail, v2v_head_easy, v2v_tail_easy; None: text alone",
+    dropout_ratio: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
+        {},
+        description="share of the samples whose text is replaced by that of no text, for classifier-free guidance; by "
+        "the section of the text encoder, each on its own",
     )
-    no_i2v_ref_loss: bool = Field(False, description="known frames are left out of the loss")
+
+    condition_config: dict[str, NonNegativeFloat] | None = Field(
+        None,
+        description="weights, on any scale, of the kinds of conditioning frames to train on, by the model's family "
+        "(see generate.md); a clip too short for a kind uses another; None: text alone",
+    )
+    no_i2v_ref_loss: bool = Field(False, description="conditioning frames are left out of the loss")
 
     optim: OptimizerConfig = OptimizerConfig()
     lr: float = Field(1e-5, gt=0, description="peak learning rate")
     eps: float = Field(1e-15, gt=0, description="epsilon of AdamW")
-    warmup_steps: int | None = Field(None, ge=0, description="steps of linear warm-up; None or 0: none")
+    warmup_steps: int | None = Field(None, ge=0, le=_MOST_STEPS, description="steps of linear warm-up; None or 0: none")
     initial_lr: float = Field(1e-6, ge=0, description="where the warm-up begins")
     use_cosine_scheduler: bool = Field(False, description="cosine from the end of the warm-up to 0 at the last step")
     decay_fraction: float = Field(
@@ -52,20 +47,23 @@ class RunConfig(SystemConfig):
     )
     final_lr_ratio: float = Field(0.0, ge=0, le=1, description="what is left of lr at the end of that fall")
     grad_clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
-    accumulation_steps: int = Field(1, ge=1, description="micro-batches of each rank in one step, at first launch")
+    accumulation_steps: int = Field(
+        1, ge=1, le=1 << 16, description="micro-batches of each rank in one step, at first launch"
+    )
     slots_per_step: int | None = Field(
         None,
         ge=1,
+        le=1 << 16,
         description="slots in one step (G): micro-batches, or as many as parallel.bucket_sequence runs side by side; "
         "default: data ranks x accumulation_steps at first launch",
     )
-    ema_decay: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights; None: keep none")
-    ema_offload: bool = Field(False, description="the averaged weights live in the host's memory")
+    ema_decay: float | None = Field(None, gt=0, lt=1, description="decay of the EMA of the weights; None: no EMA")
+    ema_offload: bool = Field(False, description="the EMA lives in the host's memory")
 
-    epochs: int = Field(1000, ge=1, description="passes through the data")
-    max_steps: int | None = Field(None, ge=1, description="stop at this many optimizer steps")
-    num_workers: int = Field(4, ge=0, description="loader processes of each rank; 0: in process")
-    prefetch_factor: int = Field(2, ge=1, description="batches that each loader process makes ahead")
+    epochs: int = Field(1000, ge=1, le=_MOST_STEPS, description="passes through the data")
+    max_steps: int | None = Field(None, ge=1, le=_MOST_STEPS, description="stop at this many optimizer steps")
+    num_workers: int = Field(4, ge=0, le=1024, description="loader processes of each rank; 0: in process")
+    prefetch_factor: int = Field(2, ge=1, le=1024, description="batches that each loader process makes ahead")
     gc_every: int = Field(
         50, ge=0, description="steps between runs of Python's garbage collector, together on all ranks; 0: Python's own"
     )
@@ -79,9 +77,6 @@ class RunConfig(SystemConfig):
     keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")
     keep_every: int | None = Field(None, ge=1, description="checkpoints of steps divisible by this are kept as well")
     async_io: bool = Field(True, description="write checkpoints beside the run, which waits for a copy only")
-    tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
-    wandb: bool = Field(False, description="also log to Weights & Biases")
-    wandb_project: str = Field("longtake", description="its project")
     peak_tflops: float | None = Field(
         None, gt=0, description="bf16 peak of one device, 10^12 FLOP/s, that MFU is counted by; None: by its name"
     )
@@ -96,18 +91,28 @@ class RunConfig(SystemConfig):
 
     load: str | None = Field(None, description="checkpoint to start from: a folder, a glob, a run folder, or `latest`")
     resume: str | None = Field(None, description="`auto`: continue the newest checkpoint of the run of the same name")
-    start_epoch: int | None = Field(None, ge=0, description="start the data anew at this pass")
-    start_step: int | None = Field(None, ge=0, description="start the data anew at this step of the pass")
+    start_epoch: int | None = Field(None, ge=0, le=_MOST_STEPS, description="restart the data at this pass")
+    start_step: int | None = Field(None, ge=0, le=_MOST_STEPS, description="restart the data at this step of the pass")
 
     @property
-    def bucket_rule(self) -> BucketRule:
-        """How `bucket_config` gives each clip its bucket. Raises `UserError`."""
-        return BucketRule.from_config(self.bucket_config, self.size_divisor, self.dataset.fps_max, self.compat)
+    def bucket_rule(self) -> BucketLaw:
+        """How each clip gets its bucket: the family's own law, or that of `bucket_config`. Raises `UserError`."""
+        if self.family.bucket_rule is not None:
+            return self.family.bucket_rule(self)
+        ceiling, stride = self.dataset.fps_max, self.sample_rules.stride
+        return BucketRule.from_config(self.bucket_config, self.size_divisor, ceiling, self.bucket_law, stride)
 
     @field_validator("bucket_config")
     @classmethod
-    def _buckets_are_well_formed(cls, value: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
-        if faults := bucket_config_faults(value):
+    def _buckets_are_well_formed(
+        cls, value: dict[str, dict[int, Any]], info: ValidationInfo
+    ) -> dict[str, dict[int, Any]]:
+        try:
+            family = family_of(info.data["model"])
+            law = family.bucket_law(family.quirks_of(info.data["compat"]))
+        except (KeyError, ValueError):  # their own validators report them
+            return value
+        if family.bucket_rule is None and (faults := bucket_config_faults(value, law=law)):
             raise ValueError("; ".join(faults))
         return value
 
@@ -150,14 +155,31 @@ class RunConfig(SystemConfig):
 
     @model_validator(mode="after")
     def _conditions_have_an_entrance(self) -> RunConfig:
-        if self.condition_config is not None and not self.model.cond_embed:
-            raise ValueError(
-                "condition_config: model.cond_embed is False, so the model takes no known frames; "
-                "write model.cond_embed = True or leave condition_config out"
-            )
+        if self.condition_config is not None:
+            if self.family.known is None:
+                raise ValueError("condition_config: this model takes no conditioning frames; leave it out")
+            if refusal := self.model.refuses_known:
+                raise ValueError(f"condition_config: {refusal} or leave condition_config out")
+            if fault := unknown_name("condition_config", self.condition_config, self.family.kinds):
+                raise ValueError(fault)
+            if not any(self.condition_config.values()):
+                first = next(iter(self.family.kinds))
+                raise ValueError(f"condition_config: every weight is 0; give one kind a weight, such as {first} = 1")
         if self.no_i2v_ref_loss and self.condition_config is None:
-            raise ValueError("no_i2v_ref_loss = True: no frames are known; give the kinds by condition_config")
+            raise ValueError("no_i2v_ref_loss = True: no conditioning frames; name kinds in condition_config")
         return self
+
+    @model_validator(mode="after")
+    def _dropout_is_of_its_encoders(self) -> RunConfig:
+        sections = [text.section for text in self.family.texts]
+        if fault := unknown_name("dropout_ratio", self.dropout_ratio, sections):
+            raise ValueError(fault)
+        return self
+
+    @property
+    def text_dropout(self) -> dict[str, float]:
+        """`dropout_ratio` by the conditions that the text encoders make."""
+        return {text.condition: self.dropout_ratio.get(text.section, 0.0) for text in self.family.texts}
 
     @model_validator(mode="after")
     def _adapters_train_at_full_strength(self) -> RunConfig:
@@ -166,9 +188,9 @@ class RunConfig(SystemConfig):
         return self
 
     @model_validator(mode="after")
-    def _an_average_to_offload(self) -> RunConfig:
+    def _an_ema_to_offload(self) -> RunConfig:
         if self.ema_offload and self.ema_decay is None:
-            raise ValueError("ema_offload = True: no average is kept; write ema_decay = 0.99, or leave ema_offload out")
+            raise ValueError("ema_offload = True: there is no EMA; write ema_decay = 0.99, or leave ema_offload out")
         return self
 
     @model_validator(mode="after")
@@ -179,6 +201,18 @@ class RunConfig(SystemConfig):
             )
         if (self.use_cosine_scheduler or self.decay_fraction) and self.max_steps is None:
             raise ValueError("max_steps = None: a schedule that decays must know its last step; write max_steps = N")
+        own = self.optim.lr, self.warmup_steps, self.use_cosine_scheduler, self.decay_fraction
+        if self.optim.schedule is not None and any(own):
+            raise ValueError(
+                "optim.schedule: says the rates by itself; leave optim.lr, warmup_steps, use_cosine_scheduler and "
+                "decay_fraction out"
+            )
         if self.load and self.resume:
             raise ValueError(f"load = {self.load!r}: resume already names the checkpoint; keep one of the two")
         return self
+
+
+class RunWithoutTable(RunConfig):
+    """A run for `plan` and `config show`, which need no clips: a preset names none."""
+
+    dataset: DatasetWithoutTable = DatasetWithoutTable()

@@ -25,7 +25,7 @@ def cost_model(
     slots_per_step: int,
     position: dict | None,
     world: World,
-    peers: BucketPeers | None = None,
+    peers: BucketPeers,
 ) -> CostModel:
     """Given constants, else those the run began with (`position`: of its checkpoint), else new ones.
 
@@ -39,7 +39,7 @@ def cost_model(
     else:
         fitted = _cost_of_flops(config, system) if wanted is None else measure_cost(system, buckets, world, peers)
         constants = tuple(float(f"{constant:.6g}") for constant in fitted)
-    return CostModel(*constants, system.latent, config.model.patch_size, slots_per_step)
+    return CostModel(*constants, system.latent, config.model.patch[1], slots_per_step)
 
 
 def _cost_of_flops(config: RunConfig, system: System) -> tuple[float, float, float]:
@@ -48,24 +48,17 @@ def _cost_of_flops(config: RunConfig, system: System) -> tuple[float, float, flo
 
 
 def measure_cost(
-    system: System, buckets: Sequence[Bucket], world: World, peers: BucketPeers | None = None
+    system: System, buckets: Sequence[Bucket], world: World, peers: BucketPeers
 ) -> tuple[float, float, float]:
     """`(a, b, c)` of a + b L + c L² seconds for a sample of L video tokens, from a few buckets run forward and back.
 
-    Each is encoded (where the encoders are here), predicted and differentiated as in training, on made-up pixels; the
+    Each is encoded (where the encoders are here), predicted and differentiated as in training, on dummy pixels; the
     slowest rank counts, so all have the same constants. Stills join in where the buckets have fewer than three sizes.
     Weights stay as they are, gradients are freed. A bucket runs at its own sequence degree (`peers`); where n of its
     micro-batches run side by side, one of them costs 1/n of the time.
     """
-    whole = 1 if peers is None else peers.mesh.sequence
-    by_tokens = {
-        system.tokens(bucket.shape): (
-            bucket.shape,
-            bucket.batch_size,
-            whole if peers is None else peers.degree(bucket),
-        )
-        for bucket in buckets
-    }
+    whole = peers.mesh.sequence
+    by_tokens = {system.tokens(one.shape): (one.shape, one.batch_size, peers.degree(one)) for one in buckets}
     if len(by_tokens) < 3:
         for still in _stills(system.config.size_divisor, (2, 4, 8)):
             by_tokens.setdefault(system.tokens(still), (still, 1, whole))
@@ -75,8 +68,7 @@ def measure_cost(
     seconds = []
     for size in sizes:
         shape, batch_size, degree = by_tokens[size]
-        if peers is not None:
-            peers.use(degree)
+        peers.use(degree)
         seconds.append(_seconds(system, shape, batch_size) * degree / whole / batch_size)
     slowest = [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
     return fit_cost(sizes, slowest)
@@ -91,21 +83,14 @@ def _seconds(system: System, shape: tuple[int, int, int], batch_size: int) -> fl
     video = torch.zeros(batch_size, 3, *shape, dtype=torch.uint8)
     latents = torch.zeros(batch_size, *system.latent(*shape), device=system.device)
     t = torch.full((batch_size,), 0.5, device=system.device)
-    one = system.embed_empty()
-    conditions = replace(
-        one,
-        text=one.text.expand(batch_size, -1, -1),
-        vector=one.vector.expand(batch_size, -1),
-        guidance=None if one.guidance is None else one.guidance.expand(batch_size),
-    )
-    conditions = system.blank_visual(conditions, latents)
+    conditions = system.example_conditions(shape, batch_size)
     times = []
     for _ in range(1 + _REPEATS):
         _wait_for(system.device)
         start = time.perf_counter()
         if system.encoders is not None:
             with torch.no_grad():
-                system.encoders.moments(video)
+                system.encoders.posterior(video)
         system.denoiser(latents, t, conditions).float().square().mean().backward()
         _wait_for(system.device)
         times.append(time.perf_counter() - start)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from longtake.config import Dialect
-from longtake.contracts import UserError
+from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.durable import write_whole
 from longtake.parallel import ParallelConfig, World, resolve_degrees, start_world
-from longtake.parallel.mesh import AXES
+from longtake.parallel.config import AXES
+from longtake.small_files import check_kinds, read_object
+from longtake.system.tiny import TINY
 from longtake.track import make_console
 from longtake.train.config import RunConfig
-from longtake.train.interrupt import EXIT_INTERRUPTED
+from longtake.train.folder import LOCK_FILE
+from longtake.train.health.watchdog import collective_timeout, record_collectives
 from longtake.train.run import Outcome, train, train_run
-from longtake.train.stages import STAGE, Curriculum, Stage, Words, read_curriculum
-from longtake.train.watchdog import collective_timeout, record_collectives
+from longtake.train.stages import STAGE, CommandLine, Curriculum, Stage, read_curriculum
 
 EXIT_OTHER_WORLD = 78  # the next stage needs another number of processes; its launch line has been printed
-STAGES_FILE = "stages.json"
-_NOT_FOR_ALL = ("load", "resume", "start_epoch", "start_step")  # of one run; which stage is meant cannot be known
+STAGES_FILE = "stages.json"  # stage -> its last checkpoint, of those that are done
+_MEND = "mend it, or remove it to have all stages looked at"
+_NOT_FOR_ALL = ("load", "resume", "start_epoch", "start_step")  # of a single run: the stage they mean is unclear
 
 
 def train_all(
@@ -35,19 +39,19 @@ def train_all(
     """`longtake train`: trains RUN, or the stages of it that are not done. Returns the exit status.
 
     0: done. `EXIT_INTERRUPTED`: stopped with a checkpoint. `EXIT_OTHER_WORLD`: the next stage does not fit these
-    processes. The same words again go on where the last launch stopped, if RUN has stages. `dialect`: the words that
-    RUN and `overrides` are written in, where they are not Longtake's own.
+    processes. The same command resumes where the last launch stopped, if RUN has stages. `dialect`: that of RUN
+    and `overrides`, where they are not in Longtake's own terms.
     """
     curriculum = read_curriculum(run, dialect)
     if curriculum is None:
         return _status(train_run(run, overrides, console, dialect))
-    words = Words.read(overrides, dialect)
-    chosen = curriculum.stages if words.stage is None else (curriculum.stage(words.stage),)
-    configs = {stage.name: _placed(curriculum, stage, words) for stage in curriculum.stages}
+    command = CommandLine.read(overrides, dialect)
+    chosen = curriculum.stages if command.stage is None else (curriculum.stage(command.stage),)
+    configs = {stage.name: _placed(curriculum, stage, command) for stage in curriculum.stages}
     first = configs[chosen[0].name]
     record_collectives()
     with start_world(first.device, collective_timeout(first.first_step_timeout, first.watchdog_seconds)) as world:
-        launch = Launch(curriculum, configs, words, world, console or make_console())
+        launch = CurriculumLaunch(curriculum, configs, command, world, console or make_console())
         for stage in chosen:
             if status := launch.train(stage):
                 return status
@@ -55,24 +59,24 @@ def train_all(
     return 0
 
 
-def _placed(curriculum: Curriculum, stage: Stage, words: Words) -> RunConfig:
+def _placed(curriculum: Curriculum, stage: Stage, command: CommandLine) -> RunConfig:
     """The config of a stage, with its folder in that of the curriculum. Raises `ConfigError` and `UserError`."""
-    config = curriculum.resolve(stage, words, RunConfig).value
+    config = curriculum.resolve(stage, command, RunConfig).value
     for key in _NOT_FOR_ALL:
         if (value := getattr(config, key)) is not None:
-            raise UserError(f"{key} = {value!r}: stages go on by themselves, each from the one before; leave {key} out")
+            raise UserError(f"{key} = {value!r}: each stage starts from the one before; leave {key} out")
     assert config.exp_name is not None
     place = {"outputs": str(Path(config.outputs) / config.exp_name), "exp_name": stage.name}
     return config.model_copy(update={**place, "resume": "auto"})
 
 
 @dataclass(frozen=True)
-class Launch:
+class CurriculumLaunch:
     """One launch of a curriculum."""
 
     curriculum: Curriculum
     configs: Mapping[str, RunConfig]  # by the name of the stage
-    words: Words
+    command: CommandLine
     world: World
     console: Console
 
@@ -93,18 +97,18 @@ class Launch:
         outcome = train(config, self.world, source=str(self.curriculum.path), console=self.console)
         if outcome.stopped or outcome.checkpoint is None:
             return _status(outcome)
-        done[stage.name] = str(outcome.checkpoint.relative_to(config.outputs))
-        self.world.on_main(lambda: write_whole(Path(config.outputs) / STAGES_FILE, json.dumps(done, indent=1) + "\n"))
+        last = str(outcome.checkpoint.relative_to(config.outputs))
+        self.world.on_main(lambda: note_done(Path(config.outputs), stage.name, last))
         return 0
 
     def _with_weights(self, stage: Stage, config: RunConfig, done: Mapping[str, str]) -> RunConfig:
         """The config with the weights that the stage starts from: its own, else those of the stage before.
 
         `--model.from_pretrained` is for the first stage, and for the one that `--stage` names. Adapters of the stage
-        before go on in a stage with the same `lora`, also where that names a file: the first of them has started there.
+        before are trained further in one with the same `lora`, even if that names a file: the first stage loaded it.
         """
         own = config.model.from_pretrained
-        if stage.number == 0 or stage.names_weights or (self.words.stage is not None and own is not None):
+        if stage.number == 0 or stage.names_weights or (self.command.stage is not None and own is not None):
             return config
         before = self.curriculum.stages[stage.number - 1].name
         if before not in done:
@@ -125,11 +129,10 @@ class Launch:
         size = product if "auto" not in degrees.values() else max(1, self.world.size // product) * product
         node = self.world.local_size or self.world.size
         nodes = size // node if size % node == 0 and self.world.size > node else 1
-        words = list(self.words.overrides)
-        words += ["--tiny"] * self.words.tiny + ([STAGE, self.words.stage] if self.words.stage else [])
+        words = list(self.command.overrides)
+        words += [TINY] * self.command.tiny + ([STAGE, self.command.stage] if self.command.stage else [])
         spread = [f"--nnodes {nodes}"] * (nodes > 1) + [f"--nproc_per_node {size // nodes}"]
-        command = ["torchrun", *spread, "-m longtake train", shlex.join([str(self.curriculum.path), *words])]
-        return " ".join(command)
+        return " ".join(["torchrun", *spread, "-m longtake train", shlex.join([str(self.curriculum.path), *words])])
 
     def _say(self, line: str) -> None:
         if self.world.is_main:
@@ -139,15 +142,21 @@ class Launch:
 def read_done(folder: Path) -> dict[str, str]:
     """Stage -> its last checkpoint, in `folder`, of the stages that are done. Raises `UserError`."""
     path = folder / STAGES_FILE
-    if not path.exists():
-        return {}
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error}); mend it, or remove it to have all stages looked at") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise UserError(f"{path}: a checkpoint for each stage is expected; remove it to have all stages looked at")
+        found = read_object(path, {}, _MEND)
+    except FileNotFoundError:
+        return {}
+    check_kinds(path, found, dict.fromkeys(found, str), _MEND)
     return found
+
+
+def note_done(folder: Path, stage: str, checkpoint: str) -> None:
+    """Adds a stage to those that are done; launches of other stages may do so at the same time."""
+    with (folder / LOCK_FILE).open("a") as lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        done = read_done(folder) | {stage: checkpoint}
+        write_whole(folder / STAGES_FILE, json.dumps(done, indent=1) + "\n")
 
 
 def _status(outcome: Outcome) -> int:

@@ -9,21 +9,23 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from longtake.checkpoint import CheckpointInfo, list_checkpoints, resolve
-from longtake.config import Dialect, Resolved, dump_config, load_config
+from longtake.checkpoint import hold, last_whole, list_checkpoints
+from longtake.config import dump_config, load_config
 from longtake.contracts import UserError
 from longtake.durable import write_whole
-from longtake.parallel import World
+from longtake.small_files import parse_json, read_small
 from longtake.train.config import RunConfig
-from longtake.train.stages import Words, read_curriculum, read_layers
+from longtake.train.read import CONFIG_FILE
 
-CONFIG_FILE = "config.py"
+if TYPE_CHECKING:
+    from longtake.parallel import World
+
 QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"
 LOCK_FILE = ".lock"
@@ -31,100 +33,92 @@ _LOCK_SECONDS = 5.0
 _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
-class FolderLock:
-    """Keeps a second launch out of a run's folder as long as this one lives; the system takes it off a dead one.
-
-    Two launches would delete each other's unfinished checkpoints and cut off each other's metrics.
-    """
-
-    def __init__(self, place: RunFolder, world: World) -> None:
-        """Collective. Raises `UserError` where another launch works in the folder and does not end within seconds."""
-        self._file: TextIO | None = None
-        world.on_main(lambda: self._take(place.path))
-
-    def _take(self, folder: Path) -> None:
-        file = (folder / LOCK_FILE).open("a", encoding="utf-8")
-        end = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < end:  # a killed launch may still be on its way out
-                    time.sleep(0.1)
-                    continue
-                file.close()
-                raise UserError(
-                    f"{folder}: another launch is training in this folder; stop it first, or start a run of its own "
-                    "with --load"
-                ) from None
-            except OSError:  # a file system without locks
-                break
-        self._file = file
-
-    def close(self) -> None:
-        """Lets others in."""
-        if self._file is not None:
-            self._file.close()
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """Where a launch writes, and the checkpoint it starts from, if any."""
 
     path: Path
-    checkpoint: Path | None
+    checkpoint: Path | None  # chosen by `starting_point`
     continues: bool  # an earlier launch made the folder; the checkpoint, if any, is its own
-    restarted: bool = False  # the launcher started the processes again; the checkpoint, if any, goes on
+    restarted: bool = False  # the launcher started the processes again; the checkpoint, if any, is resumed
 
 
-def read_run(
-    run: str,
-    overrides: Sequence[str] = (),
-    schema: type[RunConfig] = RunConfig,
-    dialect: Dialect | None = None,
-) -> Resolved[RunConfig]:
-    """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
+@contextmanager
+def open_folder(config: RunConfig, world: World, source: str) -> Iterator[RunFolder]:
+    """Chooses the folder of this launch on rank 0, for all ranks, and keeps other launches out while the body runs.
 
-    Two words of `overrides` are no keys: `--tiny`, and `--stage NAME` where the file has stages. `schema`: checks less
-    than `RunConfig` where no model is built. `dialect`: the words that RUN and `overrides` are written in.
+    A new launch gets a new folder. RUN being a folder is continued; so is, with `resume = "auto"`, the newest run of
+    the same name that has a checkpoint, or, where none has one, the last folder that a launch of that name has left.
+    Processes that torchrun has restarted (`--max-restarts`) continue in the folder of their first start, whatever the
+    config says. `starting_point` looks into the folder: until it is locked, another launch may save.
     """
-    path, words = Path(run), Words.read(overrides, dialect)
-    if (curriculum := read_curriculum(run, dialect)) is not None:
-        return curriculum.resolve(curriculum.stage(words.stage), words, schema)
-    if words.stage is not None:
-        raise UserError(f"--stage {words.stage}: {run} has no stages; leave it out")
-    if path.is_dir():
-        file = path / CONFIG_FILE
-        if not file.exists():
-            if inner := sorted(one.parent.name for one in path.glob(f"*/{CONFIG_FILE}")):
-                raise UserError(
-                    f"{run}: holds the runs {', '.join(inner)}; give the file with the stages, or one of the folders"
-                )
-            raise UserError(f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run")
-        path = file
-    return read_layers(path, words, schema)
+    with ExitStack() as stack:
+
+        def choose() -> RunFolder:
+            while True:
+                place, seconds = _begun_before(config) or _find(config, source)
+                if (lock := _lock(place.path, seconds)) is not None:
+                    stack.enter_context(lock)
+                    _sign(place.path)
+                    return place
+                if seconds and place.path.exists():
+                    raise UserError(
+                        f"{place.path}: another launch is training in this folder; stop it first, or start a run of "
+                        "its own with --load"
+                    )
+
+        yield world.on_main(choose)
 
 
-def open_folder(config: RunConfig, world: World, source: str) -> RunFolder:
-    """Chooses the folder of this launch on rank 0, for all ranks. Nothing in a folder that is continued is changed.
+@contextmanager
+def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterator[RunFolder]:
+    """The folder with the checkpoint that the run starts from, which nobody removes while the body runs.
 
-    A new launch gets a new folder. RUN being a folder continues its newest checkpoint; `resume = "auto"` that of the
-    newest run of the same name that has one; both in place, with metrics after that checkpoint cut off. Where none has
-    one, `resume = "auto"` begins anew in the last folder that a launch of that name has left. Processes that
-    torchrun has started again (`--max-restarts`) go on in the folder of their first start, whatever they are told.
+    That is the last whole one of a run that is continued, with metrics after it cut off; for another it is what `load`
+    names. Collective.
     """
+    with ExitStack() as held:
+        if place.continues:
+            checkpoint = last_whole(place.path, world)
+        elif config.load is not None:
+            checkpoint = world.on_main(lambda: held.enter_context(hold(config.load, config.outputs)))
+        else:
+            checkpoint = None
+        yield replace(place, checkpoint=checkpoint)
 
-    def choose() -> RunFolder:
-        place = _begun_before(config) or _choose(config, source)
-        _sign(place.path)
-        return place
 
-    return world.on_main(choose)
+def _lock(folder: Path, seconds: float) -> TextIO | None:
+    """The lock of a folder, which the system takes off a launch that dies; None where the folder is gone, or another
+    launch has the lock and does not end within `seconds`.
+
+    Two launches would delete each other's unfinished checkpoints and cut off each other's metrics.
+    """
+    path, end = folder / LOCK_FILE, time.monotonic() + seconds
+    with suppress(FileNotFoundError):
+        file = path.open("a", encoding="utf-8")
+        while not _locks(file):
+            if time.monotonic() >= end:
+                file.close()
+                return None
+            time.sleep(0.1)  # a killed launch may still be on its way out
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else the launch before has given the folder up
+            return file
+    return None
 
 
-def _begun_before(config: RunConfig) -> RunFolder | None:
-    """The folder that this job made or took before torchrun started its processes again; None in the first start."""
+def _locks(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: as if nobody else were there
+        pass
+    return True
+
+
+def _begun_before(config: RunConfig) -> tuple[RunFolder, float] | None:
+    """As `_find`: the folder that this job made or took before torchrun started its processes again; None in the first
+    start."""
     outputs, job = Path(config.outputs), _job()
     if job is None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return None
@@ -134,11 +128,8 @@ def _begun_before(config: RunConfig) -> RunFolder | None:
     if not signed:
         return None
     folder = max(signed, key=lambda path: path.stat().st_mtime).parent
-    if info := _newest(folder):
-        return RunFolder(folder, info.path, continues=True, restarted=True)
-    if config.load is not None:  # dead before its first own checkpoint
-        return RunFolder(folder, resolve(config.load, outputs), continues=False, restarted=True)
-    return RunFolder(folder, None, continues=True, restarted=True)
+    own = config.load is None or bool(list_checkpoints(folder))  # else it died before its first own checkpoint
+    return RunFolder(folder, None, continues=own, restarted=True), _LOCK_SECONDS
 
 
 def _job() -> str | None:
@@ -150,14 +141,14 @@ def _job() -> str | None:
 
 
 def _sign(folder: Path) -> None:
-    """Leaves word of which job works in the folder."""
+    """Records which job works in the folder."""
     if (job := _job()) is not None:
-        (folder / LAUNCH_FILE).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
+        write_whole(folder / LAUNCH_FILE, json.dumps({"job": job}) + "\n")
 
 
 def _signature(path: Path) -> str | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["job"]
+        return parse_json(read_small(path))["job"]
     except (OSError, ValueError, KeyError, TypeError):  # another job's, cut off: not ours
         return None
 
@@ -169,13 +160,13 @@ def take_over_quarantine(place: RunFolder, world: World) -> None:
         if place.checkpoint is not None and not place.continues:
             known = place.checkpoint.parent / QUARANTINE_FILE
             if known.is_file():
-                shutil.copyfile(known, place.path / QUARANTINE_FILE)
+                write_whole(place.path / QUARANTINE_FILE, known.read_bytes())
 
     world.on_main(copy)
 
 
 def save_config(place: RunFolder, config: RunConfig, world: World) -> None:
-    """Writes `config.py` on rank 0, once the config has proved to fit what the run goes on from. Collective."""
+    """Writes `config.py` on rank 0, once the config has proved to fit the checkpoint. Collective."""
     world.on_main(lambda: _save_config(place.path, config))
 
 
@@ -187,7 +178,7 @@ def give_up(place: RunFolder, world: World) -> None:
 
 @contextmanager
 def given_up_on_error(place: RunFolder, world: World) -> Iterator[None]:
-    """Removes a folder that this launch has made if the body fails: a mistake found before step 1 leaves no litter."""
+    """Removes a folder that this launch has made if the body fails: a mistake found before step 1 leaves none."""
     try:
         yield
     except BaseException:
@@ -195,21 +186,19 @@ def given_up_on_error(place: RunFolder, world: World) -> Iterator[None]:
         raise
 
 
-def _choose(config: RunConfig, source: str) -> RunFolder:
+def _find(config: RunConfig, source: str) -> tuple[RunFolder, float]:
+    """The folder of this launch, and how many seconds it may wait for the lock; 0: another folder will do."""
     outputs, name = Path(config.outputs), run_name(config, source)
     if Path(source).is_dir() and config.load is None:
-        folder = Path(source)
-        info = _newest(folder)
-        return RunFolder(folder, info.path if info else None, continues=True)
+        return RunFolder(Path(source), None, continues=True), _LOCK_SECONDS
     if config.resume == "auto":
         folders = _folders_of(config, outputs, name)
-        if newest := [info for folder in folders if (info := _newest(folder))]:
-            info = max(newest, key=lambda info: (info.when, info.step))
-            return RunFolder(info.path.parent, info.path, continues=True)
+        if saved := [info for folder in folders for info in list_checkpoints(folder) if info.complete]:
+            newest = max(saved, key=lambda info: (info.when, info.step))
+            return RunFolder(newest.path.parent, None, continues=True), _LOCK_SECONDS
         if left := [folder for folder in folders if _is_left(folder)]:
-            return RunFolder(max(left, key=lambda folder: folder.stat().st_mtime), None, continues=True)
-    checkpoint = resolve(config.load, outputs) if config.load is not None else None
-    return RunFolder(_new_folder(outputs, name), checkpoint, continues=False)
+            return RunFolder(max(left, key=lambda folder: folder.stat().st_mtime), None, continues=True), 0.0
+    return RunFolder(_new_folder(outputs, name), None, continues=False), 0.0
 
 
 def run_name(config: RunConfig, source: str) -> str:
@@ -265,11 +254,6 @@ def _saved_name(folder: Path) -> str | None:
     return load_config(file, [], dict[str, Any]).tree.get("exp_name") if file.is_file() else None
 
 
-def _newest(folder: Path) -> CheckpointInfo | None:
-    complete = [info for info in list_checkpoints(folder) if info.complete]
-    return complete[-1] if complete else None
-
-
 def _new_folder(outputs: Path, name: str) -> Path:
     """Makes `outputs/name`, or with the first number that is not taken."""
     number = 1
@@ -289,9 +273,13 @@ def _save_config(folder: Path, config: RunConfig) -> None:
     """
     lasting = config.model_copy(update={"load": None, "resume": None, "start_epoch": None, "start_step": None})
     path, text = folder / CONFIG_FILE, dump_config(lasting)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    try:
+        before = read_small(path) if path.exists() else text.encode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be kept beside its successor ({error}); remove it or rename it") from error
+    if before != text.encode():
         number = 1
         while (kept := folder / f"config.before-{number}.py").exists():
             number += 1
-        os.replace(path, kept)
+        write_whole(kept, before)  # a copy: at no moment is there no config.py
     write_whole(path, text)

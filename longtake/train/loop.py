@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from longtake.buckets import PassOrder
+from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Batch, Conditions
-from longtake.diffusion import drop_text, micro_batch_loss
+from longtake.diffusion import micro_batch_loss
 from longtake.parallel import BucketPeers, Mesh
-from longtake.system import System, add_known_frames
-from longtake.train.average import Ema
-from longtake.train.clock import Clock
+from longtake.system import System, make_example
 from longtake.train.config import RunConfig
-from longtake.train.garbage import GarbageClock, collected_by_hand
-from longtake.train.interrupt import StopRequest
-from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.health import StopRequest
+from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
 from longtake.train.record import Recorder, StepRecord
 from longtake.train.saving import Saver
-from longtake.train.schedule import learning_rate
 from longtake.train.stream import StepInput, StepStream
 
 
@@ -39,40 +39,44 @@ class Trainer:
     recorder: Recorder
     saver: Saver
     stop: StopRequest
-    clock: Clock
-    position: dict | None  # of the data; None is the start of a pass
+    begun: RunState  # what every checkpoint says of the run; its clock and position are where the launch begins
     stopped: bool = False  # by Ctrl-C or SIGTERM
+
+    def __post_init__(self) -> None:
+        self.clock: Clock = self.begun.clock
+        self.position: dict | None = self.begun.data  # None is the start of a pass
 
     def run(self, order: PassOrder, skip: int = 0) -> None:
         """Trains to the end of the run, or until a stop is asked for; saves where it ends.
 
         `order`: the rest of the pass the run begins in, of which `skip` steps are left out.
 
-        The loop never waits for the device: results of a step are read while the next one is under way.
+        The loop never waits for the device: results of a step are read while the next one runs.
         """
-        with collected_by_hand(self.config.gc_every) as garbage:
-            self._run(order, skip, garbage)
+        with collected_by_hand(self.config.gc_every) as collect:
+            self._run(order, skip, collect)
 
-    def _run(self, order: PassOrder, skip: int, garbage: GarbageClock) -> None:
+    def _run(self, order: PassOrder, skip: int, collect: Callable[[int], object]) -> None:
         config = self.config
-        empty = self.system.embed_empty()
+        empty = self.system.embed_nothing()
         steps = self.stream.steps(order, skip, config.epochs, whole=self.position is None)
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
-            lr = learning_rate(config, self.clock.global_step)
+            rates = self.optimizer.rates(self.clock.global_step)
             sums = self.forward_backward(step, empty)
             norm = sums[-2].sqrt()
             scale = clip_scale(norm, config.grad_clip) if config.grad_clip else None
-            skip = self.recorder.skipped.judge(sums)
-            self.optimizer.step(lr, scale, skip)
+            skip = self.recorder.health.skipped.judge(sums)
+            self.optimizer.step(rates, scale, skip)
             if self.ema is not None:
                 self.ema.update(self.clock.global_step + 1, skip)
             samples = [int(slot.weights.sum()) for slot in step.slots]
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
             self.position = step.state
-            record = StepRecord(self.clock, step.slots, sums, lr, step.wait_seconds, sum(samples), tokens, step.faults)
+            counted = sum(samples), tokens
+            record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults)
             self.stopped = self.recorder.push(record)
-            garbage.tick(self.clock.global_step)
+            collect(self.clock.global_step)
             if self.stopped or self._too_many_lost:
                 break
             if config.ckpt_every and self.clock.global_step % config.ckpt_every == 0:
@@ -82,16 +86,16 @@ class Trainer:
         if not self.stopped:
             self.recorder.check_trained()
         self.save(ends=True)
-        with self.recorder.stopwatch.saving():
+        with self.recorder.health.stopwatch.saving():
             self.saver.wait()
         self.recorder.close()
         if self._too_many_lost:
-            lost, quarantine = self.recorder.lost, self.stream.quarantine
+            lost, quarantine = self.recorder.health.lost, self.stream.quarantine
             raise self.stream.world.on_main(lambda: lost.refusal(config.dataset, quarantine))
 
     @property
     def _too_many_lost(self) -> bool:
-        return self.recorder.lost.too_many(self.config.dataset)
+        return self.recorder.health.lost.too_many(self.config.dataset)
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
         """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [M + 3].
@@ -121,32 +125,30 @@ class Trainer:
 
     def micro_batch(self, batch: Batch, empty: Conditions) -> Tensor:
         """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
-        system = self.system
+        system, config = self.system, self.config
         weights = batch.weights.to(system.device, non_blocking=True)
-        draws = {name: draw.to(system.device, non_blocking=True) for name, draw in batch.draws.items()}
-        with torch.no_grad():
-            latents = system.encode(batch)
-            conditions = system.conditions(batch)
-            conditions = drop_text(conditions, empty, draws["dropout"], self.config.dropout_ratio.ratios)
-            conditions = add_known_frames(system, conditions, batch, latents, weights, self.config.condition_config)
-            noised = system.objective.noise(latents, draws, weights)
+        kinds, left_out = config.condition_config, config.no_i2v_ref_loss
+        noised, conditions = make_example(system, batch, empty, weights, kinds, config.text_dropout, left_out)
         prediction = system.denoiser(noised.x, noised.t, conditions)
-        known = conditions.visual[:, 0, :, 0, 0] if self.config.no_i2v_ref_loss else None
-        return micro_batch_loss(prediction, noised, weights, batch.bucket.batch_size, known)
+        return micro_batch_loss(system.objective.loss, prediction, noised, weights, batch.bucket.batch_size)
 
     def save(self, ends: bool = False) -> bool:
         """Writes a checkpoint of this moment, unless it is there already; returns whether a stop was asked for by then.
 
         In the middle of steps that are left out none is written, lest they push out those of before.
         """
-        recorder = self.recorder
+        recorder, health = self.recorder, self.recorder.health
         asked = recorder.flush()
-        if recorder.skipped.in_a_row and not ends:
+        if health.skipped.in_a_row and not ends:
             return asked
-        with recorder.meter.paused(), recorder.stopwatch.saving():
-            self.saver.save(self.clock, self.position, self.tensors(), recorder.state())
-        recorder.watchdog.beat(self.clock.global_step)
+        with recorder.meter.paused(), health.stopwatch.saving():
+            self.saver.save(self.state(), self.tensors())
+        health.watchdog.beat(self.clock.global_step)
         return asked
+
+    def state(self) -> RunState:
+        """All that a checkpoint of this moment holds beside tensors."""
+        return replace(self.begun, clock=self.clock, data=self.position, **self.recorder.health.kept())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name, sharded, sharing memory."""
@@ -154,3 +156,27 @@ class Trainer:
         if self.ema is not None:
             tensors |= self.ema.state()
         return tensors | self.optimizer.state()
+
+
+@contextmanager
+def collected_by_hand(every: int) -> Iterator[Callable[[int], object]]:
+    """Stops Python's garbage collector in the body, which calls what it gets after each step, with the step's number.
+
+    By itself the collector runs whenever enough objects were made, on each rank at another moment, and all other ranks
+    wait for that one in their next collective; here it runs in the same steps on every rank. `every`, in steps: 0
+    leaves the collector as it is. What exists at the start, such as modules and the model, is frozen and not traversed
+    each time. At the end, also by an error, the collector is as it was before.
+    """
+    if not every:
+        yield lambda step: None
+        return
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield lambda step: gc.collect() if step % every == 0 else None
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()

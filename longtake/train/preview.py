@@ -14,7 +14,7 @@ from longtake.data import read_numbers
 from longtake.parallel import resolve_degrees
 from longtake.plan import Layout, Work
 from longtake.train.config import RunConfig
-from longtake.train.folder import read_run
+from longtake.train.read import read_run
 
 
 class PreviewedRun(RunConfig):
@@ -57,7 +57,7 @@ def preview_buckets(config: RunConfig, table: Path) -> Preview:
     ranks, sequence = _fewest_ranks(config)
     slots = config.slots_per_step or ranks * config.accumulation_steps
     rule = config.bucket_rule
-    work = Work(config, rule, config.ae.latent, config.t5.max_length, encoder_bytes=0)
+    work = Work(config, rule, config.ae.latent, config.text_length, encoder_bytes=0)
     layout = Layout(sequence=sequence, bucket_sequence=config.parallel.bucket_sequence)
     degrees = {} if layout.bucket_sequence is None else work.degrees(layout)
     inputs = OrderInputs(

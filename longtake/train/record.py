@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from longtake.buckets import step_digest
-from longtake.contracts import Fault, Slot, UserError
+from longtake.checkpoint import Clock
+from longtake.contracts import ClipFault, Slot, UserError
 from longtake.data import ClipTable, MixedTable
 from longtake.parallel import World
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
-from longtake.train.clock import Clock
-from longtake.train.goodput import Stopwatch
-from longtake.train.interrupt import FirstStepTimer
-from longtake.train.lost import LostSamples
-from longtake.train.skipped import SkippedSteps
-from longtake.train.watchdog import Watchdog
+from longtake.train.health import Health
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share", "goodput")
 _LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must outlive a bad clip
@@ -30,20 +26,25 @@ _LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step as the loop leaves it: `sums` may still be under way on the device."""
+    """A step as the loop leaves it: the device may still be computing `sums`."""
 
     clock: Clock  # after the step
     slots: Sequence[Slot]  # its micro-batches
     sums: Tensor  # float32 [M + 3], see Trainer.forward_backward
-    lr: float
+    rates: Mapping[str, float]  # learning rates by their groups; that of most parameters comes first
     wait_seconds: float
     samples: int  # of this step, fillers not counted
     tokens: int
-    faults: Sequence[Fault] = ()  # what this rank could not load for it
+    faults: Sequence[ClipFault] = ()  # what this rank could not load for it
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of most parameters."""
+        return next(iter(self.rates.values()))
 
 
-class Arriving:
-    """Numbers on their way to the host: copied right behind the work that makes them, waited for when they are read."""
+class HostCopy:
+    """Numbers being copied to the host: queued after the kernels that make them, waited for when they are read."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers, self._there = numbers, None
@@ -53,45 +54,36 @@ class Arriving:
             self._there = torch.cuda.current_stream(numbers.device).record_event()
 
     def read(self) -> list[float]:
-        """The numbers; what the device was given after them goes on meanwhile."""
+        """The numbers; kernels queued after the copy keep running."""
         if self._there is not None:
             self._there.synchronize()
         return self._numbers.tolist()
 
 
+@dataclass
 class Recorder:
     """Reads results one step late, so that the device always has work queued, and passes them on.
 
     Every rank reads the same numbers and so comes to the same decisions; rank 0 writes.
     """
 
-    def __init__(
-        self,
-        system: System,
-        table: ClipTable | MixedTable,
-        world: World,
-        trackers: Trackers,
-        progress: TrainingProgress,
-        meter: StepMeter,
-        log_every: int,
-        timer: FirstStepTimer,
-        skipped: SkippedSteps,
-        stopwatch: Stopwatch,
-        watchdog: Watchdog,
-        lost: LostSamples,
-    ) -> None:
-        self.system, self.table, self.world = system, table, world
-        self.trackers, self.progress, self.meter = trackers, progress, meter
-        self.log_every, self.timer = log_every, timer
-        self.skipped, self.stopwatch, self.watchdog = skipped, stopwatch, watchdog
-        self.lost = lost  # up to the last step that was read
-        self._pending: tuple[StepRecord, Arriving, float] | None = None
+    system: System
+    table: ClipTable | MixedTable
+    world: World
+    trackers: Trackers
+    progress: TrainingProgress
+    meter: StepMeter
+    log_every: int
+    health: Health  # its tally of samples is that up to the last step that was read
+
+    def __post_init__(self) -> None:
+        self._pending: tuple[StepRecord, HostCopy, float] | None = None
         self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
         self._by_bucket: dict[str, list[float]] = defaultdict(list)
         self._last_time = time.perf_counter()
         self._in_a_row = 0  # samples of the steps since the last one of which a sample could be loaded
-        self._first_fault: Fault | None = None  # that this rank met in those steps
+        self._first_fault: ClipFault | None = None  # that this rank met in those steps
         self._any_loaded = False
 
     def push(self, record: StepRecord) -> bool:
@@ -103,7 +95,7 @@ class Recorder:
         seconds, self._last_time = now - self._last_time, now
         flops = 3 * sum(self.system.flops(slot.bucket.shape) * int(slot.weights.sum()) for slot in record.slots)
         self.meter.step(clips=record.samples, tokens=record.tokens, flops=flops, wait_seconds=record.wait_seconds)
-        before, self._pending = self._pending, (record, Arriving(record.sums), seconds)
+        before, self._pending = self._pending, (record, HostCopy(record.sums), seconds)
         return self._read(*before) if before is not None else False
 
     def flush(self) -> bool:
@@ -117,28 +109,20 @@ class Recorder:
         if self._last is not None and self._losses:
             self._log(*self._last)
 
-    def _read(self, record: StepRecord, arriving: Arriving, seconds: float) -> bool:
+    def _read(self, record: StepRecord, arriving: HostCopy, seconds: float) -> bool:
         values = arriving.read()
-        self.timer.done()
-        self.watchdog.beat(record.clock.global_step)
+        self.health.first_step.done()
+        self.health.watchdog.beat(record.clock.global_step)
         losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
-        counts = self.skipped.take(losses, values[-2])
-        self.stopwatch.step(record.wait_seconds, counts)
+        counts = self.health.skipped.take(losses, values[-2])
+        self.health.stopwatch.step(record.wait_seconds, counts)
         self._check_loaded(record, loaded := round(values[-3]))
-        self.lost = self.lost.add(record.samples, loaded)
+        self.health.lost = self.health.lost.add(record.samples, loaded)
         if self.world.is_main:
             self._write(record, seconds, losses, grad_norm, loaded, counts)
-        if self.skipped.too_many:
+        if self.health.skipped.too_many:
             self._end_for_skipped_steps(record, losses, grad_norm)
         return values[-1] > 0
-
-    def state(self) -> dict[str, object]:
-        """What a checkpoint keeps of it for `run.json`."""
-        return {
-            "skipped_steps": self.skipped.total,
-            "seconds": asdict(self.stopwatch.seconds),
-            "samples": self.lost.to_json(),
-        }
 
     def _write(
         self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float, loaded: int, counts: bool
@@ -164,6 +148,7 @@ class Recorder:
                 "samples": loaded,
                 "seconds": round(seconds, 4),
                 "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
+                **({"rates": dict(record.rates)} if len(record.rates) > 1 else {}),
                 **({} if counts else {"skipped": True, "clips": self._clips(record)}),
             }
         )
@@ -179,9 +164,11 @@ class Recorder:
             "pass": record.clock.pass_index,
             "samples": record.clock.samples,
         }
+        if len(record.rates) > 1:
+            figures |= {f"lr/{name}": rate for name, rate in record.rates.items()}
         figures |= {f"loss/{name}": sum(v) / len(v) for name, v in sorted(self._by_bucket.items())}
-        figures |= self.meter.read() | memory() | {"goodput": self.stopwatch.seconds.goodput}
-        self.stopwatch.write()
+        figures |= self.meter.read() | memory() | {"goodput": self.health.stopwatch.seconds.goodput}
+        self.health.stopwatch.write()
         self.trackers.log(step, figures)
         self._losses.clear()
         self._by_bucket.clear()
@@ -221,13 +208,14 @@ class Recorder:
 
     def _end_for_skipped_steps(self, record: StepRecord, losses: list[float], grad_norm: float) -> None:
         bad = [slot for slot, loss in zip(record.slots, losses, strict=True) if not math.isfinite(loss)]
-        step, limit = record.clock.global_step, self.skipped.norm_limit
+        step, limit = record.clock.global_step, self.health.skipped.norm_limit
         rows = (bad[0] if bad else record.slots[0]).rows[:3]
         clips = ", ".join(self.table.location(int(row)) for row in rows)
         what = f"loss of bucket {bad[0].bucket.name} is not finite" if bad else "gradient norm is not finite"
         if not bad and math.isfinite(grad_norm):
             what = f"gradient norm is {grad_norm:.4g}, above skip_grad_norm = {limit:g}"
-        before = f" after {self.skipped.in_a_row - 1} steps that were left out" if self.skipped.in_a_row > 1 else ""
+        skipped = self.health.skipped.in_a_row - 1
+        before = f" after {skipped} steps that were left out" if skipped else ""
         raise UserError(
             f"step {step}: the {what}{before} (clips of that micro-batch begin with {clips}); nothing was saved "
             "meanwhile, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"

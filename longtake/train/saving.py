@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from longtake import __version__
-from longtake.checkpoint import BackgroundSaver, retain, save_checkpoint
+from longtake.checkpoint import BackgroundSaver, RunState, retain, save_checkpoint, size_of
 from longtake.parallel import World
-from longtake.train.clock import Clock
 
-_LAST_SECONDS = 20.0  # that a save under way is given where the run ends by an error
+_LAST_SECONDS = 20.0  # for a save in progress when the run ends with an error
 
 
 class Saver:
@@ -24,53 +21,51 @@ class Saver:
         self,
         folder: Path,
         world: World,
-        facts: Mapping[str, object],
         keep_n_latest: int,
         keep_every: int | None = None,
         async_io: bool = False,
+        say: Callable[[str], None] = print,
     ) -> None:
-        self.folder, self.world, self.facts = folder, world, dict(facts)
+        """`say`: puts a line on rank 0's terminal."""
+        self.folder, self.world, self.say = folder, world, say
         self.keep_n_latest, self.keep_every = keep_n_latest, keep_every
         self.last: Path | None = None
         self._last_step: int | None = None
         self._background = BackgroundSaver() if async_io else None
 
+    def look_for_room(self, num_bytes: int) -> None:
+        """Says on rank 0 that the next checkpoint, of so many bytes, does not fit on the disk."""
+        if self.world.is_main and (free := shutil.disk_usage(self.folder).free) < num_bytes:
+            self.say(
+                f"{self.folder}: {free / 1e9:.3g} GB are free there and the next checkpoint needs "
+                f"{num_bytes / 1e9:.3g} GB; make room before it is due"
+            )
+
     @property
     def failed(self) -> bool:
-        """Whether this rank could not write its part of the save under way; the next `save` or `wait` says why."""
+        """Whether this rank could not write its part of the save in progress; the next `save` or `wait` says why."""
         return self._background is not None and self._background.failed
 
-    def started_from(self, path: Path, clock: Clock) -> None:
-        """The run continues `path`: that moment needs no second checkpoint."""
-        self.last, self._last_step = path, clock.global_step
+    def started_from(self, path: Path, step: int) -> None:
+        """The run continues `path`, of that step: it needs no second checkpoint."""
+        self.last, self._last_step = path, step
 
-    def save(
-        self, clock: Clock, position: dict | None, tensors: Mapping[str, Tensor], facts: Mapping[str, object]
-    ) -> None:
+    def save(self, state: RunState, tensors: Mapping[str, Tensor]) -> None:
         """Collective. Writes `epoch{E}-global_step{N}` with its COMPLETE marker, then deletes what is too old.
 
-        In the background, it returns once `tensors` are copied. `facts`: more of this moment for `run.json`.
+        In the background, it returns once `tensors` are copied.
         """
+        clock = state.clock
         if clock.global_step == self._last_step:
             return
-        state = {
-            **self.facts,
-            **facts,
-            "clock": clock.to_json(),
-            "data": position,
-            "versions": {
-                "longtake": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        }
-        moment = (self.folder, clock.pass_index, clock.global_step, tensors, state)
+        moment = (self.folder, clock.pass_index, clock.global_step, tensors, state.to_json())
+        num_bytes = size_of(tensors)
         if self._background is not None:
-            self.last = self._background.save(*moment, then=self._retain)
+            self.last = self._background.save(*moment, then=lambda: self._retain(num_bytes))
         else:
             self.last = save_checkpoint(*moment)
             if self.world.is_main:
-                self._retain()
+                self._retain(num_bytes)
             self.world.barrier()
         self._last_step = clock.global_step
 
@@ -80,9 +75,10 @@ class Saver:
             self._background.wait()
 
     def close(self) -> None:
-        """Gives a save under way a little time to come to its end, and ends the writer."""
+        """Gives a save in progress a little time to finish, and ends the writer."""
         if self._background is not None:
             self._background.close(_LAST_SECONDS)
 
-    def _retain(self) -> None:
+    def _retain(self, num_bytes: int) -> None:
         retain(self.folder, self.keep_n_latest, self.keep_every)
+        self.look_for_room(num_bytes)

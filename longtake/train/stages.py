@@ -5,8 +5,8 @@
         dict(name="video", run="stage1.py", lr=3e-5, max_steps=5000),
     ]
 
-A stage is laid over the keys of the file that has `stages`, and these over the file that it names as `run`, if any;
-flags are laid over all. `longtake.train.curriculum` runs them.
+The keys of a stage override those of the file that has `stages`, which override those of the file it names as `run`, if
+any; flags override all. `longtake.train.curriculum` runs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, lo
 from longtake.config.faults import shown
 from longtake.contracts import UserError
 from longtake.generate import OF_TRAINING, GenerateConfig
-from longtake.system.tiny import TINY, tiny_layer, world_size
+from longtake.presets import find_preset
+from longtake.system.tiny import TINY, take_tiny, tiny_layer, world_size
 from longtake.train.config import RunConfig
 
 T = TypeVar("T")
@@ -31,8 +32,8 @@ Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Words:
-    """The command line behind RUN, its two words that are no keys taken out."""
+class CommandLine:
+    """The command line after RUN: overrides of keys, and the two flags that are no keys."""
 
     overrides: tuple[str, ...]
     tiny: bool = False
@@ -40,15 +41,13 @@ class Words:
     dialect: Dialect | None = None  # that RUN and the command line are written in
 
     @classmethod
-    def read(cls, words: Sequence[str], dialect: Dialect | None = None) -> Words:
+    def read(cls, words: Sequence[str], dialect: Dialect | None = None) -> CommandLine:
         """Raises `UserError` where `--stage` has no name."""
         rest: list[str] = []
-        tiny, stage = False, None
-        waiting = iter(words)
+        words, tiny = take_tiny(words)
+        stage, waiting = None, iter(words)
         for word in waiting:
-            if word == TINY:
-                tiny = True
-            elif word == STAGE:
+            if word == STAGE:
                 stage = next(waiting, None)
                 if stage is None or stage.startswith("--"):
                     raise UserError(f"{STAGE}: found {stage or 'nothing'} where the name of a stage is expected")
@@ -70,7 +69,7 @@ class Stage:
 
     @property
     def names_weights(self) -> bool:
-        """Whether it says by itself which weights it starts from."""
+        """Whether it names the weights it starts from."""
         model = self.keys.get("model")
         return isinstance(model, Mapping) and "from_pretrained" in model
 
@@ -92,32 +91,34 @@ class Curriculum:
             raise UserError(f"{said}; write {STAGE} and one of {names}")
         return found[0]
 
-    def resolve(self, stage: Stage, words: Words, schema: type[T]) -> Resolved[T]:
+    def resolve(self, stage: Stage, command: CommandLine, schema: type[T]) -> Resolved[T]:
         """The config of one stage. Raises `ConfigError`."""
         keys = {"stage_number": stage.number, **stage.keys}
         over = [(str(self.path), self.shared), (f"stage {stage.name} of {self.path}", keys)]
         if stage.run is not None:
-            return read_layers(stage.run, words, schema, over)
-        return read_layers(self.shared, words, schema, over)
+            return read_layers(stage.run, command, schema, over)
+        return read_layers(self.shared, command, schema, over)
 
 
-def read_layers(base: Path | Mapping[str, Any], words: Words, schema: type[T], over: Layers = ()) -> Resolved[T]:
-    """The config of a run file, or of the keys of one, with layers over it and flags on top. Raises `ConfigError`."""
+def read_layers(
+    base: Path | Mapping[str, Any], command: CommandLine, schema: type[T], over: Layers = ()
+) -> Resolved[T]:
+    """The config of a run file, or of the keys of one, with layers and flags that override it. Raises `ConfigError`."""
 
     def read(overrides: Sequence[str], schema: type[Any], over: Layers) -> Resolved[Any]:
         if isinstance(base, Path):
-            return load_config(base, overrides, schema, over, words.dialect)
-        return resolve(base, overrides, schema, over=over, dialect=words.dialect)
+            return load_config(base, overrides, schema, over, command.dialect)
+        return resolve(base, overrides, schema, over=over, dialect=command.dialect)
 
-    if words.tiny:
+    if command.tiny:
         over = (*over, (TINY, tiny_layer(read([], dict[str, Any], over).tree, world_size())))
-    resolved = read(words.overrides, schema, over)
+    resolved = read(command.overrides, schema, over)
     _refuse_idle_rates(resolved)
     return resolved
 
 
 def _refuse_idle_rates(resolved: Resolved[Any]) -> None:
-    """Raises `ConfigError` for `--lr` or `--eps` where another value of the optimizer's own counts in its stead."""
+    """Raises `ConfigError` for `--lr` or `--eps` where the optimizer's own key has another value, which wins."""
     faults = []
     for name in ("lr", "eps"):
         flag, own = resolved.origins.get(name), resolved.origins.get(f"optim.{name}")
@@ -143,8 +144,8 @@ def _refuse_generation_file(path: Path, dialect: Dialect | None) -> None:
     if not (of_generation := keys_of_generation(path, dialect)):
         return
     raise UserError(
-        f"{path}: has {min(of_generation)}, so it is a run file of longtake generate; give one of training, such as a "
-        "preset of configs/opensora_v2/train, or the folder of an earlier run"
+        f"{path}: has {min(of_generation)}, so it is a run file of longtake generate; give one of training, such as "
+        "the preset opensora_v2/stage1, or the folder of an earlier run"
     )
 
 
@@ -175,6 +176,10 @@ def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:
     name, run = keys.pop("name", None), keys.pop("run", None)
     if not isinstance(name, str) or not name or "/" in name or name.startswith((".", "-")):
         raise UserError(f"{place}.name = {name!r}: must be a plain folder name")
-    if run is not None and not (isinstance(run, str) and (path.parent / run).is_file()):
-        raise UserError(f"{place}.run = {run!r}: no such file; a run file is named relative to {path}")
-    return Stage(name, number, None if run is None else path.parent / run, keys)
+    if run is None:
+        return Stage(name, number, None, keys)
+    beside = path.parent / str(run)
+    file = beside if beside.is_file() else find_preset(str(run))
+    if file is None:
+        raise UserError(f"{place}.run = {run!r}: no such file; name one relative to {path}, or a preset")
+    return Stage(name, number, file, keys)

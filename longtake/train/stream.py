@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import tee
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from longtake.buckets import OrderInputs, PassOrder, deal
-from longtake.contracts import Batch, Fault, Slot, UserError
+from longtake.contracts import Batch, ClipFault, Slot, UserError
 from longtake.data import Delivery, DeviceFeed, Parcel, SlotLoader, append_quarantine, read_quarantine
-from longtake.parallel import BucketPeers, World
-from longtake.train.peers import share_parcel
+from longtake.parallel import BucketPeers, Subgroup, World
 from longtake.train.shared_order import plan_shared
 
 SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FAULTS`
@@ -39,7 +42,7 @@ class StepInput:
     turns: Sequence[Turn] = ()  # the forwards of this rank; every rank makes as many
     batches: Iterator[Batch] = field(default_factory=lambda: iter(()))  # of `turns`, on the device, one at a time
     loaded: int = 0  # samples that could be loaded, of the micro-batches whose loss this rank tells
-    faults: list[Fault] = field(default_factory=list)  # those that this rank could not load
+    faults: list[ClipFault] = field(default_factory=list)  # those that this rank could not load
     wait_seconds: float = 0.0  # time this rank waited for its data
 
 
@@ -103,7 +106,7 @@ class StepStream:
     def _batches(
         self, step: StepInput, deliveries: Iterator[Delivery] | None, parcels: Iterator[tuple[Parcel, int]] | None
     ) -> Iterator[Batch]:
-        """The micro-batches of a step, none of them kept behind its turn.
+        """The micro-batches of a step, none of them kept after its turn.
 
         What a micro-batch lost is in the quarantine before it is handed over, and so before the step's update.
         """
@@ -127,7 +130,7 @@ class StepStream:
         faults = parcel.plan.faults if turn.reads else ()  # the rank that decodes writes them down
         return Delivery(replace(parcel.batch, faults=faults), loaded)
 
-    def _leave_out(self, faults: Sequence[Fault]) -> None:
+    def _leave_out(self, faults: Sequence[ClipFault]) -> None:
         """Puts what could not be loaded into the quarantine, and says so."""
         append_quarantine(self.quarantine, faults)
         for fault in faults:
@@ -162,3 +165,22 @@ def _steps(order: PassOrder, skip: int, peers: BucketPeers) -> Iterator[StepInpu
             turns.append(Turn(forward.slots[which], number, reader, place == reader))
             made += 1
         yield StepInput(order.pass_index, slots, order.state(i + 1), turns)
+
+
+def share_parcel(
+    parcel: Parcel | None, loaded: int, reader: int, groups: Subgroup, device: torch.device
+) -> tuple[Parcel, int]:
+    """The parcel of one rank of the groups, with the number of its samples that train, on all of their ranks.
+
+    Collective. Rank `reader` of the groups gives it, on `device`; the others give None and 0. Two messages: the plan
+    over the CPU, so that no device is waited for, and the bytes of all tensors together.
+    """
+    assert groups.talk is not None
+    source = dist.get_global_rank(groups.talk, reader)
+    assert (dist.get_rank(groups.talk) == reader) == (parcel is not None)
+    box: list[Any] = [(parcel.plan, len(parcel.data), loaded) if parcel is not None else None]
+    dist.broadcast_object_list(box, src=source, group=groups.talk, device=torch.device("cpu"))
+    plan, num_bytes, loaded = box[0]
+    data = parcel.data if parcel is not None else torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=source, group=groups.data)
+    return Parcel(plan, data), loaded

@@ -6,17 +6,15 @@ from collections.abc import Callable
 
 from torch import nn
 
-from longtake.train.average import Ema
 from longtake.train.config import RunConfig
 from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.optimizer.ema import Ema
 
 
 def make_update(denoiser: nn.Module, config: RunConfig) -> Callable[[], None]:
-    """What follows a step's last backward: clipping, AdamW and the average as the run has them, at rate 0."""
+    """What follows a step's last backward: clipping, AdamW and the EMA as the run has them, at rate 0."""
     optimizer = ShardedAdamW(denoiser, config)
-    ema = None
-    if config.ema_decay:
-        ema = Ema(denoiser, config.ema_decay, ramp=config.compat is None, offload=config.ema_offload)
+    ema = Ema.of_run(denoiser, config)
 
     def update() -> None:
         norm = optimizer.grad_square_sum().sqrt()

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.durable import unfinished, write_whole
+from longtake.hub import find_files
 
+# What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
+_FOLDERS = (
+    ("model_index.json", "transformer/*.json", "transformer/*.safetensors"),
+    ("config.json", "diffusion_pytorch_model*.json", "diffusion_pytorch_model*.safetensors"),
+    ("model.safetensors.index.json", "model*.safetensors"),
+)
 INDEX_SUFFIX = ".safetensors.index.json"
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 
@@ -45,7 +52,9 @@ class WeightFiles(Mapping[str, Tensor]):
         self.path = Path(path).expanduser()
         self.metadata: dict[str, str] = {}
         self._files: dict[str, safe_open] = {}  # tensor name -> open file
-        for file in _find_files(self.path):
+        index = _index_of(self.path)
+        table = {} if index is None else _read_index(index)
+        for file in _files_in(self.path) if index is None else _files_of_index(index, table):
             handle = _open(file)
             self.metadata.update(handle.metadata() or {})
             for name in handle.keys():  # noqa: SIM118 (safe_open is no mapping)
@@ -54,7 +63,10 @@ class WeightFiles(Mapping[str, Tensor]):
                         f"{file}: the tensor {name} is in another file of this folder too; keep one of them"
                     )
                 self._files[name] = handle
-        self._check_index()
+        if lost := sorted(set(table) - set(self._files)):
+            raise UserError(
+                f"{index}: names {len(lost)} tensors that its files do not hold ({lost[0]} ...); copy the folder again"
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         return self._files[name].get_tensor(name)
@@ -69,15 +81,28 @@ class WeightFiles(Mapping[str, Tensor]):
         """The shape of a tensor, from the header."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
-    def _check_index(self) -> None:
-        index = _index_of(self.path)
-        if index is None:
-            return
-        lost = sorted(set(_read_index(index)) - set(self._files))
-        if lost:
-            raise UserError(
-                f"{index}: names {len(lost)} tensors that its files do not hold ({lost[0]} ...); copy the folder again"
-            )
+
+def open_source(path: str | os.PathLike[str]) -> WeightFiles:
+    """The denoiser's files at a path: those in it, or in the folder that diffusers and Open-Sora keep it in.
+
+    A folder of a whole diffusers pipeline (`model_index.json`) has its denoiser in `transformer`; a checkpoint folder
+    of Open-Sora in `model`. Raises `UserError` as `WeightFiles`.
+    """
+    folder = Path(path).expanduser()
+    if (folder / "model_index.json").is_file():
+        return WeightFiles(folder / "transformer")
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and (folder / "model").is_dir():
+        return WeightFiles(folder / "model")
+    return WeightFiles(folder)
+
+
+def find_denoiser(name: str) -> Path:
+    """The local file or folder that `model.from_pretrained` stands for: a path, or a name on the Hugging Face hub.
+
+    `owner/name` is a folder of diffusers or an export; `owner/name/file.safetensors` one file. Raises `UserError` as
+    `find_files`.
+    """
+    return find_files(name, "model.from_pretrained", _FOLDERS)
 
 
 def save_weights(
@@ -104,16 +129,15 @@ def save_weights(
         _write_file(state, path, header)
         return [path]
     path.mkdir(parents=True, exist_ok=True)
-    stale = [*path.glob(f"{stem}*.safetensors"), *path.glob(stem + INDEX_SUFFIX)]
-    if stale:
+    if stale := [*path.glob(f"{stem}*.safetensors"), *path.glob(stem + INDEX_SUFFIX)]:
         raise UserError(f"{path}: holds {stale[0].name} already, which is not overwritten; choose an empty folder")
     shards = _cut_into_shards(state, max_shard_bytes)
-    if len(shards) == 1:
-        _write_file(state, path / f"{stem}.safetensors", header)
-        return [path / f"{stem}.safetensors"]
-    files = [path / f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    numbers = [f"-{i:05d}-of-{len(shards):05d}" for i in range(1, len(shards) + 1)] if len(shards) > 1 else [""]
+    files = [path / f"{stem}{number}.safetensors" for number in numbers]
     for file, names in zip(files, shards, strict=True):
         _write_file({name: state[name] for name in names}, file, header)
+    if len(files) == 1:
+        return files
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
         "weight_map": {name: file.name for file, names in zip(files, shards, strict=True) for name in names},
@@ -152,18 +176,13 @@ def _cut_into_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[list[s
     return shards
 
 
-def _find_files(path: Path) -> list[Path]:
-    if path.name.endswith(INDEX_SUFFIX) and path.is_file():
-        return _files_of_index(path)
+def _files_in(path: Path) -> list[Path]:
     if path.suffix in _PICKLES:
         raise UserError(f"{path}: is a pickle, which can run code when read; convert it to .safetensors")
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a .safetensors file or a folder that holds some")
-    index = _index_of(path)
-    if index is not None:
-        return _files_of_index(index)
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise UserError(f"{path}: holds no .safetensors file; give a .safetensors file or a folder that holds some")
@@ -171,7 +190,7 @@ def _find_files(path: Path) -> list[Path]:
 
 
 def _index_of(path: Path) -> Path | None:
-    if path.name.endswith(INDEX_SUFFIX):
+    if path.name.endswith(INDEX_SUFFIX) and path.is_file():
         return path
     found = sorted(path.glob("*" + INDEX_SUFFIX)) if path.is_dir() else []
     if len(found) > 1:
@@ -187,9 +206,9 @@ def _read_index(index: Path) -> dict[str, str]:
         raise UserError(f"{index}: is no index of weights; it must be JSON with a table `weight_map`") from None
 
 
-def _files_of_index(index: Path) -> list[Path]:
+def _files_of_index(index: Path, table: Mapping[str, str]) -> list[Path]:
     files = []
-    for name in sorted(set(_read_index(index).values())):
+    for name in sorted(set(table.values())):
         file = index.parent / name
         if Path(name).name != name:
             raise UserError(f"{index}: names the file {name!r} outside its own folder; it must name files beside it")

@@ -9,12 +9,9 @@ The same as `longtake generate`; what stands in the place of old words is printe
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from longtake.cli import main
 from longtake.dialects import OpenSora
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-
 if __name__ == "__main__":
-    main(["generate", *sys.argv[1:]], OpenSora(CONFIGS))
+    main(["generate", *sys.argv[1:]], OpenSora())

@@ -8,12 +8,9 @@ The same as `longtake train`; what stands in the place of old words is printed. 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from longtake.cli import main
 from longtake.dialects import OpenSora
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-
 if __name__ == "__main__":
-    main(["train", *sys.argv[1:]], OpenSora(CONFIGS))
+    main(["train", *sys.argv[1:]], OpenSora())

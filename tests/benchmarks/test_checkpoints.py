@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forks
+
 ROOT = Path(__file__).parents[2]
 
 
 def run(name: str, target: Path, *words: str) -> dict[str, Any]:
     """The figures that a program wrote; it ended well."""
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words, "--json", str(target)]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    done = forks.run([sys.executable, "-m", "tests.benchmarks.program", name, *words, "--json", target])
     assert done.returncode == 0, done.stderr
     return json.loads(target.read_text())["figures"]
 

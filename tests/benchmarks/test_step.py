@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forks
+
 ROOT = Path(__file__).parents[2]
 
 
 def run(target: Path, *words: str) -> tuple[str, dict[str, Any]]:
     """What the program printed, and the figures it wrote."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--tiny", "--json", str(target), *words]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
+    program = ("-m", "tests.benchmarks.program", "step")
+    done = forks.run([sys.executable, *program, "--tiny", "--json", target, *words], timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(target.read_text())["figures"]
 

@@ -46,7 +46,7 @@ def test_every_side_is_a_multiple_of_the_divisor(name: str, divisor: int) -> Non
 def test_the_nearest_ratio_equals_the_reference_under_compat(case: dict) -> None:
     table = aspect_table(case["resolution"], case["ae_spatial_compression"])
     height, width = np.array([row[:2] for row in case["rows"]]).T
-    found = closest_ratio(height, width, table, compat="opensora_v2")
+    found = closest_ratio(height, width, table, law="opensora_v2")
     assert [list(table)[index] for index in found] == [row[2] for row in case["rows"]]
 
 

@@ -39,7 +39,7 @@ def one(rule: BucketRule, num_frames: float, height: float, width: float, fps: f
 def test_every_row_falls_into_the_bucket_of_the_reference_under_compat(name: str) -> None:
     case, rows = IDS["cases"][name], IDS["rows"]
     theirs = BucketRule.from_config(
-        case["bucket_config"], case["ae_spatial_compression"], case["fps_max"], compat="opensora_v2"
+        case["bucket_config"], case["ae_spatial_compression"], case["fps_max"], law="opensora_v2"
     )
     assert len(theirs.buckets) == case["num_bucket"]
     codes = assign(theirs, *(column(rows, i) for i in range(4)), SequentialDraws([row[4] for row in rows]))
@@ -50,7 +50,7 @@ def test_every_row_falls_into_the_bucket_of_the_reference_under_compat(name: str
 
 @pytest.mark.parametrize("run", SAMPLER["runs"][:2], ids=["one rank", "four ranks"])
 def test_every_epoch_of_the_reference_sampler_holds_the_rows_of_our_buckets(run: dict) -> None:
-    theirs = BucketRule.from_config(run["bucket_config"], 16, run["fps_max"], compat="opensora_v2")
+    theirs = BucketRule.from_config(run["bucket_config"], 16, run["fps_max"], law="opensora_v2")
     rows = SAMPLER["rows"]
     for epoch, steps in enumerate(run["steps"]):
         draws = SequentialDraws([run["seed"] + epoch + i * run["num_bucket"] for i in range(len(rows))])
@@ -64,7 +64,7 @@ def test_every_epoch_of_the_reference_sampler_holds_the_rows_of_our_buckets(run:
 def test_a_still_with_a_high_frame_rate_is_kept_by_default_and_dropped_under_compat() -> None:
     config = {"32px": {1: (1.0, 2), 5: (1.0, 2)}}
     assert rule(config).buckets[one(rule(config), 1, 64, 64, fps=60.0)].num_frames == 1
-    assert one(rule(config, compat="opensora_v2"), 1, 64, 64, fps=60.0) == Unused.TOO_SHORT
+    assert one(rule(config, law="opensora_v2"), 1, 64, 64, fps=60.0) == Unused.TOO_SHORT
 
 
 def test_the_reason_of_an_unused_clip_is_told() -> None:
@@ -155,7 +155,7 @@ def test_assignment_is_the_same_however_the_rows_are_cut() -> None:
 
 
 def test_a_rule_survives_json() -> None:
-    for each in (rule(), rule(fps_max=None, compat="opensora_v2"), rule(IDS["cases"]["stage2"]["bucket_config"], 16)):
+    for each in (rule(), rule(fps_max=None, law="opensora_v2"), rule(IDS["cases"]["stage2"]["bucket_config"], 16)):
         assert BucketRule.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 

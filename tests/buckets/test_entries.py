@@ -46,11 +46,11 @@ def test_a_malformed_bucket_config_is_answered_with_place_value_and_fix(config: 
     assert str(caught.value) == fault
 
 
-def test_all_faults_are_found_at_once_and_carry_the_given_place() -> None:
+def test_all_faults_are_found_at_once_and_carry_their_place() -> None:
     config = {"256px": {1: (2, 3), 33: (1.0, 0)}, "x": {1: (1.0, 1)}}
-    faults = bucket_config_faults(config, place="data.buckets")
+    faults = bucket_config_faults(config)
     assert len(faults) == 3
-    assert all(fault.startswith("data.buckets.") for fault in faults)
+    assert all(fault.startswith("bucket_config.") for fault in faults)
     with pytest.raises(UserError, match=r"\(and 2 more\)"):
         BucketRule.from_config(config, 16)
 

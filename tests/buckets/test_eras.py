@@ -98,7 +98,7 @@ def expect_nothing_lost(history: list[OrderInputs], order: PassOrder, seen: set[
         assert any(keys[sample] <= era["last"].get(of.get(sample, ""), -1) for era, of in zip(eras, names, strict=True))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_no_sample_trains_twice_and_none_is_lost_through_any_changes(data: st.DataObject) -> None:
     made = inputs(

@@ -22,7 +22,7 @@ FUN_ASPECT = golden("aspect.json", FUN)
 
 
 def v1_2_rule(table: dict, frame_interval: int = 1) -> BucketRule:
-    return BucketRule.from_config(table, 16, compat=V1_2, frame_interval=frame_interval)
+    return BucketRule.from_config(table, 16, law=V1_2, frame_interval=frame_interval)
 
 
 class TheirDraws:
@@ -49,7 +49,7 @@ def codes_of(rule: BucketRule, rows: list, seeds: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_literal_tables_of_open_sora_1_2_are_as_they_were_written(name: str) -> None:
     assert num_pixels(name, V1_2) == SHAPES[name]["num_pixels"]
-    ours = [[ratio, *shape] for ratio, shape in aspect_table(name, 16, compat=V1_2).items()]
+    ours = [[ratio, *shape] for ratio, shape in aspect_table(name, 16, law=V1_2).items()]
     assert ours == SHAPES[name]["sizes"]
 
 
@@ -57,7 +57,7 @@ def test_the_nearest_key_is_that_of_open_sora_1_2() -> None:
     closest = golden("closest_ratio.json", V1_2)
     height, width = np.array(closest["pairs"]).T
     for name, expected in closest["closest"].items():
-        table = aspect_table(name, 16, compat=V1_2)
+        table = aspect_table(name, 16, law=V1_2)
         assert [list(table)[place] for place in closest_ratio(height, width, table, V1_2)] == expected
 
 
@@ -124,21 +124,21 @@ def test_a_rule_with_another_law_survives_json(name: str) -> None:
 
 def test_the_tables_of_cogvideox_fun_are_scaled_from_512() -> None:
     for side, sizes in FUN_ASPECT["scaled_to_multiple_of_16"].items():
-        ours = aspect_table(f"{side}px", 16, compat=FUN)
+        ours = aspect_table(f"{side}px", 16, law=FUN)
         assert {float(ratio): list(shape) for ratio, shape in ours.items()} == {float(r): s for r, s in sizes.items()}
-    table = aspect_table("512px", 16, compat=FUN)
+    table = aspect_table("512px", 16, law=FUN)
     height, width = (np.array([case[side] for case in FUN_ASPECT["nearest"]]) for side in "hw")
     places = closest_ratio(height, width, table, FUN)
     assert [float(list(table)[place]) for place in places] == [float(case["key"]) for case in FUN_ASPECT["nearest"]]
 
 
 def test_the_random_crop_ratios_of_cogvideox_fun_are_drawn_with_their_weights() -> None:
-    table = aspect_table("512px_crop", 16, compat=FUN)
+    table = aspect_table("512px_crop", 16, law=FUN)
     crops = FUN_ASPECT["ASPECT_RATIO_RANDOM_CROP_512"]
     assert {float(r): list(s) for r, s in table.items()} == {float(r): [int(v) for v in s] for r, s in crops.items()}
     weights = ratio_weights("512px_crop", FUN)
     np.testing.assert_allclose(weights, FUN_ASPECT["ASPECT_RATIO_RANDOM_CROP_PROB"])
-    rule = BucketRule.from_config({"512px_crop": {49: (1.0, 1)}}, 16, compat=FUN, frame_interval=3)
+    rule = BucketRule.from_config({"512px_crop": {49: (1.0, 1)}}, 16, law=FUN, frame_interval=3)
     columns = (np.full(40_000, value) for value in (147, 90, 160, 30))  # not too small: that program enlarges
     codes = assign(rule, *columns, keyed_draw(0, 0, 0, np.arange(40_000, dtype=np.uint64)))
     np.testing.assert_allclose(np.bincount(codes, minlength=15) / 40_000, weights, atol=0.008)
@@ -147,15 +147,15 @@ def test_the_random_crop_ratios_of_cogvideox_fun_are_drawn_with_their_weights() 
 @pytest.mark.parametrize(("name", "compat"), [("256px", V1_2), ("512", FUN), ("512px_max", FUN), ("16px", FUN)])
 def test_a_name_of_another_system_is_answered_with_a_sentence(name: str, compat: str) -> None:
     with pytest.raises(UserError, match=r"expected|choose"):
-        aspect_table(name, 16, compat=compat)
-    with pytest.raises(UserError, match="compat = 'opensora_v3'"):
-        BucketRule.from_config({"256px": {1: (1.0, 1)}}, 16, compat="opensora_v3")
+        aspect_table(name, 16, law=compat)
+    with pytest.raises(UserError, match="law = 'opensora_v3'"):
+        BucketRule.from_config({"256px": {1: (1.0, 1)}}, 16, law="opensora_v3")
 
 
 def test_rows_of_every_kind_have_a_bucket_or_a_reason_under_every_law() -> None:
     columns = clip_columns(3000)
     draw = keyed_draw(0, 0, 0, columns.pop("clip_ids"))
     for compat, name in ((None, "64px"), ("opensora_v2", "64px"), (V1_2, "144p"), (FUN, "64px")):
-        rule = BucketRule.from_config({name: {1: (0.5, 2), 5: ((0.5, 0.5), 2), 9: (1.0, 1)}}, 16, compat=compat)
+        rule = BucketRule.from_config({name: {1: (0.5, 2), 5: ((0.5, 0.5), 2), 9: (1.0, 1)}}, 16, law=compat)
         codes = assign(rule, *columns.values(), draw)
         assert np.isin(codes, [*range(len(rule.buckets)), *map(int, Unused)]).all()

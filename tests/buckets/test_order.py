@@ -73,7 +73,7 @@ def plan_or_skip(made: OrderInputs, pass_index: int) -> PassOrder | None:
         return None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(order_inputs(), st.integers(0, 5))
 def test_a_pass_trains_every_sample_that_has_a_bucket_exactly_once(made: OrderInputs, pass_index: int) -> None:
     order = plan_or_skip(made, pass_index)
@@ -87,7 +87,7 @@ def test_a_pass_trains_every_sample_that_has_a_bucket_exactly_once(made: OrderIn
     assert order.report.num_used + order.report.num_unused == made.num_clips
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(order_inputs(), st.data())
 def test_after_a_restart_the_same_steps_follow_at_any_position(made: OrderInputs, data: st.DataObject) -> None:
     order = plan_or_skip(made, 1)

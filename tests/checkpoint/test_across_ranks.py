@@ -6,19 +6,20 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from longtake.checkpoint import (
+    Frozen,
     keep_frozen,
     list_checkpoints,
     load_tensors,
@@ -28,6 +29,7 @@ from longtake.checkpoint import (
     verify,
 )
 from longtake.contracts import UserError
+from tests.forks import on_processes
 
 WORLDS = (1, 2, 4)
 SAVED_BY = ("1 rank", "2 ranks", "4 ranks", "4 ranks in 2 x 2")
@@ -117,14 +119,14 @@ def keep(work: Path) -> None:
     """Keeps the frozen parameters of two runs of this world, of which one has a file of its own."""
     for name, source in (("2 ranks", None), ("with a file", "flux.safetensors")):
         facts = keep_frozen(work / name, frozen_values(), source)
-        (work / f"{name}.json").write_text(json.dumps(facts))
+        (work / f"{name}.json").write_text(json.dumps(asdict(facts)))
 
 
 def restores(work: Path, cut: bool = True) -> bool:
     """Whether this world fills them bit by bit, finds the same digest, and refuses others."""
     into = {name: torch.zeros_like(tensor) for name, tensor in frozen_values(cut).items()}
-    restore_frozen(folder_of(work, "2 ranks"), into, json.loads((work / "2 ranks.json").read_text()))
-    facts = json.loads((work / "with a file.json").read_text())
+    restore_frozen(folder_of(work, "2 ranks"), into, Frozen(**json.loads((work / "2 ranks.json").read_text())))
+    facts = Frozen(**json.loads((work / "with a file.json").read_text()))
     restore_frozen(folder_of(work, "with a file"), into, facts)
     equal = all(torch.equal(whole(into[name]), tensor) for name, tensor in frozen_values(cut=False).items())
     into["model.a"] = into["model.a"] + 1
@@ -214,9 +216,7 @@ def play(rank: int, work: Path) -> None:
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        mp.spawn(play, args=(work,), nprocs=4)
+    on_processes(play, 4, work)
     return work
 
 

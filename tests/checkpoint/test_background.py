@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -25,9 +24,8 @@ import longtake
 from longtake.checkpoint import BackgroundSaver, list_checkpoints, load_tensors, read_state, save_checkpoint, verify
 from longtake.checkpoint.writer import write_shard
 from longtake.contracts import UserError
+from tests.forks import Forked, on_processes
 from tests.train.runs import PATIENCE_SECONDS
-
-ROOT = str(Path(longtake.__file__).parents[1])
 
 
 def some_tensors(value: float = 1.0) -> dict[str, Tensor]:
@@ -145,21 +143,29 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def slow_writer(folder: Path, action: str) -> Path:
+    """A writer that does something of its own before each fsync."""
+    program = folder / "slow.py"
+    program.write_text(
+        "import errno, os, runpy, sys, time\n"
+        "sync = os.fsync\n"
+        "def slow(descriptor):\n"
+        f"    {action}\n"
+        "    sync(descriptor)\n"
+        "os.fsync = slow\n"
+        f"sys.argv[0] = {longtake.checkpoint.writer.__file__!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n",
+        encoding="utf-8",
+    )
+    return program
+
+
 def test_a_disk_that_is_full_is_one_sentence_and_the_last_checkpoint_stays(
     saver: BackgroundSaver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = saver.save(tmp_path, 0, 1, some_tensors(), {})
     saver.wait()
-    program = tmp_path / "full.py"  # a writer for which the disk is full
-    program.write_text(
-        "import errno, os, runpy, sys\n"
-        "def full(descriptor):\n"
-        "    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-        "os.fsync = full\n"
-        f"sys.argv[0] = {longtake.checkpoint.writer.__file__!r}\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n",
-        encoding="utf-8",
-    )
+    program = slow_writer(tmp_path, "raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))")
     saver.close(0.0)
     with monkeypatch.context() as patch:
         patch.setattr("longtake.checkpoint.writer.__file__", str(program))
@@ -181,31 +187,38 @@ def test_a_writer_that_is_killed_is_told_and_leaves_nothing(saver: BackgroundSav
     saver.save(tmp_path, 0, 2, some_tensors(), {})
     os.kill(writer_of(saver), signal.SIGKILL)
     wait_for(lambda: saver.failed)
-    with pytest.raises(UserError, match=r"was not saved: its background writer ended \(signal 9\)"):
+    with pytest.raises(UserError, match=r"was not saved: its background writer ended \(killed by SIGKILL\)"):
         saver.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["epoch0-global_step1"]
 
 
 KILLED = """
     import os, signal, sys, torch
-    from longtake.checkpoint import BackgroundSaver
+    from longtake.checkpoint import BackgroundSaver, writer
+    writer.__file__ = sys.argv[2]
     saver = BackgroundSaver()
     saver.save(sys.argv[1], 0, 1, {"model.w": torch.ones(3)}, {})
-    saver.wait()
-    os.kill(saver._writer._process.pid, signal.SIGSTOP)
-    saver.save(sys.argv[1], 0, 2, {"model.w": torch.ones(3)}, {})
     print(saver._writer._process.pid, flush=True)
+    while not any(os.path.getsize(f) for f in (d.path for p in os.scandir(sys.argv[1]) for d in os.scandir(p))):
+        pass
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system ends the writer with its parent on Linux only")
 def test_the_writer_of_a_killed_run_is_dead_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
-    wait_for(lambda: not Path(f"/proc/{int(killed.stdout)}/cmdline").exists())
-    assert [info.step for info in list_checkpoints(tmp_path)] == [1]
+    program = slow_writer(tmp_path, "time.sleep(3600)")  # it does not look at its input meanwhile
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "run"), str(program)]
+    killed = Forked(command, stdout=subprocess.PIPE, text=True)  # stderr is the writer's too, which might stay
+    out, _ = killed.communicate()
+    assert killed.returncode == -9
+    end = time.monotonic() + 10.0
+    while (alive := Path(f"/proc/{int(out)}/cmdline").exists()) and time.monotonic() < end:
+        time.sleep(0.01)
+    if alive:
+        os.kill(int(out), signal.SIGKILL)
+    assert not alive
 
 
 def play(rank: int, folder: Path) -> None:
@@ -240,9 +253,8 @@ def play(rank: int, folder: Path) -> None:
     (folder / f"facts{rank}.json").write_text(json.dumps(facts))
 
 
-def test_ranks_save_and_fail_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    mp.spawn(play, args=(tmp_path,), nprocs=2)
+def test_ranks_save_and_fail_together(tmp_path: Path) -> None:
+    on_processes(play, 2, tmp_path)
     for rank in range(2):
         facts = json.loads((tmp_path / f"facts{rank}.json").read_text())
         assert facts["cut"] == torch.arange(21.0).reshape(7, 3).tolist()

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -15,12 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import longtake
-from longtake.checkpoint import is_complete, list_checkpoints, load_tensors, read_state, save_checkpoint, verify
+from longtake.checkpoint import (
+    is_complete,
+    list_checkpoints,
+    load,
+    load_tensors,
+    read_state,
+    retain,
+    save_checkpoint,
+    verify,
+)
 from longtake.checkpoint.layout import Piece, deal_into_files
 from longtake.contracts import UserError
-
-ROOT = str(Path(longtake.__file__).parents[1])
+from tests import forks
 
 
 def some_tensors() -> dict[str, Tensor]:
@@ -85,6 +91,37 @@ def test_the_folder_holds_safetensors_json_and_the_marker_and_nothing_else(saved
     assert json.loads((saved / "run.json").read_text())["format_version"] == 1
 
 
+def test_every_file_is_on_disk_before_the_marker_and_the_marker_before_the_checkpoint_has_its_name(
+    tmp_path, monkeypatch
+):
+    order, fsync, rename = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda f: (order.append(Path(os.readlink(f"/proc/self/fd/{f}"))), fsync(f)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append((Path(a), Path(b))), rename(a, b)))
+    saved = save_checkpoint(tmp_path, 0, 1, some_tensors(), {})
+    partial = tmp_path / "epoch0-global_step1.partial"
+    (marker,) = (i for i, event in enumerate(order) if isinstance(event, tuple) and event[1] == partial / "COMPLETE")
+    shards = {partial / path.name for path in saved.glob("*.safetensors")}
+    assert shards <= set(order[:marker])
+    assert order[marker - 1] == order[marker][0], "what becomes COMPLETE is on disk itself"
+    assert order[marker + 1 :] == [partial, (partial, saved), tmp_path]
+
+
+def test_a_checkpoint_is_not_removed_while_its_tensors_load(saved, monkeypatch):
+    save_checkpoint(saved.parent, 2, 40, some_tensors(), {})
+    read, held = load._read, []
+
+    def slowly(*args):
+        held.append(retain(saved.parent, 1) == [] and saved.exists())
+        read(*args)
+
+    monkeypatch.setattr(load, "_read", slowly)
+    into = empty_like(some_tensors())
+    load_tensors(saved, into)
+    assert held == [True]
+    assert torch.equal(into["model.w"], some_tensors()["model.w"])
+    assert retain(saved.parent, 1) == [saved]
+
+
 def test_no_file_mixes_parts_or_grows_past_the_limit():
     pieces = [Piece(f"{part}.{i}", (0,), (10,), torch.float32) for part in ("model", "ema") for i in range(3)]
     files = [[piece.name for piece in file] for file in deal_into_files(pieces, limit_bytes=80)]
@@ -127,8 +164,8 @@ def test_a_killed_save_does_not_exist_and_the_next_save_clears_it_away(saved):
     """
     run = saved.parent
     command = [sys.executable, "-c", textwrap.dedent(program), str(run)]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True)
-    assert killed.returncode == -9, killed.stderr.decode()
+    killed = forks.run(command)
+    assert killed.returncode == -9, killed.stderr
     assert (run / "epoch2-global_step40.partial" / "run.json").exists()
     assert [info.step for info in list_checkpoints(run)] == [30]
     assert not is_complete(run / "epoch2-global_step40.partial")

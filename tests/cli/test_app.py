@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from longtake import __version__
-from longtake.cli import app as module
+from longtake.cli import main
 from longtake.contracts import UserError
 
 VERBS = (
@@ -72,7 +72,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("longtake.cli.train.train_all", fail)
+    monkeypatch.setattr("longtake.train.train_all", fail)
 
 
 def test_a_mistake_is_one_sentence_and_status_2(mistake, monkeypatch: pytest.MonkeyPatch):
@@ -95,7 +95,7 @@ def test_an_interrupt_is_status_130_and_says_so(longtake, monkeypatch: pytest.Mo
 def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
     fail_with(monkeypatch, ZeroDivisionError("ours"))
     with pytest.raises(ZeroDivisionError):
-        module.main(["train", "x.py"])
+        main(["train", "x.py"])
 
 
 def test_under_torchrun_a_mistake_names_the_rank(longtake, monkeypatch: pytest.MonkeyPatch):
@@ -117,16 +117,10 @@ def test_python_dash_m_is_the_same_command_and_a_closed_pipe_is_no_fault():
     assert "Traceback" not in wrong.stderr
 
 
-INTERRUPTED_IN_TEXT = """
-import click
-from longtake.cli import app
-app.typer.main.get_command = lambda _: click.Command("x", callback=lambda: exec("raise KeyboardInterrupt"))
-app.main([])
-"""
-
-
-def test_an_interrupt_inside_code_made_from_text_ends_with_the_documented_code(tmp_path):
-    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TEXT, encoding="utf-8")
-    command = [sys.executable, "-m", "interrupted"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr) == (130, "longtake: interrupted\n")
+@pytest.mark.parametrize(("words", "answer"), [("longtake tr", "train"), ("longtake data st", "stats")])
+def test_the_shell_is_told_how_a_word_goes_on(longtake, monkeypatch: pytest.MonkeyPatch, words: str, answer: str):
+    for name, value in {"": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}.items():
+        monkeypatch.setenv(name or "_LONGTAKE_COMPLETE", value)
+    assert longtake() == (0, f"{answer}\n", "")
+    monkeypatch.undo()
+    assert "--install-completion" in longtake("--help")[1]

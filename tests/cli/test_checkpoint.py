@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from longtake.cli.checkpoint import readable_bytes
 from longtake.generate import resolve_source
 from longtake.train import Outcome
 
@@ -27,13 +26,26 @@ def test_checkpoints_are_listed_for_a_run_and_for_a_folder_of_runs(longtake, run
         assert line.split()[-1] == "complete"
 
 
-def test_an_incomplete_checkpoint_is_listed_as_such_and_never_used(longtake, mistake, copy: Path):
+def test_a_damaged_checkpoint_is_listed_as_such_and_never_used(longtake, mistake, copy: Path, tmp_path: Path):
+    older = shutil.copytree(copy / "epoch0-global_step3", copy / "epoch0-global_step2")
+    shard = next((copy / "epoch0-global_step3").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(data)
+    for words, said in (((), ["complete", "complete"]), (("--verify",), ["complete", "damaged"])):
+        code, out, _ = longtake("checkpoint", "list", copy, *words)
+        states = [line.split(" ")[-1] if line.endswith("complete") else "damaged" for line in out.splitlines()[1:]]
+        assert (code, states) == (0, said)
+    assert f"{shard.name} has checksum" in out
     (copy / "epoch0-global_step3" / "COMPLETE").unlink()
-    code, out, _ = longtake("checkpoint", "list", copy)
-    assert code == 0
-    assert out.splitlines()[1].endswith("incomplete")
-    for verb in ("inspect", "verify"):
-        assert "only incomplete checkpoints" in mistake("checkpoint", verb, copy)
+    assert "damaged: has no COMPLETE file" in longtake("checkpoint", "list", copy)[1]
+    for words in (("inspect", copy), ("verify", copy), ("export", copy, tmp_path / "weights")):
+        assert mistake("checkpoint", *words).endswith(
+            "is damaged: has no COMPLETE file, so its save or its removal "
+            f"was cut off; choose another checkpoint, such as {older}"
+        )
+    code, _, _ = longtake("checkpoint", "export", older, tmp_path / "weights")
+    assert code == 0, "what the sentence names is taken"
 
 
 def test_inspect_shows_each_tensor_on_one_line_and_the_totals(longtake, run: Outcome):
@@ -100,9 +112,3 @@ def test_a_place_without_checkpoints_is_named(mistake, tmp_path: Path):
     assert "no such folder" in mistake("checkpoint", "list", tmp_path / "gone")
     assert "holds no checkpoint" in mistake("checkpoint", "list", tmp_path)
     assert "nothing is there" in mistake("checkpoint", "inspect", tmp_path / "gone")
-
-
-def test_bytes_are_shown_in_decimal_units():
-    counts = (0, 999, 1000, 999_949, 999_950, 43_300_000, 2_100_000_000, 5e12)
-    shown = [readable_bytes(int(count)) for count in counts]
-    assert shown == ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "43.3 MB", "2.1 GB", "5.0 TB"]

@@ -40,7 +40,7 @@ def test_a_flag_shows_what_follows_from_it(longtake, tmp_path: Path):
 
 def test_a_terminal_shows_the_same_as_a_table(longtake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     screen = io.StringIO()
-    monkeypatch.setattr("longtake.cli.config.make_console", lambda: Console(file=screen, force_terminal=True, width=60))
+    monkeypatch.setattr("longtake.track.make_console", lambda: Console(file=screen, force_terminal=True, width=60))
     code, _, _ = longtake("config", "show", write(tmp_path), "--optim.betas", "(0.5, 0.75)")
     assert code == 0
     assert "data_path" in screen.getvalue()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cli import counted
+from longtake.cli import console
 from longtake.data import ClipTable
 from longtake.data.shapes import make_shapes
 
@@ -116,7 +116,7 @@ def test_the_same_command_continues_after_strict(longtake, mistake, clips: Path)
 
 
 def test_where_nobody_watches_a_line_tells_rate_and_time_left(longtake, clips: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(counted, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 0.0)
     _, _, err = longtake("data", "probe", clips, "-o", clips.with_name("o.csv"))
     assert re.search(r"^probed 4/8  [\d,]+ files/s  0:00:00 left$", err, re.MULTILINE)
 

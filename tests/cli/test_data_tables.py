@@ -44,14 +44,15 @@ def test_rows_that_no_run_uses_are_said(longtake, tmp_path: Path):
     (tmp_path / "clips.csv").write_text("\n".join(lines) + "\n")
     code, out, _ = longtake("data", "shard", tmp_path / "clips.csv")
     assert code == 0
-    assert "warning: 1 rows have numbers that make no sense; no run uses them" in out
+    assert "warning: 1 rows cannot be used, and no run uses them" in out
 
 
 def test_filter_says_how_many_of_how_many_are_kept(longtake, mistake, table: Path):
     target = table.parent / "out" / "videos.csv"
     where = "resolution >= 900 AND num_frames > 1"
     code, out, _ = longtake("data", "filter", table, "-o", target, "--where", where)
-    assert (code, out) == (0, f"6 of 9 rows kept, in {target}\n")
+    left = "left out: 3 stills: the condition is false\n"
+    assert (code, out) == (0, f"6 of 9 rows kept, in {target}\n{left}")
     assert all(Path(ClipTable.open(target).location(row)).is_file() for row in range(6))
     said = mistake("data", "filter", table, "-o", target, "--where", "beauty > 3")
     assert "beauty" in said
@@ -71,7 +72,8 @@ def test_the_parts_of_a_probe_merge_to_the_whole(longtake, mistake, made: Path, 
     assert ClipTable.open(target).fingerprint == whole.fingerprint
     assert "--repeated first" in mistake("data", "merge", target, *parts, "-o", table.parent / "twice.csv")
     code, out, _ = longtake("data", "merge", target, *parts, "-o", table.parent / "t.csv", "--repeated", "first")
-    assert (code, out) == (0, f"9 rows of 4 tables in {table.parent / 't.csv'}, 9 repeated ones left out\n")
+    left = "left out: 9 rows: their clip id is that of an earlier one\n"
+    assert (code, out) == (0, f"9 rows of 4 tables in {table.parent / 't.csv'}\n{left}")
 
 
 def test_split_names_what_went_where(longtake, mistake, table: Path):

@@ -17,7 +17,7 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
         asked.append((folder, overrides))
         return DemoOutcome(folder, report=report)
 
-    monkeypatch.setattr("longtake.cli.demo.run_demo", fake)
+    monkeypatch.setattr("longtake.demo.run_demo", fake)
     for words in (
         ("--folder", "x", "--lr", "1", "--max-steps", "-1"),
         ("--lr", "1", "--folder", "x", "--max-steps", "-1"),
@@ -29,7 +29,7 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
 
 def test_the_default_place_is_outputs_demo(longtake, monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr("longtake.cli.demo.run_demo", lambda folder, *rest: asked.append(folder) or DemoOutcome(folder))
+    monkeypatch.setattr("longtake.demo.run_demo", lambda folder, *rest: asked.append(folder) or DemoOutcome(folder))
     longtake("demo")
     assert asked == [Path("outputs/demo")]
 

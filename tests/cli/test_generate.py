@@ -67,7 +67,7 @@ def test_a_run_file_of_training_is_told_from_one_of_generation(mistake, name: st
     for flags in ((), ("--tiny",)):
         said = mistake("generate", CONFIGS / f"{name}.py", "--prompt", RED, *flags)
         assert said.startswith(f"{CONFIGS / f'{name}.py'}: has {key}, so it is a run file of training; give the folder")
-        assert "a preset of configs/opensora_v2/inference with --model.from_pretrained outputs/NAME" in said
+        assert "the preset opensora_v2/256px with --model.from_pretrained outputs/NAME" in said
 
 
 def test_the_saved_config_of_a_run_leads_to_its_folder(mistake, run: Outcome):

@@ -43,7 +43,7 @@ def test_the_library_can_be_imported_without_the_command_line():
 
 
 def test_the_demo_config_is_a_module_that_does_nothing_when_it_is_imported():
-    found = importlib.util.find_spec("longtake.demo.shapes")
+    found = importlib.util.find_spec("longtake.presets.demo.shapes")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     assert module.bucket_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,17 @@ def test_a_hosts_gpus_are_found_with_what_runs_on_them():
         assert program["pid"].isdigit()
         assert program["gpu"] is not None
     del here
+
+
+def test_a_second_request_to_stop_can_only_make_the_end_earlier(monkeypatch: pytest.MonkeyPatch):
+    job, killed = object.__new__(host.TorchrunJob), []
+    monkeypatch.setattr(host.TorchrunJob, "kill", lambda self: killed.append(self))
+    with subprocess.Popen(["sleep", "60"]) as job.process:
+        job._kill_at, job._asked = None, False
+        job.stop(60)
+        job.tick()
+        assert not killed
+        for grace in (-1, 60):
+            job.stop(grace)
+            job.tick()
+    assert killed == [job, job]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cluster import Host, Launch, run
+from longtake.cluster import Host, Launch
 from longtake.cluster.launch import Launcher
 from longtake.contracts import UserError
 from tests.cluster.servers import ROOT, Site, processes_of_launches, programs, wait_for_end, words_of
@@ -98,6 +98,10 @@ def when(ready: Callable[[], bool], act: Callable[[], object]) -> threading.Thre
 
 def up(folder: Path) -> bool:
     return (folder / "up0").exists() and (folder / "up1").exists()
+
+
+def run(launch: Launch) -> int:
+    return Launcher(launch).run()
 
 
 def refused(planned: Launch) -> str:

@@ -34,12 +34,12 @@ class Stdit(Section):
 
 
 class Dataset(Section):
-    data_path: Path
+    data_path: str
     views: int = 1
 
 
 class Run(Section):
-    dataset: Dataset = Dataset(data_path=Path("clips.csv"))
+    dataset: Dataset = Dataset(data_path="clips.csv")
     model: Annotated[Mmdit | Stdit, Field(discriminator="type")] = Mmdit()
     optim: Optim = Optim()
     bucket_config: dict[str, dict[int, tuple[float | tuple[float, float], int]]] = Field(default_factory=dict)

@@ -14,7 +14,7 @@ from tests.config.schemas import AnyTree, Mmdit, Run, Stdit, write
 from tests.config.trees import trees
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=trees())
 def test_any_tree_reads_back_equal_from_its_dump(tree: AnyTree, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("dump") / "run.py"
@@ -22,6 +22,7 @@ def test_any_tree_reads_back_equal_from_its_dump(tree: AnyTree, tmp_path_factory
     assert repr(load_config(path, [], AnyTree).value) == repr(tree)
 
 
+TEXT = st.text(st.characters(exclude_characters="\0"))
 RUNS = st.builds(
     Run,
     model=st.one_of(
@@ -33,13 +34,13 @@ RUNS = st.builds(
         st.dictionaries(st.integers(1, 129), st.tuples(st.floats(0, 1) | st.just((0.5, 0.25)), st.integers(1, 50))),
     ),
     lr=st.floats(0, 1),
-    name=st.text(),
-    load=st.none() | st.text() | st.lists(st.text(), max_size=30),
-    tags=st.dictionaries(st.text(), st.text()),
+    name=TEXT,
+    load=st.none() | TEXT | st.lists(TEXT, max_size=30),
+    tags=st.dictionaries(TEXT, TEXT),
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(run=RUNS)
 def test_a_run_reads_back_equal_from_its_dump(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("dump") / "run.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,17 +117,6 @@ def test_of_a_union_the_member_that_came_nearest_is_reported() -> None:
     ]
     assert said({"part": 3}, Holder) == ["part = 3 (x.py): must be a dict of its keys; write dict(key=value)"]
     assert 'must be one of "a", "b"' in said({"mode": "c"}, Holder)[0]
-
-
-def test_choices_of_an_enumeration_are_listed() -> None:
-    class Color(Enum):
-        RED = "red"
-        BLUE = "blue"
-
-    class Holder(Section):
-        color: Color = Color.RED
-
-    assert said({"color": "rad"}, Holder) == ['color = "rad" (x.py): must be one of "red", "blue"; did you mean "red"?']
 
 
 def test_a_section_given_in_part_keeps_the_default_of_its_schema() -> None:

@@ -125,7 +125,7 @@ def mutated(draw: st.DrawFn, text: str) -> str:
     return text
 
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ
@@ -157,7 +157,7 @@ FLAGS += ["[[[[", "{'_delete_': 1}", "9" * 5000, "['a' * 10**10]", "{1: {2: [3]}
 WORDS = st.text(max_size=20) | st.text(max_size=20).map("--".__add__) | st.sampled_from(FLAGS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(words=st.lists(WORDS, max_size=6))
 def test_no_flags_bring_the_reader_down(words: list[str]) -> None:
     for schema in (Run, AnyTree):

@@ -28,7 +28,7 @@ def merged(below: Node, above: Node) -> Node:
     return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=marked_trees(), b=marked_trees(), c=marked_trees())
 def test_layers_may_be_merged_from_either_end(a: AnyTree, b: AnyTree, c: AnyTree) -> None:
     left = merged(merged(node(a), node(b)), node(c))
@@ -80,14 +80,12 @@ def as_flags(tree: AnyTree, choose: random.Random) -> list[list[str]]:
     return flags
 
 
-@settings(deadline=None)
 @given(tree=trees(), choose=st.randoms(use_true_random=False))
 def test_a_tree_written_as_flags_is_that_tree(tree: AnyTree, choose: random.Random) -> None:
     words = [word for flag in as_flags(tree, choose) for word in flag]
     assert repr(resolve({}, words, AnyTree).tree) == repr(tree)
 
 
-@settings(deadline=None)
 @given(tree=trees(), given_tree=trees(), choose=st.randoms(use_true_random=False))
 def test_the_order_of_flags_of_different_keys_does_not_matter(
     tree: AnyTree, given_tree: AnyTree, choose: random.Random
@@ -101,7 +99,7 @@ def test_the_order_of_flags_of_different_keys_does_not_matter(
     assert results[0] == results[1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(base=trees(), child=trees())
 def test_a_base_and_its_child_are_the_merge_of_their_trees(
     base: AnyTree, child: AnyTree, tmp_path_factory: pytest.TempPathFactory

@@ -68,7 +68,7 @@ def test_the_text_of_a_flag_without_a_schema_means_the_obvious(text: str) -> Non
         ("model.from_pretrained", "7", "7"),
         ("load", "['a', 'b']", ["a", "b"]),
         ("load", "3", "3"),
-        ("dataset.data_path", "7", Path("7")),
+        ("dataset.data_path", "7", "7"),
         ("tags.x", "007", "007"),
         ("steps", "1e3", 1000),
         ("lr", "3", 3.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,10 @@ REFUSED = {
     "x = 1 / 0": "divides by zero",
     "x = 9**9**9": "too large",
     "x = 2**-1e400": "finite",
-    "x = (-8) ** 0.5": "finite",
-    "x = 'a' * 10**10": "too long",
-    "x = [1] * 10**10": "too long",
-    "x = list(range(10**30))": "too long",
+    "x = (-8) ** 0.5": "is not a value",
+    "x = 'a' * 10**10": "too large",
+    "x = [1] * 10**10": "too large",
+    "x = list(range(10**30))": "too large",
     "x = range(3)": "comprehension",
     "x = [i for i in range(3) if i]": "loop",
     "x = [1][2]": "no entry 2",
@@ -118,8 +119,8 @@ def test_toml_says_the_same_as_python(tmp_path: Path) -> None:
     python = "lr = 1e-3\nmodel = dict(depth=3, grad_ckpt_settings=[8, 100])\nbucket_config = {'256px': {33: [1.0, 12]}}"
     assert resolved.value == load_config(write(tmp_path, run=python), [], Run).value
     assert resolved.tree["bucket_config"] == {"256px": {33: [1.0, 12]}}
-    assert str(resolved.origins["model.depth"]) == f"{tmp_path}/run.toml:3"
-    assert str(resolved.origins["bucket_config.256px.33"]) == f"{tmp_path}/run.toml:6"
+    assert str(resolved.origins["model.depth"]) == f"{tmp_path}/run.toml"
+    assert str(resolved.origins["bucket_config.256px.33"]) == f"{tmp_path}/run.toml"
 
 
 def test_toml_and_python_files_inherit_from_each_other(tmp_path: Path) -> None:
@@ -131,8 +132,8 @@ def test_toml_and_python_files_inherit_from_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("x = 2020-01-01", "is not text"),
-        ("x = [nan]", "is not text"),
+        ("x = 2020-01-01", "write dates and the like as text"),
+        ("x = [nan]", "is not a finite number"),
         ("x = 1\nx = 2", "is not TOML"),
         ("x = " + "[" * 3000, "is not TOML"),
         ("a" + ".a" * 5000 + " = 1", "dots"),
@@ -148,7 +149,9 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
     (tmp_path / "latin.py").write_bytes(b"x = 1\ny = '\xe9'\n")
     (tmp_path / "big.py").write_text("#" * 2_000_000)
     (tmp_path / "folder.py").mkdir()
-    reasons = {"none.py": "does not exist", "latin.py": "UTF-8", "big.py": "too large", "folder.py": "folder"}
+    reasons = {"none.py": "No such file", "latin.py": "UTF-8", "big.py": "too large", "folder.py": "directory"}
+    os.mkfifo(tmp_path / "pipe.py")
+    reasons["pipe.py"] = "no regular file"
     for name, reason in reasons.items():
         found = faults(tmp_path / name)
         assert reason in found[0].rule

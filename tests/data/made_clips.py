@@ -10,8 +10,9 @@ from pathlib import Path
 import av
 import numpy as np
 
-from longtake.contracts import Bucket, LatentShape, Slot
+from longtake.contracts import Bucket, Draw, LatentShape, Slot
 from longtake.data import ClipTable, DatasetConfig, SlotDataset
+from longtake.random import Purpose
 
 AV1 = Path(__file__).with_name("av1.mp4")  # `encode(AV1, "libsvtav1", size=(64, 64), options={"g": "12"})` of once
 LATENT = LatentShape(channels=4, temporal=4, spatial=8, causal=True)
@@ -93,6 +94,16 @@ def decode_all(path: Path) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
+# What training with a random posterior and known frames draws.
+DRAWS = {
+    "noise": Draw(Purpose.NOISE, "normal", "latent"),
+    "timestep": Draw(Purpose.TIMESTEP, "normal"),
+    "dropout": Draw(Purpose.DROPOUT, "uniform", (2,)),
+    "mask": Draw(Purpose.MASK, "uniform", of_view=True, is_choice=True),
+    "posterior": Draw(Purpose.POSTERIOR, "normal", "latent"),
+}
+
+
 def make_slot(
     table: ClipTable,
     rows: Sequence[int],
@@ -109,6 +120,6 @@ def make_slot(
 
 def make_dataset(table: ClipTable, **settings: object) -> SlotDataset:
     """`settings` are keys of the dataset section or arguments of `SlotDataset`."""
-    ours = {name: settings.pop(name) for name in ("posterior", "quarantined", "compat", "stage") if name in settings}
+    ours = {name: settings.pop(name) for name in ("draws", "law", "quarantined", "rules", "stage") if name in settings}
     config = DatasetConfig.model_validate({"data_path": str(table.source)} | settings)
-    return SlotDataset(table, config, **{"seed": 7, "stage": 0, "latent": LATENT} | ours)
+    return SlotDataset(table, config, **{"seed": 7, "stage": 0, "latent": LATENT, "draws": DRAWS} | ours)

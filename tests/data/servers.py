@@ -17,8 +17,8 @@ class FileServer:
     """Serves a folder over HTTP; the first part of an address may name a fault.
 
     `/busy2/a.mp4` is refused twice (503), then served; `/torn1/...` breaks off in the middle once; `/silent/...` sends
-    half the file and then nothing; `/closed/...` is forbidden; `/blind/...` does not say the size. `asked` counts the
-    downloads by path.
+    half the file and then nothing; `/short/...` sends half the file as if it were all; `/closed/...` is forbidden;
+    `/blind/...` does not say the size. `asked` counts the downloads by path.
     """
 
     def __init__(self, folder: Path, port: int = 0):
@@ -60,7 +60,7 @@ def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
             if path.startswith(("storage/v1/", "download/storage/v1/")):
                 return self.answer_as_gcs(path, parse_qs(address.query))
             fault, times = "", 0
-            if found := re.fullmatch(r"(busy|torn|silent|closed|blind)(\d*)/(.*)", path):
+            if found := re.fullmatch(r"(busy|torn|silent|short|closed|blind)(\d*)/(.*)", path):
                 fault, times, path = found[1], int(found[2] or 0), found[3]
             if fault == "closed":
                 return self.send_error(403)
@@ -72,6 +72,8 @@ def _handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
             if not file.is_file():
                 return self.send_error(404)
             content = file.read_bytes()
+            if fault == "short" and body:
+                content = content[: len(content) // 2]
             self.send_response(200)
             if fault != "blind":
                 self.send_header("Content-Length", str(len(content)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from longtake.contracts import Batch, Bucket, Fault, Slot
+from longtake.contracts import Batch, Bucket, ClipFault, Slot
 
 Before = Callable[[Slot, int], None]  # called with the slot and a sample id before that sample is "loaded"
 
@@ -48,7 +48,7 @@ class Numbers:
                 self.before(slot, sample)
             except OSError as error:
                 weights[place] = 0
-                faults.append(Fault(f"clips/{slot.rows[place]}.mp4", sample, slot.pass_index, str(error)))
+                faults.append(ClipFault(f"clips/{slot.rows[place]}.mp4", sample, slot.pass_index, str(error)))
                 continue
             video[place] = torch.arange(video[place].numel()).add(sample).to(torch.uint8).view(video[place].shape)
         return Batch(

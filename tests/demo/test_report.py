@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from longtake.data.shapes import draw_clip
-from longtake.demo.curve import loss_curve
-from longtake.demo.report import BucketRow, DemoReport, Group, Sample, percent, write_report
+from longtake.demo.report import DemoReport, Group, ShownSample, loss_curve, percent, write_report
 from longtake.evaluate import Accuracy, judge
 from tests.demo.pages import Page
 
@@ -22,17 +21,17 @@ def clip(text: str, is_long: float = 0.9) -> np.ndarray:
 
 def report(**changes: object) -> DemoReport:
     film, still = clip(RED), clip("a blue square")
-    samples = [Sample(RED, film, judge(film)), Sample("a blue circle moves left", film, judge(film))]
+    samples = [ShownSample(RED, film, judge(film)), ShownSample("a blue circle moves left", film, judge(film))]
     values = {
         "num_steps": 1200,
         "num_clips": 1620,
         "real": Accuracy(1.0, 1.0, 1.0, 1620),
         "groups": [
             Group("Main", Accuracy(0.983, 0.967, 0.95, 60), samples),
-            Group("Stills", Accuracy(0.5, math.nan, 0.5, 6), [Sample(HOSTILE, still, judge(still))]),
+            Group("Stills", Accuracy(0.5, math.nan, 0.5, 6), [ShownSample(HOSTILE, still, judge(still))]),
         ],
         "losses": [(step, 2.0 / step) for step in range(1, 101)],
-        "buckets": [BucketRow("32px/8f/3:2", (8, 24, 40), 64, 1080, 17)],
+        "buckets": {"32px/8f/3:2": {"shape": [8, 24, 40], "batch_size": 64, "clips": 1080, "micro_batches": 17}},
         "seconds": [("train", 90.0), ("generate", 30.0)],
         "facts": [("run folder", "/tmp/<x>")],
         "commands": [("more", 'longtake generate x --prompt "a"')],

@@ -53,8 +53,8 @@ def page(finished: tuple[DemoOutcome, str]) -> Page:
 def test_clips_are_real_files_listed_in_a_probed_table(finished: tuple[DemoOutcome, str]):
     table = ClipTable.open(finished[0].folder / "clips" / "clips.parquet")
     assert len(table) == 30
-    assert probe_file(table.path(0)).codec == "h264"
-    assert probe_file(table.path(29)).codec == "png"
+    assert probe_file(table.location(0)).codec == "h264"
+    assert probe_file(table.location(29)).codec == "png"
     assert table.caption(0).startswith("a ")
 
 

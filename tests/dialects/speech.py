@@ -13,7 +13,7 @@ from longtake.dialects import OpenSora
 from longtake.generate import GenerateConfig, resolve_source
 from longtake.train import RunConfig, read_run
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+ROOT = Path(__file__).resolve().parents[2]
 
 # A training file as one would have written it for Open-Sora 2.0, of stage 2 with known frames.
 TRAINING = """
@@ -114,7 +114,7 @@ class Heard:
 def training(run: str | Path, *flags: str) -> tuple[RunConfig, Heard]:
     """The run that a training command line in the old words means."""
     heard = Heard()
-    dialect = OpenSora(CONFIGS, heard.lines.append)
+    dialect = OpenSora(heard.lines.append)
     _, found, *words = dialect.command(["train", str(run), "--dataset.data-path", "x.parquet", *flags])
     return read_run(found, words, dialect=dialect).value, heard
 
@@ -122,7 +122,7 @@ def training(run: str | Path, *flags: str) -> tuple[RunConfig, Heard]:
 def inference(run: str | Path, *flags: str) -> tuple[GenerateConfig, Heard]:
     """The generation that an inference command line in the old words means."""
     heard = Heard()
-    dialect = OpenSora(CONFIGS, heard.lines.append)
+    dialect = OpenSora(heard.lines.append)
     _, found, *words = dialect.command(["generate", str(run), *flags])
     return resolve_source(found, words, dialect=dialect).config, heard
 

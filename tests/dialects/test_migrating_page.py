@@ -12,10 +12,11 @@ from longtake.dialects.opensora_v2 import inference as inference_words
 from longtake.dialects.opensora_v2 import training as training_words
 from longtake.dialects.opensora_v2.shared import PLUGIN_KEYS
 from longtake.generate import resolve_source
+from longtake.presets import run_file
 from longtake.train import read_run
-from tests.dialects.speech import CONFIGS, inference, training
+from tests.dialects.speech import ROOT, inference, training
 
-PAGE = (CONFIGS.parent / "docs" / "migrating.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `torchrun")]
 OLD = re.compile(r"`torchrun --nproc_per_node (\d) scripts/diffusion/(train|inference).py (.*?)`")
 NEW = re.compile(r"`(?:torchrun --nproc_per_node \d -m )?longtake (train|generate) (.*?)`")
@@ -39,12 +40,15 @@ def understood(line: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_old_command_of_the_page_is_understood(row: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = understood(row[0], monkeypatch)
     new = NEW.search(row[1])
-    if new is None or "finetune.py" in row[1] or "epoch*" in row[0]:
+    if new is None or "opensora_v2/finetune " in row[1] or "epoch*" in row[0]:
         return
-    monkeypatch.chdir(CONFIGS.parent)
+    monkeypatch.chdir(ROOT)
     verb, words = new.groups()
     run, *flags = shlex.split(words)
-    assert config == (read_run(run, flags).value if verb == "train" else resolve_source(run, flags).config)
+    if verb == "train":
+        assert config == read_run(run_file(run), flags).value
+    else:
+        assert config == resolve_source(run_file(run, "inference"), flags).config
 
 
 def test_the_page_has_commands() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.dialects import OpenSora
-from tests.dialects.speech import CONFIGS, Heard, refusal, training, write
+from longtake.presets import FOLDER
+from tests.dialects.speech import ROOT, Heard, refusal, training, write
 
 TRAIN = ("image", "stage1", "stage2", "stage1_i2v", "stage2_i2v", "demo")
 INFERENCE = ("256px", "768px", "t2i2v_256px", "t2i2v_768px")
@@ -14,7 +15,7 @@ INFERENCE = ("256px", "768px", "t2i2v_256px", "t2i2v_768px")
 
 def found(run: str, *flags: str, verb: str = "train") -> tuple[list[str], Heard]:
     heard = Heard()
-    return OpenSora(CONFIGS, heard.lines.append).command([verb, run, *flags])[1:], heard
+    return OpenSora(heard.lines.append).command([verb, run, *flags])[1:], heard
 
 
 @pytest.mark.parametrize("here", ["repository", "elsewhere"])
@@ -24,9 +25,9 @@ def found(run: str, *flags: str, verb: str = "train") -> tuple[list[str], Heard]
 def test_an_old_path_is_found_in_its_new_place(
     folder: str, name: str, here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(CONFIGS.parent if here == "repository" else tmp_path)
+    monkeypatch.chdir(ROOT if here == "repository" else tmp_path)
     (run,), heard = found(f"configs/diffusion/{folder}/{name}.py")
-    assert Path(run).resolve() == CONFIGS / "opensora_v2" / folder / f"{name}.py"
+    assert Path(run).resolve() == FOLDER / "opensora_v2" / folder / f"{name}.py"
     assert Path(run).is_absolute() == (here == "elsewhere")
     assert heard.lines == [f"configs/diffusion/{folder}/{name}.py: is {run} here"]
 
@@ -48,11 +49,6 @@ def test_a_file_of_ones_own_may_have_an_old_file_as_its_base(tmp_path: Path) -> 
     up = write(tmp_path, "_base_ = 'configs/diffusion/train/../train/stage2.py'")
     assert training(up)[0].parallel.sequence == 4
     assert "which does not exist" in refusal(training, write(folder, "_base_ = 'images.py'"))
-
-
-def test_longtakes_own_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert found("configs/opensora_v2/train/lora.py")[0] == [str(CONFIGS / "opensora_v2" / "train" / "lora.py")]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from longtake.contracts import UserError
 from longtake.dialects.opensora_v2.shared import PLUGIN_KEYS
 from longtake.dialects.opensora_v2.training import FIXED, LEFT, MOVED
-from tests.dialects.speech import CONFIGS, TRAINING, refusal, training, write
+from longtake.presets import FOLDER
+from tests.dialects.speech import TRAINING, refusal, training, write
 
 PRESET = "configs/diffusion/train/stage2.py"
 
@@ -22,7 +23,7 @@ def test_a_file_in_the_old_words_is_the_preset_that_says_the_same(tmp_path: Path
     assert config.model.grad_ckpt_buffer_size == 50 * 2**30
     assert "53,687,091,200 bytes" in heard.of("grad_ckpt_buffer_size")
     preset, said = training(PRESET)
-    assert said.lines == [f"{PRESET}: is {_shown(CONFIGS / 'opensora_v2' / 'train' / 'stage2.py')} here"]
+    assert said.lines == [f"{PRESET}: is {_shown(FOLDER / 'opensora_v2' / 'train' / 'stage2.py')} here"]
     for key in ("parallel", "optim", "dropout_ratio", "warmup_steps", "seed", "dtype", "epochs", "keep_n_latest"):
         assert getattr(config, key) == getattr(preset, key), key
     assert config.ae == preset.ae

@@ -13,8 +13,8 @@ SHAPE = (4, 3, 2, 4, 6)  # B, C, F, h, w
 PREDICTIONS = ("velocity", "clean", "noise")
 
 
-def make_flow(patch_size: int = 2, compat: str | None = None, **settings: object) -> RectifiedFlow:
-    return RectifiedFlow(FlowConfig(**settings), patch_size, compat)
+def make_flow(patch_size: int = 2, quirks: tuple[str, ...] = (), **settings: object) -> RectifiedFlow:
+    return RectifiedFlow(FlowConfig(**settings), patch_size, frozenset(quirks))
 
 
 def make_inputs(seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -95,13 +95,18 @@ def test_low_precision_predictions_and_latents_are_worked_on_in_float32() -> Non
     assert sample_loss(latents.bfloat16(), noised).dtype == torch.float32
 
 
-def test_times_shift_by_the_tokens_of_the_real_patch_and_by_a_patch_of_two_in_compat() -> None:
+def test_times_shift_by_the_tokens_of_the_real_patch_and_by_a_patch_of_two_by_a_quirk() -> None:
     latents, draws = torch.zeros(1, 3, 2, 4, 6), {"noise": torch.zeros(1, 3, 2, 4, 6), "timestep": torch.zeros(1)}
     by_real_patch = make_flow(patch_size=1).noise(latents, draws).t.item()
-    by_two = make_flow(patch_size=1, compat="opensora_v2").noise(latents, draws).t.item()
+    by_two = make_flow(patch_size=1, quirks=("shift_of_patch_2",)).noise(latents, draws).t.item()
     alpha = lambda tokens: (1 + (tokens - 256) / 1920) * 2**0.5  # noqa: E731
     assert by_real_patch == pytest.approx(alpha(24) / (1 + alpha(24)))
     assert by_two == pytest.approx(alpha(6) / (1 + alpha(6)))
+
+
+def test_a_patch_that_is_not_whole_counts_as_one() -> None:
+    flow = make_flow(patch_size=2, shift="resolution")
+    assert flow.grid(5, (4, 3, 5, 7)).tolist() == flow.grid(5, (4, 3, 6, 8)).tolist()
 
 
 def test_the_grid_takes_the_shift_of_training_unless_told_otherwise() -> None:
@@ -119,7 +124,7 @@ def test_the_loss_of_a_full_micro_batch_is_the_mean_over_all_elements(case: str)
     golden, _ = read_tensors("losses")
     prediction, target = (golden[f"{case}.{name}"][:, :, :, None, None] for name in ("pred", "target"))
     ones = torch.ones(len(target))
-    loss = micro_batch_loss(prediction, Noised(target, ones, target, ones), ones, len(target))
+    loss = micro_batch_loss(sample_loss, prediction, Noised(target, ones, target, ones), ones, len(target))
     torch.testing.assert_close(loss, golden[f"{case}.loss"], rtol=0, atol=1e-5)
 
 
@@ -127,7 +132,7 @@ def test_fillers_add_nothing_and_the_bucket_batch_size_divides() -> None:
     latents, draws = make_inputs()
     noised = make_flow(predict="clean").noise(latents, draws)
     prediction = latents + 1.0
-    loss = micro_batch_loss(prediction, noised, torch.tensor([1.0, 0.0, 1.0, 0.0]), 4)
+    loss = micro_batch_loss(sample_loss, prediction, noised, torch.tensor([1.0, 0.0, 1.0, 0.0]), 4)
     assert loss.item() == pytest.approx(((noised.weight[0] + noised.weight[2]) / 4).item())
 
 
@@ -138,12 +143,12 @@ def test_a_filler_that_is_not_finite_poisons_neither_loss_nor_gradient() -> None
     noised = make_flow().noise(latents, draws, weights)
     assert noised.x.isfinite().all()
     scale = torch.tensor(0.5, requires_grad=True)
-    micro_batch_loss(scale * noised.x, noised, weights, 4).backward()
+    micro_batch_loss(sample_loss, scale * noised.x, noised, weights, 4).backward()
     assert scale.grad.isfinite()
     prediction = torch.full(SHAPE, 2.0)
     prediction[1] = float("inf")
     prediction.requires_grad_()
-    loss = micro_batch_loss(prediction, unguarded, weights, 4)
+    loss = micro_batch_loss(sample_loss, prediction, unguarded, weights, 4)
     loss.backward()
     assert loss.isfinite()
     assert prediction.grad.isfinite().all()

@@ -13,14 +13,17 @@ from longtake.diffusion import (
     Euler,
     FlowConfig,
     GuidanceScales,
+    Guided,
     RectifiedFlow,
     drop_text,
-    guided,
     micro_batch_loss,
 )
 from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT
+from longtake.families import OPENSORA_V2
 from longtake.models import MMDiT, MMDiTConfig
 from tests.diffusion.golden import read_tensors
+
+QUIRKS = frozenset(OPENSORA_V2.quirks)
 
 
 def load_model(info: dict[str, Any]) -> MMDiT:
@@ -69,7 +72,7 @@ def test_a_training_step_equals_the_reference_in_loss_and_gradients(run: str) ->
     frames, height, width = info["video"]
     frames = (frames - 1) // 4 + 1 if info["causal"] else frames // 4
     size = (frames, height // info["spatial"], width // info["spatial"])
-    flow = RectifiedFlow(FlowConfig(sigma_min=info["sigma_min"]), patch, "opensora_v2")
+    flow = RectifiedFlow(FlowConfig(sigma_min=info["sigma_min"]), patch, QUIRKS)
 
     draws = {"noise": unpack(golden["x1"], size, patch), "timestep": golden["timestep_normal"]}
     noised = flow.noise(unpack(golden["x0"], size, patch), draws)
@@ -84,15 +87,15 @@ def test_a_training_step_equals_the_reference_in_loss_and_gradients(run: str) ->
         (golden["inp.txt"] == golden["t5"][:1]).all((1, 2)),
         (golden["inp.y_vec"] == golden["clip"][:1]).all(1),
     ]
-    conditions = drop_text(
-        full, empty, 1.0 - torch.stack(was_dropped, 1).float(), tuple(info["dropout_ratio"].values())
-    )
-    assert torch.equal(conditions.text, golden["inp.txt"])
-    assert torch.equal(conditions.vector, golden["inp.y_vec"])
+    uniforms = {name: 1.0 - rows.float() for name, rows in zip(("text", "vector"), was_dropped, strict=True)}
+    ratios = dict(zip(uniforms, info["dropout_ratio"].values(), strict=True))
+    conditions = drop_text(full, empty, uniforms, ratios)
+    assert torch.equal(conditions["text"], golden["inp.txt"])
+    assert torch.equal(conditions["vector"], golden["inp.y_vec"])
 
     prediction = model(noised.x, noised.t, conditions)
     torch.testing.assert_close(pack(prediction, patch), golden["pred"], rtol=0, atol=5e-5)
-    loss = micro_batch_loss(prediction, noised, torch.ones(len(rows)), len(rows))
+    loss = micro_batch_loss(flow.loss, prediction, noised, torch.ones(len(rows)), len(rows))
     torch.testing.assert_close(loss, golden["loss"], rtol=0, atol=1e-5)
     loss.backward()
     check_gradients(model, golden)
@@ -129,7 +132,7 @@ SAMPLING = (  # run, whether image guidance is computed where it changes nothing
 def test_a_sampling_run_equals_the_reference(run: str, by_image: bool, tolerance: float) -> None:
     golden, info = read_tensors(run)
     model, option = load_model(info), info["option"]
-    flow = RectifiedFlow(FlowConfig(), info["config"]["patch_size"], "opensora_v2")
+    flow = RectifiedFlow(FlowConfig(), info["config"]["patch_size"], QUIRKS)
     grid = flow.grid(option["num_steps"], golden["noise"].shape[1:], option.get("flow_shift", "resolution"))
     torch.testing.assert_close(grid, torch.tensor(info["timesteps"]), rtol=1e-6, atol=0)
     if option["method"] == "distill":
@@ -142,7 +145,7 @@ def test_a_sampling_run_equals_the_reference(run: str, by_image: bool, tolerance
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         return flow.velocity(model(x, t, conditions), x, t)
 
-    denoise = guided(velocity, sampling_conditions(golden, info), scales, option["num_steps"])
+    denoise = Guided(velocity, sampling_conditions(golden, info), scales, option["num_steps"])
     latents = Euler().sample(denoise, golden["noise"], grid)
     torch.testing.assert_close(pack(latents, flow.patch_size), golden["tokens"], rtol=0, atol=tolerance)
     if info["cond_type"] == "t2v":

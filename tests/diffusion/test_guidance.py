@@ -11,9 +11,7 @@ from longtake.diffusion import (
     PROMPT,
     Euler,
     GuidanceScales,
-    cfg,
-    cfg_with_frames,
-    guided,
+    Guided,
     make_grid,
 )
 from longtake.diffusion.guidance import join_conditions, oscillate
@@ -47,11 +45,12 @@ def test_coefficients_are_those_of_the_written_rules() -> None:
         text, image = OSCILLATING.text(step), OSCILLATING.image(step, 14, 3)
         terms = OSCILLATING.coefficients(step, 14, 3)
         total = sum(torch.as_tensor(terms[name]).view(-1, 1, 1) * outputs[name] for name in terms)
-        torch.testing.assert_close(total, cfg_with_frames(**outputs, text=text, image=image), rtol=1e-4, atol=1e-4)
+        prompt, negative, nothing = outputs.values()
+        by_image = image[:, None, None] * (negative - nothing)
+        torch.testing.assert_close(total, nothing + by_image + text * (prompt - negative), rtol=1e-4, atol=1e-4)
         pair = GuidanceScales(text).coefficients(step, 14, 3)
         total = sum(pair[name] * outputs[name] for name in pair)
-        expected = cfg(outputs["prompt"], outputs["negative"], text)
-        torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(total, negative + text * (prompt - negative), rtol=1e-4, atol=1e-4)
 
 
 def test_branches_that_do_not_count_are_not_run() -> None:
@@ -68,17 +67,17 @@ def test_branches_that_do_not_count_are_not_run() -> None:
 
 def test_a_guided_denoiser_feeds_each_branch_its_own_conditions() -> None:
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        return conditions.vector[:, :1, None, None, None] + 0 * x
+        return conditions["vector"][:, :1, None, None, None] + 0 * x
 
     branches = {
         "prompt": Conditions(vector=torch.tensor([[1.0], [2.0]])),
         "negative": Conditions(vector=torch.zeros(2, 1)),
     }
-    denoise = guided(velocity, branches, GuidanceScales(3.0), num_steps=4)
+    denoise = Guided(velocity, branches, GuidanceScales(3.0), num_steps=4)
     out = denoise(torch.zeros(2, 1, 1, 1, 1), torch.ones(2), 0)
     assert out.flatten().tolist() == [3.0, 6.0]
     with pytest.raises(KeyError, match="nothing"):
-        guided(velocity, branches, GuidanceScales(3.0, 2.0), 4)(torch.zeros(2, 1, 1, 1, 1), torch.ones(2), 0)
+        Guided(velocity, branches, GuidanceScales(3.0, 2.0), 4)(torch.zeros(2, 1, 1, 1, 1), torch.ones(2), 0)
 
 
 def test_guidance_reads_the_step_from_the_solver() -> None:
@@ -89,7 +88,7 @@ def test_guidance_reads_the_step_from_the_solver() -> None:
         return x
 
     branches = {name: Conditions(vector=torch.zeros(1, 1)) for name in ("prompt", "negative", "nothing")}
-    Euler().sample(guided(velocity, branches, OSCILLATING, 14), torch.ones(1, 1, 2, 2, 2), make_grid(14))
+    Euler().sample(Guided(velocity, branches, OSCILLATING, 14), torch.ones(1, 1, 2, 2, 2), make_grid(14))
     assert sizes == [3] * 11 + [1, 3, 1]
 
 
@@ -98,12 +97,12 @@ def test_branches_in_turn_are_those_of_one_batch() -> None:
 
     def velocity(x: torch.Tensor, t: torch.Tensor, conditions: Conditions) -> torch.Tensor:
         sizes.append(len(x))
-        return torch.sin(x * conditions.vector[:, :, None, None, None]) + t[:, None, None, None, None]
+        return torch.sin(x * conditions["vector"][:, :, None, None, None]) + t[:, None, None, None, None]
 
     branches = {name: Conditions(vector=torch.rand(2, 3)) for name in (PROMPT, NEGATIVE, NOTHING)}
     x, t = torch.rand(2, 3, 4, 1, 1), torch.tensor([0.3, 0.7])
     for scales in (GuidanceScales(7.5), GuidanceScales(7.5, 3.0, scale_temporal_osci=True), GuidanceScales(1.0)):
-        together, in_turn = (guided(velocity, branches, scales, 4, batched)(x, t, 0) for batched in (True, False))
+        together, in_turn = (Guided(velocity, branches, scales, 4, batched)(x, t, 0) for batched in (True, False))
         torch.testing.assert_close(in_turn, together, rtol=0, atol=1e-6)
     assert sizes == [4, 2, 2, 6, 2, 2, 2, 2, 2]
 
@@ -120,15 +119,23 @@ def test_branches_in_turn_are_as_many_calls_as_of_other_ranks() -> None:
     x, t = torch.ones(1, 1, 1, 1, 1), torch.ones(1)
     for own in scales:
         calls.clear()
-        assert torch.allclose(guided(velocity, branches, own, 4, False, scales)(x, t, 0), x)
+        assert torch.allclose(Guided(velocity, branches, own, 4, False, scales)(x, t, 0), x)
         assert len(calls) == 3
 
 
 def test_conditions_are_joined_field_by_field() -> None:
-    part = Conditions(text=torch.ones(2, 3, 4), extra={"pose": torch.ones(2, 1)})
+    part = Conditions(text=torch.ones(2, 3, 4), pose=torch.ones(2, 1), masks={"text": torch.ones(2, 3) > 0})
     joined = join_conditions([part, part, part])
-    assert joined.text.shape == (6, 3, 4)
-    assert joined.extra["pose"].shape == (6, 1)
-    assert joined.vector is None
+    assert joined["text"].shape == (6, 3, 4)
+    assert joined["pose"].shape == (6, 1)
+    assert joined.masks["text"].shape == (6, 3)
+    assert "vector" not in joined
     with pytest.raises(ValueError, match="'text' is given for some branches"):
-        join_conditions([part, Conditions(extra=part.extra)])
+        join_conditions([part, Conditions(pose=part["pose"])])
+
+
+def test_a_rule_of_the_family_sees_the_step_and_its_time() -> None:
+    scales = GuidanceScales(3.0, rule=lambda scale, step, num_steps, t: 1 + (scale - 1) * t / 1000 * step / num_steps)
+    terms = scales.coefficients(2, 4, 3, torch.tensor([500.0, 500.0]))
+    assert terms == {"prompt": 1.5, "negative": -0.5}
+    assert scales.coefficients(0, 4, 3, torch.tensor([1000.0])) == {"prompt": 1.0}

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from longtake.contracts import Conditions
 from longtake.diffusion import (
@@ -11,11 +12,10 @@ from longtake.diffusion import (
     Euler,
     FlowConfig,
     GuidanceScales,
+    Guided,
     RectifiedFlow,
     Solver,
-    guided,
     make_grid,
-    make_solver,
 )
 
 NOISE = torch.randn(2, 3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -78,10 +78,10 @@ class Oscillating:
         }
 
         def velocity(x: torch.Tensor, t: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-            power = conditions.vector[:, 0]
+            power = conditions["vector"][:, 0]
             return ((power + 1) * t**power)[:, None, None, None, None].expand_as(x)
 
-        return guided(velocity, branches, self.scales, num_steps)
+        return Guided(velocity, branches, self.scales, num_steps)
 
     def exact(self, grid: torch.Tensor) -> float:
         """What x loses on the way from 1 to 0, with each step's own scales."""
@@ -106,15 +106,20 @@ def test_branches_of_oscillating_guidance_keep_the_second_order() -> None:
 
 def test_a_sum_of_branches_is_continued_as_a_whole_where_the_scales_stay() -> None:
     branches = {name: Conditions(vector=torch.ones(2, 1) * i) for i, name in enumerate(("prompt", "negative"), 1)}
-    denoise = guided(lambda x, t, c: torch.sin(x * c.vector[:, :, None, None, None]), branches, GuidanceScales(3.0), 6)
+
+    def velocity(x: Tensor, t: Tensor, c: Conditions) -> Tensor:
+        return torch.sin(x * c["vector"][:, :, None, None, None])
+
+    denoise = Guided(velocity, branches, GuidanceScales(3.0), 6)
     by_branches = AdamsBashforth2().sample(denoise, NOISE, make_grid(6))
     by_sum = AdamsBashforth2().sample(lambda *inputs: denoise(*inputs), NOISE, make_grid(6))
     torch.testing.assert_close(by_branches, by_sum, rtol=1e-4, atol=1e-4)
 
 
 def test_solvers_are_chosen_by_name() -> None:
-    assert isinstance(make_solver("euler"), Euler)
-    assert isinstance(make_solver("ab2"), AdamsBashforth2)
+    flow = RectifiedFlow(FlowConfig(), patch_size=1)
+    assert isinstance(flow.solver("euler"), Euler)
+    assert isinstance(flow.solver("ab2"), AdamsBashforth2)
 
 
 def test_the_denoiser_sees_one_float32_time_for_each_sample_and_the_number_of_the_step() -> None:

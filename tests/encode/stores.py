@@ -28,7 +28,7 @@ def make_store(
     """Encodes the run of a config file, in shards of a few samples."""
     run: RunConfig = read_run(str(config), ["--dataset.views", str(views), *overrides]).value
     chosen = EncodeOptions(folder, shard_bytes=shard_bytes, **options)
-    return encode(run, run.dataset, run.bucket_config, 0, chosen, ALONE, progress, run.condition_config)
+    return encode(run, run.dataset, run.bucket_rule, 0, chosen, ALONE, progress, run.condition_config)
 
 
 def open_table(config: Path) -> Any:

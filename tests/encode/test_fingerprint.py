@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from longtake.encode import weights_digest
-from longtake.encode.fingerprint import differences
+from longtake.encode.fit import differences
 from longtake.encoders import WordEncoder
 
 

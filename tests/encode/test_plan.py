@@ -85,7 +85,7 @@ def test_captions_are_listed_once_by_their_first_entry(tmp_path) -> None:
     assert plan.first_of_texts[0] == 0
     assert plan.text_shards(3).tolist() == [[0, 3], [3, 6], [6, 7]]
     plan.write(tmp_path / "plan.arrow")
-    again = Plan.read(tmp_path / "plan.arrow")
+    again = Plan.read(tmp_path / "plan.arrow", {})
     assert all(
         (getattr(again, name) == getattr(plan, name)).all() for name in ("view", "bucket", "row", "sample", "text")
     )

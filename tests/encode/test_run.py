@@ -22,6 +22,7 @@ from longtake.encode.plan import encode_inputs
 from longtake.encoders import PixelAutoencoder, WordEncoder
 from longtake.system import build_encoders
 from longtake.train import read_run
+from tests.data.made_clips import DRAWS
 from tests.encode.stores import contents, make_store, open_table
 from tests.train.runs import finish, kill, start, wait_until, write_config
 
@@ -58,7 +59,7 @@ def test_an_entry_is_what_the_encoders_make_of_its_view(config: Path, store: Pat
     run = read_run(str(config), ["--dataset.views", "2", "--dataset.latents", str(store)]).value
     table, opened = open_table(config), LatentStore.open(store)
     encoders = build_encoders(run, torch.device("cpu"))
-    settings = {"seed": run.seed, "stage": 0, "latent": opened.encoders.latent}
+    settings = {"seed": run.seed, "stage": 0, "latent": opened.encoders.latent, "draws": DRAWS}
     online = SlotDataset(table, run.dataset, **settings)
     stored = StoredDataset(opened, table, run.dataset, **settings)
     rule = BucketRule.from_config(run.bucket_config, run.size_divisor, run.dataset.fps_max)
@@ -67,7 +68,7 @@ def test_an_entry_is_what_the_encoders_make_of_its_view(config: Path, store: Pat
     for entry in (0, 7, len(plan) - 1):
         (slot,) = plan.slots(inputs.rule, entry, entry + 1)
         pixels, latents = online[slot], stored[slot]
-        assert torch.equal(latents.encoded["mean"], encoders.moments(pixels.video)["mean"])
+        assert torch.equal(latents.encoded["mean"], encoders.posterior(pixels.video)["mean"])
         assert torch.equal(latents.encoded["text"], encoders.embed(pixels.text)["text"])
         assert torch.equal(latents.encoded["vector"], encoders.embed(pixels.text)["vector"])
         assert torch.equal(latents.draws["noise"], pixels.draws["noise"])

@@ -56,7 +56,7 @@ def test_a_window_is_what_the_encoders_make_of_its_pixels_alone(config: Path, tm
     (slot,) = plan.slots(inputs.rule, 0, 2, 2)  # the plan begins with the longest clips
     batch = stored[replace(slot, weights=slot.weights * [1, 0])]
     assert {name for name in batch.encoded if "." in name} == {"tail1.mean"}, "no more than was asked for"
-    last = build_encoders(run, torch.device("cpu")).moments(online[slot].video[:1, :, -1:])["mean"]
+    last = build_encoders(run, torch.device("cpu")).posterior(online[slot].video[:1, :, -1:])["mean"]
     assert torch.equal(batch.encoded["tail1.mean"][:1], last)
     assert not batch.encoded["tail1.mean"][1].any(), "a filler has none"
     assert stored.batch_bytes(slot.bucket) >= sum(tensor.nbytes for tensor in batch.encoded.values())
@@ -156,7 +156,7 @@ def test_the_page_says_what_the_presets_windows_cost() -> None:
             str(ROOT / "configs" / "opensora_v2" / "train" / f"{stage}.py"), ["--dataset.data-path", "x"]
         ).value
         latent = run.ae.latent
-        windows = windows_of(run.condition_config, run.bucket_rule.buckets, latent)
+        windows = windows_of(run, run.condition_config, run.bucket_rule.buckets, latent)
         for length in (33, 129):
             shape = next(bucket.shape for bucket in run.bucket_rule.buckets if bucket.shape[0] == length)
             frames = latent(*shape)[1]

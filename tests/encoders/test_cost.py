@@ -1,7 +1,8 @@
-"""What encoding costs, by formula and counted over the real modules at full width."""
+"""What a plan takes encoding to cost, and what is counted over whole encodings by the real modules at full width."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,18 @@ from longtake.encoders import (
     CLIP_L,
     T5_XXL,
     Autoencoder2DConfig,
+    ClipEncoder,
+    ClipEncoderConfig,
     HunyuanAutoencoder,
     HunyuanVAEConfig,
     ImageAutoencoder,
     PixelConfig,
+    T5Encoder,
+    T5EncoderConfig,
+    WordsConfig,
     autoencoder_cost,
+    build_autoencoder,
+    build_text_encoder,
     clip_module,
     hunyuan_module,
     image_module,
@@ -54,55 +62,67 @@ def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig) -> Callable[[], 
     ],
     ids=["tiles", "stills", "stills in tiles", "whole", "tiles in time", "pieces", "narrow", "FLUX", "FLUX of a clip"],
 )
-def test_an_autoencoder_costs_what_the_formula_says(config: Any, shape: tuple[int, int, int], batch: int) -> None:
-    def run(model: Any) -> torch.Tensor:
-        return model._raw_moments(torch.empty(batch, 3, *shape, dtype=torch.bfloat16))
+def test_an_autoencoder_costs_what_whole_encodings_do(config: Any, shape: tuple[int, int, int], batch: int) -> None:
+    """Of which a plan traces one piece, and takes the law of pieces for the others."""
 
-    said = autoencoder_cost(config, shape, batch)
+    def run(model: Any) -> torch.Tensor:
+        return model._raw_posterior(torch.empty(batch, 3, *shape, dtype=torch.bfloat16))
+
+    said = autoencoder_cost(build_autoencoder(config, torch.bfloat16), shape, batch)
     assert said.flops == counted_flops(autoencoder(config), run)
-    assert said.num_bytes == pytest.approx(counted_bytes(autoencoder(config), run), rel=0.1)
+    assert said.input_bytes == 9 * batch * 3 * math.prod(shape)
+    assert said.rank_bytes() - said.input_bytes == pytest.approx(counted_bytes(autoencoder(config), run), rel=0.1)
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(512, 2), (64, 8)])
-def test_t5_costs_what_the_formula_says(tokens: int, batch: int) -> None:
+def test_t5_costs_what_its_stack_does(tokens: int, batch: int) -> None:
     facts = {**T5_XXL, "num_layers": 2}
-    check_text(lambda: t5_module(facts), facts, "t5", tokens, batch)
+    check_text(T5EncoderConfig(max_length=tokens), lambda: t5_module(facts), batch)
 
 
-def test_clip_costs_what_the_formula_says() -> None:
-    check_text(lambda: clip_module(CLIP_L), CLIP_L, "clip", 77, 8)
+def test_clip_costs_what_its_text_half_does() -> None:
+    check_text(ClipEncoderConfig(), lambda: clip_module(CLIP_L), 8)
 
 
-def check_text(build: Callable[[], nn.Module], facts: dict[str, Any], section: str, tokens: int, batch: int) -> None:
+def text_encoder(config: T5EncoderConfig | ClipEncoderConfig, build: Callable[[], nn.Module]) -> Any:
+    kind = T5Encoder if isinstance(config, T5EncoderConfig) else ClipEncoder
+    with torch.device("meta"):
+        module = build().to(torch.bfloat16).eval()
+    return kind(config, module, None, torch.device("meta"))
+
+
+def check_text(config: T5EncoderConfig | ClipEncoderConfig, build: Callable[[], nn.Module], batch: int) -> None:
     def run(model: nn.Module) -> object:
-        return model(input_ids=torch.zeros(batch, tokens, dtype=torch.long)).last_hidden_state
+        return model(input_ids=torch.zeros(batch, config.max_length, dtype=torch.long)).last_hidden_state
 
-    said = text_cost(facts, section, tokens, batch)
+    said = text_cost(text_encoder(config, build), batch)
     assert said.flops == counted_flops(build, run)
-    assert said.num_bytes == pytest.approx(counted_bytes(build, run), rel=0.1)
+    assert said.rank_bytes() == pytest.approx(counted_bytes(build, run), rel=0.1)
 
 
-def test_folding_pixels_costs_nothing() -> None:
-    said = autoencoder_cost(PixelConfig(), (16, 256, 256), 4)
-    assert (said.flops, said.num_bytes, said.rank_flops(4)) == (0, 0, 0)
+def test_folding_pixels_and_looking_up_words_cost_nothing() -> None:
+    folding = autoencoder_cost(build_autoencoder(PixelConfig()), (16, 256, 256), 4)
+    for said in (folding, text_cost(build_text_encoder(WordsConfig()), 4)):
+        assert (said.flops, said.rank_bytes() - said.input_bytes, said.rank_flops(4)) == (0, 0, 0)
 
 
 def test_ranks_share_pieces_and_no_piece_is_cut() -> None:
-    tiles = autoencoder_cost(HUNYUAN, (17, 768, 1344), 1)
+    model = build_autoencoder(HUNYUAN, torch.bfloat16)
+    tiles = autoencoder_cost(model, (17, 768, 1344), 1)
     assert len(tiles.piece_flops) == 4 * 7  # 18 of them whole, which four ranks cannot share evenly
     assert tiles.flops / 4 < tiles.rank_flops(4) < 1.05 * tiles.flops / 4
     assert tiles.rank_flops(1) == tiles.flops
-    one = autoencoder_cost(HUNYUAN, (17, 192, 256), 1)
+    one = autoencoder_cost(model, (17, 192, 256), 1)
     assert one.rank_flops(4) == one.flops
-    assert tiles.rank_bytes(4) == tiles.num_bytes
+    assert tiles.rank_bytes(4) == tiles.rank_bytes()
 
 
-@pytest.mark.parametrize(("section", "facts", "tokens"), [("t5", T5_XXL, 512), ("clip", CLIP_L, 77)])
-def test_ranks_share_captions_and_each_has_the_embeddings_of_all(section: str, facts: Any, tokens: int) -> None:
-    one, three, nine = (text_cost(facts, section, tokens, batch) for batch in (1, 3, 9))
+@pytest.mark.parametrize("config", [T5EncoderConfig(), ClipEncoderConfig()], ids=["t5", "clip"])
+def test_ranks_share_captions_and_each_has_the_embeddings_of_all(config: Any) -> None:
+    encoder = build_text_encoder(config, dtype=torch.bfloat16, tokenizer=False)
+    one, three, nine, many = (text_cost(encoder, batch) for batch in (1, 3, 9, 64))
     assert nine.flops == 9 * one.flops
     assert [nine.rank_flops(ranks) for ranks in (1, 2, 3, 4, 9, 16)] == [n * one.flops for n in (9, 5, 3, 3, 1, 1)]
-    assert (nine.rank_bytes(1), nine.rank_bytes(3)) == (nine.num_bytes, three.num_bytes)
-    many = text_cost(facts, section, tokens, 64)
-    embeddings = 64 * (tokens * facts["d_model"] if section == "t5" else facts["hidden_size"])
-    assert many.rank_bytes(64) == max(one.num_bytes, (2 + 4) * embeddings)
+    assert nine.rank_bytes(3) == three.rank_bytes() < nine.rank_bytes()
+    embeddings = 64 * config.dim * (config.max_length if isinstance(config, T5EncoderConfig) else 1)
+    assert many.rank_bytes(64) == max(one.rank_bytes(), (2 + 4) * embeddings)

@@ -55,13 +55,12 @@ def test_latents_and_pixels_are_diffusers_own(weights: Path, tmp_path: Path, til
     options |= {"sample_size": tile or 256, "sample_tsize": frames or 64}
     ours, model = hunyuan(weights, tile_overlap_factor=0.5, **options), theirs(tmp_path, tile, frames)
     video = pixels(1, 3, 9, 16, 24)
-    posterior = model.encode(video).latent_dist
-    moments = ours.moments(video)
-    assert moments["mean"].shape == (1, 4, 3, 2, 3)
-    torch.testing.assert_close(moments["mean"], posterior.mean * SCALE, rtol=0, atol=2e-6)
-    torch.testing.assert_close(moments["std"], posterior.std * SCALE, rtol=0, atol=2e-6)
-    decoded = model.decode(posterior.mean).sample[:, :, :9].clamp(-1, 1)
-    torch.testing.assert_close(ours.decode(moments["mean"], 9), decoded, rtol=0, atol=5e-5)
+    wanted, posterior = model.encode(video).latent_dist, ours.posterior(video)
+    assert posterior["mean"].shape == (1, 4, 3, 2, 3)
+    torch.testing.assert_close(posterior["mean"], wanted.mean * SCALE, rtol=0, atol=2e-6)
+    torch.testing.assert_close(posterior["std"], wanted.std * SCALE, rtol=0, atol=2e-6)
+    decoded = model.decode(wanted.mean).sample[:, :, :9].clamp(-1, 1)
+    torch.testing.assert_close(ours.decode(posterior["mean"], 9), decoded, rtol=0, atol=5e-5)
 
 
 @torch.no_grad()
@@ -70,8 +69,8 @@ def test_pieces_change_nothing(weights: Path) -> None:
     whole, pieces = hunyuan(weights), hunyuan(weights, piece_elements=5000)
     assert samples_at_once(whole.config, 5, 16, 16) >= 2
     assert samples_at_once(pieces.config, 5, 16, 16) == 1
-    mean = whole.moments(video)["mean"]
-    torch.testing.assert_close(pieces.moments(video)["mean"], mean, rtol=0, atol=1e-6)
+    mean = whole.posterior(video)["mean"]
+    torch.testing.assert_close(pieces.posterior(video)["mean"], mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(pieces.decode(mean, 5), whole.decode(mean, 5), rtol=0, atol=1e-5)
 
 
@@ -89,15 +88,15 @@ def test_a_frame_attends_to_no_later_one(weights: Path) -> None:
 def test_the_mode_has_no_std_and_is_the_mean(weights: Path) -> None:
     video = pixels(1, 3, 5, 16, 16)
     mode, sample = hunyuan(weights, posterior="mode"), hunyuan(weights)
-    assert set(mode.moments(video)) == {"mean"}
-    assert torch.equal(mode.encode(video), sample.moments(video)["mean"])
+    assert set(mode.posterior(video)) == {"mean"}
+    assert torch.equal(mode.posterior(video)["mean"], sample.posterior(video)["mean"])
     assert (mode.is_random, sample.is_random) == (False, True)
 
 
 def test_original_names_under_vae_are_read_too(weights: Path, tmp_path: Path) -> None:
     tiny_hunyuan(tmp_path / "hunyuan_vae.safetensors", prefix="vae.")
     video = pixels(1, 3, 5, 16, 16)
-    assert torch.equal(hunyuan(tmp_path).encode(video), hunyuan(weights).encode(video))
+    assert torch.equal(hunyuan(tmp_path).posterior(video)["mean"], hunyuan(weights).posterior(video)["mean"])
 
 
 def test_the_decoder_is_read_when_it_is_first_needed(weights: Path) -> None:
@@ -112,8 +111,8 @@ def test_offloaded_is_the_same(weights: Path) -> None:
     video = pixels(1, 3, 5, 16, 16)
     away, here = hunyuan(weights, placement="offloaded"), hunyuan(weights)
     for _ in range(2):
-        mean = here.encode(video)
-        assert torch.equal(away.encode(video), mean)
+        mean = here.posterior(video)["mean"]
+        assert torch.equal(away.posterior(video)["mean"], mean)
         assert torch.equal(away.decode(mean, 5), here.decode(mean, 5))
 
 
@@ -132,8 +131,8 @@ def test_compiled_layers_give_the_same(weights: Path, monkeypatch: pytest.Monkey
     known: list[int] = []
     for shape in ((2, 3, 5, 16, 16), (1, 3, 9, 24, 16), (1, 3, 17, 16, 32)):
         video = pixels(*shape)
-        mean = eager.encode(video)
-        torch.testing.assert_close(compiled.encode(video), mean, rtol=0, atol=1e-6)
+        mean = eager.posterior(video)["mean"]
+        torch.testing.assert_close(compiled.posterior(video)["mean"], mean, rtol=0, atol=1e-6)
         decoded = eager.decode(mean, shape[2])
         torch.testing.assert_close(compiled.decode(mean, shape[2]), decoded, rtol=0, atol=1e-5)
         known.append(len(graphs))
@@ -145,7 +144,7 @@ def test_fluxs_file_in_its_own_names_gives_diffusers_latents(weights: Path, tmp_
     ours, model = flux(weights / "flux_ae.safetensors"), tiny_flux(tmp_path / "again.safetensors")
     stills = pixels(2, 3, 1, 24, 16)
     mean = model.encode(stills[:, :, 0]).latent_dist.mean
-    latents = ours.encode(stills)
+    latents = ours.posterior(stills)["mean"]
     assert latents.shape == (2, 4, 1, 3, 2)
     torch.testing.assert_close(latents[:, :, 0], (mean - 0.1159) * 0.3611, rtol=0, atol=2e-6)
     torch.testing.assert_close(
@@ -156,8 +155,8 @@ def test_fluxs_file_in_its_own_names_gives_diffusers_latents(weights: Path, tmp_
 @torch.no_grad()
 def test_flux_takes_the_frames_of_a_video_one_by_one(weights: Path) -> None:
     ours, video = flux(weights / "flux_ae.safetensors"), pixels(2, 3, 3, 16, 16)
-    latents = ours.encode(video)
-    torch.testing.assert_close(latents[:, :, 1:2], ours.encode(video[:, :, 1:2]), rtol=0, atol=1e-6)
+    latents = ours.posterior(video)["mean"]
+    torch.testing.assert_close(latents[:, :, 1:2], ours.posterior(video[:, :, 1:2])["mean"], rtol=0, atol=1e-6)
 
 
 def test_every_tensor_of_fluxs_autoencoder_has_one_original_name(weights: Path) -> None:
@@ -211,10 +210,10 @@ def test_a_gpu_encodes_and_decodes_what_a_cpu_does(weights: Path, placement: str
     file = {"from_pretrained": str(weights / "hunyuan_vae.safetensors"), "placement": placement}
     video = pixels(2, 3, 9, 16, 16)
     exact = hunyuan(weights)
-    mean = exact.encode(video)
+    mean = exact.posterior(video)["mean"]
     for dtype, limit in (("fp32", 1e-3), ("bf16", 5e-2)):
         config = HunyuanVAEConfig(**{**file, **HUNYUAN, "dtype": dtype})
         ours = _build_autoencoder(config, torch.device("cuda"))
-        assert (ours.encode(video.cuda()).cpu() - mean).abs().max() <= limit * mean.abs().max()
+        assert (ours.posterior(video.cuda())["mean"].cpu() - mean).abs().max() <= limit * mean.abs().max()
         decoded = ours.decode(mean.cuda(), 9).cpu()
         assert (decoded - exact.decode(mean, 9)).abs().mean() <= limit

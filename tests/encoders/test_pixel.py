@@ -9,25 +9,29 @@ from longtake.contracts import UserError
 from longtake.encoders import PixelAutoencoder, PixelConfig, build_autoencoder
 
 
+def pixel(temporal: int = 8, spatial: int = 8, scaling_factor: float = 1.0) -> PixelAutoencoder:
+    return PixelAutoencoder(PixelConfig(temporal=temporal, spatial=spatial, scaling_factor=scaling_factor))
+
+
 def video(frames: int, height: int = 16, width: int = 24) -> torch.Tensor:
     return torch.rand(2, 3, frames, height, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 @pytest.mark.parametrize(("temporal", "spatial", "frames"), [(8, 8, 16), (4, 8, 12), (1, 4, 5), (8, 1, 8)])
 def test_a_round_trip_is_exact(temporal: int, spatial: int, frames: int) -> None:
-    autoencoder = PixelAutoencoder(temporal, spatial)
+    autoencoder = pixel(temporal, spatial)
     pixels = video(frames)
     assert torch.equal(autoencoder.decode(autoencoder.encode(pixels), frames), pixels)
 
 
 @pytest.mark.parametrize("frames", [1, 8, 24])
 def test_latents_have_the_shape_that_is_promised(frames: int) -> None:
-    autoencoder = PixelAutoencoder(8, 4)
+    autoencoder = pixel(8, 4)
     assert autoencoder.encode(video(frames)).shape[1:] == autoencoder.latent(frames, 16, 24)
 
 
 def test_a_still_repeats_to_one_block_and_comes_back() -> None:
-    autoencoder = PixelAutoencoder(8, 8)
+    autoencoder = pixel()
     pixels = video(1)
     latents = autoencoder.encode(pixels)
     assert torch.equal(latents, autoencoder.encode(pixels.expand(-1, -1, 8, -1, -1)))
@@ -37,19 +41,19 @@ def test_a_still_repeats_to_one_block_and_comes_back() -> None:
 def test_each_token_holds_one_block_of_pixels() -> None:
     """Channels run over colour, frame, row, column of the block at (0, 1, 2)."""
     pixels = video(8)
-    latents = PixelAutoencoder(8, 8).encode(pixels)
+    latents = pixel().encode(pixels)
     assert torch.equal(latents[:, :, 0, 1, 2], pixels[:, :, :, 8:16, 16:24].flatten(1))
 
 
 def test_latents_are_scaled_and_scaled_back() -> None:
-    plain, scaled = PixelAutoencoder(8, 8), PixelAutoencoder(8, 8, scaling_factor=2.0)
+    plain, scaled = pixel(), pixel(scaling_factor=2.0)
     pixels = video(8)
     assert torch.equal(scaled.encode(pixels), 2 * plain.encode(pixels))
     assert torch.equal(scaled.decode(scaled.encode(pixels), 8), pixels)
 
 
 def test_decoded_pixels_stay_in_range() -> None:
-    autoencoder = PixelAutoencoder(8, 8)
+    autoencoder = pixel()
     assert autoencoder.decode(10 * autoencoder.encode(video(8)), 8).abs().max() == 1
 
 
@@ -59,14 +63,14 @@ def test_decoded_pixels_stay_in_range() -> None:
 )
 def test_shapes_that_do_not_divide_are_named(shape: tuple[int, int, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        PixelAutoencoder(8, 8).check(*shape)
+        pixel().check(*shape)
 
 
 def test_a_still_always_fits_in_time() -> None:
-    PixelAutoencoder(8, 8).check(1, 16, 16)
+    pixel().check(1, 16, 16)
 
 
 def test_the_config_section_builds_it() -> None:
     autoencoder = build_autoencoder(PixelConfig(temporal=4, spatial=16, scaling_factor=0.5))
     assert autoencoder.latent(8, 32, 32) == (3 * 4 * 16 * 16, 2, 2, 2)
-    assert autoencoder.scaling_factor == 0.5
+    assert autoencoder.config.scaling_factor == 0.5

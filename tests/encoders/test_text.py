@@ -23,6 +23,7 @@ from longtake.encoders import (
     T5EncoderConfig,
     build_text_encoder,
 )
+from longtake.families import OPENSORA_V2
 from longtake.system.encoders import build_encoders
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
 
@@ -32,10 +33,11 @@ CAPTIONS = ["a red circle moves up", "", "a " * 40 + "blue square"]
 def built(described: dict[str, Any], **t5: Any) -> tuple[T5Encoder, ClipEncoder]:
     """Both encoders, without an autoencoder."""
     sections = {"t5": T5EncoderConfig(**{**described["t5"], **t5}), "clip": ClipEncoderConfig(**described["clip"])}
-    encoders = build_encoders(SimpleNamespace(ae=PixelConfig(), **sections), torch.device("cpu"))
-    assert isinstance(encoders.text, T5Encoder)
-    assert isinstance(encoders.pooled, ClipEncoder)
-    return encoders.text, encoders.pooled
+    config = SimpleNamespace(ae=PixelConfig(), family=OPENSORA_V2, **sections)
+    encoders = build_encoders(config, torch.device("cpu")).of_captions
+    assert isinstance(encoders["text"], T5Encoder)
+    assert isinstance(encoders["vector"], ClipEncoder)
+    return encoders["text"], encoders["vector"]
 
 
 def by_transformers(folder: Path, length: int, **options: Any) -> tuple[Any, Tensor, Tensor]:
@@ -53,7 +55,7 @@ def by_transformers(folder: Path, length: int, **options: Any) -> tuple[Any, Ten
 def test_t5_pads_to_its_length_and_attends_to_the_padding(weights: Path, described: dict[str, Any]) -> None:
     text, _ = built(described)
     expected, ids, mask = by_transformers(weights / "t5", 10)
-    tokens = text.embed_tokens(CAPTIONS)
+    tokens = text.embed(CAPTIONS)
     assert tokens.shape == (3, 10, T5_DIM)
     torch.testing.assert_close(tokens, expected.last_hidden_state, rtol=0, atol=1e-6)
     assert ids[2, -1] == 1  # a caption that is cut ends with the end of sequence all the same
@@ -63,16 +65,16 @@ def test_t5_pads_to_its_length_and_attends_to_the_padding(weights: Path, describ
 
 def test_with_mask_padding_is_not_seen_and_is_zero(weights: Path, described: dict[str, Any]) -> None:
     text, _ = built(described, mask=True)
-    short, long = (built(described, mask=True, max_length=n)[0].embed_tokens(CAPTIONS[:1]) for n in (8, 10))
+    short, long = (built(described, mask=True, max_length=n)[0].embed(CAPTIONS[:1]) for n in (8, 10))
     torch.testing.assert_close(short, long[:, :8], rtol=0, atol=1e-6)  # more padding changes nothing
     *_, mask = by_transformers(weights / "t5", 10)
-    assert text.embed_tokens(CAPTIONS)[mask == 0].abs().max() == 0
+    assert text.embed(CAPTIONS)[mask == 0].abs().max() == 0
 
 
 def test_clip_pools_at_the_first_end_token(weights: Path, described: dict[str, Any]) -> None:
     _, pooled = built(described)
     expected, ids, _ = by_transformers(weights / "clip", 12)
-    vector = pooled.embed_pooled(CAPTIONS)
+    vector = pooled.embed(CAPTIONS)
     assert vector.shape == (3, CLIP_DIM)
     torch.testing.assert_close(vector, expected.pooler_output, rtol=0, atol=1e-6)
     ends = (ids == ids[1, 1]).int().argmax(dim=1)  # the empty caption: begin, end, end ...
@@ -84,14 +86,14 @@ def test_offloaded_blocks_give_the_same_bits(described: dict[str, Any]) -> None:
     resident, _ = built(described)
     offloaded, _ = built(described, placement="offloaded")
     for _ in range(2):
-        assert torch.equal(offloaded.embed_tokens(CAPTIONS), resident.embed_tokens(CAPTIONS))
+        assert torch.equal(offloaded.embed(CAPTIONS), resident.embed(CAPTIONS))
 
 
 def test_embeddings_are_ordinary_tensors_also_in_inference_mode(described: dict[str, Any]) -> None:
     text, pooled = built(described)
     with torch.inference_mode():
-        assert not text.embed_tokens(["a"]).is_inference()
-        assert not pooled.embed_pooled(["a"]).is_inference()
+        assert not text.embed(["a"]).is_inference()
+        assert not pooled.embed(["a"]).is_inference()
 
 
 def test_weights_of_a_whole_t5_are_read_without_its_decoder(weights: Path, tmp_path: Path, described: Any) -> None:
@@ -102,7 +104,7 @@ def test_weights_of_a_whole_t5_are_read_without_its_decoder(weights: Path, tmp_p
     state |= {"decoder.block.0.layer.0.SelfAttention.q.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
     torch.save(state, folder / "pytorch_model.bin")  # as the published weights are kept
     whole, _ = built(described, from_pretrained=str(folder))
-    assert torch.equal(whole.embed_tokens(CAPTIONS), built(described)[0].embed_tokens(CAPTIONS))
+    assert torch.equal(whole.embed(CAPTIONS), built(described)[0].embed(CAPTIONS))
 
 
 def test_a_pickle_with_code_in_it_is_refused(weights: Path, tmp_path: Path, described: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def make_all(described: Mapping[str, Any], folder: Path, meshes: Mapping[str, li
         calls: list[int] = []
         system.autoencoder.model.decoder.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         videos = {name: make(system, name) for name in SIZES}
-        videos["moments"] = system.encoders.moments(videos["wide"])["mean"]
+        videos["moments"] = system.encoders.posterior(videos["wide"])["mean"]
         torch.save(videos, folder / f"{mesh}-{world.rank}.pt")
         counts[mesh] = len(calls)
     return counts

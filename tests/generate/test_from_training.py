@@ -117,7 +117,7 @@ def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path:
     known = ["--cond-type", "i2v_head", "--ref", str(tmp_path / "a.png")]
     (line,) = check_request(resolve_source(preset, [*words, *known]).config)
     assert "has no cond_in" in line
-    assert "never saw known frames" in line
+    assert "never trained on conditioning frames" in line
     with pytest.raises(UserError, match=r"set model\.grow_cond_in to True"):
         check_request(resolve_source(preset, [*words, *known, "--model.grow-cond-in", "False"]).config)
 

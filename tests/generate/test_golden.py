@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from longtake.contracts import LatentShape
-from longtake.diffusion import RectifiedFlow, known_windows, place_known
+from longtake.contracts import Known, LatentShape
+from longtake.diffusion import EndWindows, RectifiedFlow, Window
+from longtake.encoders.autoencoder import Autoencoder
 from longtake.generate import GenerateConfig, Prompt, Video
 from longtake.generate import sample as sampling
-from longtake.generate.references import file_of
+from longtake.generate.requests import file_of
 from longtake.generate.run import sample_batch
 from longtake.parallel import Mesh, World
 from longtake.system import Encoders, System
@@ -41,10 +42,10 @@ RUNS = (
 )
 
 
-class StandIn:
+class StandIn(Autoencoder):
     """The golden data's autoencoder, whose decoder gives latents back as they are."""
 
-    is_random = False
+    is_random, latent = False, None
 
     def __init__(self, latent: LatentShape) -> None:
         self.latent = latent
@@ -52,7 +53,7 @@ class StandIn:
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Takes any shape."""
 
-    def moments(self, video: Tensor) -> dict[str, Tensor]:
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels -> latents."""
         return {"mean": stand_in_encode(video, self.latent.causal)}
 
@@ -66,21 +67,17 @@ class Table:
 
     max_length = 8
 
-    def __init__(self, golden: dict[str, Tensor], info: dict[str, Any]) -> None:
-        prompts = info["text"]
+    def __init__(self, golden: dict[str, Tensor], info: dict[str, Any], name: str) -> None:
+        self.name, prompts = name, info["text"]
         texts = [*prompts, *(info["neg"] or [""] * len(prompts))]
         rows = {text.split(".")[0]: row for row, text in reversed(list(enumerate(texts)))}
         if info["guidance_img"] is None:
             rows = {text.split(".")[0]: row for row, text in enumerate(prompts)} | {"": 0}
         self.rows, self.golden = rows, golden
 
-    def embed_tokens(self, texts: Sequence[str]) -> Tensor:
-        """Token embeddings."""
-        return torch.stack([self.golden["txt"][self.rows[text.split(".")[0]]] for text in texts])
-
-    def embed_pooled(self, texts: Sequence[str]) -> Tensor:
-        """Pooled vectors."""
-        return torch.stack([self.golden["y_vec"][self.rows[text.split(".")[0]]] for text in texts])
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """The embeddings that are called `name` in the golden data."""
+        return torch.stack([self.golden[self.name][self.rows[text.split(".")[0]]] for text in texts])
 
 
 def read_config(info: dict[str, Any]) -> GenerateConfig:
@@ -108,8 +105,8 @@ def read_config(info: dict[str, Any]) -> GenerateConfig:
 def build(golden: dict[str, Tensor], info: dict[str, Any], config: GenerateConfig, world: World) -> System:
     """A system of the golden weights and stand-ins."""
     latent = LatentShape(config.ae.latent_channels, 4, info["stub_spatial"], info["option"]["is_causal_vae"])
-    table = Table(golden, info)
-    encoders = Encoders(torch.device("cpu"), StandIn(latent), table, table)
+    tables = {"text": Table(golden, info, "txt"), "vector": Table(golden, info, "y_vec")}
+    encoders = Encoders(torch.device("cpu"), StandIn(latent), config.family.texts, tables)
     return System(
         config=config,
         mesh=Mesh.create(config.parallel, world),
@@ -118,7 +115,8 @@ def build(golden: dict[str, Tensor], info: dict[str, Any], config: GenerateConfi
         denoiser=load_model(info),
         encoders=encoders,
         facts=encoders.facts,
-        objective=RectifiedFlow(config.objective, config.model.patch_size, config.compat),
+        objective=RectifiedFlow(config.objective, config.model.patch_size, config.quirks),
+        law=None if config.model.refuses_known else EndWindows(),
     )
 
 
@@ -150,13 +148,13 @@ def write_lossless(path: Path, frames: np.ndarray) -> None:
 def unlaid(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Latents as the solver left them, before known ones are put over them; and the condition they came from."""
     seen: list[Tensor] = []
-    lay = sampling.with_known
+    lay = sampling.with_held
 
-    def record(latents: Tensor, visual: Tensor) -> Tensor:
-        seen.extend((latents, visual))
-        return lay(latents, visual)
+    def record(latents: Tensor, known: Known) -> Tensor:
+        seen.extend((latents, EndWindows().conditions(known)["visual"]))
+        return lay(latents, known)
 
-    monkeypatch.setattr(sampling, "with_known", record)
+    monkeypatch.setattr(sampling, "with_held", record)
     return seen
 
 
@@ -190,11 +188,15 @@ def test_conditions_of_every_kind_are_the_references() -> None:
     for tag, case in info["cases"].items():
         latent = LatentShape(2, 4, 8, case["causal"])
         frames = (info["latent_frames"] - 1) * 4 + 1 if case["causal"] else info["latent_frames"] * 4
-        visual = torch.zeros(2, 3, info["latent_frames"], 2, 2)
-        for row, refs in enumerate(case["refs"]):
-            for window in known_windows(case["kind"], latent, frames) if refs else ():
-                reference = golden[f"ref.{file_of(window, refs, case['kind'])}"]
-                count = len(window.frames)
-                place_known(visual[row], window, reference[:, :count] if window.is_head else reference[:, -count:])
+        law, kind = EndWindows(), case["kind"]
+
+        def encode(rows: Sequence[int], window: Window, masks: Tensor | None, case: dict[str, Any] = case) -> Tensor:
+            count = len(window.frames)
+            found = [golden[f"ref.{file_of(window, case['refs'][row])}"] for row in rows]
+            return torch.stack([one[:, :count] if window.is_head else one[:, -count:] for one in found])
+
+        given = [kind if refs else "t2v" for refs in case["refs"]]
+        x = torch.zeros(2, 2, info["latent_frames"], 2, 2)
+        visual = law.conditions(law.known(given, x, latent, (frames, 16, 16), encode, own=False))["visual"]
         torch.testing.assert_close(visual[:, :1], golden[f"{tag}.masks"], rtol=0, atol=0, msg=tag)
         torch.testing.assert_close(visual[:, 1:], golden[f"{tag}.masked_ref"], rtol=0, atol=0, msg=tag)

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from longtake.data import resize_crop, write_image, write_video
-from longtake.generate import GenerateConfig, Video, generate, open_system, resolve_source
+from longtake.generate import GenerateConfig, Request, Video, generate, open_system, resolve_source
 from longtake.generate import run as running
+from longtake.generate.sample import Shot, known_of_requests, pixel_shape, sample_chain, sample_videos
 from longtake.parallel import World, local_tensor
-from longtake.system import System
+from longtake.system import SamplingOption, System
 
 PRESETS = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference"
 Make = Callable[..., tuple[list[Video], list[np.ndarray], list[str]]]
@@ -111,7 +112,7 @@ def test_a_prompt_without_an_image_is_made_as_t2v_and_counted(make: Make, tmp_pa
     assert said == [f"3 videos in {videos[0].path.parent}; 2 of them without a ref, made as t2v"]
     assert [video.prompt.text for video in videos] == ["a", "b", "c"]
     _, plain, said = make("--prompts", str(table))
-    assert said[0].endswith('; 1 with a ref that cond_type = "t2v" does not look at')
+    assert said[0].endswith('; 1 with a ref that cond_type = "t2v" does not use')
     for number in (0, 2):
         assert np.abs(mixed[number].astype(int) - plain[number]).max() <= 1
     assert (mixed[1] != plain[1]).any()
@@ -144,6 +145,22 @@ def test_seed_0_is_a_seed(make: Make):
     assert [found[0][0].seed for found in (zero, again, other)] == [0, 0, 42]
     assert np.array_equal(zero[1][0], again[1][0])
     assert (zero[1][0] != other[1][0]).any()
+
+
+def test_each_request_draws_its_known_frames_by_its_own_seed(system: System, monkeypatch: pytest.MonkeyPatch):
+    plain = type(system.encoders).posterior
+    monkeypatch.setattr(
+        type(system.encoders), "posterior", lambda self, video: (m := plain(self, video)) | {"std": 0 * m["mean"] + 2}
+    )
+    law, shape = system.law, (8, 32, 32)
+    x = torch.zeros(3, *system.autoencoder.latent(8, 32, 32))
+    still = torch.zeros(3, 1, 32, 32)
+    requests = [Request("", 1), Request("", 2, known=(still,)), Request("", 3, known=(still,))]
+    together = known_of_requests(system, law, requests, "i2v_head", shape, x).latents
+    assert (together[1] != together[2]).any()
+    for number in (1, 2):
+        alone = known_of_requests(system, law, [requests[number]], "i2v_head", shape, x[:1]).latents
+        torch.testing.assert_close(together[number], alone[0], rtol=0, atol=1e-6)
 
 
 def test_a_slice_of_the_prompts_makes_what_the_whole_makes(make: Make, tmp_path: Path):
@@ -205,3 +222,32 @@ def test_t2i2v_goes_on_from_an_image_of_its_own_model_which_is_gone_by_then(
         assert running.read_image(still).shape[1:3] == (48, 80)  # 64px, the video has 32px
         assert np.array_equal(frames[0], fitted(still, frames))
     assert Path(still).with_suffix(".txt").read_text() == "b.\n"
+
+
+def option_of(system: System) -> SamplingOption:
+    return system.config.sampling_option.model_copy(update={"num_frames": 9, "num_steps": 2, "guidance": 1.0})
+
+
+def test_each_shot_of_a_chain_begins_where_the_one_before_ends_and_a_loop_closes(system: System) -> None:
+    shots = [Shot("a sea"), Shot("a storm", carries="i2v_head"), Shot("a sea", carries="i2v_loop")]
+    first, second, third = sample_chain(system, shots, 3, option_of(system))
+    for before, after in ((first, second), (second, third)):
+        torch.testing.assert_close(after[:, 0], before[:, -1], rtol=0, atol=2 / 255)  # through bytes
+    torch.testing.assert_close(third[:, -1], first[:, 0], rtol=0, atol=2 / 255)
+    assert (second[:, 1:] - first[:, :-1]).abs().mean() > 0.01, "another clip"
+
+
+def test_a_clip_that_begins_from_a_video_is_that_video_the_nearer_the_later_it_begins(system: System) -> None:
+    option = option_of(system)
+    shape = pixel_shape(system, option)
+    video = torch.rand(3, *shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+    def distance(start: float) -> float:
+        (made,) = sample_videos(system, [Request("a sea", 5, start=start, video=video)], option)
+        return float((made - video).abs().mean())
+
+    assert distance(0.0) < 1e-4  # but for sigma_min
+    assert distance(0.0) < distance(0.3) < distance(0.9)
+    (whole,) = sample_videos(system, [Request("a sea", 5)], option)
+    (at_once,) = sample_videos(system, [Request("a sea", 5, start=1.0, video=video)], option)
+    assert torch.equal(whole, at_once)

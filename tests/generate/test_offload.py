@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from longtake.encoders import WordsConfig
-from longtake.generate import Source, open_system, resolve_source
+from longtake.generate import GenerationSource, open_system, resolve_source
 from longtake.generate.config import GenerateConfig
-from longtake.parallel import VisitingWeights, World, local_tensor, start_world
+from longtake.parallel import OffloadedWeights, World, local_tensor, start_world
 from longtake.system import System, encoders_on_host
 from tests.encoders.conftest import described, weights
 from tests.generate.on_peers import make, tiny_system, tiny_tree
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 PRESETS = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference"
 
 
-def is_here(module: nn.Module) -> bool:
+def on_device(module: nn.Module) -> bool:
     return all(local_tensor(p).untyped_storage().nbytes() for p in module.parameters())
 
 
@@ -31,19 +31,19 @@ def watch(system: System) -> list[tuple[str, bool]]:
     """(part that works, whether the denoiser is on the device then), one for each forward."""
     seen: list[tuple[str, bool]] = []
     model = system.autoencoder.model
-    text, pooled = system.encoders.text.module, system.encoders.pooled.module
+    text, pooled = (system.encoders.of_captions[name].module for name in ("text", "vector"))
     parts = {"t5": text, "clip": pooled, "decoder": model.decoder, "denoiser": system.denoiser}
     for name, part in parts.items():
-        part.register_forward_pre_hook(lambda *_, name=name: seen.append((name, is_here(system.denoiser))))
+        part.register_forward_pre_hook(lambda *_, name=name: seen.append((name, on_device(system.denoiser))))
     return seen
 
 
 def test_the_denoiser_is_there_only_while_it_denoises(described: dict[str, Any], world: World) -> None:
     plain = tiny_system(described, world)
     wanted = make(plain, "still")
-    system = replace(plain, visits=VisitingWeights(plain.denoiser, CPU))
+    system = replace(plain, offloaded_weights=OffloadedWeights(plain.denoiser, CPU))
     seen = watch(system)
-    assert not is_here(system.denoiser)
+    assert not on_device(system.denoiser)
     for _ in range(2):
         seen.clear()
         assert torch.equal(make(system, "still"), wanted)
@@ -51,7 +51,7 @@ def test_the_denoiser_is_there_only_while_it_denoises(described: dict[str, Any],
         assert order == [("t5", False), ("clip", False), ("denoiser", True), ("decoder", False)]
     with pytest.raises(ValueError, match="stopped"), system.denoising():
         raise ValueError("stopped")
-    assert not is_here(system.denoiser)
+    assert not on_device(system.denoiser)
 
 
 def test_encoders_are_with_the_host_and_a_sharded_one_stays_sharded(described: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def test_an_offloaded_generation_makes_the_same_video(described: dict[str, Any],
     made = []
     for offload in (False, True):
         config = GenerateConfig.model_validate({**tiny_tree(described), "offload_model": offload})
-        system = open_system(Source(config, None), world, lambda text: None)
+        system = open_system(GenerationSource(config, None), world, lambda text: None)
         assert system.config.t5.placement == ("offloaded" if offload else "resident")
         made.append(make(system, "wide"))
     assert torch.equal(*made)
@@ -87,7 +87,7 @@ def test_a_gpu_never_holds_more_than_the_largest_part(described: dict[str, Any])
     with start_world("cuda") as gpu:
         for offload in (False, True):
             config = GenerateConfig.model_validate({**tree, "offload_model": offload})
-            system = open_system(Source(config, None), gpu, lambda text: None)
+            system = open_system(GenerationSource(config, None), gpu, lambda text: None)
             make(system, "still")
             held.append(torch.cuda.memory_allocated())
             torch.cuda.reset_peak_memory_stats()

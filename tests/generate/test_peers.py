@@ -62,4 +62,4 @@ def test_shared_tiles_are_bitwise_those_of_one(described: dict[str, Any], made: 
         system = tiny_system(described, world)
         for mesh in MESHES:
             shared = videos(made[0], f"{mesh}-0")
-            assert torch.equal(system.encoders.moments(shared["wide"])["mean"], shared["moments"])
+            assert torch.equal(system.encoders.posterior(shared["wide"])["mean"], shared["moments"])

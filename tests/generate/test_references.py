@@ -10,15 +10,18 @@ from PIL import Image
 
 from longtake.contracts import LatentShape, UserError
 from longtake.data import write_image, write_video
-from longtake.diffusion import known_windows
-from longtake.generate.references import frame_numbers, known_pixels, reference_faults
+from longtake.families import OPENSORA_V2
+from longtake.generate.requests import frame_numbers, known_pixels, reference_faults
 
 CAUSAL = LatentShape(4, 4, 8, causal=True)
+LAW = OPENSORA_V2.known_law
 
 
 def asked(kind: str, fps: float = 24.0, compat: str | None = None, latent: LatentShape = CAUSAL) -> SimpleNamespace:
     """What references read of a config."""
-    return SimpleNamespace(kind=kind, fps_save=fps, compat=compat, ae=SimpleNamespace(latent=latent))
+    quirks, ae = OPENSORA_V2.quirks_of(compat), SimpleNamespace(latent=latent)
+    rules = OPENSORA_V2.rules(quirks)
+    return SimpleNamespace(kind=kind, fps_save=fps, quirks=quirks, sample_rules=rules, family=OPENSORA_V2, ae=ae)
 
 
 def video(path: Path, num_frames: int, fps: float, size: tuple[int, int] = (32, 48)) -> str:
@@ -34,7 +37,7 @@ def picture(path: Path, height: int, width: int) -> str:
 
 
 def numbers(path: str, config: SimpleNamespace, num_frames: int = 77) -> list[list[int]]:
-    return [frame_numbers(path, w, config).tolist() for w in known_windows(config.kind, config.ae.latent, num_frames)]
+    return [frame_numbers(path, w, config).tolist() for w in LAW.windows(config.kind, config.ae.latent, num_frames)]
 
 
 def test_i2v_takes_the_first_or_last_frame_of_a_video(tmp_path: Path):
@@ -62,7 +65,7 @@ def test_a_video_is_taken_at_the_models_rate(tmp_path: Path):
 
 def test_frames_cover_the_size_and_are_cut_at_the_centre(tmp_path: Path):
     wide = picture(tmp_path / "w.png", 32, 96)
-    head = known_windows("i2v_head", CAUSAL, 9)
+    head = LAW.windows("i2v_head", CAUSAL, 9)
     (known,) = known_pixels((wide,), head, (32, 32), asked("i2v_head"))
     expected = np.asarray(Image.open(wide))[:, 32:64].transpose(2, 0, 1)[:, None]
     assert torch.equal(known, torch.from_numpy(expected.copy()))
@@ -70,9 +73,9 @@ def test_frames_cover_the_size_and_are_cut_at_the_centre(tmp_path: Path):
 
 def test_a_loop_begins_with_the_first_file_and_ends_with_the_last(tmp_path: Path):
     files = [picture(tmp_path / f"{n}.png", 32, 32 + 16 * n) for n in range(3)]
-    head, tail = known_pixels(files, known_windows("i2v_loop", CAUSAL, 9), (32, 32), asked("i2v_loop"))
+    head, tail = known_pixels(files, LAW.windows("i2v_loop", CAUSAL, 9), (32, 32), asked("i2v_loop"))
     for known, path in ((head, files[0]), (tail, files[2])):
-        (alone,) = known_pixels((path,), known_windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))
+        (alone,) = known_pixels((path,), LAW.windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))
         assert torch.equal(known, alone)
 
 
@@ -83,19 +86,19 @@ def test_every_fault_of_a_reference_is_a_clause_with_its_file(tmp_path: Path):
     cut.write_bytes(Path(still).read_bytes()[:-500])
     cases = {
         (short, "v2v_head"): 'has 40 frames at 48 FPS, and cond_type = "v2v_head" takes 33 at 24 FPS, which are 65',
-        (still, "v2v_tail"): 'is a still, and cond_type = "v2v_tail" takes 33 frames of a video',
+        (still, "v2v_tail"): 'is a still image, and cond_type = "v2v_tail" takes 33 frames of a video',
         (str(tmp_path / "gone.png"), "i2v_head"): "no such file",
         (str(text), "i2v_tail"): "not a picture",
         (str(cut), "i2v_head"): "cannot be read",
         (str(tmp_path), "i2v_loop"): "is a folder",
     }
     for (path, kind), said in cases.items():
-        (fault,) = reference_faults((path,), known_windows(kind, CAUSAL, 77), asked(kind))
+        (fault,) = reference_faults((path,), LAW.windows(kind, CAUSAL, 77), asked(kind))
         assert fault.startswith(f"ref {path!r}: ")
         assert said in fault
-    assert not reference_faults((still,), known_windows("i2v_loop", CAUSAL, 77), asked("i2v_loop"))
+    assert not reference_faults((still,), LAW.windows("i2v_loop", CAUSAL, 77), asked("i2v_loop"))
 
 
 def test_a_file_that_is_gone_by_the_time_it_is_read_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"gone\.png'.*no such file"):
-        known_pixels((str(tmp_path / "gone.png"),), known_windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))
+        known_pixels((str(tmp_path / "gone.png"),), LAW.windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))

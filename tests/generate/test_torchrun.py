@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 from longtake.data import write_image
 from longtake.generate import read_video
 from longtake.train import Outcome
+from tests.train.runs import finish, start
 
 PROMPTS = ["a red circle moves left", "a blue square moves up", "a green triangle moves down"]
 
@@ -19,13 +17,10 @@ PRESETS = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference"
 
 
 def launch(num_ranks: int, source: Path, prompts: Path, target: Path, *flags: str) -> str:
-    words = ["-m", "longtake", "generate", str(source), "--prompts", str(prompts), "--save-dir", str(target), *flags]
-    if num_ranks > 1:
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks), *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    words = ("generate", source, "--prompts", prompts, "--save-dir", target, *flags)
+    code, out, error = finish(start(*words, processes=num_ranks if num_ranks > 1 else 0))
+    assert code == 0, error
+    return out
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from longtake.models import (
     initialise,
     target_layers,
 )
+from longtake.weights.mmdit import FORMAT
 from tests.models.golden import random_inputs, tiny_config
 
 
@@ -37,6 +37,10 @@ def model(sizes: dict[str, AdapterSize] | None = None, base: str = "dense", **ch
     return built
 
 
+def usual_layers(model: MMDiT) -> list[str]:
+    return target_layers(model, None, FORMAT.lora_targets)
+
+
 def every(layers: list[str], dora: bool = False) -> dict[str, AdapterSize]:
     return dict.fromkeys(layers, AdapterSize(4, 0.5, dora))
 
@@ -49,7 +53,7 @@ def predict(built: nn.Module, config: MMDiTConfig) -> Tensor:
 @pytest.mark.parametrize("fused", [False, True])
 def test_by_default_attention_and_mlps_of_all_blocks_have_adapters(fused: bool) -> None:
     plain = model(fused_qkv=fused)
-    layers = target_layers(plain, None)
+    layers = usual_layers(plain)
     assert set(layers) == {
         name
         for name, layer in plain.named_modules()
@@ -61,7 +65,7 @@ def test_adapters_of_the_released_model_are_a_small_part_of_it() -> None:
     with torch.device("meta"):
         built = MMDiT(MMDiTConfig(cond_embed=True))
     whole = sum(p.numel() for p in built.parameters())
-    adapt(built, dict.fromkeys(target_layers(built, None), AdapterSize(16, 1.0)), "nf4", torch.bfloat16)
+    adapt(built, dict.fromkeys(usual_layers(built), AdapterSize(16, 1.0)), "nf4", torch.bfloat16)
     trained = sum(p.numel() for p in built.parameters() if p.requires_grad)
     kept = sum(p.numel() * p.element_size() for p in built.parameters() if not p.requires_grad)
     assert trained < 0.01 * whole
@@ -74,14 +78,13 @@ def test_adapters_of_the_released_model_are_a_small_part_of_it() -> None:
 def test_adapters_train_in_bf16_on_cuda(base: str) -> None:
     sizes = {"hidden_size": 128, "num_heads": 2, "axes_dim": (16, 24, 24)}
     built = MMDiT(tiny(**sizes))
-    adapt(built, every(target_layers(built, None)), base, torch.bfloat16)
+    adapt(built, every(usual_layers(built)), base, torch.bfloat16)
     built.cuda()
     initialise(built, 3)
     wanted = model(**sizes)
     with torch.autocast("cuda", torch.bfloat16):
         x, t, conditions = random_inputs(tiny(**sizes), (2, 4, 4), batch=2, text_tokens=3)
-        moved = {name: None if v is None else v.cuda() for name, v in vars(conditions).items() if name != "extra"}
-        found = built(x.cuda(), t.cuda(), replace(conditions, **moved))
+        found = built(x.cuda(), t.cuda(), conditions.map(torch.Tensor.cuda))
     found.float().square().sum().backward()
     assert {n for n, p in built.named_parameters() if p.grad is not None} == {
         n for n, _ in built.named_parameters() if n.endswith(("lora_a", "lora_b"))
@@ -100,7 +103,7 @@ def test_targets_are_ends_of_names_or_patterns() -> None:
 
 def test_adapters_start_as_nothing_and_train_alone() -> None:
     plain = model()
-    adapted = model(every(target_layers(plain, None)))
+    adapted = model(every(usual_layers(plain)))
     torch.testing.assert_close(predict(adapted, tiny()), predict(plain, tiny()))
     predict(adapted, tiny()).square().sum().backward()
     with_gradient = {name for name, p in adapted.named_parameters() if p.grad is not None}
@@ -114,7 +117,7 @@ def test_names_of_the_base_stay() -> None:
 
 def test_where_an_adapter_starts_depends_on_its_name_alone() -> None:
     one = model(every(["single_blocks.0.linear2"]))
-    many = model(every(target_layers(model(), None)))
+    many = model(every(usual_layers(model())))
     name = "single_blocks.0.linear2.lora_a"
     assert torch.equal(one.get_parameter(name), many.get_parameter(name))
     assert torch.equal(initial_values(one, name, 3)[name], one.get_parameter(name))
@@ -165,7 +168,7 @@ def test_strength_leads_from_the_base_to_the_adapted_layer(dora: bool) -> None:
 def test_adapters_train_on_a_base_in_fewer_bits(base: str) -> None:
     sizes = {"hidden_size": 64, "num_heads": 4}
     plain = model(**sizes)
-    adapted = model(every(target_layers(plain, None)), base, **sizes)
+    adapted = model(every(usual_layers(plain)), base, **sizes)
     kept, wanted = predict(adapted, tiny(**sizes)), predict(plain, tiny(**sizes))
     assert (kept - wanted).norm() < 0.1 * wanted.norm()
     coded = [p for name, p in adapted.named_parameters() if name.endswith("weight") and not p.is_floating_point()]

@@ -7,13 +7,12 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from longtake.contracts import Conditions, UserError
+from longtake.contracts import UserError
 from longtake.models import MMDiT, MMDiTConfig, build_denoiser, initialise
 from tests.models.golden import (
     CASES,
@@ -83,7 +82,7 @@ def test_a_sample_does_not_depend_on_its_neighbours_in_the_batch() -> None:
     model = MMDiT(config)
     x, t, c = random_inputs(config, batch=3)
     together = model(x, t, c)
-    alone = model(x[1:2], t[1:2], Conditions(c.text[1:2], c.vector[1:2], c.guidance[1:2], c.visual[1:2]))
+    alone = model(x[1:2], t[1:2], c.map(lambda tensor: tensor[1:2]))
     torch.testing.assert_close(together[1:2], alone, atol=1e-5, rtol=0)
 
 
@@ -114,23 +113,23 @@ def test_a_missing_condition_is_named(name: str) -> None:
     config = tiny_config(cond_embed=True, guidance_embed=True)
     x, t, conditions = random_inputs(config)
     with pytest.raises(UserError, match=f"condition `{name}`, which was not given"):
-        MMDiT(config)(x, t, replace(conditions, **{name: None}))
+        MMDiT(config)(x, t, conditions.updated(**{name: None}))
 
 
 def test_conditions_the_model_does_not_embed_change_nothing() -> None:
     config = tiny_config()
     model = MMDiT(config)
     x, t, conditions = random_inputs(config)
-    assert torch.equal(model(x, t, conditions), model(x, t, replace(conditions, guidance=None, visual=None)))
+    assert torch.equal(model(x, t, conditions), model(x, t, conditions.updated(guidance=None, visual=None)))
 
 
 def test_a_condition_of_the_wrong_shape_is_named_with_the_right_one() -> None:
     config = tiny_config(cond_embed=True)
     x, t, conditions = random_inputs(config)
     with pytest.raises(UserError, match=re.escape("condition `visual` has shape [2, 4, 2, 4, 6]; the MMDiT model")):
-        MMDiT(config)(x, t, replace(conditions, visual=conditions.visual[:, 1:]))
+        MMDiT(config)(x, t, conditions.updated(visual=conditions["visual"][:, 1:]))
     with pytest.raises(UserError, match=re.escape("needs [2, any, 32]")):
-        MMDiT(config)(x, t, replace(conditions, text=conditions.text[..., :31]))
+        MMDiT(config)(x, t, conditions.updated(text=conditions["text"][..., :31]))
 
 
 def test_latents_with_other_channels_say_which_in_channels_would_fit() -> None:
@@ -175,7 +174,7 @@ def test_the_model_is_built_and_traced_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = build_denoiser(config)
     x, t, c = random_inputs(config)
-    meta = Conditions(c.text.to("meta"), c.vector.to("meta"), None, c.visual.to("meta"))
+    meta = c.updated(guidance=None).map(lambda tensor: tensor.to("meta"))
     assert model(x.to("meta"), t.to("meta"), meta).shape == x.shape
     model.to_empty(device="cpu")
     initialise(model, 3)

@@ -21,7 +21,7 @@ def patterns(model: MMDiT) -> set[str]:
 def test_plans_name_modules_that_exist_with_their_sizes(fused: bool) -> None:
     config = tiny_config(fused_qkv=fused, cond_embed=True)
     model = MMDiT(config)
-    assert {*MMDiT.sequence_plan.split, *MMDiT.sequence_plan.gather, *MMDiT.sequence_plan.attention} <= patterns(model)
+    assert {*MMDiT.sequence_plan.split, *MMDiT.sequence_plan.gather, *MMDiT.sequence_plan.exchanges} <= patterns(model)
     assert all(isinstance(getattr(model, name), nn.ModuleList) for name in MMDiT.blocks)
     other = {"q_proj", "k_proj", "v_proj", "v_mlp"} if fused else {"qkv", "linear1"}
     planned = {name for name in MMDiT.tensor_plan if name.rpartition(".")[2] not in other}
@@ -35,7 +35,8 @@ def test_plans_name_modules_that_exist_with_their_sizes(fused: bool) -> None:
 
 def test_every_layer_and_argument_runs_over_tokens_that_are_cut() -> None:
     plan = MMDiT.sequence_plan
-    named = [*plan.gather.values(), *plan.joined, *(name for names in plan.entry.values() for name in names)]
+    named = [*plan.gather.values(), *(name for names in plan.entry.values() for name in names)]
+    named += [name for exchange in plan.exchanges.values() for name in exchange.queries]
     named += [name for split in MMDiT.tensor_plan.values() for name in split.tokens]
     assert set(named) <= set(plan.split)
     assert all(split.tokens for split in MMDiT.tensor_plan.values())

@@ -1,14 +1,16 @@
-"""Worlds of 2, 4 and 8 processes, each launched once for all that is to be found out in it."""
+"""Worlds of 2, 4 and 8 processes, launched when a test asks for what is played in them, once for all that ask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longtake.parallel import start_world
+from tests.parallel.matrix import CHOSEN, MATRIX
 from tests.parallel.one_step import Facts, compare, on_ranks
 from tests.parallel.plays import CASES, degrees_and_groups, forwards_of_peers
 from tests.parallel.runs_on_peers import continue_all, play_run, save_once
@@ -16,7 +18,7 @@ from tests.train.conftest import clips
 from tests.train.runs import write_config
 
 __all__ = ["clips"]
-Worlds = Callable[[int], list[Facts]]
+Worlds = Callable[[int, str], list[Any]]
 
 
 @pytest.fixture(scope="session")
@@ -35,19 +37,21 @@ def alone(tiny_run: Path) -> Facts:
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Worlds:
-    """What the ranks of a world of some size found, by play."""
-    known: dict[int, list[Facts]] = {}
+    """What each rank of a world of so many processes found in one play."""
 
-    def of(size: int) -> list[Facts]:
-        plays = {"law": partial(compare, CASES[size])}
-        if size == 4:
-            plays |= {"mesh": degrees_and_groups, "forwards": forwards_of_peers}
-            plays |= {"run": partial(play_run, tiny_run, "peers")}
-        if size not in known:
-            known[size] = on_ranks(size, tmp_path_factory.mktemp(f"world{size}"), plays)
-        return known[size]
+    @cache
+    def found(size: int, name: str) -> list[Any]:
+        play = {
+            "law": partial(compare, CASES.get(size, {})),
+            "some ways": partial(compare, CHOSEN.get(size, {})),
+            "all ways": partial(compare, MATRIX.get(size, {})),
+            "mesh": degrees_and_groups,
+            "forwards": forwards_of_peers,
+            "run": partial(play_run, tiny_run, "peers"),
+        }[name]
+        return [facts[name] for facts in on_ranks(size, tmp_path_factory.mktemp(f"world{size}"), {name: play})]
 
-    return of
+    return found
 
 
 @pytest.fixture(scope="session")

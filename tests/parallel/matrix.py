@@ -1,4 +1,9 @@
-"""Law 1 as a table: every mesh of the law, and on each of them every way of making a step."""
+"""Law 1 as a table: every mesh of the law, and on each of them every way of making a step.
+
+`MATRIX` is all of it, for `make weekly`. `CHOSEN` runs each time: with the cases of `plays.py`, which make steps in
+the plainest way, every mesh meets every kind of parameter that trains, recomputation and several micro-batches a rank,
+and every axis of a mesh meets compiled blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import Any
 
 from tests.parallel.one_step import Case
 
+Table = Mapping[int, Mapping[str, Case]]
 MESHES: Mapping[int, Mapping[str, Mapping[str, Any]]] = {  # processes -> name -> degrees; shard is what is left
     2: {"shard 2": {}, "tensor 2": {"tensor": 2}, "sequence 2": {"sequence": 2}},
     4: {
@@ -30,7 +36,22 @@ WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many 
     "adapters": {"lora": LORA},
     "adapters, blocks recomputed": {"lora": LORA, "remat": (2, 2)},
 }
-MATRIX = {
-    size: {f"{mesh}: {way}": Case(degrees, **how) for mesh, degrees in meshes.items() for way, how in WAYS.items()}
-    for size, meshes in MESHES.items()
-}
+EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
+COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each of its processes; `plays.py` has the other axes
+
+
+def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:
+    return {
+        size: {f"{mesh}: {way}": Case(degrees, **WAYS[way]) for mesh, degrees in meshes.items() for way in chosen[mesh]}
+        for size, meshes in MESHES.items()
+    }
+
+
+MATRIX = _table({mesh: tuple(WAYS) for meshes in MESHES.values() for mesh in meshes})
+CHOSEN = _table(
+    {
+        mesh: EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in COMPILED)
+        for meshes in MESHES.values()
+        for mesh in meshes
+    }
+)

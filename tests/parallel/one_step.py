@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -29,9 +28,11 @@ from longtake.parallel import (
 )
 from longtake.system.lora import adapter_sizes, fill, start_adapters
 from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.weights.mmdit import FORMAT
+from tests.forks import on_processes
 from tests.models.golden import random_inputs
+from tests.train.optimizer.test_schedule import run_config
 from tests.train.runs import free_port
-from tests.train.test_schedule import run_config
 
 # (frames, height, width) of latents and text tokens of the micro-batches of a step: 18, 12, 5 and 1 video tokens.
 MICRO = (((2, 6, 6), 5), ((3, 4, 4), 2), ((1, 10, 2), 1), ((1, 2, 2), 4))
@@ -88,7 +89,7 @@ def choose(model: nn.Module, case: Case) -> None:
         freeze(model, case.frozen)
     else:
         lora = LoraConfig(**case.lora)
-        adapt(model, adapter_sizes(model, lora, {}), lora.base, torch.float32)
+        adapt(model, adapter_sizes(FORMAT, model, lora, {}), lora.base, torch.float32)
 
 
 def stir(model: nn.Module) -> None:
@@ -202,7 +203,5 @@ def _play(rank: int, size: int, port: int, folder: Path, plays: Mapping[str, Pla
 
 def on_ranks(size: int, folder: Path, plays: Mapping[str, Play]) -> list[Facts]:
     """What each play finds, by its name, on each rank of a world of `size` processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        mp.spawn(_play, args=(size, free_port(), folder, plays), nprocs=size)
+    on_processes(_play, size, size, free_port(), folder, plays)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]

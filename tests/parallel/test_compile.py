@@ -97,7 +97,7 @@ def test_sampling_and_single_samples_have_graphs_of_their_own() -> None:
 
 def test_shapes_beyond_the_limit_run_uncompiled_and_are_told_once() -> None:
     told: list[str] = []
-    compiler = BlockCompiler(dynamic=False, limit=2, backend="eager", tell=told.append)
+    compiler = BlockCompiler(dynamic=False, limit=2, backend="eager", warn=told.append)
     compiled, eager = built(compiler), built()
     for bucket in (*BUCKETS, BUCKETS[0]):
         assert distance(compiled, eager, bucket) <= 1e-5
@@ -177,13 +177,14 @@ def test_the_cache_folder_is_made_for_its_user_alone(tmp_path: Path, monkeypatch
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_cache_that_cannot_be_made_or_that_all_can_write_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_cache_that_cannot_be_made_or_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"compile_cache = .*: Not a directory; choose a folder you can write to"):
         use_compile_cache(tmp_path / "file" / "cache")
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o777)
+    shared.chmod(mode)
     with pytest.raises(UserError, match=r"others can write to it, .*choose a folder of your own"):
         use_compile_cache(shared)
 

@@ -7,24 +7,29 @@ from typing import Any
 import pytest
 
 from longtake.contracts import Bucket, UserError
-from longtake.parallel import BucketPeers, Mesh, ParallelConfig, check_bucket_sequence, entry_degrees
-from tests.train.test_schedule import run_config
+from longtake.parallel import BucketPeers, Mesh, ParallelConfig, bucket_degrees, check_bucket_sequence
+from tests.train.optimizer.test_schedule import run_config
 
 TOKENS = {("256px", 1): 900, ("256px", 33): 2_600, ("256px", 129): 7_800, ("768px", 1): 4_000}
 
 
+def by_entry(config: ParallelConfig, peers: int) -> dict[tuple[str, int], int]:
+    buckets = [Bucket(resolution, frames, "1:1", (frames, 256, 256), 1) for resolution, frames in TOKENS]
+    return bucket_degrees(config, peers, buckets, lambda bucket: TOKENS[bucket.resolution, bucket.num_frames])
+
+
 def test_without_a_setting_every_entry_runs_at_the_degree_of_the_mesh() -> None:
-    assert set(entry_degrees(ParallelConfig(), 4, TOKENS).values()) == {4}
+    assert set(by_entry(ParallelConfig(), 4).values()) == {4}
 
 
 def test_entries_that_are_not_named_run_at_the_degree_of_the_mesh() -> None:
     config = ParallelConfig(bucket_sequence={"256px": {1: 1, 33: 2}})
-    assert list(entry_degrees(config, 4, TOKENS).values()) == [1, 2, 4, 4]
+    assert list(by_entry(config, 4).values()) == [1, 2, 4, 4]
 
 
 @pytest.mark.parametrize(("peers", "degrees"), [(1, [1] * 4), (2, [1, 1, 2, 2]), (4, [1, 2, 4, 4]), (8, [1, 4, 8, 8])])
 def test_auto_takes_the_smallest_that_gives_no_rank_more_than_the_largest_entry(peers: int, degrees: list[int]) -> None:
-    found = entry_degrees(ParallelConfig(bucket_sequence="auto"), peers, TOKENS)
+    found = by_entry(ParallelConfig(bucket_sequence="auto"), peers)
     assert list(found.values()) == degrees
     most = max(TOKENS.values()) / peers
     for entry, degree in found.items():
@@ -35,7 +40,7 @@ def test_auto_takes_the_smallest_that_gives_no_rank_more_than_the_largest_entry(
 @pytest.mark.parametrize("peers", [1, 2])
 def test_a_degree_above_the_meshs_own_stands_for_all_of_it(peers: int) -> None:
     config = ParallelConfig(bucket_sequence={"256px": {33: 4}})
-    assert entry_degrees(config, peers, TOKENS)["256px", 33] == peers
+    assert by_entry(config, peers)["256px", 33] == peers
 
 
 def test_a_degree_that_does_not_divide_is_refused_with_those_that_do() -> None:

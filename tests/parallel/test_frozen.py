@@ -113,7 +113,12 @@ def test_only_two_units_are_on_the_device_at_a_time() -> None:
     host = HostWeights(visiting, list(visiting.blocks), torch.device("cpu"))
     unit = 4 * (WIDTH * WIDTH + WIDTH)
     aligned = sum(-(-size // 256) * 256 for size in (4 * WIDTH * WIDTH, 4 * WIDTH))
-    assert host.device_bytes == 2 * aligned
+    held = []
+    visiting.blocks[1].register_forward_hook(lambda *_: held.append(sum(buffer.nbytes for buffer in host._buffers)))
+    assert not host._buffers
+    with torch.no_grad():
+        visiting(IDS)
+    assert held == [2 * aligned]
     assert not host._buffers
     rest = 4 * (11 * WIDTH + 2 * WIDTH)
     assert frozen_bytes([unit] * 3, rest, "offloaded", 1) == 2 * unit + rest

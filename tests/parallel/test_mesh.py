@@ -53,7 +53,7 @@ def test_two_degrees_cannot_both_follow() -> None:
 
 @pytest.fixture
 def facts(worlds: Worlds) -> list[Facts]:
-    return [found["mesh"] for found in worlds(4)]
+    return worlds(4, "mesh")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,6 @@ def test_what_is_kept_is_told_in_the_sizes_of_one_rank() -> None:
     whole, half = (choose_kept(model, "single_blocks", 1.0, tensor) for tensor in (1, 2))
     assert whole.products == {(160, 32), (32, 32), (32, 160)}
     assert half.products == {(80, 32), (32, 16), (32, 80)}
-    assert half.products_width == 32 + 2 * 16 + 80
 
 
 def test_inputs_wait_with_the_host_and_the_memory_is_used_again() -> None:
@@ -249,8 +248,8 @@ def test_peers_keep_outputs_too(tmp_path: Path) -> None:
 
 def test_pinned_memory_is_let_go_with_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go: list[int] = []
-    monkeypatch.setattr("longtake.parallel.offload.pin", lambda memory: True)
-    monkeypatch.setattr("longtake.parallel.offload.unpin", let_go.append)
+    monkeypatch.setattr("longtake.parallel.host.pin", lambda memory: True)
+    monkeypatch.setattr("longtake.parallel.host.unpin", let_go.append)
     monkeypatch.setattr("torch.cuda.Stream", lambda device: None)
     store = InputStore(1024)
     place = store._host(torch.device("cuda")).data_ptr()

@@ -16,7 +16,7 @@ from tests.train.runs import metrics, train_here
 
 def test_peers_train_on_the_same_samples_with_the_same_losses_and_others_go_on(alone: Facts, worlds: Worlds) -> None:
     """Steps 4 and 5 are those of another mesh, which loads what the peers saved."""
-    ours, theirs = worlds(4)[0]["run"]["lines"], alone["lines"]
+    ours, theirs = worlds(4, "run")[0]["lines"], alone["lines"]
     assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
     for line, expected in zip(ours, theirs, strict=True):
         assert (line["digest"], line["samples"]) == (expected["digest"], expected["samples"])
@@ -26,7 +26,7 @@ def test_peers_train_on_the_same_samples_with_the_same_losses_and_others_go_on(a
 
 
 def test_peers_make_the_videos_of_one_process(alone: Facts, worlds: Worlds) -> None:
-    ours, theirs = worlds(4)[0]["run"]["videos"], alone["videos"]
+    ours, theirs = worlds(4, "run")[0]["videos"], alone["videos"]
     assert len(ours) == len(theirs) == 3
     for video, expected in zip(ours, theirs, strict=True):
         assert video == pytest.approx(expected, abs=1)

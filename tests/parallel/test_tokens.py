@@ -43,3 +43,16 @@ def test_lengths_of_an_earlier_forward_come_back_as_often_as_need_be() -> None:
         with earlier:
             assert cut.joined_sizes(("img",)) == [5, 5]
         assert cut.joined_sizes(("img",)) == [2, 1]
+
+
+@pytest.mark.parametrize("frames", [3, 8, 16])
+def test_units_are_not_cut_apart(frames: int) -> None:
+    cuts = [TokenCut(peers(4, 1, index)) for index in range(4)]
+    for cut in cuts:
+        cut.note("img", frames * 6)
+        cut.note_units({"img": 6})
+    sizes = [cut.sequence_share("img")[1] for cut in cuts]
+    assert sum(sizes) == frames * 6
+    assert all(size % 6 == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= 6
+    assert [cut.peer_sizes("img", entered=False) for cut in cuts] == [sizes] * 4

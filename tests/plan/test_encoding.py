@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from longtake.encoders import T5_XXL, HunyuanVAEConfig, autoencoder_cost, text_cost
+from longtake.contracts import Bucket
+from longtake.encoders import (
+    EncodeCost,
+    HunyuanVAEConfig,
+    T5EncoderConfig,
+    autoencoder_cost,
+    build_autoencoder,
+    build_text_encoder,
+    text_cost,
+)
 from longtake.plan import Machine, RunPlan, plan_json, plan_run
 from longtake.plan.report import entry_head, entry_rows
 from longtake.plan.run import read_layout, read_work
@@ -24,6 +34,14 @@ MODEL = {"in_channels": 64, "patch_size": 2, "context_in_dim": 4096, "vec_in_dim
 RATE = MACHINE.gpu.peak_flops * MACHINE.efficiency
 
 
+def video_cost(bucket: Bucket, batch: int) -> EncodeCost:
+    return autoencoder_cost(build_autoencoder(HunyuanVAEConfig(), torch.bfloat16), bucket.shape, batch)
+
+
+def caption_cost(batch: int) -> EncodeCost:
+    return text_cost(build_text_encoder(T5EncoderConfig(), dtype=torch.bfloat16, tokenizer=False), batch)
+
+
 def planned(gpus: int = 8, **changes: Any) -> RunPlan:
     return plan_run(run_config(**{**LEARNED, "model": MODEL, **changes}), gpus, MACHINE)
 
@@ -32,11 +50,10 @@ def test_a_table_says_what_encoding_takes() -> None:
     plan = planned()
     head = entry_head(plan)
     for entry, row in zip(plan.entries, entry_rows(plan), strict=True):
-        shape, batch = entry.bucket.shape, entry.bucket.batch_size
-        video = autoencoder_cost(HunyuanVAEConfig(), shape, batch)
-        text = text_cost(T5_XXL, "t5", 512, batch)
+        batch = entry.bucket.batch_size
+        video, text = video_cost(entry.bucket, batch), caption_cost(batch)
         assert entry.time.encoding == pytest.approx((video.flops + text.flops) / RATE, rel=0.01)  # CLIP is small
-        assert entry.encoding_bytes >= max(video.num_bytes, text.num_bytes)
+        assert entry.encoding_bytes >= max(video.rank_bytes(), text.rank_bytes())
         assert entry.memory.total >= entry.encoding_bytes + entry.memory.encoders
         assert row[head.index("encode GiB")] == f"{entry.encoding_bytes / 2**30:.2f}"
         assert row[head.index("encode s")] == f"{entry.time.encoding:.3g}"
@@ -56,8 +73,7 @@ def test_encoding_can_be_the_worst_moment() -> None:
 def test_peers_share_a_video_and_one_of_them_embeds_its_caption() -> None:
     alone, shared = (planned(parallel={"sequence": sequence}).entries[0] for sequence in (1, 4))
     assert alone.name == shared.name == "768px/65f"
-    video = autoencoder_cost(HunyuanVAEConfig(), alone.bucket.shape, 1)
-    text = text_cost(T5_XXL, "t5", 512, 1)
+    video, text = video_cost(alone.bucket, 1), caption_cost(1)
     assert shared.time.encoding == pytest.approx((video.rank_flops(4) + text.flops) / RATE, rel=0.01)
     assert alone.time.encoding == pytest.approx((video.flops + text.flops) / RATE, rel=0.01)
     assert alone.encoding_bytes == shared.encoding_bytes
@@ -68,11 +84,10 @@ def test_peers_share_captions_by_their_number() -> None:
     degrees = ((1, 1, 45), (4, 1, 12), (2, 4, 6))
     for sequence, tensor, captions in degrees:
         (entry,) = planned(**still, parallel={"sequence": sequence, "tensor": tensor}).entries
-        video = autoencoder_cost(HunyuanVAEConfig(), entry.bucket.shape, 45).rank_flops(sequence * tensor)
-        text = text_cost(T5_XXL, "t5", 512, captions)
+        video, text = video_cost(entry.bucket, 45).rank_flops(sequence * tensor), caption_cost(captions)
         assert entry.time.encoding == pytest.approx((video + text.flops) / RATE, rel=0.01)
         embeddings = 45 * 512 * 4096 * (2 + 4)  # of all captions, which every rank has in the end
-        assert entry.encoding_bytes == pytest.approx(max(text.num_bytes, embeddings), rel=0.01)
+        assert entry.encoding_bytes == pytest.approx(max(text.rank_bytes(), embeddings), rel=0.01)
         assert entry.memory.encoders == planned(**still).entries[0].memory.encoders
 
 

@@ -1,4 +1,4 @@
-"""The memory formula against the real model: what it saves for backward, and the most that a step holds."""
+"""The memory forecast against the real model: what it saves for backward, and the most that a step holds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
-from longtake.plan import Layout, Memory, MicroBatch, Upkeep, block_activations, count_weights, forecast_memory
-from longtake.plan.parameters import EIGHT_BIT_BYTES
-from longtake.train.average import Ema
+from longtake.plan import Layout, Memory, MicroBatch, Upkeep, count_blocks, count_weights, forecast_memory
+from longtake.plan.blocks import Block, kept_by_lists
+from longtake.plan.layout import EIGHT_BIT_BYTES
 from longtake.train.optimizer import ShardedAdamW
-from longtake.train.quantise import block_size
+from longtake.train.optimizer.ema import Ema
+from longtake.train.optimizer.quantise import block_size
 from tests.plan.runs import run_config
 from tests.plan.trace import block_saved_bytes, norms_as_on_cuda, step_bytes
 
@@ -27,44 +28,47 @@ TINY = MMDiTConfig(
 )
 FULL_WIDTH = MMDiTConfig(depth=1, depth_single_blocks=2, attention="sdpa")
 FULL_WIDTH_MATH = FULL_WIDTH.model_copy(update={"attention": "math"})
+MANY_SINGLE = FULL_WIDTH.model_copy(update={"depth_single_blocks": 8})
 ELEVEN_B = MMDiTConfig(attention="sdpa")
 
 
 def micro_batch(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> MicroBatch:
-    frames, height, width = latent
-    tokens = frames * (height // 2) * (width // 2)
-    return MicroBatch(batch, tokens, text, config.latent_channels * frames * height * width, 0)
+    return MicroBatch(batch, (config.latent_channels, *latent), text)
 
 
-@pytest.mark.parametrize("kind", ["double", "single"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize(
-    ("config", "batch", "video", "text"),
+    ("config", "batch", "latent", "text", "dtype"),
     [
-        (FULL_WIDTH, 1, 1024, 512),
-        (FULL_WIDTH, 3, 8448, 512),
-        (FULL_WIDTH.model_copy(update={"fused_qkv": True}), 2, 300, 77),
-        (FULL_WIDTH.model_copy(update={"mlp_ratio": 3.0, "attention": "math"}), 2, 300, 77),
-        (TINY, 2, 2048, 16),
+        (FULL_WIDTH, 1, (1, 64, 64), 512, torch.bfloat16),
+        (FULL_WIDTH, 3, (33, 32, 32), 512, torch.bfloat16),
+        (FULL_WIDTH.model_copy(update={"fused_qkv": True}), 2, (3, 20, 20), 77, torch.float32),
+        (FULL_WIDTH_MATH.model_copy(update={"mlp_ratio": 3.0}), 2, (3, 20, 20), 77, torch.bfloat16),
+        (TINY, 2, (8, 32, 32), 16, torch.bfloat16),
     ],
-    ids=["images", "video", "fused", "math", "tiny"],
+    ids=["images", "video", "fused, fp32", "math", "tiny"],
 )
-def test_a_block_saves_what_the_formula_says(
-    config: MMDiTConfig, batch: int, video: int, text: int, dtype: torch.dtype, kind: str
+def test_a_block_saves_what_is_foretold(
+    config: MMDiTConfig, batch: int, latent: tuple[int, int, int], text: int, dtype: torch.dtype
 ) -> None:
-    with norms_as_on_cuda():
-        counted = block_saved_bytes(config, kind, batch, video, text, dtype)
-    sizes = MicroBatch(batch, video, text, 0, 0)
-    said = block_activations(config, kind, sizes, Layout(compute_bytes=dtype.itemsize)).saved
-    assert said == pytest.approx(counted, rel=0.02)
+    frames, height, width = latent
+    sizes, layout = micro_batch(config, latent, text, batch), Layout(compute_bytes=dtype.itemsize)
+    for kind in ("double", "single"):
+        with norms_as_on_cuda():
+            counted = block_saved_bytes(config, kind, batch, frames * height * width // 4, text, dtype)
+        assert of_kind(config, kind, sizes, layout).saved == pytest.approx(counted, rel=0.02)
+
+
+def of_kind(config: MMDiTConfig, kind: str, sizes: MicroBatch, layout: Layout) -> Block:
+    return count_blocks(config, sizes, layout).blocks[0 if kind == "double" else -1]
 
 
 @pytest.mark.parametrize(
     ("config", "shards"), [(TINY, 1), (TINY, 3), (FULL_WIDTH, 64)], ids=["tiny", "tiny, 3 shards", "full width"]
 )
 def test_weights_and_gradients_are_exact(config: MMDiTConfig, shards: int) -> None:
-    counted = step_bytes(config, (1, 4, 4), 4, shard=shards)
-    said = forecast_memory(config, micro_batch(config, (1, 4, 4), 4, 1), Layout(shard=shards, micro_batches=2))
+    text = 16 if config is TINY else 512
+    counted = step_bytes(config, (1, 4, 4), text, shard=shards)
+    said = forecast_memory(config, micro_batch(config, (1, 4, 4), text, 1), Layout(shard=shards, micro_batches=2))
     assert said.weights == counted["weights"]
     assert said.gradients == counted["gradients"]
     assert said.optimizer == 2 * said.weights  # both moments of AdamW in float32, see the next test
@@ -73,7 +77,7 @@ def test_weights_and_gradients_are_exact(config: MMDiTConfig, shards: int) -> No
 def test_optimizer_and_average_hold_float32_beside_every_weight() -> None:
     model = build_denoiser(TINY)
     state = ShardedAdamW(model, run_config()).state()
-    said = forecast_memory(TINY, micro_batch(TINY, (1, 4, 4), 4, 1), Layout(ema=True))
+    said = forecast_memory(TINY, micro_batch(TINY, (1, 4, 4), 16, 1), Layout(ema=True))
     assert said.optimizer == sum(tensor.nbytes for tensor in state.values())
     assert said.ema == sum(tensor.nbytes for tensor in Ema(model, 0.99).state().values())
 
@@ -88,6 +92,7 @@ STEPS = {
     "tiny": (TINY, (9, 32, 32), 16, {"batch": 2, "shard": 2}),
     "tiny, remat": (TINY, (9, 32, 32), 16, {"batch": 2, "shard": 2, "remat": (2, 3)}),
     "one GPU": (FULL_WIDTH, (9, 32, 32), 512, {"batch": 2}),
+    "gradients above all": (MANY_SINGLE, (33, 32, 32), 512, {"batch": 2, "remat": (1, 8)}),
     "shards": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8}),
     "all remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2)}),
     "some remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 1, "shard": 64, "remat": (1, 1)}),
@@ -100,6 +105,13 @@ STEPS = {
     "accumulation": (FULL_WIDTH, (9, 32, 32), 512, {"batch": 2, "shard": 8, "micro_batches": 2}),
     "sequence peers": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 4, "sequence": 2}),
     "tensor peers": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 4, "tensor": 2, "remat": (0, 1)}),
+    "ring of peers": (
+        *(FULL_WIDTH, (33, 32, 32), 512),
+        {"batch": 2, "shard": 4, "sequence": 2, "sequence_attention": "ring", "remat": (1, 0)},
+    ),
+    "adapters": (FULL_WIDTH, (33, 32, 32), 512, {"lora": LoraConfig(rank=32)}),
+    "adapters on 4 bits, remat": (FULL_WIDTH, (33, 32, 32), 512, {"lora": LoraConfig(base="nf4"), "remat": (1, 2)}),
+    "the last blocks": (FULL_WIDTH, (33, 32, 32), 512, {"train_only": ("single_blocks.1", "final_layer")}),
     "all axes": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 2, "sequence": 2, "tensor": 2}),
 }
 
@@ -130,8 +142,10 @@ def test_the_11b_model_is_foretold_within_a_tenth(config: MMDiTConfig, latent: t
 def check_step(config: MMDiTConfig, latent: tuple[int, int, int], text: int, options: dict) -> None:
     with norms_as_on_cuda():
         counted = step_bytes(config, latent, text, **options)
-    layout = {key: value for key, value in options.items() if key != "batch"}
-    said = forecast_memory(config, micro_batch(config, latent, text, options.get("batch", 1)), Layout(**layout))
+    own = {key: value for key, value in options.items() if key in ("lora", "train_only")}
+    layout = {key: value for key, value in options.items() if key not in ("batch", *own)}
+    sizes = micro_batch(config, latent, text, options.get("batch", 1))
+    said = forecast_memory(config, sizes, Layout(upkeep=Upkeep(**own), **layout))
     assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.1)
 
 
@@ -158,25 +172,27 @@ def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
     totals = [activations(remat=again, budget=budget) for budget in (0.0, 0.12, 0.25, 0.6, 1.0)]
     assert totals == sorted(totals)
     assert totals[-1] < activations()
-    size = block_activations(ELEVEN_B, "single", batch, Layout(budget=0.12))
+    size = of_kind(ELEVEN_B, "single", batch, Layout())
+    kept = size.keeps(kept_by_lists(ELEVEN_B, 0.12, 1)["single_blocks"])
     tokens = 4 * (8448 + 512)
-    assert size.kept == tokens * (2 * 3072 + 4 * 24)  # attention and its log-sum-exp
-    fewer = activations(remat=again, buffer_bytes=14 * size.input)
-    assert activations(remat=again) - fewer == 14 * size.input
+    assert kept[0] == pytest.approx(tokens * (2 * 3072 + 4 * 24), rel=1e-4)  # attention and its log-sum-exp
+    fewer = activations(remat=again, buffer_bytes=int(14.5 * size.input))
+    assert activations(remat=again) - fewer == pytest.approx(14 * size.input, rel=1e-4)
     assert activations(remat=again, buffer_bytes=1 << 50) < fewer
 
 
 def test_attention_is_kept_only_where_its_kernel_and_its_peers_let_it_be() -> None:
     batch = micro_batch(ELEVEN_B, (33, 32, 32), 512, 3)
 
-    def kept(attention: str = "auto", **layout: object) -> int:
+    def kept(attention: str = "auto", **layout: object) -> float:
         config = ELEVEN_B.model_copy(update={"attention": attention})
-        return block_activations(config, "single", batch, Layout(budget=0.12, **layout)).kept
+        block = of_kind(config, "single", batch, Layout(**layout))
+        return block.keeps(kept_by_lists(config, 0.12, 1)["single_blocks"])[0]
 
     assert kept() == kept("flash") > 0
     own = 2 * 3 * 8960 * 3072  # of linear2, which takes the place of attention in the budget
-    assert kept("fa3") == kept("flex") == own < kept()
-    assert kept(sequence=8) == kept() / 8  # 24 heads for 8 peers
+    assert kept("fa3") == kept("flex") == pytest.approx(own, rel=1e-4)
+    assert kept(sequence=8) == pytest.approx(kept() / 8, rel=1e-4)  # 24 heads for 8 peers
     assert kept(sequence=16) == kept(sequence=8, sequence_attention="ring") == 0
 
 

@@ -11,7 +11,19 @@ import torch
 
 from longtake.contracts import Bucket, UserError
 from longtake.parallel import start_world
-from longtake.plan import Machine, Measured, ProbeStep, RunPlan, check_probe, plan_json, plan_run, probe_entries
+from longtake.plan import (
+    Machine,
+    Measured,
+    ProbeStep,
+    RunPlan,
+    as_measured,
+    check_probe,
+    plan_json,
+    plan_run,
+    probe_entries,
+    update_seconds,
+)
+from longtake.plan.report import stage_words
 from longtake.track import gpu_named
 from longtake.train.trial import make_update
 from tests.plan.runs import run_config
@@ -48,6 +60,19 @@ def test_the_largest_batch_is_found_from_either_side_in_a_few_steps(factor: floa
         assert needs(int(1.03 * one.largest.batch) + 1) > plan.machine.usable_bytes
         assert one.error == pytest.approx(1 / factor - 1, abs=1e-3)
     assert len(told) <= 12
+
+
+def test_what_was_measured_gives_the_length_of_the_stage() -> None:
+    plan = planned()
+    machine = measured_as(plan, 1.0, [])
+    probed = probe_entries(plan, lambda bucket, batch: machine(bucket, bucket.batch_size))
+    measured = as_measured(plan, probed).forecast
+    buckets = [one.entry.bucket for one in probed]
+    mean = sum(0.01 * bucket.batch_size * plan.work.tokens(bucket) for bucket in buckets) / len(buckets)
+    update = update_seconds(plan.work.model, plan.layout, plan.machine)
+    assert measured.step_seconds == pytest.approx(mean + update)
+    assert measured.step_seconds > 10 * plan.forecast.step_seconds
+    assert "s as measured" in stage_words(as_measured(plan, probed))
 
 
 def test_corrected_batches_take_no_longer_than_the_longest_entry() -> None:

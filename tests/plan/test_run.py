@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.plan import Machine, find_remedies, plan_json, plan_run, refuse_misfits, write_html
-from longtake.plan.run import RunPlan, with_layout
+from longtake.plan import Machine, blocks, find_remedies, plan_json, plan_run, refuse_misfits, write_html
+from longtake.plan.run import RunPlan, forecast_run
 from longtake.track import gpu_named
 from tests.plan.runs import run_config, write_table
 
@@ -77,6 +77,15 @@ def test_the_table_gives_the_length_of_the_stage(tmp_path: Path) -> None:
     assert shorter.forecast.steps == 5
 
 
+def test_a_step_takes_no_less_than_its_longest_micro_batch(tmp_path: Path) -> None:
+    table = write_table(tmp_path, [(16, 64, 64)] * 2 + [(8, 64, 64)] * 2)
+    for gpus, slots in ((8, None), (8, 2), (2, 2)):  # more GPUs than micro-batches, than slots, neither
+        found = plan(gpus=gpus, dataset={"data_path": str(table)}, slots_per_step=slots)
+        longest = max(entry.time.seconds for entry in found.entries)
+        assert found.report.num_steps == 1
+        assert longest < found.forecast.step_seconds < 1.1 * longest
+
+
 def test_a_table_that_is_not_there_is_said_and_the_rest_is_planned() -> None:
     found = plan()
     assert found.report is None
@@ -91,6 +100,20 @@ def test_an_entry_without_clips_does_not_make_a_run_unfit(tmp_path: Path) -> Non
     machine = machine_of(4 * needed_mib())
     assert plan(machine, bucket_config=buckets).misfits
     assert not plan(machine, bucket_config=buckets, dataset={"data_path": str(table)}).misfits
+
+
+def test_more_buckets_are_planned_from_the_same_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[tuple[int, ...]] = []
+    numbers = blocks._Run.numbers
+    monkeypatch.setattr(blocks._Run, "numbers", lambda run, point: traced.append(point) or numbers(run, point))
+    for cached in (blocks._run, blocks._law, blocks._count_blocks):
+        cached.cache_clear()
+    plan(bucket_config={"64px": {8: (1.0, 4), 16: (1.0, 2)}})
+    assert 4 <= len(traced) <= 24
+    few = list(traced)
+    lengths = {frames: (1.0, batch) for batch, frames in enumerate(range(8, 137, 8), 1)}
+    plan(bucket_config={"64px": lengths, "128px": lengths})
+    assert traced == few
 
 
 def test_more_gpus_need_less_of_each() -> None:
@@ -157,10 +180,14 @@ def test_recomputation_is_no_more_than_needed() -> None:
     found = plan(machine, bucket_config=buckets)
     words = next(r.words for r in find_remedies(found) if r.words.endswith(")"))
     counts = tuple(int(part) for part in words.split("(")[1].rstrip(")").split(","))
-    assert not with_layout(found, remat=counts).misfits
+
+    def again(counts: tuple[int, int]) -> RunPlan:
+        return forecast_run(found.work, replace(found.layout, remat=counts), machine)
+
+    assert not again(counts).misfits
     for fewer in ((counts[0] - 1, counts[1]), (counts[0], counts[1] - 1)):
         if min(fewer) >= 0:
-            assert with_layout(found, remat=fewer).misfits
+            assert again(fewer).misfits
 
 
 def test_every_change_that_is_named_makes_the_run_fit_when_it_is_made() -> None:

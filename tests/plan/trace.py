@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from longtake.contracts import Conditions
-from longtake.models import MMDiTConfig, build_denoiser
+from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, storage
 from longtake.parallel import Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
+from longtake.system import SystemConfig
+from longtake.system.lora import choose_trained
 
 CPU = torch.device("cpu")
 
@@ -129,8 +132,11 @@ def step_bytes(
     sequence: int = 1,
     tensor: int = 1,
     zero: int = 3,
-    remat: tuple[int, int] = (0, 0),
+    sequence_attention: Literal["auto", "ring"] = "auto",
+    remat: tuple[int, ...] = (),
     budget: float = 0.0,
+    lora: LoraConfig | None = None,
+    train_only: tuple[str, ...] | None = None,
     dtype: torch.dtype = torch.bfloat16,
     micro_batches: int = 1,
 ) -> dict[str, int]:
@@ -138,10 +144,15 @@ def step_bytes(
 
     `weights`: before it; `gradients`: what its end leaves; `peak`: the most at any moment, weights included.
     """
-    parallel = ParallelConfig(shard=shard, sequence=sequence, tensor=tensor, zero=zero)
+    parallel = ParallelConfig(
+        shard=shard, sequence=sequence, tensor=tensor, zero=zero, sequence_attention=sequence_attention
+    )
+    run = None
+    if lora is not None or train_only is not None:
+        run = SystemConfig.model_construct(model=config, lora=lora, freeze=(), train_only=train_only)
     with fake_mesh(parallel, shard * sequence * tensor) as mesh:
-        model = _sharded(config, mesh, dtype, remat, budget)
-        x, conditions = _inputs(config, latent, text, batch)
+        model = _sharded(config, mesh, dtype, remat, budget, run)
+        x, conditions = inputs(config, latent, text, batch)
         with _tracked(model) as tracker:
             before = _total(tracker, "current")
             for _ in range(micro_batches):
@@ -151,7 +162,7 @@ def step_bytes(
                 loss.backward()
                 del loss
             peak = _total(tracker, "peak")
-        gradients = sum(local_tensor(p.grad).nbytes for p in model.parameters())
+        gradients = sum(local_tensor(p.grad).nbytes for p in model.parameters() if p.grad is not None)
     return {"weights": before, "gradients": gradients, "peak": peak}
 
 
@@ -170,9 +181,8 @@ def sampling_bytes(
     parallel = ParallelConfig(shard=shard, sequence=sequence, tensor=tensor)
     with fake_mesh(parallel, shard * sequence * tensor) as mesh, torch.no_grad():
         model = _sharded(config, mesh, dtype)
-        x, conditions = _inputs(config, latent, text, batch)
-        given = (x, conditions.text, conditions.vector, conditions.visual)
-        with _tracked(model, *(tensor for tensor in given if tensor is not None)) as tracker:
+        x, conditions = inputs(config, latent, text, batch)
+        with _tracked(model, x, *conditions.values()) as tracker:
             before = _total(tracker, "current")
             model(x, torch.empty(batch), conditions)
             peak = _total(tracker, "peak")
@@ -180,23 +190,32 @@ def sampling_bytes(
 
 
 def _sharded(
-    config: MMDiTConfig, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, int] = (0, 0), budget: float = 0.0
+    config: MMDiTConfig,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    remat: tuple[int, ...] = (),
+    budget: float = 0.0,
+    run: SystemConfig | None = None,
 ) -> nn.Module:
     """The denoiser as a run holds it on rank 0; call it inside a `FakeTensorMode`."""
+    storage._nf4.cache_clear()  # lest it holds a stand-in of another mode
     with torch.device("meta"):
         model = build_denoiser(config)
-    remat_blocks(model, remat, cut_model(model, mesh), budget)
+        if run is not None:
+            choose_trained(model, run, dtype)
+    remat_blocks(model, remat or (0,) * len(model.blocks), cut_model(model, mesh), budget)
     shard_model(model, mesh, dtype)
     model.to_empty(device="cpu")
     return model
 
 
-def _inputs(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> tuple[Tensor, Conditions]:
+def inputs(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> tuple[Tensor, Conditions]:
     """Latents and conditions of a micro-batch; call it inside a `FakeTensorMode`."""
-    visual = torch.empty(batch, 1 + config.latent_channels, *latent) if config.cond_embed else None
-    guidance = torch.empty(batch) if config.guidance_embed else None
-    embedded = torch.empty(batch, text, config.context_in_dim), torch.empty(batch, config.vec_in_dim)
-    return torch.empty(batch, config.latent_channels, *latent), Conditions(*embedded, guidance, visual)
+    whole = (config.latent_channels, *latent)
+    needs = denoiser_class(config).needs(config, whole, text)
+    of_text = {name: shape[:-1] for name, shape in needs.items() if text in shape[-2:-1]}
+    masks = Conditions({}, {name: torch.ones(1, *shape, dtype=torch.bool) for name, shape in of_text.items()})
+    return torch.empty(batch, *whole), example_conditions(config, whole, text, batch, given=masks)
 
 
 def _tracked(*known: nn.Module | Tensor) -> MemTracker:

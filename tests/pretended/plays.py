@@ -26,8 +26,8 @@ from longtake.data.shapes import make_shapes
 from longtake.generate import resolve_source
 from longtake.generate.run import generate_from
 from longtake.parallel import World, start_world
-from longtake.train import optimizer
-from longtake.train.folder import read_run
+from longtake.train.optimizer import sharded
+from longtake.train.read import read_run
 from longtake.train.run import train
 from tests.pretended.gpu import GPU, pretended_gpu, waits
 from tests.train.runs import write_config
@@ -119,7 +119,7 @@ def found_out(play: Callable[[], None]) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    optimizer.kernel = lambda update, device: update  # there is nothing to compile for
+    sharded.kernel = lambda update, device: update  # there is nothing to compile for
     torch.set_num_threads(1)
     clips = make_shapes(folder / "clips", num_clips=12, num_stills=4)
     table = folder / "clips.parquet"

@@ -17,6 +17,7 @@ import pytest
 from longtake.data import ClipTable
 from longtake.data.shapes import make_shapes
 from longtake.train import read_run
+from tests import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,14 +36,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shell(place: Path, line: str) -> str:
-    """Runs a line as a shell does, globs and all; it must succeed. Returns what it prints."""
+def shell(place: Path, line: str, fresh: bool = False) -> str:
+    """Runs a line of torchrun as a shell does, globs and all; it must succeed. Returns what it prints.
+
+    `fresh`: the shell itself runs it; else it says its words, which processes with torch loaded take.
+    """
     words = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": ""}
     words["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     line = line.replace("torchrun ", "torchrun --standalone ")
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=place, env=os.environ | words, capture_output=True, text=True, timeout=600
-    )
+    options = {"cwd": place, "env": os.environ | words, "timeout": 600}
+    said = ["bash", "-c", line if fresh else f"printf '%s\\0' {line}"]
+    done = subprocess.run(said, capture_output=True, text=True, **options)
+    if not fresh:
+        _, *rest = done.stdout.split("\0")[:-1]
+        done = forks.run([sys.executable, "-m", "tests.torchrun", *rest], **options)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -73,6 +80,7 @@ def run(place: Path, table: str) -> str:
         "torchrun --nproc_per_node 2 scripts/diffusion/train.py configs/diffusion/train/stage1_i2v.py "
         f"--dataset.data-path {table} --lr 3e-5 --async-io True --grad_ckpt_setting '(1, 2)' "
         "--grad_ckpt_buffer_size 1048576 --exp-name run --ckpt-every 1 --tiny --max-steps 2",
+        fresh=True,
     )
 
 

@@ -13,8 +13,11 @@ import torch
 
 from longtake.config import resolve
 from longtake.contracts import Batch, Bucket, UserError
+from longtake.diffusion import build_objective
 from longtake.parallel import Mesh, World, local_tensor, start_world
-from longtake.system import SystemConfig, build_system, compute_dtype, export_model, exported_tree
+from longtake.random import Purpose
+from longtake.system import SystemConfig, build_system, export_model, exported_tree, wanted_draws
+from longtake.system.encoders import device_dtype
 from tests.train.runs import tensors, train_here
 
 MODEL = {
@@ -48,6 +51,24 @@ def world() -> Iterator[World]:
         yield world
 
 
+@pytest.mark.parametrize(("master", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_masters_have_their_own_dtype_whatever_the_run_computes_in(
+    world: World, master: str, expected: torch.dtype
+) -> None:
+    for dtype in ("fp32", "bf16"):
+        config = system_config(dtype=dtype, master_dtype=master)
+        denoiser = build_system(config, Mesh.create(config.parallel, world), world).denoiser
+        assert {p.dtype for p in denoiser.parameters()} == {expected}
+
+
+def test_no_two_draws_of_a_sample_share_a_purpose() -> None:
+    config = system_config()
+    draws = wanted_draws(config, build_objective(config.objective, 1, frozenset()).draws, posterior=True)
+    purposes = [draw.purpose for draw in (draws | dict(config.family.known_law.draws)).values()]
+    assert len(set(purposes)) == len(purposes) >= 5
+    assert draws["dropout"].purpose == Purpose.DROPOUT
+
+
 def test_weights_are_a_function_of_the_seed(world: World) -> None:
     first, same, other = (
         build_system(config, Mesh.create(config.parallel, world), world).denoiser
@@ -64,21 +85,21 @@ def test_captions_become_the_conditions_the_model_wants(world: World) -> None:
     config = system_config(model={**MODEL, "guidance_embed": True, "cond_embed": True})
     system = build_system(config, Mesh.create(config.parallel, world), world)
     conditions = system.embed(["a red circle", ""])
-    assert conditions.text.shape == (2, 5, 16)
-    assert conditions.vector.shape == (2, 8)
-    assert conditions.guidance.tolist() == [4.0, 4.0]
-    latents = torch.zeros(2, 768, 2, 3, 4)
-    conditions = system.blank_visual(conditions, latents)
-    assert conditions.visual.shape == (2, 769, 2, 3, 4)
-    assert system.denoiser(latents, torch.ones(2), conditions).shape == latents.shape
+    assert conditions["text"].shape == (2, 5, 16)
+    assert conditions["vector"].shape == (2, 8)
+    assert conditions["guidance"].tolist() == [4.0, 4.0]
+    latents = torch.zeros(2, *system.latent(8, 24, 32))
+    example = system.example_conditions((8, 24, 32), 2)
+    assert set(example) == set(config.model.conditions) == {"text", "vector", "guidance", "visual"}
+    assert example["visual"].shape == (2, 769, *latents.shape[2:])
+    assert system.denoiser(latents, torch.ones(2), example).shape == latents.shape
 
 
 def test_a_model_without_them_gets_no_guidance_and_no_visual_condition(world: World) -> None:
     config = system_config()
     system = build_system(config, Mesh.create(config.parallel, world), world)
-    conditions = system.blank_visual(system.embed(["x"]), torch.zeros(1, 768, 1, 2, 2))
-    assert conditions.guidance is None
-    assert conditions.visual is None
+    assert set(system.embed(["x"])) == set(system.example_conditions((8, 16, 16), 1)) == {"text", "vector"}
+    assert system.law is None
 
 
 def test_bytes_of_a_batch_become_latents(world: World) -> None:
@@ -110,20 +131,20 @@ def test_masters_can_be_kept_in_the_compute_dtype(world: World) -> None:
     assert all(value.dtype == torch.bfloat16 for value in weights[1].values())
     assert all(torch.equal(value, weights[0][name]) for name, value in weights[1].items())
     x, t = torch.rand(1, *systems[0].latent(8, 32, 32)), torch.tensor([0.5])
-    conditions = [one.blank_visual(one.embed([""]), x) for one in systems]
+    conditions = [one.embed([""]) for one in systems]
     with torch.no_grad():
         outputs = [one.denoiser(x, t, c) for one, c in zip(systems, conditions, strict=True)]
     assert torch.equal(*outputs)
 
 
 def test_float32_is_float32_everywhere() -> None:
-    assert compute_dtype(system_config(dtype="fp32"), torch.device("cpu")) == torch.float32
+    assert device_dtype("fp32", torch.device("cpu")) == torch.float32
 
 
 def test_bf16_falls_back_to_float32_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_bf16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda has_bf16=has_bf16: has_bf16)
-        assert compute_dtype(system_config(dtype="bf16"), torch.device("cpu")) == dtype
+        assert device_dtype("bf16", torch.device("cpu")) == dtype
 
 
 @pytest.mark.parametrize(

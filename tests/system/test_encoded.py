@@ -41,13 +41,13 @@ def test_a_system_for_stored_latents_has_no_encoders_and_the_same_facts(config: 
     assert bare.latent == whole.latent
     assert bare.tokens(BUCKET.shape) == whole.tokens(BUCKET.shape) == 16
     assert bare.flops(BUCKET.shape) == whole.flops(BUCKET.shape)
-    assert torch.equal(bare.embed_empty().text, whole.embed([""]).text)
+    assert torch.equal(bare.embed_nothing()["text"], whole.embed([""])["text"])
     online = batch()
-    encoded = whole.encoders.moments(online.video) | whole.encoders.embed(online.text)
+    encoded = whole.encoders.posterior(online.video) | whole.encoders.embed(online.text)
     stored = batch(video=torch.empty(0, dtype=torch.uint8), encoded=encoded)
     assert torch.equal(bare.encode(stored), whole.encode(online))
     for name in ("text", "vector"):
-        assert torch.equal(getattr(bare.conditions(stored), name), getattr(whole.conditions(online), name))
+        assert torch.equal(bare.conditions(stored)[name], whole.conditions(online)[name])
     with pytest.raises(AssertionError, match="built for stored latents"):
         bare.encode(online)
 

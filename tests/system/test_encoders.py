@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import nn
 
 from longtake.config import resolve
 from longtake.contracts import UserError
-from longtake.encode.fingerprint import differences, encoder_digests
-from longtake.encoders import T5EncoderConfig
+from longtake.encode.fit import differences, encoder_digests
+from longtake.encoders import T5EncoderConfig, WordsConfig
+from longtake.families import OPENSORA_V2
 from longtake.generate import generate, open_system, read_video, resolve_source
 from longtake.parallel import start_world
 from longtake.system import Encoders, SystemConfig, build_encoders, encoder_bytes, refuse_sharded_text
@@ -35,7 +37,7 @@ def tiny(described: dict[str, Any], *overrides: str) -> SystemConfig:
 
 def held(encoders: Encoders) -> dict[str, int]:
     """Bytes of the weights that are there."""
-    parts = {"ae": encoders.autoencoder, "t5": encoders.text, "clip": encoders.pooled}
+    parts = {"ae": encoders.autoencoder, "t5": encoders.of_captions["text"], "clip": encoders.of_captions["vector"]}
     return {
         name: sum(p.nbytes for p in part.parameters() if not p.is_meta)
         for name, part in parts.items()
@@ -118,7 +120,7 @@ def test_digests_tell_weights_apart_and_do_not_ask_for_the_decoder(described: di
     assert all(known.values())
     assert encoder_digests(plain) == encoder_digests(away) == known
     with torch.no_grad():
-        next(plain.text.parameters()).add_(1)
+        next(plain.of_captions["text"].parameters()).add_(1)
     (difference,) = differences(encoder_digests(plain), known, "weights")
     assert difference.startswith("weights.text is ")
 
@@ -126,18 +128,18 @@ def test_digests_tell_weights_apart_and_do_not_ask_for_the_decoder(described: di
 def test_text_encoders_serve_another_system_that_asks_for_the_same(described: dict[str, Any]) -> None:
     first = build_encoders(tiny(described), CPU)
     again = build_encoders(tiny(described), CPU, kept=first.of_captions)
-    assert (again.text, again.pooled) == first.of_captions
+    assert again.of_captions == first.of_captions
     assert again.autoencoder is not first.autoencoder
     masked = build_encoders(tiny(described, "--t5.mask", "True"), CPU, kept=first.of_captions)
-    assert masked.text is not first.text
-    assert masked.text.config.mask
-    assert masked.pooled is first.pooled
+    assert masked.of_captions["text"] is not first.of_captions["text"]
+    assert masked.of_captions["text"].config.mask
+    assert masked.of_captions["vector"] is first.of_captions["vector"]
 
 
 def test_a_sharded_encoder_needs_captions_on_every_rank() -> None:
-    sharded = T5EncoderConfig(placement="sharded")
+    sharded = SimpleNamespace(t5=T5EncoderConfig(placement="sharded"), clip=WordsConfig(), family=OPENSORA_V2)
     refuse_sharded_text(sharded, missing=0)
-    refuse_sharded_text(T5EncoderConfig(placement="offloaded"), missing=3)
+    refuse_sharded_text(SimpleNamespace(**{**vars(sharded), "t5": T5EncoderConfig(placement="offloaded")}), missing=3)
     with pytest.raises(UserError, match=r"3 samples are missing in dataset\.latents") as refusal:
         refuse_sharded_text(sharded, missing=3)
     assert str(refusal.value).endswith(

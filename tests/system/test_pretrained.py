@@ -15,16 +15,8 @@ from longtake.parallel import Mesh, start_world
 from longtake.system import System, build_system
 from longtake.system.pretrained import means_checkpoint
 from longtake.train import Outcome, read_run
-from longtake.weights import (
-    DIFFUSERS,
-    FLUX,
-    ROPE_KEY,
-    Layout,
-    MMDiTWeights,
-    layout_of,
-    save_mmdit,
-    save_weights,
-)
+from longtake.weights import ModelWeights, WeightLayout, save_model, save_weights
+from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.test_hub import put
 from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, tensors, train_here, write_config
 
@@ -70,8 +62,8 @@ def test_a_run_is_taken_over_by_a_model_of_another_layout(config: Path, trained:
     source = str(trained.checkpoint)
     changed = system_from(config, source, "--model.fused_qkv", "False", "--model.use_liger_rope", "False")
     state, model = weights_of(changed), changed.config.model
-    save_mmdit(state, model, tmp_path / "back.safetensors", Layout("fused", "half"))
-    back = MMDiTWeights(tmp_path / "back.safetensors", read_run(str(config)).value.model)
+    save_model(FORMAT, state, model, tmp_path / "back.safetensors", WeightLayout("fused", "half"))
+    back = ModelWeights(tmp_path / "back.safetensors", read_run(str(config)).value.model, FORMAT)
     saved = averages(trained.checkpoint)
     assert back.keys() == saved.keys()
     assert all(torch.equal(back[name], saved[name]) for name in saved)
@@ -108,7 +100,7 @@ def test_two_processes_start_from_the_weights_of_one(config: Path, trained: Outc
 
 def test_a_foreign_file_says_where_it_is_from(config: Path, trained: Outcome, tmp_path: Path) -> None:
     model = read_run(str(config)).value.model
-    save_mmdit(averages(trained.checkpoint), model, tmp_path / "flux.safetensors", FLUX)
+    save_model(FORMAT, averages(trained.checkpoint), model, tmp_path / "flux.safetensors", FLUX)
     system = system_from(config, tmp_path / "flux.safetensors")
     assert system.notes == (f"weights: from {tmp_path / 'flux.safetensors'}",)
     saved = averages(trained.checkpoint)
@@ -146,9 +138,7 @@ def test_nothing_is_drawn_that_weights_or_a_checkpoint_will_fill(
     train_here(trained.folder, "--max_steps", "2")
     assert not drawn
     partial = {name: scratch[name] + 1 for name in scratch if name != "img_in.bias"}
-    save_weights(
-        partial, tmp_path / "partial.safetensors", {ROPE_KEY: layout_of(read_run(str(config)).value.model).rope}
-    )
+    save_weights(partial, tmp_path / "partial.safetensors", FORMAT.own(read_run(str(config)).value.model).header)
     found = weights_of(system_from(config, tmp_path / "partial.safetensors", "--model.strict_load", "False"))
     assert drawn == ["img_in.bias"]
     assert torch.equal(found["img_in.bias"], scratch["img_in.bias"])
@@ -167,7 +157,7 @@ def test_a_damaged_checkpoint_is_refused(config: Path, trained: Outcome, tmp_pat
 
 def test_a_checkpoint_away_from_its_run_is_refused(config: Path, trained: Outcome, tmp_path: Path) -> None:
     shutil.copytree(trained.checkpoint, tmp_path / trained.checkpoint.name)
-    with pytest.raises(UserError, match=r"no config\.py beside it says how its weights are written"):
+    with pytest.raises(UserError, match=r"no config\.py beside the checkpoint"):
         system_from(config, tmp_path / trained.checkpoint.name)
 
 
@@ -189,8 +179,8 @@ def test_a_name_on_the_hub_is_found_in_its_cache_or_missed_in_one_sentence(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     folder = put(tmp_path / "cache", "owner/video")
     model, saved = read_run(str(config)).value.model, averages(trained.checkpoint)
-    save_mmdit(saved, model, folder / "small.safetensors")
-    save_mmdit(saved, model, folder / "transformer", DIFFUSERS)
+    save_model(FORMAT, saved, model, folder / "small.safetensors", OPEN_SORA_V2)
+    save_model(FORMAT, saved, model, folder / "transformer", DIFFUSERS)
     (folder / "model_index.json").write_text("{}", encoding="utf-8")
     for name, found in (("owner/video/small.safetensors", "small.safetensors"), ("owner/video", "transformer")):
         system = system_from(config, name)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longtake.encoders import PixelConfig, WordsConfig
+from longtake.families import OPENSORA_V2
 from longtake.parallel import World
 from longtake.system import Encoders, build_encoders
 from tests.encoders.conftest import described
@@ -24,7 +25,7 @@ __all__ = ["described"]
 CAPTIONS = ("a red circle moves up", "", "a blue square", "green triangle " * 9, "a")
 COUNTS = (5, 1, 3)
 PLACEMENTS = ("resident", "sharded", "offloaded")
-WORDS = SimpleNamespace(ae=PixelConfig(), t5=WordsConfig(), clip=WordsConfig())
+WORDS = SimpleNamespace(ae=PixelConfig(), t5=WordsConfig(), clip=WordsConfig(), family=OPENSORA_V2)
 PEERS = 2  # of three ranks; the third is alone
 
 
@@ -42,7 +43,7 @@ def play(described: Mapping[str, Any], folder: Path, world: World) -> Facts:
         encoders = build_encoders(tiny(dict(described), "--t5.placement", placement), world.device, world)
         encoders.share(lambda: None if alone else peers)
         calls: dict[str, list[int]] = {"t5": [], "clip": []}
-        for name, part in (("t5", encoders.text), ("clip", encoders.pooled)):
+        for name, part in (("t5", encoders.of_captions["text"]), ("clip", encoders.of_captions["vector"])):
             part.module.register_forward_pre_hook(
                 lambda module, args, words, own=calls[name]: own.append(len(words["input_ids"])), with_kwargs=True
             )

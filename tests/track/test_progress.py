@@ -14,17 +14,15 @@ def run(console: Console, steps: range, total: int, **options) -> None:
     with TrainingProgress(total, steps.start - 1, console=console, **options) as progress:
         for step in steps:
             progress.update(step, {"loss": 1 / step, "clips/s": 12.345678})
-        progress.say("saved [step]")
 
 
 def test_a_file_gets_a_plain_line_every_n_steps_and_one_for_the_last():
     out = io.StringIO()
     run(make_console(out), range(1, 26), 25, every=10)
     lines = out.getvalue().splitlines()
-    assert [line.split()[1] for line in lines[:-1]] == ["10/25", "20/25", "25/25"]
+    assert [line.split()[1] for line in lines] == ["10/25", "20/25", "25/25"]
     assert lines[0].startswith("step 10/25  loss 0.1  clips/s 12.35  ETA 0:00:0")
     assert "ETA" not in lines[2]
-    assert lines[-1] == "saved [step]"
     assert "\x1b" not in out.getvalue()
 
 
@@ -39,7 +37,6 @@ def test_a_terminal_gets_a_live_line_with_the_numbers():
     run(Console(file=out, force_terminal=True, width=100, highlight=False), range(4, 9), 8)
     assert "8/8" in out.getvalue()
     assert "loss 0.125" in out.getvalue()
-    assert "saved [step]" in out.getvalue()
 
 
 def test_the_terminal_is_given_back_after_an_error():

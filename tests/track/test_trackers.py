@@ -9,21 +9,27 @@ import struct
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import longtake
 from longtake.contracts import UserError
-from longtake.track import METRICS_FILE, Trackers, read_lines
+from longtake.track import METRICS_FILE, TrackedRun, Trackers, TrackingConfig, read_lines
 from longtake.track import trackers as module
+from tests import forks
 
 ROOT = str(Path(longtake.__file__).parents[1])
 
 
-def plain(run: Path, **options) -> Trackers:
-    return Trackers.open(run, **{"tensorboard": False, **options})
+def opened(run: Path, resume_step: int | None = None, enabled: bool = True, **keys) -> closing[Trackers]:
+    return closing(Trackers(TrackedRun(run, TrackingConfig(**keys), {"lr": 0.1}, resume_step), enabled))
+
+
+def plain(run: Path, resume_step: int | None = None) -> closing[Trackers]:
+    return opened(run, resume_step, tensorboard=False)
 
 
 def steps_of(run: Path) -> list[int]:
@@ -47,15 +53,16 @@ def test_a_line_gives_back_the_bits_of_its_numbers(tmp_path):
 def test_a_killed_process_loses_no_line(tmp_path):
     program = """
         import os, signal, sys
-        from longtake.track import Trackers
-        trackers = Trackers.open(sys.argv[1], tensorboard=False)
+        from pathlib import Path
+        from longtake.track import TrackedRun, Trackers, TrackingConfig
+        trackers = Trackers(TrackedRun(Path(sys.argv[1]), TrackingConfig(tensorboard=False)))
         for step in range(1, 6):
             trackers.log_line({"step": step})
         os.kill(os.getpid(), signal.SIGKILL)
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True)
-    assert killed.returncode == -9, killed.stderr.decode()
+    killed = forks.run(command)
+    assert killed.returncode == -9, killed.stderr
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
 
 
@@ -89,41 +96,39 @@ def test_opening_without_a_resumed_step_keeps_all_lines(tmp_path):
 
 
 def test_other_ranks_write_nothing(tmp_path):
-    with Trackers.open(tmp_path / "run", enabled=False) as trackers:
+    with opened(tmp_path / "run", enabled=False) as trackers:
         trackers.log(1, {"loss": 1.0})
         trackers.log_line({"step": 1})
-        trackers.text("config", "x")
     assert not (tmp_path / "run").exists()
 
 
-def tensorboard_of(run: Path) -> EventAccumulator:
+def tensorboard_of(run: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # imports boto where it is
+
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     return events
 
 
-def test_tensorboard_gets_numbers_and_text_and_is_purged_after_a_resume(tmp_path):
-    with Trackers.open(tmp_path) as trackers:
-        trackers.text("config", "lr = 1\nseed = 2")
+def test_tensorboard_gets_numbers_and_is_purged_after_a_resume(tmp_path):
+    with opened(tmp_path) as trackers:
         for step in range(1, 7):
             trackers.log(step, {"train/loss": 1.0})
-    with Trackers.open(tmp_path, resume_step=4) as trackers:
+    with opened(tmp_path, resume_step=4) as trackers:
         trackers.log(5, {"train/loss": 2.0})
     events = tensorboard_of(tmp_path)
     found = [(scalar.step, scalar.value) for scalar in events.Scalars("train/loss")]
     assert found == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0)]
-    assert "config/text_summary" in events.Tags()["tensors"]
 
 
 def test_weights_and_biases_runs_offline_and_a_restart_is_the_same_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    options = {"tensorboard": False, "wandb": True, "wandb_project": "p", "config": {"lr": 0.1}}
-    with Trackers.open(tmp_path / "run", **options) as trackers:
+    options = {"tensorboard": False, "wandb": True, "wandb_project": "p"}
+    with opened(tmp_path / "run", **options) as trackers:
         trackers.log(1, {"train/loss": 0.5})
-        trackers.text("report", "<kept>")
     run_id = (tmp_path / "run" / "wandb_id.txt").read_text()
-    with Trackers.open(tmp_path / "run", resume_step=1, **options) as trackers:
+    with opened(tmp_path / "run", resume_step=1, **options) as trackers:
         trackers.log(2, {"train/loss": 0.25})
     written = list((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))
     assert len(written) >= 1
@@ -135,8 +140,9 @@ def test_weights_and_biases_runs_offline_and_a_restart_is_the_same_run(tmp_path,
 def test_weights_and_biases_is_not_imported_unless_asked_for(tmp_path):
     program = """
         import sys
-        from longtake.track import Trackers
-        Trackers.open(sys.argv[1], tensorboard=False).close()
+        from pathlib import Path
+        from longtake.track import TrackedRun, Trackers, TrackingConfig
+        Trackers(TrackedRun(Path(sys.argv[1]), TrackingConfig(tensorboard=False))).close()
         assert "wandb" not in sys.modules
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
@@ -149,7 +155,7 @@ def test_a_missing_weights_and_biases_is_told_on_every_rank(enabled, tmp_path, m
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     assert importlib.util.find_spec("wandb") is None
     with pytest.raises(UserError, match=r"wandb = True: .* run `pip install longtake\[wandb\]`"):
-        Trackers.open(tmp_path, wandb=True, enabled=enabled)
+        opened(tmp_path, wandb=True, enabled=enabled)
 
 
 def test_a_line_is_one_json_object_that_strict_readers_take(tmp_path):
@@ -160,3 +166,30 @@ def test_a_line_is_one_json_object_that_strict_readers_take(tmp_path):
         trackers.log_line({"step": 1, "text": "two\nlines", "x": float("nan")})
     (line,) = (tmp_path / METRICS_FILE).read_text().splitlines()
     assert json.loads(line, parse_constant=refuse)["text"] == "two\nlines"
+
+
+def test_another_tracker_is_one_entry_and_gets_all_that_the_others_get(tmp_path, monkeypatch):
+    got = []
+
+    class Mine(module.Tracker):
+        @classmethod
+        def wanted(cls, config):
+            return True
+
+        def __init__(self, run):
+            got.append(("opened", run.folder, run.resume_step))
+
+        def log(self, step, values):
+            got.append((step, values))
+
+        def log_line(self, record):
+            got.append(record)
+
+        def close(self):
+            got.append("closed")
+
+    monkeypatch.setattr(module, "KINDS", (*module.KINDS, Mine))
+    with plain(tmp_path, resume_step=2) as trackers:
+        trackers.log(3, {"loss": 1.0})
+        trackers.log_line({"step": 3})
+    assert got == [("opened", tmp_path, 2), (3, {"loss": 1.0}), {"step": 3}, "closed"]

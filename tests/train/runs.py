@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from torch import Tensor
 from longtake.checkpoint import list_checkpoints
 from longtake.track import METRICS_FILE, read_lines
 from longtake.train import Outcome, train_run
+from tests.forks import Forked, started_by
 
 # Widths are chosen so that 4 ranks get shards of unequal size: 18 values of a head's norm make 5, 5, 5 and 3.
 CONFIG = """
@@ -104,24 +106,35 @@ def write_config(folder: Path, table: Path, **changes: Any) -> Path:
 
 
 def train_here(run: Path, *overrides: str) -> tuple[Outcome, str]:
-    """A run in this process, on one thread: how it ended and what it printed."""
+    """A run in this process, on one thread: how it ended and what it printed, whose lines no width cuts."""
     said = io.StringIO()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return train_run(str(run), overrides, Console(file=said, width=200)), said.getvalue()
+        return train_run(str(run), overrides, Console(file=said, soft_wrap=True)), said.getvalue()
     finally:
         torch.set_num_threads(threads)
 
 
-def start(*words: object, processes: int = 0, program: Sequence[str] = ("-m", "longtake")) -> subprocess.Popen[str]:
-    """`python -m longtake ...` on one thread; with `processes` under torchrun. Its own process group."""
+def start(
+    *words: object,
+    processes: int = 0,
+    launch: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "longtake"),
+    fresh: bool = False,
+) -> subprocess.Popen[str]:
+    """`python -m longtake ...` on one thread, in a process group of its own; with `processes` under `torchrun *launch`.
+
+    It is a fork of the tests' server, and so are torchrun's workers; `fresh`: interpreters that start from nothing, for
+    tests of how they start, end and take a signal.
+    """
     command = [sys.executable, *program, *map(str, words)]
     if processes:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+        launcher = [sys.executable, "-m", "torch.distributed.run" if fresh else "tests.torchrun"]
+        launcher += [*launch, "--nproc_per_node", str(processes), "--rdzv_id", "none" if fresh else str(uuid.uuid4())]
         command = [*launcher, "--master_addr", "127.0.0.1", "--master_port", str(free_port()), *command[1:]]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
+    return (subprocess.Popen if fresh else Forked)(
         command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
@@ -167,8 +180,9 @@ def _descendants(number: int) -> list[int]:
     children: dict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            children[int(fields[1])].append(int(stat.parent.name))
+            name, _, fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")
+            parent = started_by(name.partition("(")[2]) or int(fields.split()[1])
+            children[parent].append(int(stat.parent.name))
     found = list(children[number])
     for child in found:  # grows while it is gone through
         found += children[child]

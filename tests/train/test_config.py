@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longtake.contracts import UserError
-from tests.train.test_schedule import run_config
+from tests.train.optimizer.test_schedule import run_config
 
 
 @pytest.mark.parametrize(

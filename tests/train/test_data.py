@@ -11,8 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from longtake.contracts import UserError
-from longtake.train import record
+from longtake.contracts import Batch, UserError
+from longtake.parallel import World
+from longtake.train import loop, record, stream
 from tests.train.runs import (
     STEPS_PER_PASS,
     assert_one_sentence,
@@ -190,3 +191,26 @@ def test_a_run_whose_passes_have_no_step_is_no_success(tmp_path: Path, clips: Pa
     with pytest.raises(UserError, match="pass 0: has no step, none of the 40 clips is used in it"):
         train_here(config)
     assert steps_saved(tmp_path / "outputs" / "tiny") == []
+
+
+def test_a_bad_clip_is_in_the_quarantine_before_its_batch_is_there_and_on_all_ranks_before_the_next_pass(
+    tmp_path: Path, own_clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_clips.parent / "clips" / "clip_00003.mp4").write_bytes(b"")
+    micro_batch, plan, barrier = loop.Trainer.micro_batch, stream.StepStream.plan, World.barrier
+    events: list[str] = []
+
+    def trained(self: loop.Trainer, batch: Batch, *args: object) -> object:
+        known = [line["sample"] for line in quarantined(tmp_path / "outputs" / "tiny")]
+        assert {fault.sample for fault in batch.faults} <= set(known)
+        events.append("bad" if batch.faults else "good")
+        return micro_batch(self, batch, *args)
+
+    monkeypatch.setattr(loop.Trainer, "micro_batch", trained)
+    monkeypatch.setattr(World, "barrier", lambda self: events.append("barrier") or barrier(self))
+    monkeypatch.setattr(stream.StepStream, "plan", lambda *args: events.append("plan") or plan(*args))
+    train_here(write_config(tmp_path, own_clips, max_steps=5))
+    assert events.count("bad") == 1
+    first, second = (place for place, event in enumerate(events) if event == "plan")
+    assert "bad" in events[first:second]
+    assert events[second - 1] == "barrier"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +13,34 @@ import pytest
 import torch
 
 from longtake.checkpoint import save_checkpoint
+from longtake.checkpoint.runs import remove_checkpoint
 from longtake.contracts import UserError
 from longtake.parallel import World
-from longtake.train import RunConfig, read_run
+from longtake.train import RunConfig, folder, read_run
 from longtake.train.folder import (
-    FolderLock,
     RunFolder,
+    give_up,
     given_up_on_error,
     open_folder,
     save_config,
+    starting_point,
     take_over_quarantine,
 )
+from tests.train.optimizer.test_schedule import run_config
 from tests.train.runs import write_config
-from tests.train.test_schedule import run_config
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def opened(outputs: Path, source: str = "tiny.py", **values: Any) -> RunFolder:
+    """The folder of a launch that ends as soon as it has chosen it."""
     config = run_config(outputs=str(outputs), **values)
-    place = open_folder(config, ALONE, source)
-    save_config(place, config, ALONE)
+    with (
+        open_folder(config, ALONE, source) as taken,
+        given_up_on_error(taken, ALONE),
+        starting_point(taken, config, ALONE) as place,
+    ):
+        save_config(place, config, ALONE)
     return place
 
 
@@ -84,16 +94,10 @@ def test_resume_without_anything_to_continue_begins_a_run(tmp_path: Path) -> Non
     assert place == RunFolder(tmp_path / "a", None, continues=False)
 
 
-def left(folder: Path) -> Path:
-    """What a launch leaves that was killed before its first checkpoint."""
-    FolderLock(RunFolder(folder, None, continues=False), ALONE).close()
-    return folder
-
-
 def test_resume_begins_anew_in_the_folder_of_a_launch_that_was_killed_before_its_first_checkpoint(
     tmp_path: Path,
 ) -> None:
-    first = left(opened(tmp_path, exp_name="a").path)
+    first = opened(tmp_path, exp_name="a").path
     (first / "epoch0-global_step5.partial").mkdir()
     assert opened(tmp_path, exp_name="a", resume="auto") == RunFolder(first, None, continues=True)
     assert opened(tmp_path, exp_name="a").path == tmp_path / "a-2", "without resume nothing is taken over"
@@ -102,9 +106,9 @@ def test_resume_begins_anew_in_the_folder_of_a_launch_that_was_killed_before_its
 
 
 def test_resume_takes_the_last_of_several_folders_without_a_checkpoint(tmp_path: Path) -> None:
-    folders = [left(opened(tmp_path, exp_name="a").path) for _ in range(3)]
-    for age, folder in zip((2, 0, 1), folders, strict=True):
-        os.utime(folder, (1e9 - age, 1e9 - age))
+    folders = [opened(tmp_path, exp_name="a").path for _ in range(3)]
+    for age, path in zip((2, 0, 1), folders, strict=True):
+        os.utime(path, (1e9 - age, 1e9 - age))
     assert opened(tmp_path, exp_name="a", resume="auto").path == folders[1]
 
 
@@ -117,9 +121,8 @@ def test_resume_takes_a_folder_whose_launch_had_no_time_to_lock_it(tmp_path: Pat
 
 
 def test_resume_takes_neither_a_folder_that_is_at_work_nor_one_that_is_no_run(tmp_path: Path) -> None:
-    lock = FolderLock(opened(tmp_path, exp_name="a"), ALONE)
-    assert opened(tmp_path, exp_name="a", resume="auto").path == tmp_path / "a-2"
-    lock.close()
+    with open_folder(run_config(outputs=str(tmp_path), exp_name="a"), ALONE, "tiny.py"):
+        assert opened(tmp_path, exp_name="a", resume="auto").path == tmp_path / "a-2"
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "notes.txt").touch()
     assert opened(tmp_path, exp_name="b", resume="auto").path == tmp_path / "b-2"
@@ -134,11 +137,100 @@ def test_the_folder_of_a_run_is_continued_in_place(tmp_path: Path) -> None:
     assert opened(tmp_path, str(run.path), exp_name="a") == RunFolder(run.path, newest, continues=True)
 
 
-def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    run = opened(tmp_path, exp_name="a")
-    whole = saved(run.path, 3)
-    os.remove(saved(run.path, 6) / "COMPLETE")
-    assert opened(tmp_path, str(run.path), exp_name="a").checkpoint == whole
+def wait_for(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """The next launch that has to wait for a folder finds this done when it looks again."""
+    monkeypatch.setattr("longtake.train.folder.time.sleep", lambda _: action())
+
+
+def test_the_checkpoint_is_chosen_when_the_launch_before_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = tmp_path / "a", run_config(outputs=str(tmp_path), exp_name="a")
+    with ExitStack() as before:
+        before.enter_context(open_folder(config, ALONE, "tiny.py"))
+        first = saved(folder, 3)
+        wait_for(monkeypatch, lambda: (saved(folder, 6), remove_checkpoint(first), before.close()))
+        assert opened(tmp_path, exp_name="a", resume="auto").checkpoint == folder / "epoch0-global_step6"
+
+
+def test_a_folder_that_is_given_up_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as before:
+        place = before.enter_context(open_folder(run_config(outputs=str(tmp_path), exp_name="a"), ALONE, "tiny.py"))
+        wait_for(monkeypatch, lambda: (give_up(place, ALONE), before.close()))
+        assert opened(tmp_path, str(place.path), exp_name="a") == place
+        assert (place.path / "config.py").exists()
+
+
+def test_a_folder_that_another_launch_takes_before_it_is_locked_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config(outputs=str(tmp_path), exp_name="a", resume="auto")
+    with ExitStack() as stack:
+
+        def made(outputs: Path, name: str) -> Path:
+            path = make(outputs, name)
+            monkeypatch.undo()
+            assert stack.enter_context(open_folder(config, ALONE, "tiny.py")).path == path
+            return path
+
+        make = folder._new_folder
+        monkeypatch.setattr(folder, "_new_folder", made)
+        assert opened(tmp_path, exp_name="a").path == tmp_path / "a-2"
+
+
+def damage(checkpoint: Path, how: str) -> None:
+    shard = next(checkpoint.glob("*.safetensors"))
+    match how:
+        case "COMPLETE is missing":
+            (checkpoint / "COMPLETE").unlink()
+        case "COMPLETE is empty":
+            (checkpoint / "COMPLETE").write_bytes(b"")
+        case "a file is cut":
+            os.truncate(shard, shard.stat().st_size - 1)
+        case "a bit is flipped":
+            shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+        case "run.json is missing":
+            (checkpoint / "run.json").unlink()
+
+
+DAMAGES = ("COMPLETE is missing", "COMPLETE is empty", "a file is cut", "a bit is flipped", "run.json is missing")
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_run_goes_on_from_its_last_whole_checkpoint_and_names_and_keeps_the_damaged_one(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = opened(tmp_path, exp_name="a").path
+    whole, spoilt = saved(run, 3), saved(run, 6)
+    damage(spoilt, how)
+    assert opened(tmp_path, str(run), exp_name="a").checkpoint == whole
+    assert f"{spoilt}: is damaged" in caplog.text
+    assert (run / "epoch0-global_step6.damaged").is_dir()
+    assert saved(run, 6) == spoilt, "its step can be saved again"
+    assert opened(tmp_path, exp_name="a", resume="auto").checkpoint == spoilt
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_run_of_which_nothing_is_whole_does_not_begin_anew(tmp_path: Path, how: str) -> None:
+    run = opened(tmp_path, exp_name="a").path
+    for step in (3, 6):
+        damage(saved(run, step), how)
+    with pytest.raises(UserError, match=r"global_step6: is damaged .*, as are the 1 before it; none is left"):
+        opened(tmp_path, str(run), exp_name="a")
+    assert len(list(run.glob("epoch*"))) == 2
+
+
+def test_the_next_start_removes_what_saves_and_removals_that_were_cut_off_have_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = opened(tmp_path, exp_name="a").path
+    old, whole = saved(run, 3), saved(run, 6)
+    (old / "COMPLETE").unlink()
+    (run / "epoch0-global_step9.partial").mkdir()
+    assert opened(tmp_path, str(run), exp_name="a").checkpoint == whole
+    assert [path.name for path in run.glob("epoch*")] == [whole.name]
+    assert "step3: removed" in caplog.text
+    assert "step9.partial: removed" in caplog.text
 
 
 @pytest.mark.parametrize("spec", ["a", "a/epoch0-global_step5", "a/epoch*", "latest"])
@@ -167,13 +259,48 @@ def test_a_mistake_found_before_the_first_step_leaves_only_folders_of_earlier_la
 
 def test_the_saved_config_says_the_same_and_an_earlier_one_is_kept(tmp_path: Path) -> None:
     config = read_run(str(write_config(tmp_path, tmp_path / "clips.parquet"))).value
-    place = open_folder(config, ALONE, "tiny.py")
-    save_config(place, config, ALONE)
-    assert read_run(str(place.path)).value == config
-    changed = read_run(str(place.path), ["--lr", "0.5", "--start-epoch", "0"]).value
-    save_config(open_folder(changed, ALONE, str(place.path)), changed, ALONE)
+    with open_folder(config, ALONE, "tiny.py") as place:
+        save_config(place, config, ALONE)
+        assert read_run(str(place.path)).value == config
+        changed = read_run(str(place.path), ["--lr", "0.5", "--start-epoch", "0"]).value
+        save_config(place, changed, ALONE)
     assert read_run(str(place.path)).value == config.model_copy(update={"lr": 0.5})
-    assert sorted(path.name for path in place.path.iterdir()) == ["config.before-1.py", "config.py"]
+    assert sorted(path.name for path in place.path.glob("*.py")) == ["config.before-1.py", "config.py"]
+
+
+def test_a_config_that_is_no_text_is_kept_and_one_without_end_refused(tmp_path: Path) -> None:
+    config = read_run(str(write_config(tmp_path, tmp_path / "clips.parquet"))).value
+    with open_folder(config, ALONE, "tiny.py") as place:
+        (place.path / "config.py").write_bytes(b"\xff\x00")
+        save_config(place, config, ALONE)
+        assert (place.path / "config.before-1.py").read_bytes() == b"\xff\x00"
+        (place.path / "config.py").unlink()
+        (place.path / "config.py").symlink_to("/dev/zero")
+        with pytest.raises(UserError, match=r"config.py: cannot be kept .*no regular file"):
+            save_config(place, config, ALONE)
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_run_whose_settings_change_has_a_config_whatever_ends_it(
+    tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = opened(tmp_path, exp_name="a")
+    steps = iter(range(10))
+
+    def full(call: Callable[..., Any]) -> Callable[..., Any]:
+        def fails(*args: Any) -> Any:
+            if next(steps) == moment:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(*args)
+
+        return fails
+
+    monkeypatch.setattr("os.replace", full(os.replace))
+    monkeypatch.setattr("os.fsync", full(os.fsync))
+    with pytest.raises(OSError, match=r"No space left on device .*make room"):
+        opened(tmp_path, str(place.path), exp_name="a", lr=0.5)
+    monkeypatch.undo()
+    assert read_run(str(place.path)).value.lr in (1e-5, 0.5)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

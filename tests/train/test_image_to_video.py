@@ -13,10 +13,10 @@ from torch import Tensor
 from longtake.contracts import Batch, Bucket
 from longtake.data import ClipTable, probe_table, read_frames, write_image
 from longtake.data.shapes import make_shapes
-from longtake.diffusion import ConditionConfig
 from longtake.generate import generate, open_system, read_video, resolve_source
 from longtake.parallel import World, start_world
-from longtake.system import System, add_known_frames
+from longtake.system import System
+from longtake.system.examples import known_of_batch
 from longtake.train import Outcome
 from tests.train.runs import metrics, train_here, write_config
 
@@ -93,7 +93,9 @@ def error(system: System, clips: tuple[Tensor, tuple[str, ...]], kind: str, othe
     ones = torch.ones(count)
     bucket = Bucket("32px", FRAMES, "1:1", (FRAMES, 32, 32), count)
     keys = np.zeros(count, np.uint64)
-    batch = Batch(bucket, video, captions, ones * 8, torch.zeros(count, 2), keys, ones, {}, kind_draws=0.5 + 0 * keys)
+    batch = Batch(
+        bucket, video, captions, ones * 8, torch.zeros(count, 2), keys, ones, {}, choices={"mask": 0.5 + 0 * keys}
+    )
     given = replace(batch, video=video.roll(-other, 0))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -101,8 +103,8 @@ def error(system: System, clips: tuple[Tensor, tuple[str, ...]], kind: str, othe
         noise = torch.randn(latents.shape, generator=generator)
         noised = system.objective.noise(latents, {"noise": noise, "timestep": ones * 1.5}, ones)
         texts = system.embed([f"{caption}. 8 FPS." for caption in captions])
-        kinds = ConditionConfig(**{kind: 1})
-        conditions = add_known_frames(system, texts, given, latents, ones, kinds)
+        known = known_of_batch(system, system.law, given, latents, {kind: 1})
+        conditions = texts.updated(**system.law.conditions(known))
         clean = system.denoiser(noised.x, noised.t, conditions)
     return float((clean - latents)[:, :, 1:].square().mean())
 

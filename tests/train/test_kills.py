@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from longtake.checkpoint import is_complete, writer
-from longtake.train import EXIT_INTERRUPTED, EXIT_NO_FIRST_STEP
+from longtake.contracts import EXIT_INTERRUPTED
+from longtake.train import EXIT_NO_FIRST_STEP
 from tests.train.runs import (
     assert_same_bits,
     exact,
     finish,
-    free_port,
     kill,
     metrics,
     pausing,
@@ -87,11 +87,11 @@ def stalling(folder: Path, step: int) -> str:
     return f"from longtake.checkpoint import writer\nwriter.__file__ = {str(program)!r}"
 
 
-def killed(config: Path, moment: str, *words: str) -> Path:
+def killed(config: Path, moment: str, *words: str, fresh: bool = False) -> Path:
     """Starts a run, kills it at `moment`, and returns its folder."""
     folder = run_folder(config)
     more = stalling(config.parent, 2 * SAVED_EVERY) if moment == "while it saves" else ""
-    process = start("train", config, *words, program=pausing(config.parent, PAUSE, more))
+    process = start("train", config, *words, program=pausing(config.parent, PAUSE, more), fresh=fresh)
     ready = {
         "in mid-step": lambda: (
             len(metrics(folder)) >= SAVED_EVERY + 3 and any(folder.glob(f"*-global_step{SAVED_EVERY}"))
@@ -108,7 +108,7 @@ def killed(config: Path, moment: str, *words: str) -> Path:
 
 @pytest.mark.parametrize("moment", ["in mid-step", "while it saves", "between a save and the next step"])
 def test_a_killed_run_goes_on_as_the_run_that_was_never_killed(config: Path, undisturbed: Path, moment: str) -> None:
-    folder = killed(config, moment)
+    folder = killed(config, moment, fresh=moment == "in mid-step")
     saved = steps_saved(folder)
     outcome, said = train_here(config, "--resume", "auto")
     assert outcome.folder == folder
@@ -148,7 +148,7 @@ def test_a_run_killed_twice_and_then_torchrun_with_two_processes_keep_order_and_
     wait_until(process, lambda: len(metrics(folder)) >= seen + 2 * SAVED_EVERY)
     kill(process)
     process.communicate()
-    code, out, error = finish(start("train", config, "--resume", "auto", processes=2))
+    code, out, error = finish(start("train", config, "--resume", "auto", processes=2, fresh=True))
     assert code == 0, error
     assert "2 processes" in out
     assert f"done at step {STEPS}; checkpoint: {last(folder)}" in out
@@ -162,10 +162,11 @@ def test_a_run_killed_twice_and_then_torchrun_with_two_processes_keep_order_and_
 
 
 def stopped(
-    config: Path, number: signal.Signals, *words: str, to_all: bool = False, processes: int = 0
+    config: Path, number: signal.Signals, *words: str, to_all: bool = False, processes: int = 0, fresh: bool = True
 ) -> tuple[int, str, str]:
     """Starts a run, signals it (`to_all`: its whole group, as a terminal does) after a few steps, waits for its end."""
-    process = start("train", config, *words, processes=processes, program=pausing(config.parent, PAUSE))
+    program = pausing(config.parent, PAUSE)
+    process = start("train", config, *words, processes=processes, program=program, fresh=fresh)
     wait_until(process, lambda: len(metrics(run_folder(config))) >= SAVED_EVERY + 2)
     (os.killpg if to_all else os.kill)(process.pid, number)
     return finish(process)
@@ -217,7 +218,8 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on_bit_by_bit(
 def test_two_processes_under_torchrun_stop_together(
     config: Path, undisturbed: Path, number: signal.Signals, words: tuple[str, ...]
 ) -> None:
-    _, out, error = stopped(config, number, *words, processes=2)  # the exit code is torchrun's own
+    fresh = number == signal.SIGTERM and not words
+    _, out, error = stopped(config, number, *words, processes=2, fresh=fresh)  # the exit code is torchrun's own
     folder = assert_stopped_well(config, out, error)
     code, _, error = finish(start("train", folder, processes=2))
     assert code == 0, error
@@ -226,9 +228,8 @@ def test_two_processes_under_torchrun_stop_together(
 
 @pytest.mark.slow
 def test_a_schedulers_warning_passes_through_torchrun(config: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1")
-    launcher += ("--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()))
-    process = start("train", config, program=(*launcher, *pausing(config.parent, PAUSE)))
+    heard = ("--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1")
+    process = start("train", config, processes=2, launch=heard, program=pausing(config.parent, PAUSE))
     wait_until(process, lambda: len(metrics(run_folder(config))) >= SAVED_EVERY + 2)
     process.send_signal(signal.SIGUSR1)
     _, out, error = finish(process)
@@ -277,7 +278,8 @@ def test_loaders_end_with_their_run(config: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_run_stopped_while_it_loads_ends_at_once(config: Path, number: signal.Signals) -> None:
-    process = start("train", config, "--max-steps", "100000")  # not over before the signal comes
+    fresh = number == signal.SIGUSR1
+    process = start("train", config, "--max-steps", "100000", fresh=fresh)  # not over before the signal comes
     wait_until(process, lambda: run_folder(config).exists())
     process.send_signal(number)
     code, _, error = finish(process)

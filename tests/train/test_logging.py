@@ -82,7 +82,7 @@ def test_a_tracker_that_does_not_start_leaves_no_folder(config: Path, monkeypatc
     def refuse(*_: object, **__: object) -> None:
         raise UserError("wandb = True: Weights & Biases did not start")
 
-    monkeypatch.setattr("longtake.track.trackers._open_wandb", refuse)
+    monkeypatch.setattr("longtake.track.trackers.WeightsAndBiases.__init__", refuse)
     with pytest.raises(UserError, match="did not start"):
         train_here(config, "--wandb", "--max-steps", "1", "--exp-name", "named")
     assert not list((config.parent / "outputs").iterdir())

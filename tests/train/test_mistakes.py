@@ -61,7 +61,7 @@ def test_two_rates_of_which_one_would_not_count(capsys: Capture, config: Path) -
 
 def test_a_missing_table(capsys: Capture, tmp_path: Path) -> None:
     table = tmp_path / "nothing.parquet"
-    refused(capsys, ["train", write_config(tmp_path, table)], f"{table}: no such file", "give the clip table")
+    refused(capsys, ["train", write_config(tmp_path, table)], f"{table}: no such file", "give a clip table")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint(capsys: Capture, config: Path) -> None:
     outcome, _ = train_here(config, "--max-steps", "1")
     file = sorted(outcome.checkpoint.glob("*.safetensors"))[0]
     file.write_bytes(file.read_bytes()[:-1])
-    refused(capsys, ["train", outcome.folder], f"{outcome.checkpoint}: is damaged", file.name, "choose another")
+    refused(capsys, ["train", outcome.folder], f"{outcome.checkpoint}: is damaged", file.name, "none is left")
 
 
 def test_no_clip_fits_any_bucket(capsys: Capture, tmp_path: Path, clips: Path) -> None:

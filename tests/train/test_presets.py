@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from longtake.presets import run_file
 from longtake.train import RunConfig, read_run
 from tests.train.runs import train_here
 
@@ -36,7 +37,7 @@ def test_the_root_is_the_published_one():
     assert (run.lr, run.eps, run.optim.weight_decay, run.optim.betas) == (1e-5, 1e-15, 0, (0.9, 0.999))
     assert (run.optim.lr, run.optim.eps) == (run.lr, run.eps)
     assert (run.warmup_steps, run.grad_clip, run.accumulation_steps, run.ema_decay) == (0, 1.0, 1, None)
-    assert (run.dropout_ratio.t5, run.dropout_ratio.clip) == (0.31622777, 0.31622777)
+    assert run.text_dropout == {"text": 0.31622777, "vector": 0.31622777}
     assert (run.seed, run.epochs, run.log_every, run.ckpt_every, run.keep_n_latest) == (42, 1000, 10, 100, 20)
     assert (run.num_workers, run.prefetch_factor, run.dtype, run.parallel.zero) == (12, 2, "bf16", 2)
     assert (run.async_io, run.wandb_project, run.objective.sigma_min) == (False, "mmdit", 1e-5)
@@ -84,7 +85,7 @@ def test_stages_with_known_frames_differ_from_their_base_as_published(name: str)
     assert run.model.grow_cond_in
     found = run.condition_config
     assert found is not None
-    assert {kind: weight for kind, weight in found.weights.items() if weight} == CONDITIONS
+    assert {kind: weight for kind, weight in found.items() if weight} == CONDITIONS
     changed = {key for key in RunConfig.model_fields if getattr(run, key) != getattr(base, key)}
     if name == "stage1_i2v":
         assert changed == {"model", "condition_config", "lr", "optim"}
@@ -138,7 +139,7 @@ def commands() -> list[str]:
     texts = [path.read_text(encoding="utf-8").replace("#   ", "") for path in FOLDER.glob("*.py")]
     texts.append((ROOT / "docs" / "opensora_v2.md").read_text(encoding="utf-8"))
     lines = [line for text in texts for line in re.sub(r"\\\n#?\s*", "", text).splitlines()]
-    return sorted({line for line in lines if re.match(r"(torchrun .*-m )?longtake (train|plan) configs/", line)})
+    return sorted({line for line in lines if re.match(r"(torchrun .*-m )?longtake (train|plan) opensora_v2/", line)})
 
 
 @pytest.mark.parametrize("command", commands())
@@ -147,9 +148,9 @@ def test_commands_name_keys_and_files_that_there_are(command: str):
     for option in ("--gpus", "--gpu"):  # of the plan, no keys
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
-    if words[0].endswith("curriculum.py") and "--stage" not in words:
+    if words[0].endswith("curriculum") and "--stage" not in words:
         words += ["--stage", "stage2_i2v"]
-    assert read_run(str(ROOT / words[0]), words[1:]).value.dataset.data_path == "clips.parquet"
+    assert read_run(run_file(words[0]), words[1:]).value.dataset.data_path == "clips.parquet"
 
 
 def test_presets_fit_the_gpus_that_they_name():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +18,13 @@ import pytest
 from longtake.checkpoint import inspect, verify
 from longtake.contracts import UserError
 from longtake.system import System
-from longtake.train import run
+from longtake.train import run, saving
 from tests.train.runs import (
     PATIENCE_SECONDS,
     _descendants,
     assert_same_bits,
     exact,
     finish,
-    free_port,
     kill,
     metrics,
     pausing,
@@ -50,6 +52,35 @@ def test_both_ways_of_saving_give_the_same_checkpoints(tmp_path: Path, clips: Pa
 def test_the_newest_and_every_so_many_are_kept(tmp_path: Path, clips: Path, async_io: bool) -> None:
     config = write_config(tmp_path, clips, ckpt_every=1, keep_n_latest=2, keep_every=3, async_io=async_io)
     assert steps_saved(train_here(config)[0].folder) == [3, 6, 7, 8]
+
+
+@pytest.mark.parametrize("async_io", [True, False])
+def test_a_disk_without_room_for_the_next_checkpoint_is_told_before_the_first_step_and_after_each(
+    config: Path, async_io: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([1e3, 1e12, 1e3])  # at the start, after the first save, after the second
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free)))
+    _, said = train_here(config, "--ckpt-every", "4", "--async-io", str(async_io), "--log-every", "1")
+    warned = [line for line in said.splitlines() if "1e-06 GB are free there and the next checkpoint needs" in line]
+    assert len(warned) == 2
+    assert said.index(warned[0]) < said.index("step 1/8")
+
+
+def test_a_disk_that_is_full_when_a_line_of_metrics_is_due_is_told_with_its_place(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.TextIOWrapper):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def opened(path: Path, *args: Any, **more: Any) -> Any:
+        return Full(io.FileIO(path, "a"), **more) if path.name == "metrics.jsonl" else real(path, *args, **more)
+
+    real = Path.open
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(OSError, match="No space left") as caught:
+        train_here(config)
+    assert caught.value.filename == str(config.parent / "outputs" / "tiny" / "metrics.jsonl")
 
 
 def test_a_writer_that_dies_ends_the_run_with_a_sentence(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +167,11 @@ def test_a_worker_that_is_killed_costs_what_was_made_since_the_last_checkpoint(t
     whole = tmp_path / "whole" / "outputs" / "tiny"
     config = write_config(tmp_path / "cut", clips, **settings)
     folder = tmp_path / "cut" / "outputs" / "tiny"
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--max-restarts", "2")
-    launcher += ("--master_addr", "127.0.0.1", "--master_port", str(free_port()))
-    process = start("train", config, program=(*launcher, *pausing(config.parent, 14)))
+    again = ("--max-restarts", "2")
+    process = start("train", config, processes=2, launch=again, program=pausing(config.parent, 14))
     wait_until(process, lambda: len(metrics(folder)) >= 12)
     saved = steps_saved(folder)[-1]
-    workers = [p for p in _descendants(process.pid) if b"pausing_at" in _command(p)]
-    os.kill(workers[1], signal.SIGKILL)
+    os.kill(_descendants(process.pid)[1], signal.SIGKILL)  # what torchrun itself has started comes first
     code, out, error = finish(process)
     assert code == 0, error
     assert f"step {saved}" in out or f"step {saved + 5}" in out

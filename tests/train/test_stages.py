@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from longtake.checkpoint import inspect, list_checkpoints, read_state
+from longtake.checkpoint import RunState, inspect, list_checkpoints, read_state
 from longtake.config import load_config
 from longtake.contracts import UserError
 from longtake.system import export_adapters, export_model
 from longtake.train import EXIT_OTHER_WORLD, RunConfig, read_run, train_all
+from longtake.train.curriculum import note_done, read_done
 from longtake.train.run import train
-from longtake.train.stages import Words, read_curriculum
+from longtake.train.stages import CommandLine, read_curriculum
 from tests.train.runs import finish, kill, metrics, start, train_here, wait_until, write_config
 
 STAGES = """
@@ -49,7 +51,7 @@ def run(path: Path, *words: str) -> tuple[int, str]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return train_all(str(path), words, Console(file=said, width=300)), said.getvalue()
+        return train_all(str(path), words, Console(file=said, soft_wrap=True)), said.getvalue()
     finally:
         torch.set_num_threads(threads)
 
@@ -143,7 +145,7 @@ def test_adapters_go_on_in_a_stage_of_the_same_and_are_merged_for_any_other(adap
     assert f"weights: with the averaged adapters merged into them, from {other}" in said
     digests = [read_state(folder)["frozen"]["digest"] for folder in (begin, same, other)]
     assert digests[0] == digests[1] != digests[2]
-    assert "frozen" not in read_state(checkpoint(adapting, "full")), "all weights train"
+    assert RunState.read(checkpoint(adapting, "full")).frozen is None, "all weights train"
 
 
 @pytest.mark.slow
@@ -255,7 +257,7 @@ def test_stages_can_be_planned_and_shown(lessons: Path):
         ('[dict(name="a"), dict(name="a")]', "two stages are called a"),
         ('[dict(name="a", run="gone.py")]', r"stages\[0\].run = 'gone.py': no such file"),
         ('[dict(name="a", max_step=1)]', "max_step = 1 .*stage a.*did you mean max_steps"),
-        ('[dict(name="a", load="latest")]', "load = 'latest': stages go on by themselves"),
+        ('[dict(name="a", load="latest")]', "load = 'latest': each stage starts from the one before"),
     ],
 )
 def test_stages_written_wrongly_are_told_in_one_sentence(lessons: Path, written: str, sentence: str):
@@ -279,5 +281,12 @@ def test_a_stage_replaces_what_is_below_it_where_its_file_says_so(lessons: Path,
     assert below["32px"].keys() > {1}
     lessons.write_text(lines.replace("_one", '{"_delete_": True, 1: (1.0, 3)}'), encoding="utf-8")
     curriculum = read_curriculum(str(lessons))
-    resolved = curriculum.resolve(curriculum.stage("a"), Words.read([]), RunConfig)
+    resolved = curriculum.resolve(curriculum.stage("a"), CommandLine.read([]), RunConfig)
     assert resolved.tree["bucket_config"] == {"32px": {1: (1.0, 3)}}
+
+
+def test_stages_that_end_at_the_same_time_are_all_noted(tmp_path: Path):
+    names = [f"stage {number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: [note_done(tmp_path, name, f"{name}/{i}") for i in range(5)], names))
+    assert read_done(tmp_path) == {name: f"{name}/4" for name in names}

@@ -13,8 +13,8 @@ import pytest
 
 from longtake.contracts import Batch, Slot, UserError
 from longtake.data import SlotDataset, SlotLoader
-from longtake.train import garbage, record
-from longtake.train.garbage import collected_by_hand
+from longtake.train import loop, record
+from longtake.train.loop import collected_by_hand
 from tests.data.sources import die
 from tests.train.runs import PATIENCE_SECONDS, assert_same_bits, exact, metrics, train_here, write_config
 
@@ -120,7 +120,7 @@ def test_garbage_is_collected_at_the_steps_asked_for_and_at_no_other_moment(
             seen.append((step, gc.isenabled()))
 
     monkeypatch.setattr(record.Recorder, "push", note_step)
-    monkeypatch.setattr(garbage.gc, "unfreeze", lambda: gc.callbacks.remove(note))  # the end of training
+    monkeypatch.setattr(loop.gc, "unfreeze", lambda: gc.callbacks.remove(note))  # the end of training
     gc.callbacks.append(note)
     outcome, _ = train_here(config, "--gc-every", "3")
     monkeypatch.undo()
@@ -145,8 +145,8 @@ def test_the_collector_is_given_back_as_it_was_also_after_an_error(enabled: bool
             fail()
         assert gc.isenabled() == enabled
         assert gc.get_freeze_count() == 0
-        with collected_by_hand(0) as clock:
-            clock.tick(0)
+        with collected_by_hand(0) as collect:
+            collect(0)
             assert gc.isenabled() == enabled
             assert gc.get_freeze_count() == 0
     finally:

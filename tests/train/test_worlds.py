@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from longtake.parallel import start_world
 from longtake.track import make_console
 from longtake.train import read_run, train
 from longtake.train.optimizer import ShardedAdamW
+from tests.forks import on_processes
 from tests.train.runs import free_port, metrics, write_config
 
 # 14 micro-batches: at G = 4 the last of 4 steps has two slots, at G = 3 the last of 5.
@@ -106,7 +106,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> dict[str, P
     _play(0, 1, folder, copies / clips.name)
     torch.set_num_threads(threads)
     for size in (2, 4):
-        mp.spawn(_play_as_one_of_many, args=(size, free_port(), folder, copies / clips.name), nprocs=size)
+        on_processes(_play_as_one_of_many, size, size, free_port(), folder, copies / clips.name)
     found = {}
     for name in LAYOUTS:
         run, gradients = torch.load(folder / f"{name}.pt", weights_only=False)

@@ -12,11 +12,12 @@ from torch import Tensor
 from longtake.contracts import Conditions, UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.models.layers import patchify
-from longtake.weights import DIFFUSERS, MMDiTWeights, load_mmdit, save_mmdit
+from longtake.weights import ModelWeights, save_model
+from longtake.weights.mmdit import DIFFUSERS, FORMAT
 from tests.models.golden import random_inputs, tiny_config
 from tests.weights.test_mmdit import model_of
 
-FluxTransformer2DModel = pytest.importorskip("diffusers").FluxTransformer2DModel
+diffusers = pytest.importorskip("diffusers")  # its models are imported where one is taken: seconds of each worker
 
 SIZES = {
     "in_channels": 16,
@@ -31,9 +32,9 @@ SIZES = {
 OURS = [(fused, half) for fused in (False, True) for half in (False, True)]
 
 
-def random_flux(guidance: bool) -> FluxTransformer2DModel:
+def random_flux(guidance: bool) -> torch.nn.Module:
     torch.manual_seed(0)
-    model = FluxTransformer2DModel(**SIZES, guidance_embeds=guidance)
+    model = diffusers.FluxTransformer2DModel(**SIZES, guidance_embeds=guidance)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return model.eval()
@@ -44,19 +45,19 @@ def our_config(guidance: bool, fused: bool = False, half: bool = True) -> MMDiTC
 
 
 @torch.no_grad()
-def answer_of(flux: FluxTransformer2DModel, x: Tensor, t: Tensor, conditions: Conditions, guidance: bool) -> Tensor:
+def answer_of(flux: torch.nn.Module, x: Tensor, t: Tensor, conditions: Conditions, guidance: bool) -> Tensor:
     """Packed tokens, from the inputs of our model."""
     _, _, frames, height, width = x.shape
     axes = (torch.arange(n, dtype=torch.float32) for n in (frames, height // 2, width // 2))
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
     return flux(
         hidden_states=patchify(x, 2),
-        encoder_hidden_states=conditions.text,
-        pooled_projections=conditions.vector,
+        encoder_hidden_states=conditions["text"],
+        pooled_projections=conditions["vector"],
         timestep=t,
         img_ids=places,
-        txt_ids=torch.zeros(conditions.text.shape[1], 3),
-        guidance=conditions.guidance if guidance else None,
+        txt_ids=torch.zeros(conditions["text"].shape[1], 3),
+        guidance=conditions["guidance"] if guidance else None,
         return_dict=False,
     )[0]
 
@@ -71,7 +72,7 @@ def test_a_folder_of_diffusers_gives_the_answers_of_diffusers(
     (tmp_path / "model_index.json").write_text("{}")  # a whole pipeline's folder
     (tmp_path / "ae.safetensors").write_bytes(b"of another part")
     config = our_config(guidance, fused, half)
-    weights = MMDiTWeights(tmp_path, config)
+    weights = ModelWeights(tmp_path, config, FORMAT)
     assert weights.layout == DIFFUSERS
     assert not weights.missing
     assert not weights.surplus
@@ -88,10 +89,10 @@ def test_diffusers_reads_what_is_written_in_its_names(tmp_path: Path, fused: boo
     model = MMDiT(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    files = save_mmdit(model.state_dict(), config, tmp_path, DIFFUSERS, max_shard_bytes=100_000)
+    files = save_model(FORMAT, model.state_dict(), config, tmp_path, DIFFUSERS, max_shard_bytes=100_000)
     assert files[-1].name == "config.json"
     assert len(files) > 2, "shards beside the config"
-    flux, loading = FluxTransformer2DModel.from_pretrained(tmp_path, output_loading_info=True)
+    flux, loading = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     x, t, conditions = random_inputs(config)
@@ -103,19 +104,19 @@ def test_diffusers_reads_what_is_written_in_its_names(tmp_path: Path, fused: boo
 def test_guidance_that_the_model_does_not_embed_is_named(tmp_path: Path) -> None:
     random_flux(guidance=True).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"unknown time_text_embed\.guidance_embedder\.linear_1\.bias"):
-        load_mmdit(tmp_path, our_config(guidance=False))
+        ModelWeights(tmp_path, our_config(guidance=False), FORMAT)
 
 
 @pytest.mark.parametrize("changes", [{"cond_embed": True}, {"theta": 100.0}, {"mlp_ratio": 2.0}], ids=str)
 def test_what_diffusers_has_no_place_for_is_not_written(tmp_path: Path, changes: dict[str, object]) -> None:
     config = tiny_config(**changes)
     with pytest.raises(UserError, match="save in Open-Sora's or FLUX's names instead"):
-        save_mmdit(MMDiT(config).state_dict(), config, tmp_path / "out", DIFFUSERS)
+        save_model(FORMAT, MMDiT(config).state_dict(), config, tmp_path / "out", DIFFUSERS)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_written_settings_are_those_of_the_sizes(tmp_path: Path) -> None:
     config = our_config(guidance=False)
-    save_mmdit(MMDiT(config).state_dict(), config, tmp_path, DIFFUSERS)
+    save_model(FORMAT, MMDiT(config).state_dict(), config, tmp_path, DIFFUSERS)
     written = json.loads((tmp_path / "config.json").read_text())
     assert {key: tuple(v) if isinstance(v, list) else v for key, v in written.items() if key in SIZES} == SIZES

@@ -16,20 +16,18 @@ from longtake.contracts import UserError
 from longtake.models import LoraConfig, LoraLinear, MMDiT, MMDiTConfig, adapt, initialise, target_layers
 from longtake.system.lora import adapter_sizes, fill
 from longtake.weights import (
-    FLUX,
-    OPEN_SORA_V2,
     Adapter,
+    WeightLayout,
     adapters_of,
+    convert,
     convert_adapters,
     find_adapters,
-    layout_of,
     merged,
     read_adapters,
     save_adapters,
     tensors_of,
 )
-from longtake.weights.mmdit import convert
-from longtake.weights.mmdit_names import DIFFUSERS, Layout
+from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import random_inputs, tiny_config
 from tests.test_hub import put
 
@@ -43,32 +41,17 @@ def model_of(config: MMDiTConfig) -> MMDiT:
     return model
 
 
-class _Settings(dict[str, Any]):
-    """A config as PEFT wants it, which looks keys up as in a dictionary: it finds none of its own in ours."""
-
-    def __init__(self, config: MMDiTConfig) -> None:
-        super().__init__()
-        self._config = config
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
-
-
-def for_peft(config: MMDiTConfig) -> MMDiT:
-    model = model_of(config)
-    model.config = _Settings(config)
-    return model
-
-
 def drawn(config: MMDiTConfig, dora: bool = False, targets: tuple[str, ...] | None = None) -> dict[str, Adapter]:
-    """Adapters of rank 2 and alpha 3."""
+    """Adapters of rank 2, each with an alpha of its own."""
     generator = torch.Generator().manual_seed(1)
     model = MMDiT(config)
     found = {}
-    for name in target_layers(model, targets):
+    for name in target_layers(model, targets, FORMAT.lora_targets):
         rows, columns = model.get_submodule(name).weight.shape
         a, b = (torch.randn(*shape, generator=generator) / 8 for shape in ((2, columns), (rows, 2)))
-        found[name] = Adapter(a, b, 1.5, torch.rand(rows, generator=generator) + 0.5 if dora else None)
+        found[name] = Adapter(
+            a, b, 1.5 + len(found) % 5 / 4, torch.rand(rows, generator=generator) + 0.5 if dora else None
+        )
     return found
 
 
@@ -91,12 +74,15 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("changes", LAYOUTS)
 @pytest.mark.parametrize("target", [OPEN_SORA_V2, FLUX, DIFFUSERS])
-def test_adapting_and_renaming_may_change_places(target: Layout, changes: dict[str, Any], dora: bool) -> None:
+def test_adapting_and_renaming_may_change_places(target: WeightLayout, changes: dict[str, Any], dora: bool) -> None:
     config = tiny_config(**changes)
     adapters = drawn(config, dora)
     state = model_of(config).state_dict()
-    converted = convert_adapters(adapters, config, layout_of(config), target)
-    assert_same(changed(convert(state, config, target), converted), convert(changed(state, adapters), config, target))
+    converted = convert_adapters(FORMAT, adapters, config, FORMAT.own(config), target)
+    assert_same(
+        changed(convert(FORMAT, state, config, target), converted),
+        convert(FORMAT, changed(state, adapters), config, target),
+    )
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -105,8 +91,8 @@ def test_adapting_and_renaming_may_change_places(target: Layout, changes: dict[s
 def test_every_family_comes_back(family: str, changes: dict[str, Any], dora: bool, tmp_path: Path) -> None:
     config = tiny_config(**changes)
     adapters = drawn(config, dora, ("*_blocks.*", "img_in", "final_layer.*"))
-    save_adapters(adapters, config, in_place(tmp_path, family), family)
-    back = read_adapters(in_place(tmp_path, family), config)
+    save_adapters(FORMAT, adapters, config, in_place(tmp_path, family), family)
+    back = read_adapters(FORMAT, in_place(tmp_path, family), config)
     state = model_of(config).state_dict()
     assert_same(changed(state, back), changed(state, adapters))
 
@@ -114,15 +100,15 @@ def test_every_family_comes_back(family: str, changes: dict[str, Any], dora: boo
 def test_adapters_of_some_projections_are_joined_beside_nothing(tmp_path: Path) -> None:
     config = tiny_config()
     adapters = drawn(config, targets=("img_attn.q_proj", "single_blocks.0.k_proj"))
-    save_adapters(adapters, config, tmp_path / "a.safetensors", "comfy")
-    back = read_adapters(tmp_path / "a.safetensors", config.model_copy(update={"fused_qkv": True}))
+    save_adapters(FORMAT, adapters, config, tmp_path / "a.safetensors", "comfy")
+    back = read_adapters(FORMAT, tmp_path / "a.safetensors", config.model_copy(update={"fused_qkv": True}))
     assert set(back) == {"double_blocks.0.img_attn.qkv", "single_blocks.0.linear1"}
     state = model_of(config).state_dict()
-    fused = convert(state, config, Layout("fused", "half"))
-    assert_same(changed(fused, back), convert(changed(state, adapters), config, Layout("fused", "half")))
+    fused = convert(FORMAT, state, config, WeightLayout("fused", "half"))
+    assert_same(changed(fused, back), convert(FORMAT, changed(state, adapters), config, WeightLayout("fused", "half")))
     partly = drawn(config, dora=True, targets=("img_attn.q_proj",))
     with pytest.raises(UserError, match="joins layers of which DoRA has adapted only some"):
-        save_adapters(partly, config, tmp_path / "b.safetensors", "comfy")
+        save_adapters(FORMAT, partly, config, tmp_path / "b.safetensors", "comfy")
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -130,17 +116,17 @@ def test_peft_gives_our_output(dora: bool, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     config = tiny_config()
     adapters = drawn(config, dora)
-    save_adapters(adapters, config, tmp_path / "peft", "peft", base="flux.safetensors")
-    theirs = peft.PeftModel.from_pretrained(for_peft(config), tmp_path / "peft").eval()
+    save_adapters(FORMAT, adapters, config, tmp_path / "peft", "peft", base="flux.safetensors")
+    theirs = peft.PeftModel.from_pretrained(model_of(config), tmp_path / "peft").eval()
     assert theirs.peft_config["default"].base_model_name_or_path == "flux.safetensors"
     ours = model_of(config)
-    adapt(ours, adapter_sizes(ours, LoraConfig(), adapters), "dense", torch.float32)
+    adapt(ours, adapter_sizes(FORMAT, ours, LoraConfig(), adapters), "dense", torch.float32)
     fill(ours, tensors_of(adapters))
     x, t, conditions = random_inputs(config)
     torch.testing.assert_close(ours(x, t, conditions), theirs(x, t, conditions))
     theirs.save_pretrained(tmp_path / "again", save_embedding_layers=False)
-    again = read_adapters(tmp_path / "again", config)
-    assert {layer: (a.rank, a.alpha) for layer, a in again.items()} == dict.fromkeys(adapters, (2, 3.0))
+    again = read_adapters(FORMAT, tmp_path / "again", config)
+    assert {layer: a.alpha for layer, a in again.items()} == {layer: a.alpha for layer, a in adapters.items()}
     assert all(torch.equal(tensor, tensors_of(adapters)[name]) for name, tensor in tensors_of(again).items())
     back = adapters_of(dict(ours.named_parameters()), lambda layer: ours.get_submodule(layer).scaling)
     assert all(torch.equal(back[layer].b, adapter.b) for layer, adapter in adapters.items())
@@ -153,12 +139,12 @@ def test_what_peft_trained_is_read_with_its_alphas(tmp_path: Path) -> None:
     settings = peft.LoraConfig(
         r=4, lora_alpha=2, target_modules=["proj", "linear2"], alpha_pattern={"single_blocks.0.linear2": 12}
     )
-    theirs = peft.get_peft_model(for_peft(config), settings)
+    theirs = peft.get_peft_model(model_of(config), settings)
     for name, parameter in theirs.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     theirs.save_pretrained(tmp_path)
-    adapters = read_adapters(tmp_path, config)
+    adapters = read_adapters(FORMAT, tmp_path, config)
     assert {name: adapter.scaling for name, adapter in adapters.items()} == {
         "double_blocks.0.img_attn.proj": 0.5,
         "double_blocks.0.txt_attn.proj": 0.5,
@@ -169,13 +155,34 @@ def test_what_peft_trained_is_read_with_its_alphas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dora", [False, True])
+def test_peft_merges_takes_off_saves_and_reads_again(dora: bool, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = tiny_config()
+    adapters, plain = drawn(config, dora), model_of(config).state_dict()
+    save_adapters(FORMAT, adapters, config, tmp_path / "ours", "peft")
+
+    def wrapped(name: str) -> Any:
+        return peft.PeftModel.from_pretrained(model_of(config), tmp_path / name)
+
+    theirs = wrapped("ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert_same(wrapped("theirs").merge_and_unload().state_dict(), changed(plain, adapters))
+    x, t, conditions = random_inputs(config)
+    beside = theirs.eval()(x, t, conditions)
+    theirs.merge_adapter()
+    torch.testing.assert_close(theirs(x, t, conditions), beside)
+    theirs.unmerge_adapter()
+    assert_same(theirs.unload().state_dict(), plain)
+
+
+@pytest.mark.parametrize("dora", [False, True])
 def test_diffusers_loads_and_fuses_what_we_mean(dora: bool, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin
 
     config = tiny_config(vec_in_dim=16, guidance_embed=True)
     adapters = drawn(config, dora, ("*_blocks.*", "img_in", "final_layer.*"))
-    save_adapters(adapters, config, tmp_path / "lora.safetensors", "diffusers")
+    save_adapters(FORMAT, adapters, config, tmp_path / "lora.safetensors", "diffusers")
     theirs = diffusers.FluxTransformer2DModel(
         patch_size=1,
         in_channels=16,
@@ -189,14 +196,14 @@ def test_diffusers_loads_and_fuses_what_we_mean(dora: bool, tmp_path: Path) -> N
         axes_dims_rope=(4, 6, 6),
     )
     state = model_of(config).state_dict()
-    theirs.load_state_dict(convert(state, config, DIFFUSERS))
+    theirs.load_state_dict(convert(FORMAT, state, config, DIFFUSERS))
     read, metadata = FluxLoraLoaderMixin.lora_state_dict(str(tmp_path / "lora.safetensors"), return_lora_metadata=True)
     theirs.load_lora_adapter(read, prefix="transformer", metadata=metadata, adapter_name="default")
     theirs.save_lora_adapter(tmp_path / "again")
-    assert_same(changed(state, read_adapters(tmp_path / "again", config)), changed(state, adapters))
+    assert_same(changed(state, read_adapters(FORMAT, tmp_path / "again", config)), changed(state, adapters))
     theirs.fuse_lora()
     theirs.unload_lora()
-    assert_same(theirs.state_dict(), convert(changed(state, adapters), config, DIFFUSERS))
+    assert_same(theirs.state_dict(), convert(FORMAT, changed(state, adapters), config, DIFFUSERS))
 
 
 def test_diffusers_takes_comfys_file_for_the_same(tmp_path: Path) -> None:
@@ -204,13 +211,13 @@ def test_diffusers_takes_comfys_file_for_the_same(tmp_path: Path) -> None:
     config = tiny_config(depth_single_blocks=0)  # diffusers knows the widths of the real single blocks alone
     adapters = drawn(config, targets=("*_blocks.*",))
     for family in ("comfy", "diffusers"):
-        save_adapters(adapters, config, tmp_path / f"{family}.safetensors", family)
+        save_adapters(FORMAT, adapters, config, tmp_path / f"{family}.safetensors", family)
     comfy = loaders.FluxLoraLoaderMixin.lora_state_dict(str(tmp_path / "comfy.safetensors"))
     wanted = load_file(tmp_path / "diffusers.safetensors")
     assert comfy.keys() == wanted.keys()
-    for name in [name for name in wanted if "lora_A" in name]:
-        up = name.replace("lora_A", "lora_B")
-        torch.testing.assert_close(comfy[up] @ comfy[name], 1.5 * wanted[up] @ wanted[name])
+    for layer, adapter in convert_adapters(FORMAT, adapters, config, FORMAT.own(config), DIFFUSERS).items():
+        up, down = (f"transformer.{layer}.lora_{matrix}.weight" for matrix in "BA")
+        torch.testing.assert_close(comfy[up] @ comfy[down], adapter.scaling * wanted[up] @ wanted[down])
 
 
 def test_adapters_on_the_hub_are_found_by_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +227,11 @@ def test_adapters_on_the_hub_are_found_by_their_folder(tmp_path: Path, monkeypat
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     config = tiny_config()
     folders = {family: put(tmp_path, f"owner/{family}") for family in ("peft", "diffusers")}
-    save_adapters(drawn(config), config, folders["peft"], "peft")
-    save_adapters(drawn(config), config, folders["diffusers"] / "pytorch_lora_weights.safetensors", "diffusers")
+    save_adapters(FORMAT, drawn(config), config, folders["peft"], "peft")
+    save_adapters(FORMAT, drawn(config), config, folders["diffusers"] / "pytorch_lora_weights.safetensors", "diffusers")
     for family, folder in folders.items():
         assert find_adapters(f"owner/{family}") == folder
-        assert read_adapters(folder, config).keys() == drawn(config).keys()
+        assert read_adapters(FORMAT, folder, config).keys() == drawn(config).keys()
     with pytest.raises(UserError, match=r"lora.from_pretrained = 'owner/other': is neither a path .* nor in the"):
         find_adapters("owner/other")
 
@@ -232,7 +239,7 @@ def test_adapters_on_the_hub_are_found_by_their_folder(tmp_path: Path, monkeypat
 def test_alpha_is_in_every_file(tmp_path: Path) -> None:
     config = tiny_config()
     for family in FAMILIES:
-        save_adapters(drawn(config), config, in_place(tmp_path / family, family), family)
+        save_adapters(FORMAT, drawn(config), config, in_place(tmp_path / family, family), family)
     assert json.loads((tmp_path / "peft" / "adapters" / "adapter_config.json").read_text())["lora_alpha"] == 3
     comfy = load_file(tmp_path / "comfy" / "adapters.safetensors")
     assert comfy["lora_unet_single_blocks_0_linear2.alpha"] == 3.0
@@ -243,28 +250,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     config = tiny_config()
     save_file({"img_in.weight": torch.zeros(2, 2)}, tmp_path / "weights.safetensors")
     with pytest.raises(UserError, match=r"img_in.weight is no part of a LoRA or DoRA adapter"):
-        read_adapters(tmp_path / "weights.safetensors", config)
+        read_adapters(FORMAT, tmp_path / "weights.safetensors", config)
     save_file({f"unet.x.lora_{k}.weight": torch.zeros(2, 2) for k in "AB"}, tmp_path / "unet.safetensors")
     with pytest.raises(UserError, match=r"holds adapters of unet.x, which the model does not have"):
-        read_adapters(tmp_path / "unet.safetensors", config)
+        read_adapters(FORMAT, tmp_path / "unet.safetensors", config)
     save_file({"img_in.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "half.safetensors")
     with pytest.raises(UserError, match=r"the adapter of img_in lacks one of its two matrices"):
-        read_adapters(tmp_path / "half.safetensors", config)
-    save_adapters(drawn(config), config, tmp_path / "good.safetensors", "diffusers")
+        read_adapters(FORMAT, tmp_path / "half.safetensors", config)
+    save_adapters(FORMAT, drawn(config), config, tmp_path / "good.safetensors", "diffusers")
     with pytest.raises(UserError, match=r"is for a layer \[32, 32\], the model's is \[64, 64\]"):
-        read_adapters(tmp_path / "good.safetensors", tiny_config(hidden_size=64, num_heads=4))
+        read_adapters(FORMAT, tmp_path / "good.safetensors", tiny_config(hidden_size=64, num_heads=4))
 
 
 def test_known_frames_have_no_place_in_foreign_files(tmp_path: Path) -> None:
     config = tiny_config(cond_embed=True)
     with pytest.raises(UserError, match=r"cond_in: diffusers has no such layer"):
-        save_adapters(drawn(config, targets=("cond_in",)), config, tmp_path / "a.safetensors", "diffusers")
-
-
-@pytest.mark.parametrize("dora", [False, True])
-def test_strength_leads_from_the_weight_to_the_adapted_one(dora: bool) -> None:
-    adapter = next(iter(drawn(tiny_config(), dora).values()))
-    weight = torch.randn(adapter.b.shape[0], adapter.a.shape[1])
-    assert torch.equal(merged(weight, adapter, 0.0), weight)
-    half = (weight + merged(weight, adapter)) / 2
-    torch.testing.assert_close(merged(weight, adapter, 0.5), half)
+        save_adapters(FORMAT, drawn(config, targets=("cond_in",)), config, tmp_path / "a.safetensors", "diffusers")

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.models import MMDiT, MMDiTConfig, initialise
-from longtake.weights import DIFFUSERS, FLUX, OPEN_SORA_V2, Layout, MMDiTWeights, load_mmdit, save_mmdit, save_weights
-from longtake.weights.mmdit import convert, layout_of, plan_conversion, reorder_heads, to_open_sora
+from longtake.weights import ModelWeights, WeightLayout, convert, save_model, save_weights
+from longtake.weights.conversion import plan_conversion, reorder_heads
+from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import (
     CASES,
     FOLDER,
@@ -26,7 +28,7 @@ from tests.models.golden import (
     weights_path,
 )
 
-LAYOUTS = [Layout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
+LAYOUTS = [WeightLayout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
 WITH_DIFFUSERS = [*LAYOUTS, DIFFUSERS]
 
 
@@ -36,17 +38,23 @@ def model_of(config: MMDiTConfig, state: dict[str, Tensor]) -> MMDiT:
     return model
 
 
+def load_mmdit(path: Path, config: MMDiTConfig, rope: Any = None) -> dict[str, Tensor]:
+    return dict(ModelWeights(path, config, FORMAT, rope))
+
+
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_files_of_the_reference_load_and_give_its_output_and_gradients(kind: str, case: str) -> None:
     """The reference ran every case on the same weights, whatever its rotary layout: `rope` says so to the loader."""
     golden = golden_case(kind, case, strict_load=False)
-    rope = layout_of(golden.config).rope
+    rope = FORMAT.own(golden.config).rope
     assert_equals_golden(golden, model_of(golden.config, load_mmdit(weights_path(kind), golden.config, rope)))
 
 
 @pytest.mark.parametrize("target", LAYOUTS, ids=lambda layout: f"{layout.names}-{layout.rope}")
 @pytest.mark.parametrize(("kind", "case"), [("split", "half_cond"), ("fused", "interleaved_guidance")])
-def test_a_model_in_any_layout_gives_the_output_of_the_file_it_came_from(kind: str, case: str, target: Layout) -> None:
+def test_a_model_in_any_layout_gives_the_output_of_the_file_it_came_from(
+    kind: str, case: str, target: WeightLayout
+) -> None:
     golden = golden_case(
         kind, case, strict_load=False, fused_qkv=target.names == "fused", use_liger_rope=target.rope == "half"
     )
@@ -68,7 +76,7 @@ def test_head_order_is_the_references_permutation() -> None:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_layout_round_trips_through_a_file(
-    tmp_path: Path, target: Layout, fused: bool, half: bool, bias: bool
+    tmp_path: Path, target: WeightLayout, fused: bool, half: bool, bias: bool
 ) -> None:
     own = {} if target == DIFFUSERS else {"cond_embed": True, "qkv_bias": bias}
     config = tiny_config(fused_qkv=fused, use_liger_rope=half, guidance_embed=bias, depth=2, **own)
@@ -77,7 +85,7 @@ def test_every_layout_round_trips_through_a_file(
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)  # norm scales too: their order matters
     state = model.state_dict()
-    save_mmdit(state, config, tmp_path / "w", target, max_shard_bytes=40_000)
+    save_model(FORMAT, state, config, tmp_path / "w", target, max_shard_bytes=40_000)
     assert len(list((tmp_path / "w").glob("*.safetensors"))) > 1
     found = load_mmdit(tmp_path / "w", config)
     assert found.keys() == state.keys()
@@ -87,7 +95,7 @@ def test_every_layout_round_trips_through_a_file(
 @pytest.mark.parametrize(
     ("name", "layout"), [("open_sora_v2", OPEN_SORA_V2), ("video_dc_ae", OPEN_SORA_V2), ("flux_dev", FLUX)]
 )
-def test_full_size_plans_use_every_tensor_of_the_reference_once(name: str, layout: Layout) -> None:
+def test_full_size_plans_use_every_tensor_of_the_reference_once(name: str, layout: WeightLayout) -> None:
     info = json.loads((FOLDER / "mmdit_state_keys.json").read_text())[name]
     depth = {"double_blocks": info["depth"], "single_blocks": info["depth_single_blocks"]}
     names = {
@@ -96,10 +104,11 @@ def test_full_size_plans_use_every_tensor_of_the_reference_once(name: str, layou
     assert len(names) == info["num_tensors"]
     config = MMDiTConfig(cond_embed="cond_in.weight" in names, guidance_embed="guidance_in.in_layer.weight" in names)
     for target in (OPEN_SORA_V2, FLUX, DIFFUSERS):
-        plan = plan_conversion(config, layout, target)
-        assert {piece.source for pieces in plan.values() for piece in pieces} == names
+        plan = plan_conversion(FORMAT, config, layout, target)
+        assert {piece.tensor for pieces in plan.values() for piece in pieces} == names
         for kind in "weight", "bias":
-            rows = [p.rows for pieces in plan.values() for p in pieces if p.source == f"single_blocks.0.linear1.{kind}"]
+            joined = f"single_blocks.0.linear1.{kind}"
+            rows = [(p.start, p.stop) for pieces in plan.values() for p in pieces if p.tensor == joined]
             if layout == FLUX and target == OPEN_SORA_V2:
                 assert sorted(rows) == [(0, 3072), (3072, 6144), (6144, 21504)]
 
@@ -138,14 +147,17 @@ def half_split(rows: Tensor) -> Tensor:
 
 def test_the_open_sora_export_has_the_released_names() -> None:
     config = tiny_config(fused_qkv=True, use_liger_rope=False)
-    names = {re.sub(r"_blocks\.\d+\.", "_blocks.*.", name) for name in to_open_sora(MMDiT(config).state_dict(), config)}
+    names = {
+        re.sub(r"_blocks\.\d+\.", "_blocks.*.", name)
+        for name in convert(FORMAT, MMDiT(config).state_dict(), config, OPEN_SORA_V2)
+    }
     expected = json.loads((FOLDER / "mmdit_state_keys.json").read_text())["open_sora_v2"]["shapes"]
     assert names == {name for name in expected if not name.startswith("cond_in")}
 
 
 def test_a_state_dict_of_another_config_is_refused_by_the_export() -> None:
     with pytest.raises(UserError, match="missing cond_in"):
-        to_open_sora(MMDiT(tiny_config()).state_dict(), tiny_config(cond_embed=True))
+        convert(FORMAT, MMDiT(tiny_config()).state_dict(), tiny_config(cond_embed=True), OPEN_SORA_V2)
 
 
 def test_unknown_and_missing_tensors_are_all_named_and_stop_the_load() -> None:
@@ -163,7 +175,7 @@ def test_without_strict_load_differences_are_noted_once_and_the_rest_is_loaded(
 ) -> None:
     config = golden_case("split", "half_guidance", strict_load=False, depth=3).config
     with caplog.at_level(logging.WARNING):
-        weights = MMDiTWeights(weights_path("split"), config)
+        weights = ModelWeights(weights_path("split"), config, FORMAT)
     assert weights.surplus == ["cond_in.bias", "cond_in.weight"]
     assert all(name.startswith("double_blocks.2.") for name in weights.missing)
     (note,) = weights.notes
@@ -210,7 +222,7 @@ def test_a_file_with_an_unknown_rotary_order_is_refused(tmp_path: Path) -> None:
 
 def test_lazy_weights_make_one_tensor_at_a_time_and_equal_the_loaded_ones() -> None:
     config = golden_case("fused", "interleaved_guidance", fused_qkv=False, use_liger_rope=True).config
-    weights = MMDiTWeights(weights_path("fused"), config)
+    weights = ModelWeights(weights_path("fused"), config, FORMAT)
     assert weights.layout == FLUX
     assert not weights.missing
     assert not weights.surplus
@@ -223,7 +235,7 @@ def test_lazy_weights_make_one_tensor_at_a_time_and_equal_the_loaded_ones() -> N
 def test_converting_to_the_own_layout_copies_nothing() -> None:
     config = tiny_config()
     state = MMDiT(config).state_dict()
-    same = convert(state, config, layout_of(config))
+    same = convert(FORMAT, state, config, FORMAT.own(config))
     assert all(same[name].data_ptr() == state[name].data_ptr() for name in state)
     assert all(torch.equal(same[name], state[name]) for name in state)
 
@@ -232,29 +244,29 @@ def test_growth_makes_an_image_to_video_model_that_answers_as_the_text_to_video_
     plain = tiny_config()
     model = MMDiT(plain)
     initialise(model, 3)
-    save_mmdit(model.state_dict(), plain, tmp_path / "t2v.safetensors")
+    save_model(FORMAT, model.state_dict(), plain, tmp_path / "t2v.safetensors", OPEN_SORA_V2)
     config = tiny_config(cond_embed=True, grow_cond_in=True)
-    weights = MMDiTWeights(tmp_path / "t2v.safetensors", config)
+    weights = ModelWeights(tmp_path / "t2v.safetensors", config, FORMAT)
     assert weights.notes == [f"{tmp_path / 't2v.safetensors'} has no cond_in: it starts at zero (model.grow_cond_in)"]
     grown = model_of(config, dict(weights))
     assert not grown.cond_in.weight.any()
     x, t, conditions = random_inputs(plain)
     assert torch.equal(grown(x, t, conditions), model(x, t, conditions))
-    save_mmdit(grown.state_dict(), config, tmp_path / "i2v.safetensors")
-    assert not MMDiTWeights(tmp_path / "i2v.safetensors", config).notes, "what has cond_in does not grow"
+    save_model(FORMAT, grown.state_dict(), config, tmp_path / "i2v.safetensors", OPEN_SORA_V2)
+    assert not ModelWeights(tmp_path / "i2v.safetensors", config, FORMAT).notes, "what has cond_in does not grow"
 
 
 def test_growth_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
     plain, with_cond = tiny_config(), tiny_config(cond_embed=True)
-    save_mmdit(MMDiT(plain).state_dict(), plain, tmp_path / "t2v.safetensors")
-    save_mmdit(MMDiT(with_cond).state_dict(), with_cond, tmp_path / "i2v.safetensors")
+    save_model(FORMAT, MMDiT(plain).state_dict(), plain, tmp_path / "t2v.safetensors", OPEN_SORA_V2)
+    save_model(FORMAT, MMDiT(with_cond).state_dict(), with_cond, tmp_path / "i2v.safetensors", OPEN_SORA_V2)
     with pytest.raises(UserError, match=r"missing cond_in.*set model\.grow_cond_in to True to start cond_in at zero"):
         load_mmdit(tmp_path / "t2v.safetensors", with_cond)
     with pytest.raises(UserError, match=r"unknown cond_in.*an image-to-video model: set model\.cond_embed to True"):
         load_mmdit(tmp_path / "i2v.safetensors", plain)
     with pytest.raises(ValueError, match="cond_embed is False, so there is no cond_in"):
         tiny_config(grow_cond_in=True)
-    loose = MMDiTWeights(tmp_path / "i2v.safetensors", tiny_config(strict_load=False))
+    loose = ModelWeights(tmp_path / "i2v.safetensors", tiny_config(strict_load=False), FORMAT)
     assert "cond_in.weight; passed over (model.strict_load is False)" in loose.notes[0]
 
 

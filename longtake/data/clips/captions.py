@@ -1,15 +1,25 @@
-"""The text a model reads: the caption with its frame rate and motion score, made alike for training and generation."""
+"""What is written about a clip: the text a model reads, made alike for training and generation, and, in cells of its
+table and in files beside it, captions of its segments, names of other files, and lines of numbers, one a frame."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from typing import Literal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
 
-Compat = Literal["opensora_v2"]
+import numpy as np
+
+from longtake.data.clips.video import ClipError
+from longtake.data.rules import CaptionForm
+from longtake.small_files import parse_json, read_small
+
 Kind = Literal["train", "inference"]
 
 _SUFFIX = re.compile(r"(^|[.!?…。！？] )(\d+ FPS|\d+ FPS, \d+ motion score|\d+ motion score)\.$")
+_ENDS_IN_RATE = re.compile(r"\d+ FPS\.$")
 _SENTENCE_END = (".", "!", "?", "…", "。", "！", "？")
 
 
@@ -17,7 +27,7 @@ def caption(
     text: str,
     fps: float | None = None,
     motion_score: float | str | None = None,
-    compat: Compat | None = None,
+    form: CaptionForm = "rate",
     kind: Kind = "train",
 ) -> str:
     """`text` with what is known about rate and motion: `a cat` -> `a cat. 24 FPS, 4 motion score.`
@@ -27,13 +37,17 @@ def caption(
     gets a full stop; one that already ends in such a suffix is returned as it is. Training and generation share this
     form.
 
-    `compat="opensora_v2"` gives that program's two forms, `kind` chooses which: in training `a cat 24 FPS, 4 motion
-    score.`, with the rate as stored; in inference `a cat. 24 FPS. 4 motion score.`
+    form: `rate_as_published` gives the two forms of Open-Sora 2.0's program, `kind` chooses which: in training `a cat
+    24 FPS, 4 motion score.`, with the rate as stored; in inference `a cat. 24 FPS. 4 motion score.` `plain` returns the
+    text as it is.
     """
+    if form == "plain":
+        return text
     known_fps = None if fps is None or not math.isfinite(fps) or fps <= 0 else fps
     score = _score(motion_score)
-    if compat == "opensora_v2":
-        return _opensora_train(text, known_fps, score) if kind == "train" else _opensora_prompt(text, known_fps, score)
+    if form == "rate_as_published":
+        published = _published_train if kind == "train" else _published_prompt
+        return published(text, known_fps, score)
     text = text.strip()
     if _SUFFIX.search(text):
         return text
@@ -47,6 +61,71 @@ def caption(
     return " ".join(part for part in (text, ", ".join(parts) + "." if parts else "") if part)
 
 
+def segment_captions(cell: str, needed: int) -> tuple[str, ...]:
+    """The captions of a clip's segments: a JSON array, or one text. Raises `ValueError` for another number of them."""
+    parts = _listed(cell)
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"its captions are no JSON array of texts; needed: {needed}, for a sample")
+    if len(parts) != needed:
+        raise ValueError(f"captions found: {len(parts)}, needed: {needed}, for a sample")
+    return tuple(parts)
+
+
+def published_rate(rate: float, fps: float | None, fps_max: float | None) -> float:
+    """A clip's rate under the ceiling as Open-Sora 2.0 writes it: an int unless it is the source's own, below that.
+
+    `rate`: by `buckets.frame_interval`, 0 where unknown; `fps`: of the source.
+    """
+    below = fps_max is None or not rate or float(fps) < fps_max  # type: ignore[arg-type]
+    return float(rate) if below and rate else int(rate)
+
+
+def names_in(cell: str) -> list[str]:
+    """The files that a cell names: one, or a JSON array of them. Raises `ClipError` for another array."""
+    names = _listed(cell)
+    if names == [""]:
+        return []
+    if not all(isinstance(name, str) and name for name in names):
+        raise ClipError("the cell is no JSON array of file names")
+    return names
+
+
+def read_frame_numbers(path: str | os.PathLike[str], lines: np.ndarray, width: int, header: int = 0) -> np.ndarray:
+    """Some lines of a text of numbers, separated by blanks or commas: float32 [len(lines), width].
+
+    lines: int64, counted from the first behind the `header`. Raises `ClipError`.
+    """
+    try:
+        text = read_small(Path(path)).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ClipError("no such file") from error
+    except (OSError, ValueError) as error:
+        raise ClipError(f"cannot be read as text ({error})") from error
+    rows = text.splitlines()[header:]
+    found = np.empty((len(lines), width), np.float32)
+    for place, line in enumerate(lines.tolist()):
+        if line >= len(rows):
+            raise ClipError(f"line {line} was asked for, but the file has {len(rows)} for frames")
+        numbers = rows[line].replace(",", " ").split()
+        if len(numbers) != width:
+            raise ClipError(f"line {line} has {len(numbers)} numbers; {width} are needed")
+        try:
+            found[place] = [float(number) for number in numbers]
+        except ValueError as error:
+            raise ClipError(f"line {line} holds something else than numbers") from error
+    if not np.isfinite(found).all():
+        raise ClipError("a number is not finite")
+    return found
+
+
+def _listed(cell: str) -> list[Any]:
+    """The parts of a cell that is a JSON array, else the cell itself: a file, too, may have a name that begins so."""
+    if cell.lstrip().startswith("["):
+        with suppress(ValueError):
+            return parse_json(cell)
+    return [cell]
+
+
 def _score(value: float | str | None) -> int | None:
     """A motion score rounded half up; None where there is none. Raises `ValueError` for a text that is no number."""
     if value is None or value == "":
@@ -55,17 +134,17 @@ def _score(value: float | str | None) -> int | None:
     return math.floor(number + 0.5) if math.isfinite(number) else None
 
 
-def _opensora_train(text: str, fps: float | None, score: int | None) -> str:
+def _published_train(text: str, fps: float | None, score: int | None) -> str:
     parts = [] if fps is None else [f"{fps} FPS"]
     if score is not None:
         parts.append(f"{score} motion score")
     return f"{text} {', '.join(parts)}." if parts else text
 
 
-def _opensora_prompt(text: str, fps: float | None, score: int | None) -> str:
+def _published_prompt(text: str, fps: float | None, score: int | None) -> str:
     text = text.strip()
     if not text.endswith("."):
         text += "."
-    if fps is not None and "FPS." not in text:
+    if fps is not None and not _ENDS_IN_RATE.search(text):
         text += f" {fps} FPS."
     return text if score is None else f"{text} {score} motion score."

@@ -26,6 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from urllib.parse import unquote, urlsplit
 
 from longtake.contracts import UserError
 from longtake.data.clips.video import ClipError, reason_of
+from longtake.durable import replace
 
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
@@ -131,7 +133,6 @@ class FileCache:
                 os.close(handle)
 
     def _lease(self, url: str) -> tuple[Path, int]:
-        """The local file and a handle that holds it."""
         digest = hashlib.blake2b(url.encode(errors="surrogateescape"), digest_size=16).hexdigest()
         suffix = os.path.splitext(file_name(url))[1]
         path = self.folder / digest[:2] / (digest + (suffix if _SUFFIX.fullmatch(suffix) else ""))
@@ -196,14 +197,11 @@ class FileCache:
                     os.fsync(handle)
                 if got > (size or 0):
                     self._reserve(got - (size or 0), claim)
-                os.replace(content, path)
+                replace(content, path, synced=False)
 
     @contextmanager
     def _held(self, path: Path, deadline: float) -> Iterator[int | None]:
-        """A handle of a new file, locked, and deleted behind the body unless it was renamed.
-
-        Waits for the process that has it now; None: that one has deleted it meanwhile.
-        """
+        """A handle of a new file, locked, deleted behind the body unless renamed; None: who had it has deleted it."""
         with _blaming_the_folder(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -305,24 +303,17 @@ def _in_time(function: Callable[[], Result], deadline: float, progress: Callable
     It runs in a thread of its own, because a call that waits for a server cannot be interrupted in another way. A
     thread that is given up is left to itself and ends with its connection, at the latest with the process.
     """
-    outcome: list[tuple[Any, BaseException | None]] = []
+    outcome: Future[Result] = Future()
 
     def work() -> None:
         try:
-            outcome.append((function(), None))
+            outcome.set_result(function())
         except BaseException as error:
-            outcome.append((None, error))
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True, name="fetch")
-    thread.start()
+    threading.Thread(target=work, daemon=True, name="fetch").start()
     seen, since = progress(), time.monotonic()
-    while True:
-        thread.join(min(0.2, _SILENCE_SECONDS))
-        if outcome:
-            result, error = outcome[0]
-            if error is not None:
-                raise error
-            return result
+    while not wait([outcome], min(0.2, _SILENCE_SECONDS)).done:
         now, found = time.monotonic(), progress()
         if found != seen:
             seen, since = found, now
@@ -330,6 +321,7 @@ def _in_time(function: Callable[[], Result], deadline: float, progress: Callable
             raise ClipError("cannot be fetched: took longer than dataset.download_seconds")
         if now - since > _SILENCE_SECONDS:
             raise TimeoutError(f"nothing came for {_SILENCE_SECONDS:g} s")
+    return outcome.result()
 
 
 def _written(path: Path) -> tuple[int, int] | None:
@@ -342,7 +334,6 @@ def _written(path: Path) -> tuple[int, int] | None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether an open file still is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:
@@ -409,13 +400,12 @@ def _absent_for(mark: Path) -> float | None:
 def _is_absence(error: BaseException | None) -> bool:
     """Whether an error says that nothing answers at the address, or that there is no such address."""
     for _ in range(8):
+        named = type(error).__name__ in ("EndpointConnectionError", "ClientConnectorDNSError")
+        lost = isinstance(error, ConnectionRefusedError | socket.gaierror)
+        if named or lost or getattr(error, "errno", None) in _ABSENT:
+            return True
         if error is None:
             return False
-        named = type(error).__name__ in ("EndpointConnectionError", "ClientConnectorDNSError")
-        if named or isinstance(error, ConnectionRefusedError | socket.gaierror):
-            return True
-        if getattr(error, "errno", None) in _ABSENT:
-            return True
         error = getattr(error, "os_error", None) or error.__cause__ or error.__context__
     return False
 
@@ -426,7 +416,6 @@ def _cause(error: Exception) -> BaseException:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether another attempt could go better."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500:
         return status in _PASSING_STATUS

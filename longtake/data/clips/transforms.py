@@ -1,8 +1,6 @@
-"""Source frames to the shape of a bucket: scale until it is covered, then cut the centre."""
+"""Which frames of a clip a sample takes, and how they reach its bucket's shape: scaled to cover it, then cut."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 import torch
@@ -10,18 +8,44 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-Compat = Literal["opensora_v2"]
+from longtake.data.rules import PixelLaw, WindowLaw
 
 
-def resize_crop(frames: np.ndarray, size: tuple[int, int], compat: Compat | None = None, still: bool = False) -> Tensor:
+def window(total: int, num_frames: int, interval: int, u: float | np.floating, law: WindowLaw = "even") -> np.ndarray:
+    """The frame numbers of one sample: int64 [num_frames].
+
+    `total`: frames of the clip; `interval`: stride in source frames; `u`: uniform in [0, 1), the place of the window.
+    The stride is exactly `interval` and each of the `total - span + 1` windows that fit is equally likely. Raises
+    `ValueError` where none fits. law `spread`: see `spread_window`.
+    """
+    if law == "spread":
+        starts = max(0, total - num_frames * interval - 1) + 1
+        return spread_window(total, num_frames, interval, int(float(u) * starts))
+    span = (num_frames - 1) * interval + 1
+    if num_frames < 1 or interval < 1 or span > total:
+        raise ValueError(f"{num_frames} frames at a stride of {interval} do not fit into a clip of {total} frames")
+    start = int(float(u) * (total - span + 1))
+    return start + interval * np.arange(num_frames, dtype=np.int64)
+
+
+def spread_window(total: int, num_frames: int, interval: int, start: int) -> np.ndarray:
+    """The frame numbers Open-Sora 2.0 takes from `start` on: int64 [num_frames].
+
+    It spreads them evenly, with fractions cut off, over `num_frames * interval` source frames, so the stride is not
+    exactly `interval`; its start never reaches the last window that fits; a clip that is too short is spread over what
+    there is.
+    """
+    stop = min(start + num_frames * interval, total)
+    return np.linspace(start, stop - 1, num_frames).astype(np.int64)
+
+
+def resize_crop(frames: np.ndarray, size: tuple[int, int], law: PixelLaw = "bytes", still: bool = False) -> Tensor:
     """`fit_frame` of each frame: uint8 [T, H, W, 3] -> [3, T, height, width], contiguous."""
-    fitted = [fit_frame(pixels, size, compat, still) for pixels in frames]
+    fitted = [fit_frame(pixels, size, law, still) for pixels in frames]
     return torch.from_numpy(np.ascontiguousarray(np.stack(fitted, axis=1)))
 
 
-def fit_frame(
-    pixels: np.ndarray, size: tuple[int, int], compat: Compat | None = None, still: bool = False
-) -> np.ndarray:
+def fit_frame(pixels: np.ndarray, size: tuple[int, int], law: PixelLaw = "bytes", still: bool = False) -> np.ndarray:
     """One frame that covers `size` with nothing stretched, the overhang cut evenly.
 
     `pixels`: uint8 [H, W, 3]; `size`: (height, width) wanted. Returns uint8 [3, height, width], maybe a view.
@@ -30,11 +54,11 @@ def fit_frame(
     (benchmarks/fetch.py compares them), and far cheaper than in fp32. Nothing is computed when the size already
     matches.
 
-    `compat="opensora_v2"` returns float32 in [-1, 1] as that program made it: videos bilinear in fp32 without
+    law `float32` returns float32 in [-1, 1] as Open-Sora 2.0 made it: videos bilinear in fp32 without
     antialiasing, stills (`still=True`) bicubic on bytes by Pillow, and the two cut with differently rounded offsets.
     """
-    if compat == "opensora_v2":
-        return _opensora_still(pixels, size) if still else _opensora_frame(pixels, size)
+    if law == "float32":
+        return _float32(pixels, size, still)
     height, width = pixels.shape[:2]
     if (height, width) != size:
         covered = cover_size((height, width), size)
@@ -65,25 +89,20 @@ def from_unit(video: Tensor) -> Tensor:
     return video.float().add(1.0).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _opensora_frame(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """uint8 [H, W, 3] of a video -> float32 [3, height, width] in [-1, 1]."""
-    pixels = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)[None].contiguous().float() / 255.0
-    covered = _opensora_cover(frame.shape[:2], size)
-    pixels = F.interpolate(pixels, size=covered, mode="bilinear", align_corners=False)[0]
-    top, left = int((covered[0] - size[0]) / 2), int((covered[1] - size[1]) / 2)
-    return ((pixels[:, top : top + size[0], left : left + size[1]] - 0.5) / 0.5).numpy()
+def _float32(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray:
+    """uint8 [H, W, 3] of a still or a video -> float32 [3, height, width] in [-1, 1]."""
+    covered = _float32_cover(pixels.shape[:2], size)
+    whole = round if still else int
+    top, left = whole((covered[0] - size[0]) / 2), whole((covered[1] - size[1]) / 2)
+    if still:
+        pixels = np.array(Image.fromarray(pixels).resize((covered[1], covered[0]), Image.Resampling.BICUBIC))
+    planes = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None].contiguous().float() / 255.0
+    if not still:
+        planes = F.interpolate(planes, size=covered, mode="bilinear", align_corners=False)
+    return ((planes[0, :, top : top + size[0], left : left + size[1]] - 0.5) / 0.5).numpy()
 
 
-def _opensora_still(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """uint8 [H, W, 3] -> float32 [3, height, width] in [-1, 1]."""
-    covered = _opensora_cover(pixels.shape[:2], size)
-    scaled = np.asarray(Image.fromarray(pixels).resize((covered[1], covered[0]), Image.Resampling.BICUBIC))
-    top, left = round((covered[0] - size[0]) / 2), round((covered[1] - size[1]) / 2)
-    cut = torch.from_numpy(scaled[top : top + size[0], left : left + size[1]].copy()).permute(2, 0, 1)
-    return ((cut.float() / 255.0 - 0.5) / 0.5).numpy()
-
-
-def _opensora_cover(source: tuple[int, ...], target: tuple[int, int]) -> tuple[int, int]:
+def _float32_cover(source: tuple[int, ...], target: tuple[int, int]) -> tuple[int, int]:
     """The covering size with that program's comparison of ratios and rounding."""
     (height, width), (wanted_height, wanted_width) = source, target
     scale_height, scale_width = wanted_height / height, wanted_width / width

@@ -21,6 +21,9 @@ from PIL import Image, ImageOps
 
 from longtake.durable import unfinished
 
+Container = av.container.InputContainer
+Stream = av.video.stream.VideoStream
+Decoded = tuple[list[int], np.ndarray]  # places, and the pixels of one frame
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 # Demuxers that make "video" of text and play lists: a caption file by the name of x.txt decodes as ANSI art.
@@ -53,9 +56,7 @@ def is_image(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def open_video(
-    path: str | os.PathLike[str],
-) -> Iterator[tuple[av.container.InputContainer, av.video.stream.VideoStream]]:
+def open_video(path: str | os.PathLike[str]) -> Iterator[tuple[Container, Stream]]:
     """The opened container and its first real video stream (a cover picture is not one); closed at the end.
 
     Raises `ClipError` when there is no such file or stream or its codec is unknown. What fails in the body of the
@@ -82,9 +83,7 @@ def open_video(
         raise ClipError(f"cannot be decoded: {reason_of(error)}") from error
 
 
-def countable_packets(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
-) -> Iterator[av.Packet] | None:
+def countable_packets(container: Container, stream: Stream) -> Iterator[av.Packet] | None:
     """All packets of the stream where each is one shown frame, by its format, codec and start; else None.
 
     To be asked before anything is read. After None, what was read is lost: decoding needs the file opened anew.
@@ -135,10 +134,7 @@ def reason_of(error: Exception) -> str:
 
 
 def read_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-    """Frames of a video at their own size: uint8 [T, H, W, 3] RGB, in the order of `indices` (None: all).
-
-    As `decode_frames` gives them, and all at once; raises as it does.
-    """
+    """Frames of a video: uint8 [T, H, W, 3] RGB, in the order of `indices` (None: all); raises as `decode_frames`."""
     if indices is None:
         return np.stack([pixels for _, pixels in decode_frames(path)])
     frames = [np.empty(0)] * len(indices)
@@ -148,9 +144,7 @@ def read_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarra
     return np.stack(frames)
 
 
-def decode_frames(
-    path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None
-) -> Iterator[tuple[list[int], np.ndarray]]:
+def decode_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None) -> Iterator[Decoded]:
     """Frames of a video one after the other, as they are decoded: `(places, pixels)`.
 
     `pixels`: uint8 [H, W, 3] RGB, upright (the file's rotation is applied); `places`: where in `indices` this frame
@@ -178,9 +172,7 @@ def decode_frames(
     yield from _decode(path, wanted, near=False)
 
 
-def _decode(
-    path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool
-) -> Iterator[tuple[list[int], np.ndarray]]:
+def _decode(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool) -> Iterator[Decoded]:
     """The wanted frames (None: all); `near` starts at the key frame before the first."""
     places: dict[int, list[int]] = {}
     for place, number in enumerate(() if wanted is None else wanted.tolist()):
@@ -190,7 +182,7 @@ def _decode(
     count = 0
     with open_video(path) as (container, stream):
         size = stream.codec_context.width, stream.codec_context.height
-        numbered = _frames_near(container, stream, min(places)) if near else _frames_from_start(container, stream)
+        numbered = _frames_near(container, stream, min(places)) if near else enumerate(container.decode(stream))
         for number, frame in numbered:
             count = number + 1
             if wanted is not None and number not in places:
@@ -199,7 +191,8 @@ def _decode(
                 size = frame.width, frame.height
             # 3.5 times faster than frame.to_ndarray(format="rgb24"), which makes a scaler for every frame
             rgb = reformatter.reformat(frame, width=size[0], height=size[1], format="rgb24", threads=1)
-            yield places.get(number, [number]), _upright(rgb.to_ndarray(), frame.rotation)
+            turns = round(frame.rotation / 90)  # degrees counter-clockwise
+            yield places.get(number, [number]), np.rot90(rgb.to_ndarray(), turns)
             if number == last:
                 break
         if count == 0:
@@ -208,21 +201,7 @@ def _decode(
             raise ClipError(f"frame {last} was asked for, but the file ends after {count} frames")
 
 
-def _upright(pixels: np.ndarray, rotation: float) -> np.ndarray:
-    """`pixels` [H, W, 3] turned by the display rotation (degrees counter-clockwise), in quarter turns."""
-    turns = round(rotation / 90) % 4
-    return np.rot90(pixels, turns) if turns else pixels
-
-
-def _frames_from_start(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
-) -> Iterator[tuple[int, av.VideoFrame]]:
-    yield from enumerate(container.decode(stream))
-
-
-def _frames_near(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream, first: int
-) -> Iterator[tuple[int, av.VideoFrame]]:
+def _frames_near(container: Container, stream: Stream, first: int) -> Iterator[tuple[int, av.VideoFrame]]:
     """Numbered frames from the last key frame at or before frame `first` on. Raises `_NotCountable`."""
     whole = countable_packets(container, stream)
     if whole is None:
@@ -245,13 +224,8 @@ def _frames_near(
             number += 1
 
 
-def _seek_by_index(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream, first: int
-) -> int | None:
-    """Seeks to a key frame at or before frame `first` where the file has an index of every packet (MP4, MOV).
-
-    Returns how many packets lie before the place; None (nothing is sought) without such an index.
-    """
+def _seek_by_index(container: Container, stream: Stream, first: int) -> int | None:
+    """Seeks to a key frame at or before frame `first` by an MP4's index: packets before it; None without index."""
     index = stream.index_entries
     if stream.frames <= 0 or len(index) != stream.frames or index[0].is_discard:
         return None
@@ -284,7 +258,7 @@ def _packets_near(packets: Iterator[av.Packet], position: int, first: int) -> It
         if not ended and (packet.pts is None or packet.is_discard or not (held or packet.is_keyframe)):
             raise _NotCountable
         if pending and not ended and packet.pts < pending.pts:
-            pending.leading += 1
+            pending.number += 1
         else:
             if pending and pending.number <= first:
                 del held[: pending.place]
@@ -293,7 +267,7 @@ def _packets_near(packets: Iterator[av.Packet], position: int, first: int) -> It
                 raise _NotCountable
             pending = None
             if not ended and packet.is_keyframe and position <= first:
-                pending = _Key(place=len(held), count=position, pts=packet.pts)
+                pending = _Key(len(held), position, packet.pts)
         held.append(packet)
         position += 1
         if ended or (pending is None and position > first):
@@ -307,16 +281,11 @@ def _packets_near(packets: Iterator[av.Packet], position: int, first: int) -> It
 
 @dataclass
 class _Key:
-    """A key frame met on the way: its place among the held packets, the packets before it in the file, its pts."""
+    """A key frame met on the way."""
 
-    place: int
-    count: int
+    place: int  # among the held packets
+    number: int  # of packets before it in the file, and of leading frames met so far
     pts: int
-    leading: int = 0
-
-    @property
-    def number(self) -> int:
-        return self.count + self.leading
 
 
 def read_image(path: str | os.PathLike[str]) -> np.ndarray:

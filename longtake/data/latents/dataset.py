@@ -1,8 +1,7 @@
-"""Slots to batches from a latent store: what the encoders would make of the pixels and captions, read from disk."""
+"""Slots to batches from a source of latents: what encoders would make of pixels and captions, read from files."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,137 +11,105 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.contracts import Batch, Bucket, Fault, Slot, UserError
-from longtake.data.latents.shard import MEND, DamagedShard
-from longtake.data.latents.store import TEXTS, LatentStore, tensors_of
+from longtake.contracts import Batch, Bucket, Caption, ClipFault, Slot, UserError
+from longtake.data.latents.source import Kind, LatentSource, UnusableLatents, num_bytes, sized
+from longtake.data.latents.store import captions_of
 from longtake.data.loading.dataset import SlotDataset
-from longtake.data.loading.draws import draw, view_of
-from longtake.random import hash64
+from longtake.data.loading.draws import draw_bytes, view_of
 
 
-def text_hash(caption: str) -> int:
-    """The 64-bit hash under which a caption, suffix included, lies in a store."""
-    return hash64("caption", caption)
+def shown(caption: Caption) -> str:
+    """The beginning of a clip's captions, for a sentence."""
+    return repr(" | ".join(captions_of(caption))[:80])
 
 
 class StoredDataset(SlotDataset):
-    """A `SlotDataset` whose batches carry latents and embeddings of a store in place of pixels.
+    """A `SlotDataset` whose batches carry latents and embeddings of a source in place of pixels.
 
-    A clip that could not be read when the store was made, or whose bytes in the store are damaged (those of its caption
-    too), is a fault as a clip that cannot be read is: weight 0, quarantine. A slot with a sample that the store has
-    not, or not its caption, is made from its files, as a whole; the caller sees to it that this happens only where it
-    is wanted.
+    A clip that could not be read when the latents were made, or whose files there are damaged (those of its caption
+    too), or of another shape than its bucket's, is a fault as a clip that cannot be read is: weight 0, quarantine. A
+    slot with a sample that the source has not is made from its clips' files, as a whole; the caller sees to it that
+    this happens only where it is wanted.
 
     Indexing raises `UserError` where a caption is not the one that was encoded.
     """
 
     def __init__(
-        self,
-        store: LatentStore,
-        *arguments: Any,
-        windows: Mapping[int, Sequence[str]] | None = None,
-        **options: Any,
+        self, source: LatentSource, *arguments: Any, windows: Mapping[int, Sequence[str]] | None = None, **options: Any
     ):
-        """`store`, then as for `SlotDataset`; whether the posterior is drawn from is the store's to say.
-
-        windows: frames of a clip -> the windows whose latents batches bring, which the store must have.
-        """
-        super().__init__(*arguments, **options | {"posterior": store.has_posterior})
-        self.store, self.windows = store, dict(windows or {})
+        """`source`, then as for `SlotDataset`. windows: frames of a clip -> the windows whose latents batches bring,
+        which the source must have."""
+        super().__init__(*arguments, **options)
+        self.source, self.windows = source, dict(windows or {})
 
     def batch_bytes(self, bucket: Bucket) -> int:
-        """The larger of a batch from the store and one from the files."""
-        letters = dict(zip("CFhw", self.latent(*bucket.shape), strict=True))
-        sizes = [
-            math.prod(letters.get(axis, axis) for axis in entry["shape"]) * getattr(torch, entry["dtype"]).itemsize
-            for entry in self._tensors(bucket).values()
-        ]
-        noise = 4 * math.prod(letters.values()) * (2 if self.posterior else 1)
-        return max(bucket.batch_size * (sum(sizes) + noise), super().batch_bytes(bucket))
+        """The larger of a batch from the source and one from the files."""
+        stored = sum(num_bytes(of_kind.values()) for of_kind in self._wanted(bucket))
+        drawn = draw_bytes(self.latent(*bucket.shape), self.draws)
+        return max(bucket.batch_size * (stored + drawn), super().batch_bytes(bucket))
 
     def __getitem__(self, slot: Slot) -> Batch:
         started = time.perf_counter()
-        draws = draw(slot, self.seed, self.stage, self.latent, self.config.views, self.posterior)
-        entries = self.store.find(view_of(slot.pass_index, self.config.views), slot.samples)
+        draws, texts = self.draw(slot), self.texts(slot)
+        entries = self.source.find(view_of(slot.pass_index, self.config.views), slot.samples, slot.rows)
         if (entries < 0).any():
             return self.read(slot, draws)
         weights = np.array(slot.weights, dtype=np.float32)
-        rows, faults = self._latents(slot, entries, weights)
-        batch = self.batch(slot, torch.empty(0, dtype=torch.uint8), weights, faults, draws, started)
-        texts, more = self._embeddings(slot, batch.text, entries, weights)
-        of_text = tensors_of(self.store.facts)[TEXTS]
-        encoded = {
-            name: self._stack(texts if name in of_text else rows, name, entry, slot.bucket)
-            for name, entry in self._tensors(slot.bucket).items()
-        }
-        return replace(
-            batch,
-            encoded=encoded,
-            weights=torch.from_numpy(weights),
-            faults=(*faults, *more),
-            fetch_seconds=time.perf_counter() - started,
-        )
-
-    def _latents(
-        self, slot: Slot, entries: np.ndarray, weights: np.ndarray
-    ) -> tuple[list[dict[str, Tensor] | None], list[Fault]]:
-        """The latents of the samples that train, None for the others; `weights` of those that fail become 0."""
-        rows: list[dict[str, Tensor] | None] = [None] * len(weights)
-        faults = []
+        faults: list[ClipFault] = []
+        wanted = self._wanted(slot.bucket)
+        rows: list[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] = []
         for i, (row, sample, entry) in enumerate(
             zip(slot.rows.tolist(), slot.samples.tolist(), entries.tolist(), strict=True)
         ):
-            if weights[i] == 0:
-                continue
             if self.quarantined.get(sample) == slot.pass_index:
                 weights[i] = 0
-                continue
-            reason = self.store.reason(entry)
-            if not reason:
-                try:
-                    rows[i] = self.store.read(entry)
-                    continue
-                except DamagedShard as error:
-                    reason = f"{error}; {MEND}"
-            weights[i] = 0
-            faults.append(self._fault(row, sample, slot.pass_index, reason))
-        return rows, faults
-
-    def _embeddings(
-        self, slot: Slot, captions: Sequence[str], entries: np.ndarray, weights: np.ndarray
-    ) -> tuple[list[dict[str, Tensor] | None], list[Fault]]:
-        """The embedded captions, None where one is damaged; `weights` of those become 0."""
-        found: list[dict[str, Tensor] | None] = []
-        faults = []
-        for i, (caption, entry) in enumerate(zip(captions, entries.tolist(), strict=True)):
-            row, stored = int(slot.rows[i]), int(self.store.column("text")[entry])
-            if text_hash(caption) != stored:
-                raise UserError(
-                    f"dataset.latents = {str(self.store.folder)!r}: the caption of {self.table.written_path(row)} is "
-                    f"{caption[:80]!r} now, which is not the one that was encoded; encode again into another folder"
-                )
+            latents: Mapping[str, Tensor] = {}
+            embedded: Mapping[str, Tensor] = {}
             try:
-                found.append(self.store.read_text(stored))
-            except DamagedShard as error:
-                found.append(None)
+                embedded = _of_shapes(self._texts(row, entry, texts[i]), wanted[1])
+                latents = _of_shapes(self.source.latents(entry), wanted[0]) if weights[i] else {}
+            except UnusableLatents as error:
                 if weights[i]:
+                    reason = f"latent store: {error}"
+                    faults.append(ClipFault(self.table.written_path(row), sample, slot.pass_index, reason))
                     weights[i] = 0
-                    faults.append(self._fault(row, int(slot.samples[i]), slot.pass_index, f"{error}; {MEND}"))
-        return found, faults
+            rows.append((latents, embedded))
+        encoded = {
+            name: torch.stack([row[kind].get(name, torch.zeros(shape, dtype=dtype)) for row in rows])
+            for kind, of_kind in enumerate(wanted)
+            for name, (dtype, shape) in of_kind.items()
+        }
+        nothing = torch.empty(0, dtype=torch.uint8)
+        return replace(self.batch(slot, texts, nothing, weights, faults, draws, started), encoded=encoded)
 
-    def _fault(self, row: int, sample: int, pass_index: int, reason: str) -> Fault:
-        return Fault(self.table.written_path(row), sample, pass_index, f"latent store: {reason}")
+    def _texts(self, row: int, entry: int, caption: Caption) -> Mapping[str, Tensor]:
+        try:
+            return self.source.texts(entry, caption)
+        except ValueError as error:
+            raise UserError(
+                f"dataset.latents = {self.source.place!r}: the caption of {self.table.written_path(row)} is "
+                f"{shown(caption)} now, which is not the one that was encoded; encode again into another folder"
+            ) from error
 
-    def _tensors(self, bucket: Bucket) -> dict[str, Any]:
-        """What a batch of a bucket brings: name -> {"dtype", "shape"} of one sample's tensor."""
+    def _wanted(self, bucket: Bucket) -> tuple[dict[str, Kind], dict[str, Kind]]:
+        """What a batch of a bucket brings of latents and of captions: name -> dtype and shape of one sample's."""
         num_frames = bucket.shape[0]
-        return {**self.store.tensors, **self.store.window_tensors(num_frames, self.windows.get(num_frames, ()))}
+        parts = () if self.rules.segments is None else (self.rules.segments(num_frames),)
+        latents = self.source.latent_tensors(num_frames, self.windows.get(num_frames, ()))
+        texts = sized(self.source.text_tensors(), self.latent, bucket.shape)
+        with_parts = {name: (dtype, (*parts, *shape)) for name, (dtype, shape) in texts.items()}
+        return sized(latents, self.latent, bucket.shape), with_parts
 
-    def _stack(
-        self, rows: Sequence[dict[str, Tensor] | None], name: str, entry: Mapping[str, Any], bucket: Bucket
-    ) -> Tensor:
-        """One tensor of all samples, zeros where a sample has none: its weight is 0."""
-        letters = dict(zip("CFhw", self.latent(*bucket.shape), strict=True))
-        shape = [letters.get(axis, axis) for axis in entry["shape"]]
-        blank = torch.zeros(shape, dtype=getattr(torch, entry["dtype"]))
-        return torch.stack([blank if row is None else row[name] for row in rows])
+
+def _of_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Kind]) -> Mapping[str, Tensor]:
+    """`found`, if it has all that is wanted. Raises `UnusableLatents`."""
+    for name, (dtype, shape) in wanted.items():
+        if name not in found:
+            raise UnusableLatents(f"{name!r} is missing")
+        if (found[name].dtype, tuple(found[name].shape)) != (dtype, shape):
+            has, needs = (
+                f"{list(size)} of {str(kind).removeprefix('torch.')}"
+                for kind, size in ((found[name].dtype, found[name].shape), (dtype, shape))
+            )
+            raise UnusableLatents(f"{name!r} has the shape {has}; the clip's bucket needs {needs}")
+    return found

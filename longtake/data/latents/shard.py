@@ -22,10 +22,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.durable import sync_folder
+from longtake.durable import naming, replace
+from longtake.small_files import parse_json
 
 _MAPPED = 128  # shards that a process keeps mapped
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool}
 _LETTERS = {dtype: letters for letters, dtype in _DTYPES.items()}
 MEND = "repeat `longtake data encode` with --mend, which makes again what is damaged"
 
@@ -78,21 +79,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     partial, file = _open_partial(path)
     try:
-        with file:
+        with naming(path, partial), file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.replace(partial, path)
+            replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes files that were under way in processes which have ended since; those of living ones stay.
-
-    On a file system without locks all stay.
-    """
+    """Removes files whose writers have ended; on a file system without locks, none."""
     for partial in folder.glob(".*.partial"):
         with suppress(OSError), open(partial, "r+b") as file:  # network file systems lock what is open for writing
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +116,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TensorRows:
     """Where the rows of one tensor lie in a shard's file."""
 
     start: int
@@ -129,13 +126,13 @@ class _Rows:
     dtype: torch.dtype
 
 
-class Shards:
+class LatentShards:
     """The shards of a store, mapped into memory when first read; the least recently used are let go."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, Mapping[str, Any]] | None = None):
         """`tensors`: kind -> name -> {"dtype", "shape"}, of what shards must hold; None: whatever it is."""
         self.folder, self.tensors = folder, tensors or {}
-        self._open: OrderedDict[tuple[str, int], tuple[np.memmap, dict[str, _Rows]]] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], tuple[np.memmap, dict[str, _TensorRows]]] = OrderedDict()
 
     def read(self, kind: str, number: int, row: int, crc: int) -> dict[str, Tensor]:
         """One row of each tensor, copied. Raises `DamagedShard` where their CRC-32 is not `crc`."""
@@ -164,7 +161,7 @@ class Shards:
             return f"{kind}/{number:06d}.safetensors has not the {num_rows} rows that the index names"
         return None
 
-    def _mapped(self, kind: str, number: int) -> tuple[np.memmap, dict[str, _Rows]]:
+    def _mapped(self, kind: str, number: int) -> tuple[np.memmap, dict[str, _TensorRows]]:
         key = kind, number
         if key in self._open:
             self._open.move_to_end(key)
@@ -179,7 +176,7 @@ class Shards:
             self._open.popitem(last=False)
         return found
 
-    def _header(self, path: Path, kind: str) -> dict[str, _Rows]:
+    def _header(self, path: Path, kind: str) -> dict[str, _TensorRows]:
         places = read_header(path)
         for name, entry in self.tensors.get(kind, {}).items():
             wanted = getattr(torch, entry["dtype"]), len(entry["shape"])
@@ -188,7 +185,7 @@ class Shards:
         return places
 
 
-def read_header(path: Path) -> dict[str, _Rows]:
+def read_header(path: Path) -> dict[str, _TensorRows]:
     """Where the tensors of a safetensors file lie. Raises OSError, and `DamagedShard` for another kind of file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -196,16 +193,16 @@ def read_header(path: Path) -> dict[str, _Rows]:
             raise DamagedShard("no safetensors file")
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         return {name: _rows(entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise DamagedShard("no safetensors file") from error
 
 
-def _rows(entry: Mapping, data_start: int) -> _Rows:
+def _rows(entry: Mapping, data_start: int) -> _TensorRows:
     begin, end = entry["data_offsets"]
     num_rows, *shape = entry["shape"]
     row_bytes, dtype = (end - begin) // num_rows, _DTYPES[entry["dtype"]]
     if begin < 0 or row_bytes * num_rows != end - begin or row_bytes != math.prod(shape) * dtype.itemsize:
         raise ValueError("offsets and shape do not fit")
-    return _Rows(data_start + begin, row_bytes, num_rows, tuple(shape), dtype)
+    return _TensorRows(data_start + begin, row_bytes, num_rows, tuple(shape), dtype)

@@ -1,9 +1,11 @@
 """Reading a store of latents and text embeddings that `longtake data encode` has made.
 
     store.json           format, what the store was made for, shapes and types, the names of the buckets
-    plan.arrow           every (view, sample) to encode, in the order of the shards
+    plan.arrow           every (view, sample) to encode, in the order of the shards; where a clip has several captions,
+                         one for each segment, their hashes too
     latents/000012.*     a shard (.safetensors) and its piece of the index (.parquet), there once the shard is whole;
-                         beside "mean" and "std" of a clip, "head1.mean" and the like of the windows that may be known
+                         beside "mean" and "std" of a clip, "head1.mean" and the like of the windows that may be known,
+                         and "control.mean" and the like of what clips bring along
     texts/000003.*       the same for captions, each different one once
     empty.safetensors    the empty prompt
     index.*, texts.*     all pieces in one, written last: .parquet to look at, .arrow to be mapped into memory
@@ -16,11 +18,9 @@ could not be read; its `shard` is -1).
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,65 +29,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from torch import Tensor
 
-from longtake.contracts import LatentShape, UserError
-from longtake.data.latents.shard import MEND, Shards, crc_of, read_tensors
+from longtake.contracts import Caption, LatentShape, UserError
+from longtake.data.latents.shard import MEND, DamagedShard, LatentShards, crc_of, read_tensors
+from longtake.data.latents.source import OF_VIDEO, EncoderFacts, UnusableLatents
+from longtake.random import hash64
+from longtake.small_files import parse_json, read_small
 
 FORMAT_VERSION = 1
 STORE_FILE, PLAN_FILE, EMPTY_FILE = "store.json", "plan.arrow", "empty.safetensors"
 LATENTS, TEXTS = "latents", "texts"  # folders of shards
-OF_VIDEO = ("mean", "std")  # the tensors of LATENTS; the others are those of TEXTS
 INDEX_NAMES = {LATENTS: "index", TEXTS: "texts"}  # of the whole index of each
 SORTED_BY = {LATENTS: ("view", "sample"), TEXTS: ("text",)}
 _READERS = 16  # threads that look at shards when a store is opened: on a network disk each look is a wait
-CLIP_FACTS = ("num_frames", "height", "width", "fps")  # columns of the clip table that decide what is encoded
+PARTS = "parts"  # column of the plan: hashes of the captions of a clip's segments
+FACT_COLUMNS = ("num_frames", "height", "width", "fps")  # columns of the clip table that decide what is encoded
 
+_COLUMNS = {
+    LATENTS: "view int32, sample uint64, row int64, bucket int32, num_frames int64, height int64, width int64, "
+    "fps double, file_bytes int64, file_mtime_ns int64, text uint64, shard int32, place int32, crc uint32, "
+    "reason string",
+    TEXTS: "text uint64, shard int32, place int32, crc uint32, caption string",
+}
 _INDEX_SCHEMA = {
-    LATENTS: pa.schema(
-        [
-            ("view", pa.int32()),
-            ("sample", pa.uint64()),
-            ("row", pa.int64()),
-            ("bucket", pa.int32()),
-            ("num_frames", pa.int64()),
-            ("height", pa.int64()),
-            ("width", pa.int64()),
-            ("fps", pa.float64()),
-            ("file_bytes", pa.int64()),
-            ("file_mtime_ns", pa.int64()),
-            ("text", pa.uint64()),
-            ("shard", pa.int32()),
-            ("place", pa.int32()),
-            ("crc", pa.uint32()),
-            ("reason", pa.string()),
-        ]
-    ),
-    TEXTS: pa.schema(
-        [
-            ("text", pa.uint64()),
-            ("shard", pa.int32()),
-            ("place", pa.int32()),
-            ("crc", pa.uint32()),
-            ("caption", pa.string()),
-        ]
-    ),
+    kind: pa.schema([tuple(column.split()) for column in columns.split(", ")]) for kind, columns in _COLUMNS.items()
 }
 
 
 def index_schema(kind: str) -> pa.Schema:
     """The columns of the index of `LATENTS` or `TEXTS`."""
     return _INDEX_SCHEMA[kind]
-
-
-@dataclass(frozen=True)
-class EncoderFacts:
-    """What a run needs to know of encoders that it does not hold."""
-
-    latent: LatentShape
-    text_length: int  # tokens of an embedded caption
-    empty: Mapping[str, Tensor]  # the empty prompt: "text" [1, L, Dt], "vector" [1, Dv]
-    posterior: bool = False  # latents are drawn from a posterior
 
 
 class LatentStore:
@@ -99,12 +72,12 @@ class LatentStore:
     def __init__(self, folder: Path, facts: Mapping[str, Any]):
         """Use `open`."""
         self.folder, self.facts = folder, facts
-        self.fingerprint: Mapping[str, Any] = facts["fingerprint"]
         self.buckets: tuple[str, ...] = tuple(facts["buckets"])
         self.complete = all((folder / f"{name}.arrow").is_file() for name in INDEX_NAMES.values())
-        self._shards = Shards(folder, tensors_of(facts))
+        self._shards = LatentShards(folder, tensors_of(facts))
         self._index = {kind: _columns(read_index(folder, kind)) for kind in INDEX_NAMES}
         views = self._index[LATENTS]["view"]
+        self._texts = self._index[TEXTS]["text"] if not has_segments(facts) else self._whole_texts()
         self._starts = np.searchsorted(views, np.arange(int(facts["fingerprint"]["dataset.views"]) + 1))
 
     @classmethod
@@ -120,14 +93,14 @@ class LatentStore:
     def __reduce__(self) -> tuple:
         return LatentStore, (self.folder, self.facts)
 
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
     def __len__(self) -> int:
         """Entries: (view, sample) pairs, those that could not be read included."""
         return len(self._index[LATENTS]["view"])
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Name -> {"dtype", "shape"} of one entry; shapes in the letters of the design: C F h w, L Dt, Dv."""
-        return self.facts["tensors"]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -138,33 +111,32 @@ class LatentStore:
         """Name -> latent frames of the windows that are encoded apart from clips of `num_frames` frames."""
         return self.facts.get("windows", {}).get(str(num_frames), {})
 
-    def window_tensors(self, num_frames: int, windows: Sequence[str]) -> dict[str, Any]:
-        """As `tensors`, of some windows of clips of `num_frames` frames: "head1.mean" has shape C 1 h w."""
-        frames = self.windows(num_frames)
-        return {
-            of_window(name, moment): {**self.tensors[moment], "shape": ["C", frames[name], "h", "w"]}
+    def latent_tensors(self, num_frames: int, windows: Sequence[str]) -> dict[str, Any]:
+        """Those of a clip, of what it brings along ("control.mean") and of windows: "head1.mean" has shape C 1 h w."""
+        own, frames = tensors_of(self.facts)[LATENTS], self.windows(num_frames)
+        return own | {
+            of_window(name, moment): {**own[moment], "shape": ["C", frames[name], "h", "w"]}
             for name in windows
             for moment in OF_VIDEO
-            if moment in self.tensors
+            if moment in own
         }
 
-    @property
-    def has_posterior(self) -> bool:
-        """Whether latents are drawn from "mean" and "std"; otherwise the mean is the latent."""
-        return "std" in self.tensors
+    def text_tensors(self) -> dict[str, Any]:
+        """Those of one caption: "text" has shape L Dt, "vector" Dv."""
+        return tensors_of(self.facts)[TEXTS]
 
     @cached_property
     def encoders(self) -> EncoderFacts:
         """The facts of the encoders that made the store."""
         empty = read_empty(self.folder, self.facts)
         latent, length = LatentShape(**self.facts["latent"]), int(self.facts["text_length"])
-        return EncoderFacts(latent, length, empty, self.has_posterior)
+        return EncoderFacts(latent, length, empty, posterior="std" in self.facts["tensors"])
 
     def column(self, name: str) -> np.ndarray:
         """A numeric column of the index, one value an entry; entries are in the order of (view, sample)."""
         return self._index[LATENTS][name]
 
-    def find(self, view: int, samples: np.ndarray) -> np.ndarray:
+    def find(self, view: int, samples: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """The entries of samples (uint64 [B]) in a view: int64 [B], -1 where there is none or its caption is not there.
 
         The shard of a caption may be another part's to make than that of the latents.
@@ -174,7 +146,7 @@ class LatentStore:
         start, stop = int(self._starts[view]), int(self._starts[view + 1])
         entries = _find(self.column("sample")[start:stop], samples, start)
         there = np.flatnonzero(entries >= 0)
-        texts = _find(self._index[TEXTS]["text"], self.column("text")[entries[there]], 0)
+        texts = _find(self._texts, self.column("text")[entries[there]], 0)
         entries[there[texts < 0]] = -1
         return entries
 
@@ -187,18 +159,30 @@ class LatentStore:
         """Why the clip of an entry could not be read; empty where it could."""
         return self._index[LATENTS]["reason"][entry].as_py()
 
-    def read(self, entry: int) -> dict[str, Tensor]:
-        """The latents of one entry, CPU, as stored: "mean" [C, F, h, w] and the like, those of windows included.
+    def latents(self, entry: int) -> dict[str, Tensor]:
+        """As `read`, of an entry whose clip could be read."""
+        if reason := self.reason(entry):
+            raise UnusableLatents(reason)
+        return _undamaged(self.read, entry)
 
-        Raises `DamagedShard` where its bytes are not those that were written.
-        """
+    def texts(self, entry: int, caption: Caption) -> dict[str, Tensor]:
+        """The caption that was encoded with an entry; of segments each is read by its own hash."""
+        stored = int(self.column("text")[entry])
+        if text_hash(caption) != stored:
+            raise ValueError("it is not the one that was encoded")
+        if isinstance(caption, str):
+            return _undamaged(self.read_text, stored)
+        parts = [_undamaged(self.read_text, text_hash(part)) for part in caption]
+        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+    def read(self, entry: int) -> dict[str, Tensor]:
+        """The latents of one entry, CPU, as stored: "mean" [C, F, h, w] and the like, those of windows included. Raises
+        `DamagedShard` where its bytes are not those that were written."""
         return self._read(LATENTS, entry)
 
     def read_text(self, text: int) -> dict[str, Tensor]:
-        """The embedding of the caption with a hash: "text" [L, Dt] and "vector" [Dv].
-
-        Raises KeyError where the store has no such caption, and `DamagedShard`.
-        """
+        """The embedding of the caption with a hash: "text" [L, Dt] and "vector" [Dv]. Raises KeyError where the store
+        has no such caption, and `DamagedShard`."""
         place = int(_find(self._index[TEXTS]["text"], np.array([text], np.uint64), 0)[0])
         if place < 0:
             raise KeyError(text)
@@ -215,17 +199,43 @@ class LatentStore:
             if why:
                 raise UserError(f"{self.folder}: {why}; {MEND}")
 
+    def _whole_texts(self) -> np.ndarray:
+        """uint64, ascending: `text` of those entries the captions of whose segments are all there."""
+        plan = read_table(self.folder / PLAN_FILE, pa.schema([("text", pa.uint64()), (PARTS, pa.list_(pa.uint64()))]))
+        texts, parts = as_array(plan["text"]), plan[PARTS].combine_chunks()
+        there = _find(self._index[TEXTS]["text"], np.asarray(parts.flatten()), 0) >= 0
+        counted = np.concatenate([[0], np.cumsum(there)])
+        starts = np.asarray(parts.offsets)
+        return np.unique(texts[np.diff(counted[starts]) == np.diff(starts)])
+
     def _read(self, kind: str, place: int) -> dict[str, Tensor]:
         columns = self._index[kind]
         shard, row, crc = (int(columns[name][place]) for name in ("shard", "place", "crc"))
         return self._shards.read(kind, shard, row, crc)
 
 
+def text_hash(caption: Caption) -> int:
+    """The 64-bit hash under which a caption, suffix included, lies in a store; of several the hash of them all."""
+    return hash64("caption", *captions_of(caption))
+
+
+def captions_of(caption: Caption) -> tuple[str, ...]:
+    """Each caption of a clip."""
+    return (caption,) if isinstance(caption, str) else caption
+
+
+def _undamaged(read: Callable[[int], dict[str, Tensor]], place: int) -> dict[str, Tensor]:
+    try:
+        return read(place)
+    except DamagedShard as error:
+        raise UnusableLatents(f"{error}; {MEND}") from error
+
+
 def read_facts(folder: Path) -> dict[str, Any]:
     """What `store.json` says. Raises `UserError` where there is none, or one of another format."""
     path = folder / STORE_FILE
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = parse_json(read_small(path))
         version = facts["longtake_format_version"]
         if version == FORMAT_VERSION and facts["longtake_format"] == "latent store":
             _ = int(facts["fingerprint"]["dataset.views"]), tuple(facts["buckets"]), tensors_of(facts)
@@ -237,7 +247,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions and the disk") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}: is no description of a latent store; encode again into another folder") from error
     if facts.get("longtake_format") != "latent store" or version != FORMAT_VERSION:
         raise UserError(
@@ -245,6 +255,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
             "of 'latent store' is read here; encode again into another folder"
         )
     return facts
+
+
+def has_segments(facts: Mapping[str, Any]) -> bool:
+    """Whether clips of a store have a caption for each segment, by what `store.json` says."""
+    return bool(facts.get("segments", False))
 
 
 def of_window(window: str, moment: str) -> str:
@@ -257,6 +272,7 @@ def tensors_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {LATENTS: {}, TEXTS: {}}
     for name, entry in facts["tensors"].items():
         found[LATENTS if name in OF_VIDEO else TEXTS][name] = {"dtype": entry["dtype"], "shape": entry["shape"]}
+    found[LATENTS] |= facts.get("companions", {})
     return found
 
 
@@ -269,18 +285,15 @@ def read_empty(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def read_index(folder: Path, kind: str) -> pa.Table:
-    """The index of `LATENTS` or `TEXTS`, sorted: the whole one, mapped, or what the finished shards say.
-
-    Raises `UserError` where a file of it is damaged.
-    """
+    """The index of `LATENTS` or `TEXTS`, sorted; of an unfinished store, that of its shards. Raises `UserError`."""
     whole = folder / f"{INDEX_NAMES[kind]}.arrow"
     return read_table(whole, index_schema(kind)) if whole.is_file() else gather_index(folder, kind)
 
 
 def gather_index(folder: Path, kind: str) -> pa.Table:
     """The pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
-    schema = index_schema(kind)
-    return join_pieces([read_table(path, schema) for path in sorted((folder / kind).glob("*.parquet"))], kind)
+    pieces = sorted((folder / kind).glob("*.parquet"))
+    return join_pieces([read_table(piece, index_schema(kind)) for piece in pieces], kind)
 
 
 def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
@@ -291,10 +304,8 @@ def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """A Parquet file, or an Arrow file mapped into memory, whose columns are those of `schema`.
-
-    Raises `UserError` that names the file and the remedy where it is damaged.
-    """
+    """A Parquet file, or an Arrow file mapped into memory, whose columns are those of `schema`. Raises `UserError` that
+    names the file and the remedy where it is damaged."""
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path, partitioning=None, page_checksum_verification=True)

@@ -63,45 +63,33 @@ class HostBuffers:
         return sum(len(buffer.data) for buffer in self._buffers)
 
     def expect(self, num_bytes: int) -> None:
-        """Tells how large batches will become: buffers made from now on are at least as large."""
+        """Announces how large batches will become: buffers made from now on are at least as large."""
         self._largest = max(self._largest, num_bytes)
 
     def take(self, num_bytes: int) -> HostBuffer:
-        """Lends out a buffer of at least `num_bytes` that no copy reads any more, waiting for one if need be.
-
-        Raises `AssertionError` where all are lent out: their copies were not even asked for.
-        """
+        """Lends out a buffer of at least `num_bytes`, waiting if need be. `AssertionError`: all are lent out."""
         self.expect(num_bytes)
-        buffer = self._free_one(num_bytes)
-        if buffer is None or len(buffer.data) < num_bytes:
-            if buffer is not None:
-                self._buffers.remove(buffer)  # too small
-            buffer = HostBuffer(torch.empty(self._largest, dtype=torch.uint8, pin_memory=self.pin))
-            self._buffers.append(buffer)
-        buffer.lent = True
-        return buffer
+        free = sorted((buffer for buffer in self._buffers if buffer.free), key=lambda buffer: len(buffer.data))
+        found = next((buffer for buffer in free if len(buffer.data) >= num_bytes), None)
+        if found is None and len(self._buffers) >= self.limit:  # one too small makes way, or the largest is waited for
+            unlent = [buffer for buffer in self._buffers if not buffer.lent]
+            assert unlent, "every buffer is lent out"
+            found = free[0] if free else max(unlent, key=lambda buffer: len(buffer.data))
+            if not found.free and found.copied is not None:
+                found.copied.synchronize()
+            if len(found.data) < num_bytes:
+                self._buffers.remove(found)
+                found = None
+        if found is None:
+            found = HostBuffer(torch.empty(self._largest, dtype=torch.uint8, pin_memory=self.pin))
+            self._buffers.append(found)
+        found.lent = True
+        return found
 
     def give_back(self, buffer: HostBuffer, copied: Done | None) -> None:
         """Takes a buffer back; it is lent out again once `copied` is over (None: at once)."""
         assert buffer.lent
         buffer.lent, buffer.copied = False, copied
-
-    def _free_one(self, num_bytes: int) -> HostBuffer | None:
-        """A buffer to use or to replace; None where another one may be made."""
-        free = [buffer for buffer in self._buffers if buffer.free]
-        fitting = [buffer for buffer in free if len(buffer.data) >= num_bytes]
-        if fitting:
-            return min(fitting, key=lambda buffer: len(buffer.data))
-        if len(self._buffers) < self.limit:
-            return None
-        if free:
-            return free[0]
-        waiting = [buffer for buffer in self._buffers if not buffer.lent]
-        assert waiting, "every buffer is lent out"
-        buffer = max(waiting, key=lambda buffer: len(buffer.data))
-        assert buffer.copied is not None
-        buffer.copied.synchronize()
-        return buffer
 
 
 class Lane(Protocol):
@@ -109,11 +97,9 @@ class Lane(Protocol):
 
     def send(self, staged: Tensor) -> tuple[Tensor, Done]:
         """Asks for a copy of pinned bytes; they must not change until it is done."""
-        ...
 
     def receive(self, sent: Tensor, copied: Done) -> None:
         """Makes the copy safe to use in the trainer's work from here on, without waiting for it."""
-        ...
 
 
 class CudaLane:

@@ -11,24 +11,28 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from longtake.contracts import Batch, Bucket, Fault, LatentShape, Slot
-from longtake.data.clips.captions import caption
-from longtake.data.clips.frames import target_fps, window
+from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw
+from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Slot
+from longtake.data.clips.captions import caption, names_in, published_rate, read_frame_numbers, segment_captions
 from longtake.data.clips.remote import FileCache, default_cache_folder, file_name
-from longtake.data.clips.transforms import Compat, fit_frame
+from longtake.data.clips.transforms import fit_frame, window
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.config import DatasetConfig
-from longtake.data.loading.draws import caption_columns, draw, window_draws
+from longtake.data.loading.draws import caption_columns, draw, draw_bytes, view_of, window_draws
+from longtake.data.rules import MASK, OWN, Companion, SampleRules
 from longtake.data.tables.mix import MixedTable
 from longtake.data.tables.table import ClipTable
+from longtake.random import Purpose, uniforms
 
 _STDERR = 2  # the file descriptor, which is there also where sys.stderr is not
 
@@ -40,8 +44,10 @@ class SlotDataset(Dataset[Batch]):
     keeps its place at weight 0 and is named in `Batch.faults`. Their pixels repeat the first good sample of the slot,
     or are zeros, so shapes never depend on what could be read.
 
-    `quarantined`: sample id -> the pass it failed in. `latent` gives the shape of the noise. `posterior` asks for the
-    draws of the autoencoder's posterior. Picklable; the table travels as its file's name, the cache stays behind.
+    `quarantined`: sample id -> the pass it failed in. `latent` gives the shape of the noise. `draws`: the random
+    numbers that batches bring for the trainer. `rules`: the family's; `law`: by which clips got their buckets, and get
+    the frames that may be used (None: all, at the rate or stride of `config` and `rules`). Picklable; the table travels
+    as its file's name, the cache stays behind.
     """
 
     def __init__(
@@ -52,14 +58,16 @@ class SlotDataset(Dataset[Batch]):
         seed: int,
         stage: int,
         latent: LatentShape,
-        posterior: bool = False,
+        draws: Mapping[str, Draw] = MappingProxyType({}),
         quarantined: Mapping[int, int] | None = None,
-        compat: Compat | None = None,
+        rules: SampleRules = OWN,
+        law: BucketLaw | None = None,
     ):
         self.table, self.config = table, config
-        self.seed, self.stage, self.latent, self.posterior = seed, stage, latent, posterior
+        self.seed, self.stage, self.latent, self.draws = seed, stage, latent, dict(draws)
         self.quarantined = dict(quarantined or {})
-        self.compat: Compat | None = compat
+        self.rules = rules
+        self.law = law or BucketRule((), 1, config.fps_max, frame_interval=rules.stride)
         self.files = file_cache(config)
         self._cache = ClipCache(int(config.cache_mb * 1e6))
 
@@ -68,21 +76,27 @@ class SlotDataset(Dataset[Batch]):
 
     def batch_bytes(self, bucket: Bucket) -> int:
         """How large the tensors of a bucket's batch are, but for a few bytes a sample."""
-        pixels = 3 * math.prod(bucket.shape) * (1 if self.compat is None else 4)
-        noise = 4 * math.prod(self.latent(*bucket.shape)) * (2 if self.posterior else 1)
-        return bucket.batch_size * (pixels + noise)
+        pixels = 3 * math.prod(bucket.shape) * self.rules.pixel_bytes
+        for one in self.rules.companions:
+            size = 4 if one.kind == "numbers" else self.rules.pixel_bytes
+            pixels += size * sum(map(math.prod, one.shapes(bucket.shape).values()))
+        return bucket.batch_size * (pixels + draw_bytes(self.latent(*bucket.shape), self.draws))
 
     def __getitem__(self, slot: Slot) -> Batch:
-        draws = draw(slot, self.seed, self.stage, self.latent, self.config.views, self.posterior)
-        return self.read(slot, draws)
+        return self.read(slot, self.draw(slot))
+
+    def draw(self, slot: Slot) -> dict[str, Tensor]:
+        """The random numbers of a slot's samples."""
+        return draw(slot, self.seed, self.stage, self.latent, self.draws, self.config.views)
 
     def read(self, slot: Slot, draws: Mapping[str, Tensor]) -> Batch:
         """The batch of a slot, whose random numbers for the trainer are `draws`."""
         started = time.perf_counter()
         weights = np.array(slot.weights, dtype=np.float32)
-        places = window_draws(slot, self.seed, self.stage, self.config.views)
-        dtype = np.uint8 if self.compat is None else np.float32
-        video = np.zeros((len(slot.rows), 3, *slot.bucket.shape), dtype)
+        places, timing = window_draws(slot, self.seed, self.stage, self.config.views), self.timing(slot)
+        texts, wrong = self.captions(slot)
+        video = np.zeros((len(slot.rows), 3, *slot.bucket.shape), self._dtype)
+        brought = self._blank_companions(slot)
         faults = []
         for i, (row, sample) in enumerate(zip(slot.rows.tolist(), slot.samples.tolist(), strict=True)):
             if weights[i] == 0:
@@ -91,57 +105,77 @@ class SlotDataset(Dataset[Batch]):
                 weights[i] = 0
                 continue
             try:
-                self._fill(video[i], row, float(places[i]))
+                if i in wrong:
+                    raise ClipError(wrong[i])
+                numbers = self._numbers(row, slot.bucket.shape[0], timing, i, float(places[i]))
+                self._fill(video[i], row, numbers)
+                for companion in self.rules.companions:
+                    self._bring(companion, {name: values[i] for name, values in brought.items()}, slot, i, numbers)
             except ClipError as error:
-                weights[i], video[i] = 0, 0
-                faults.append(Fault(self.table.written_path(row), sample, slot.pass_index, str(error)))
+                weights[i] = 0
+                for values in (video, *brought.values()):
+                    values[i] = 0
+                faults.append(ClipFault(self.table.written_path(row), sample, slot.pass_index, str(error)))
         good = np.flatnonzero(weights)
-        if len(good):
-            video[weights == 0] = video[good[0]]
-        return self.batch(slot, torch.from_numpy(video), weights, faults, draws, started)
+        for values in (video, *brought.values()) if len(good) else ():
+            values[weights == 0] = values[good[0]]
+        batch = self.batch(slot, texts, torch.from_numpy(video), weights, faults, draws, started)
+        return replace(batch, companions={name: torch.from_numpy(values) for name, values in brought.items()})
 
     def batch(
         self,
         slot: Slot,
+        texts: tuple[Caption, ...],
         video: Tensor,
         weights: np.ndarray,
-        faults: Sequence[Fault],
+        faults: Sequence[ClipFault],
         draws: Mapping[str, Tensor],
         started: float,
     ) -> Batch:
-        """A batch of a slot's pixels with all that the table says of its samples. `started`: by `perf_counter`."""
+        """A batch of a slot's pixels and captions with all that the table says of it; `started`: by `perf_counter`."""
         return Batch(
             bucket=slot.bucket,
             video=video,
-            text=self.texts(slot),
-            fps=torch.tensor(self._rates(slot), dtype=torch.float32),
+            text=texts,
+            fps=torch.from_numpy(self.timing(slot).rate.astype(np.float32)),
             size=torch.from_numpy(np.stack([self.table.height[slot.rows], self.table.width[slot.rows]], axis=1)),
             keys=slot.keys,
             weights=torch.from_numpy(weights),
-            draws=draws,
+            draws={name: drawn for name, drawn in draws.items() if not self.draws[name].is_choice},
             faults=tuple(faults),
             fetch_seconds=time.perf_counter() - started,
-            kind_draws=draws["mask"].numpy() if "mask" in draws else np.zeros(0, np.float32),  # none for a store
+            choices={name: drawn.numpy() for name, drawn in draws.items() if self.draws[name].is_choice},
         )
 
-    def _fill(self, out: np.ndarray, row: int, place: float) -> None:
-        """Writes one sample's pixels into `out`: [3, T, H, W], uint8 (float32 under compat). Raises `ClipError`."""
-        num_frames, *size = out.shape[1:]
-        location = self.table.location(row)
-        still = is_image(file_name(location))
-        if still:
+    def timing(self, slot: Slot) -> Timing:
+        """Which frames of each clip may be used, how densely, and the rate that its caption gives."""
+        names = ("num_frames", "height", "width", "fps")
+        columns = tuple(np.asarray(getattr(self.table, name)[slot.rows], np.float64) for name in names)
+        view = view_of(slot.pass_index, self.config.views)
+        found = self.law.timing(columns, keyed_draw(self.seed, self.stage, view, slot.samples))
+        if self.rules.still_fps:
+            found = replace(found, rate=np.where(columns[0] == 1, self.rules.still_fps, found.rate))
+        return found
+
+    def _numbers(self, row: int, num_frames: int, timing: Timing, i: int, place: float) -> np.ndarray:
+        """The source frames of sample `i` of a slot: int64 [num_frames]. Raises `ClipError`."""
+        if is_image(file_name(self.table.location(row))):
             if num_frames != 1:
                 raise ClipError(f"a still cannot fill {num_frames} frames")
-            numbers = np.zeros(1, np.int64)
-        else:
-            total = int(self.table.num_frames[row])
-            interval = target_fps(self.table.fps[row], self.config.fps_max)[1]
-            try:
-                numbers = window(total, num_frames, interval, place, self.compat)
-            except ValueError as error:
-                raise ClipError(str(error)) from error
-        fit = partial(fit_frame, size=(size[0], size[1]), compat=self.compat, still=still)
-        key = row, size[0], size[1]
+            return np.zeros(1, np.int64)
+        first, stop, interval = (int(values[i]) for values in (timing.first, timing.stop, timing.interval))
+        try:
+            return first + window(stop - first, num_frames, interval, place, self.rules.window)
+        except ValueError as error:
+            raise ClipError(str(error)) from error
+
+    def _fill(self, out: np.ndarray, row: int, numbers: np.ndarray, named: str | None = None, column: str = "") -> None:
+        """Writes one sample's pixels into `out`: [3, T, H, W]; `named`: a file of the `column` in place of the clip."""
+        size = out.shape[2:]
+        location = self.table.location(row) if named is None else self.table.location_of(row, named)
+        still = is_image(file_name(location))
+        fit = partial(fit_frame, size=(size[0], size[1]), law=self.rules.pixels, still=still)
+        key = row, column, size[0], size[1]
         clip = self._cache.get(key)
         if clip is None:
             keeps = self._cache.has_room(int(self.table.num_frames[row]) * out[:, 0].nbytes)
@@ -156,24 +190,85 @@ class SlotDataset(Dataset[Batch]):
             raise ClipError(f"frame {numbers[-1]} was asked for, but the file ends after {len(clip)} frames")
         out[:] = clip[numbers].transpose(1, 0, 2, 3)
 
-    def texts(self, slot: Slot) -> tuple[str, ...]:
-        """The captions of a slot, suffix included, each from its drawn column or, where that is empty, another one."""
-        tried = caption_columns(slot, self.config.captions, self.seed, self.stage, self.config.views)
-        found = []
-        for row, rate, columns in zip(slot.rows.tolist(), self._rates(slot), tried, strict=True):
-            written = next(filter(None, (self.table.caption(row, column) for column in columns)), "")
-            found.append(self._suffixed(written, row, rate))
-        return tuple(found)
+    @property
+    def _dtype(self) -> type:
+        return np.float32 if self.rules.pixels == "float32" else np.uint8
 
-    def _rates(self, slot: Slot) -> list[float]:
-        """Frames per second of each sample after the frame-rate rule, 0 where unknown."""
-        return [target_fps(self.table.fps[row], self.config.fps_max)[0] for row in slot.rows.tolist()]
+    def _blank_companions(self, slot: Slot) -> dict[str, np.ndarray]:
+        """Zeros for all that the clips of a slot bring along, by the names of tensors."""
+        found = {}
+        for one in self.rules.companions:
+            for name, shape in one.shapes(slot.bucket.shape).items():
+                dtype = bool if name.endswith(MASK) else np.float32 if one.kind == "numbers" else self._dtype
+                found[name] = np.zeros((len(slot.rows), *shape), dtype)
+        return found
+
+    def _bring(self, one: Companion, out: Mapping[str, np.ndarray], slot: Slot, i: int, numbers: np.ndarray) -> None:
+        """Writes what sample `i`, of these frames, brings along into `out`, by the names of its tensors."""
+        row = int(slot.rows[i])
+        try:
+            names = names_in(self.table.caption(row, one.column))
+            if not names and (one.required or one.kind != "stills"):
+                raise ClipError(f"column {one.column} names no file")
+            if one.kind == "stills":
+                for place, name in enumerate(self._chosen(names, one.most, slot, i)):
+                    self._fill(out[one.name][place], row, np.zeros(1, np.int64), name, f"{one.column} {name}")
+                    out[one.name + MASK][place] = True
+                return
+            if len(names) != 1:
+                raise ClipError(f"column {one.column} names {len(names)} files; one is expected")
+            location = self.table.location_of(row, names[0])
+            if one.kind == "numbers":
+                with self.files.local(location) as path:
+                    out[one.name][:] = read_frame_numbers(path, numbers, one.width, one.header)
+            elif is_image(file_name(location)) and len(numbers) != 1:
+                raise ClipError(f"a still cannot fill {len(numbers)} frames")
+            else:
+                self._fill(out[one.name], row, numbers, names[0], one.column)
+        except ClipError as error:
+            raise ClipError(f"{one.name}: {error}") from error
+
+    def _chosen(self, names: Sequence[str], most: int, slot: Slot, i: int) -> list[str]:
+        """The stills that a sample takes: all, in their order, or as many as it may, drawn for its view."""
+        if len(names) <= most:
+            return list(names)
+        view = view_of(slot.pass_index, self.config.views)
+        drawn = uniforms(self.seed, self.stage, Purpose.COMPANION, view, int(slot.samples[i]), len(names))[0]
+        return [names[place] for place in np.argsort(drawn, kind="stable")[:most].tolist()]
+
+    def texts(self, slot: Slot) -> tuple[Caption, ...]:
+        """The captions of a slot, suffix included, each from its drawn column or, where that is empty, another one."""
+        return self.captions(slot)[0]
+
+    def captions(self, slot: Slot) -> tuple[tuple[Caption, ...], dict[int, str]]:
+        """`texts`, and the samples, by their place, whose captions cannot be used, with the reason.
+
+        Where a clip has several, one for each segment, the cell is a JSON array of them; one that cannot be used
+        becomes as many empty ones.
+        """
+        tried = caption_columns(slot, self.config.captions, self.seed, self.stage, self.config.views)
+        rates, needed = self.timing(slot).rate.tolist(), 0
+        if self.rules.segments is not None:
+            needed = self.rules.segments(slot.bucket.shape[0])
+        found: list[Caption] = []
+        wrong: dict[int, str] = {}
+        for i, (row, rate, columns) in enumerate(zip(slot.rows.tolist(), rates, tried, strict=True)):
+            written = next(filter(None, (self.table.caption(row, column) for column in columns)), "")
+            if not needed:
+                found.append(self._suffixed(written, row, rate))
+                continue
+            try:
+                parts = segment_captions(written, needed)
+            except ValueError as error:
+                wrong[i], parts = f"{error} of {slot.bucket.shape[0]} frames", ("",) * needed
+            found.append(tuple(self._suffixed(part, row, rate) for part in parts))
+        return tuple(found), wrong
 
     def _suffixed(self, text: str, row: int, rate: float) -> str:
         score = self.table.motion_score[row] if self.config.vmaf else None
-        if self.compat == "opensora_v2" and self.config.fps_max is None:
-            rate = 0  # that program tells the rate only under a ceiling
-        return caption(text, rate, score, self.compat)
+        if self.rules.caption == "rate_as_published":  # Open-Sora 2.0 tells the rate only under a ceiling
+            rate = published_rate(rate, self.table.fps[row], self.config.fps_max) if self.config.fps_max else 0
+        return caption(text, rate, score, self.rules.caption)
 
 
 def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tuple[list[int], np.ndarray]]:
@@ -186,12 +281,12 @@ def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tupl
 class ClipCache:
     """Decoded clips at a bucket's size, the least recently used given up first; for sets that fit into memory.
 
-    A clip is uint8 or float32 [T, 3, H, W], its key (row, H, W).
+    A clip is uint8 or float32 [T, 3, H, W], its key (row, column, H, W).
     """
 
     def __init__(self, capacity_bytes: int):
         self.capacity_bytes = capacity_bytes
-        self._clips: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
+        self._clips: OrderedDict[tuple[int, str, int, int], np.ndarray] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -202,13 +297,13 @@ class ClipCache:
         push out all others."""
         return 4 * num_bytes <= self.capacity_bytes
 
-    def get(self, key: tuple[int, int, int]) -> np.ndarray | None:
+    def get(self, key: tuple[int, str, int, int]) -> np.ndarray | None:
         clip = self._clips.get(key)
         if clip is not None:
             self._clips.move_to_end(key)
         return clip
 
-    def put(self, key: tuple[int, int, int], clip: np.ndarray) -> None:
+    def put(self, key: tuple[int, str, int, int], clip: np.ndarray) -> None:
         if key in self._clips or clip.nbytes > self.capacity_bytes:
             return
         self._clips[key] = clip

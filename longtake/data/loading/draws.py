@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.contracts import LatentShape, Slot
-from longtake.random import Purpose, normals, uniforms
+from longtake.contracts import Draw, LatentShape, Slot
+from longtake.random import Purpose, normals, uniforms, words
 
 
 def view_of(pass_index: int, views: int) -> int:
@@ -39,29 +40,35 @@ def caption_columns(
 
 
 def draw(
-    slot: Slot, seed: int, stage: int, latent: LatentShape, views: int = 0, posterior: bool = False
+    slot: Slot, seed: int, stage: int, latent: LatentShape, wanted: Mapping[str, Draw], views: int = 0
 ) -> dict[str, Tensor]:
-    """The numbers the trainer needs for one slot, float32 on the CPU, B = samples of the slot:
+    """The numbers that training wants of the samples of a slot, by name, on the CPU: [B, *shape of one].
 
-    - `noise` [B, C, F, h, w] standard normal, for the whole latent before any cut;
-    - `timestep` [B] standard normal, which the timestep law maps to a time;
-    - `dropout` [B, 2] uniform: token embeddings, pooled embedding;
-    - `mask` [B] uniform: the kind of condition (the same for equal views);
-    - `posterior` [B, C, F, h, w] standard normal, only if asked for: the draw from the autoencoder's posterior.
+    Normal and uniform numbers are float32, integers int64. Noise is drawn for the whole latent, before any cut.
     """
-    shape = (len(slot.samples), *latent(*slot.bucket.shape))
-    count = int(np.prod(shape[1:]))
+    shape = latent(*slot.bucket.shape)
+    return {name: torch.from_numpy(_drawn(slot, seed, stage, shape, one, views)) for name, one in wanted.items()}
 
-    def normal(purpose: Purpose, count: int) -> np.ndarray:
-        return normals(seed, stage, purpose, slot.pass_index, slot.samples, count)
 
-    mask = uniforms(seed, stage, Purpose.MASK, view_of(slot.pass_index, views), slot.samples, 1)
-    numbers = {
-        "noise": normal(Purpose.NOISE, count).reshape(shape),
-        "timestep": normal(Purpose.TIMESTEP, 1)[:, 0],
-        "dropout": uniforms(seed, stage, Purpose.DROPOUT, slot.pass_index, slot.samples, 2),
-        "mask": mask[:, 0],
-    }
-    if posterior:
-        numbers["posterior"] = normal(Purpose.POSTERIOR, count).reshape(shape)
-    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in numbers.items()}
+def draw_bytes(latent_shape: tuple[int, ...], wanted: Mapping[str, Draw]) -> int:
+    """Bytes of one sample's draws that are as large as its latents."""
+    return 4 * math.prod(latent_shape) * sum(one.shape == "latent" for one in wanted.values())
+
+
+def _drawn(slot: Slot, seed: int, stage: int, latent_shape: tuple[int, ...], wanted: Draw, views: int) -> np.ndarray:
+    shape = latent_shape if wanted.shape == "latent" else wanted.shape
+    moment = view_of(slot.pass_index, views) if wanted.of_view else slot.pass_index
+    key = seed, stage, wanted.purpose, moment, slot.samples, math.prod(shape)
+    if wanted.law == "normal":
+        numbers = normals(*key)
+    elif wanted.law == "uniform":
+        numbers = uniforms(*key)
+        if wanted.stratified:
+            numbers = ((numbers.astype(np.float64) + slot.number) / slot.num_slots).astype(np.float32)
+            numbers = np.minimum(numbers, np.float32(1 - 2**-24))  # rounding must not reach 1
+    else:
+        numbers = words(*key).astype(np.uint64)
+        strata = slot.num_slots if wanted.stratified else 1
+        place = (np.uint64(slot.number if wanted.stratified else 0) << np.uint64(32)) + numbers
+        numbers = (place * np.uint64(wanted.below) // (np.uint64(strata) << np.uint64(32))).astype(np.int64)
+    return np.ascontiguousarray(numbers.reshape(len(slot.samples), *shape))

@@ -7,23 +7,28 @@ left out like any clip that cannot be read.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import util
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import numpy as np
 
-from longtake.contracts import Batch, Fault, Slot, UserError
+from longtake import processes
+from longtake.contracts import Batch, ClipFault, Slot, UserError
 from longtake.data.loading.parcel import Parcel, pack
-from longtake.data.loading.workers import DataWorker, Failed, Made, SlotSource, Trying, WorkerDied
+from longtake.data.loading.workers import DataWorker, SlotSource, WorkerDied
 
 _LAST_WORD_SECONDS = 1.0  # for workers to end by themselves
 _CAREFUL_AFTER = 2  # deaths at one slot; one more that no sample is to blame for ends the run
 _MOST_DEATHS = 10  # more than this, less one for every `_FORGIVEN_AFTER` batches, end the run
 _FORGIVEN_AFTER = 50
 _SHOWN_CLIPS = 3
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class SlotLoader:
@@ -100,7 +105,6 @@ class SlotLoader:
         return task.parcel
 
     def _ready(self) -> bool:
-        """Whether the next batch is made already."""
         self._listen(0)
         return bool(self._tasks) and next(iter(self._tasks.values())).done
 
@@ -142,13 +146,10 @@ class SlotLoader:
             task = self._tasks.get(answer.number)
             if task is None:  # of a fetch that was left
                 continue
-            match answer:
-                case Trying():
-                    task.trying = answer.sample
-                case Failed():
-                    task.error = answer.error
-                case Made():
-                    self._made(task, answer.parcel)
+            if answer.parcel is not None:
+                self._made(task, answer.parcel)
+            else:
+                task.error, task.trying = answer.error, answer.trying
 
     def _made(self, task: _Task, parcel: Parcel) -> None:
         if task.faults:
@@ -177,10 +178,8 @@ class SlotLoader:
             fresh.ask(task.number, task.slot, task.careful)
 
     def _blame(self, task: _Task, cause: str) -> None:
-        """Notes a death at a slot. The second makes its next try careful; a sample that then kills is left out.
-
-        SIGKILL mostly means that memory ran out, so it is blamed on one sample of a slot at most.
-        """
+        """Notes a death at a slot. The second makes its next try careful; a sample that then kills is left out. SIGKILL
+        mostly means that memory ran out, so it is blamed on one sample of a slot at most."""
         task.deaths += 1
         slot, place, task.trying = task.slot, task.trying, None
         if place is not None and not (task.faults and cause == _OUT_OF_MEMORY):
@@ -188,7 +187,7 @@ class SlotLoader:
             weights[place] = 0
             task.slot = replace(slot, weights=weights)
             path, sample = self.source.table.written_path(int(slot.rows[place])), int(slot.samples[place])
-            task.faults += (Fault(path, sample, slot.pass_index, f"reading it kills the data worker ({cause})"),)
+            task.faults += (ClipFault(path, sample, slot.pass_index, f"reading it kills the data worker ({cause})"),)
             task.deaths, self._deaths = _CAREFUL_AFTER, self._deaths - 1  # it is explained
         elif task.deaths > _CAREFUL_AFTER:
             clips = ", ".join(self.source.table.written_path(row) for row in slot.rows[:_SHOWN_CLIPS].tolist())
@@ -251,11 +250,20 @@ class _Task:
     deaths: int = 0  # of workers that were at it
     careful: bool = False
     trying: int | None = None  # the sample that a careful worker is at
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ClipFault, ...] = ()
 
     @property
     def done(self) -> bool:
         return self.parcel is not None or self.error is not None
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container that the process runs in, where that has less."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for file in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            found = min(found, int(Path(file).read_text(encoding="ascii")))
+    return found
 
 
 def _end_all(workers: list[DataWorker]) -> None:
@@ -263,5 +271,5 @@ def _end_all(workers: list[DataWorker]) -> None:
         worker.hang_up()
     deadline = time.monotonic() + _LAST_WORD_SECONDS
     for worker in workers:
-        worker.end(max(0.0, deadline - time.monotonic()))
+        processes.end(worker.process, max(0.0, deadline - time.monotonic()))
     workers.clear()

@@ -6,6 +6,7 @@ One stretch is one copy at each of these stations, whatever tensors a batch has.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,7 @@ class Place:
 
     @property
     def num_bytes(self) -> int:
-        count = self.dtype.itemsize
-        for length in self.shape:
-            count *= length
-        return count
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)

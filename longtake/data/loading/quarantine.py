@@ -7,28 +7,28 @@ its sample another chance.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from longtake.contracts import Fault, UserError
-from longtake.data.formats import check_version
-from longtake.durable import sync_folder
+from longtake.contracts import ClipFault, UserError
+from longtake.data.tables.checks import check_version
+from longtake.durable import naming, sync_folder
+from longtake.small_files import parse_json
 
 VERSION = 1  # of a line
 
 
 def read_quarantine(path: str | os.PathLike[str]) -> dict[int, int]:
     """`{sample id: the first pass it failed in}`; empty without the file. Raises as `list_quarantine`."""
-    found: dict[int, int] = {}
-    for fault in list_quarantine(path):
-        found[fault.sample] = min(fault.pass_index, found.get(fault.sample, fault.pass_index))
-    return found
+    last_first = sorted(list_quarantine(path), key=lambda fault: -fault.pass_index)
+    return {fault.sample: fault.pass_index for fault in last_first}
 
 
-def list_quarantine(path: str | os.PathLike[str]) -> list[Fault]:
+def list_quarantine(path: str | os.PathLike[str]) -> list[ClipFault]:
     """Every entry in the order written; none without the file.
 
     A line cut off by a crash is ignored: its step never ran. Any other unreadable line is a `UserError` with its
@@ -43,11 +43,13 @@ def list_quarantine(path: str | os.PathLike[str]) -> list[Fault]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line.rstrip(_CUT))
+            entry = parse_json(line.rstrip(_CUT))
             newer = entry.get("version", 1) > VERSION
-            fault = Fault(
+            fault = ClipFault(
                 str(entry.get("path")), int(entry["sample"]), int(entry["pass_index"]), str(entry.get("reason"))
             )
+            if not (0 <= fault.sample < 1 << 64 and 0 <= fault.pass_index < 1 << 63):
+                raise ValueError("no number of a sample or a pass")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines) or line.endswith(_CUT):
                 continue
@@ -62,22 +64,22 @@ def list_quarantine(path: str | os.PathLike[str]) -> list[Fault]:
 _CUT = b"\0"  # marks half a line that a later append closed
 
 
-def append_quarantine(path: str | os.PathLike[str], faults: Iterable[Fault]) -> None:
+def append_quarantine(path: str | os.PathLike[str], faults: Iterable[ClipFault]) -> None:
     """Adds faults in one write, so that lines of several processes do not mix, and waits until they are on disk."""
     lines = "".join(json.dumps(asdict(fault) | {"version": VERSION}, ensure_ascii=True) + "\n" for fault in faults)
     if not lines:
         return
     new = not os.path.exists(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        half = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        data = (_CUT + b"\n" if half else b"") + lines.encode()
-        written = os.write(descriptor, data)
-        if written != len(data):
-            raise OSError(f"{path}: only {written} of {len(data)} bytes were written; is the disk full?")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(Path(path)):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            half = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            data = (_CUT + b"\n" if half else b"") + lines.encode()
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     if new:
         sync_folder(Path(path).resolve().parent)

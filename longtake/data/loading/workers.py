@@ -12,15 +12,10 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import struct
 import sys
-import tempfile
-import threading
-import time
 import traceback
-import warnings
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,13 +26,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from longtake import processes
 from longtake.contracts import Batch, Bucket, Slot
 from longtake.data.loading.parcel import Parcel, plan_parcel
 
 # A forked worker starts at once and shares the memory of the table. Elsewhere a fork would break system libraries.
 _START_METHOD = "fork" if sys.platform == "linux" else "spawn"
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM)  # both are for the trainer, which wants to save first
-_SECONDS_BETWEEN_LOOKS = 1.0  # whether the parent still lives
+_LAST_WORD_SECONDS = 1.0  # for a worker whose line is closed
 _HEADER = struct.Struct("<qqqq")  # number of the task, kind, bytes of tensors, bytes of the pickle behind them
 _MADE, _FAILED, _TRYING = range(3)
 
@@ -51,31 +46,16 @@ class SlotSource(Protocol):
 
     def batch_bytes(self, bucket: Bucket) -> int:
         """How large the tensors of a bucket's batch are, roughly."""
-        ...
 
 
 @dataclass(frozen=True)
-class Made:
-    """A batch is ready."""
+class Answer:
+    """What a worker says of a task: its batch, the error that making it raised, or which sample it is about to try."""
 
-    number: int
-    parcel: Parcel
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Making a batch raised an error."""
-
-    number: int
-    error: Exception
-
-
-@dataclass(frozen=True)
-class Trying:
-    """A careful worker is about to load one sample by itself, or the whole slot after all."""
-
-    number: int
-    sample: int | None  # its place in the slot
+    number: int  # of the task
+    parcel: Parcel | None = None
+    error: Exception | None = None
+    trying: int | None = None  # its place in the slot; None without batch and error: the whole slot after all
 
 
 class WorkerDied(Exception):
@@ -93,24 +73,13 @@ class DataWorker:
     @classmethod
     def start(cls, source: SlotSource) -> DataWorker:
         """Starts a process that serves `source`."""
-        context = multiprocessing.get_context(_START_METHOD)
-        their_requests, our_requests = context.Pipe(duplex=False)
+        their_requests, our_requests = multiprocessing.Pipe(duplex=False)
         our_answers, their_answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        process = context.Process(
-            target=_serve, args=(source, their_requests, their_answers, os.getpid()), daemon=True, name="data worker"
-        )
-        worker = cls(process, our_requests, our_answers)
-        _LIVING.add(worker)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)  # the child is deaf from its first instruction on
-        try:
-            with warnings.catch_warnings():  # newer Pythons warn of any fork beside threads; the child uses no other
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _OUR_ENDS.update((our_requests, our_answers))
+        process = processes.start(_serve, (source, their_requests, their_answers), _START_METHOD, "data worker")
         their_requests.close()
         their_answers.close()
-        return worker
+        return cls(process, our_requests, our_answers)
 
     def fileno(self) -> int:
         """For `multiprocessing.connection.wait`: readable when there is an answer, or the process is gone."""
@@ -121,14 +90,14 @@ class DataWorker:
         with suppress(ConnectionError):  # it died meanwhile: `answer` says so
             self.requests.send((number, slot, careful))
 
-    def answer(self) -> Made | Failed | Trying:
+    def answer(self) -> Answer:
         """The next thing the worker has to say; waits for it. Raises `WorkerDied`."""
         try:
             number, kind, num_bytes, rest, descriptors = self._header()
         except (EOFError, ConnectionError) as error:
             raise WorkerDied(self._cause_of_death()) from error
         if kind == _TRYING:
-            return Trying(number, num_bytes if num_bytes >= 0 else None)
+            return Answer(number, trying=num_bytes if num_bytes >= 0 else None)
         (descriptor,) = descriptors
         try:
             pages = mmap.mmap(descriptor, num_bytes + rest)
@@ -136,11 +105,11 @@ class DataWorker:
             os.close(descriptor)
         content = pickle.loads(memoryview(pages)[num_bytes:])
         if kind == _FAILED:
-            error, told = content
-            error.add_note(f"in data worker (pid {self.process.pid}):\n{told}")
-            return Failed(number, error)
+            error, trace = content
+            error.add_note(f"in data worker (pid {self.process.pid}):\n{trace}")
+            return Answer(number, error=error)
         data = torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes) if num_bytes else torch.empty(0).byte()
-        return Made(number, Parcel(content, data))
+        return Answer(number, Parcel(content, data))
 
     def _header(self) -> tuple[int, int, int, int, list[int]]:
         received, descriptors, _, _ = socket.recv_fds(self.answers, _HEADER.size, 1)
@@ -154,37 +123,22 @@ class DataWorker:
         return *_HEADER.unpack(received), descriptors
 
     def _cause_of_death(self) -> str:
-        self.process.join(_SECONDS_BETWEEN_LOOKS)
-        if self.process.exitcode is None:  # its line is closed, so it is no use any more
-            self.process.kill()
-            self.process.join()
-        code = self.process.exitcode or 0
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        processes.end(self.process, _LAST_WORD_SECONDS)  # its line is closed, so it is no use any more
+        return processes.how_it_ended(self.process.exitcode)
 
     def hang_up(self) -> None:
-        """Tells the process to end by itself once it is idle."""
+        """Lets the process end by itself once it is idle."""
         self.requests.close()
         self.answers.close()
 
-    def end(self, seconds: float) -> None:
-        """Waits for the end of a process that was told to; kills it after `seconds`."""
-        self.process.join(seconds)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+
+_OUR_ENDS: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()  # of all lines, whichever loader's
 
 
-_LIVING: weakref.WeakSet[DataWorker] = weakref.WeakSet()  # of this process, whichever loader they belong to
-
-
-def _serve(source: SlotSource, requests: Connection, answers: socket.socket, parent: int) -> None:
+def _serve(source: SlotSource, requests: Connection, answers: socket.socket) -> None:
     """A worker's life: makes each batch it is asked for, until the other side hangs up."""
-    for worker in _LIVING:  # a fork has copies of this process's ends; kept open, they would hide its end
-        worker.hang_up()
-    for number in _DEAF_TO:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    for end in _OUR_ENDS:  # a fork has copies of its parent's ends; kept open, they would hide that one hangs up
+        end.close()
     torch.set_num_threads(1)
     gc.freeze()  # what came from the parent is not gone through, so its pages stay shared
     gc.enable()
@@ -215,7 +169,7 @@ def _send(answers: socket.socket, task: int, kind: int, batch: Batch | None, con
     if batch is not None:
         content, contents, num_bytes = plan_parcel(batch)
     rest = pickle.dumps(content)
-    descriptor = _anonymous_file()
+    descriptor = processes.anonymous_file("longtake-batch")
     try:
         os.ftruncate(descriptor, num_bytes + len(rest))
         for place, tensor in contents:
@@ -226,13 +180,6 @@ def _send(answers: socket.socket, task: int, kind: int, batch: Batch | None, con
         socket.send_fds(answers, [_HEADER.pack(task, kind, num_bytes, len(rest))], [descriptor])
     finally:
         os.close(descriptor)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("longtake-batch")
-    with tempfile.TemporaryFile() as file:  # has no name either, but may lie on a disk
-        return os.dup(file.fileno())
 
 
 def _write(descriptor: int, content: memoryview, start: int) -> None:
@@ -247,10 +194,3 @@ def _portable(error: Exception) -> Exception:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
     return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process when its parent is gone, whatever it is at: a decoder may hang for ever."""
-    while os.getppid() == parent:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    os._exit(1)

@@ -14,10 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.probing.complete import write_bad
-from longtake.data.probing.listing import list_clips
-from longtake.data.probing.probe import probe_table
-from longtake.data.tables.cache import lock, user_cache, writable_folder
+from longtake.data.probing.probe import list_clips, probe_table, write_bad
+from longtake.data.tables.convert import lock, user_cache, writable_folder
 from longtake.data.tables.write_rows import write_table
 
 TABLE = ".longtake.parquet"

@@ -12,10 +12,12 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError
+from longtake.small_files import parse_json
 
 FORMAT_VERSION = 1
 _LINES_HELD = 64
@@ -42,7 +44,12 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
-            self._lock()
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # some network file systems have no locks
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                self._file.close()
+                raise UserError(f"{path}: another process is writing it; wait for it or stop it") from error
+        try:
             self._start = self._find_start(dict(belongs_to))
         except BaseException:
             self._file.close()
@@ -59,18 +66,16 @@ class Journal:
             self._file.close()
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """The answers had so far: (row, answer), in the order they came."""
-        yield from self._read(self._start)
-
-    def _read(self, start: int) -> Iterator[tuple[int, Any]]:
+        """The answers so far: (row, answer), in the order they came."""
         with open(self.path, "rb") as file:
-            file.seek(start)
+            file.seek(self._start)
             for line in file:
-                try:
-                    row, answer = json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{self.path}: {line[:60]!r} is no line of a journal; delete the file") from error
-                yield row, answer
+                with suppress(ValueError, TypeError):
+                    row, answer = parse_json(line, finite=False)
+                    if isinstance(row, int) and row >= 0 and isinstance(answer, (str, list)):
+                        yield row, answer
+                        continue
+                raise UserError(f"{self.path}: {line[:60]!r} is no line of a journal; delete the file")
 
     def add(self, row: int, answer: Any) -> None:
         """Notes one answer; it reaches the file within half a second of the next one's coming."""
@@ -86,17 +91,9 @@ class Journal:
 
     def _is_worth_keeping(self) -> bool:
         try:
-            return any(not isinstance(answer, str) for _, answer in self._read(self._start))
+            return any(not isinstance(answer, str) for _, answer in self.read())
         except UserError:  # damaged: for its owner to decide
             return True
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise UserError(f"{self.path}: another process is writing it; wait for it or stop it") from error
-            # some network file systems have no locks
 
     def _find_start(self, belongs_to: dict[str, Any]) -> int:
         """Checks or writes the first line, drops a half last one, and returns where the answers begin."""
@@ -105,10 +102,9 @@ class Journal:
             return self._begin(ours)
         with open(self.path, "rb") as file:
             line = file.readline()
-        try:
-            theirs = json.loads(line)
-        except ValueError:
-            theirs = None
+        theirs = None
+        with suppress(ValueError):
+            theirs = parse_json(line)
         if not isinstance(theirs, dict) or theirs.get("format") != ours["format"]:
             raise UserError(f"{self.path}: is no journal of Longtake; delete it or give the output another name")
         differing = [name for name in ours if theirs.get(name) != ours[name]]

@@ -1,4 +1,5 @@
-"""What an MP4 or MOV file holds, from its index alone (ISO 14496-12), for the plain files that most clips are.
+"""What an MP4 or MOV file holds, from its index alone (ISO 14496-12), for the plain files that most clips are; and how
+fast and how long a video is by its frames' times, where the container's word does not agree with them.
 
 FFmpeg's opening of a 720p H.264 file takes 6 to 10 ms, most of it spent decoding a first frame to learn what the
 header says already. Reading the header takes a few tenths of a millisecond. Only what is beyond doubt is answered
@@ -17,13 +18,15 @@ from typing import BinaryIO
 import numpy as np
 
 from longtake.data.probing.sps import read_avcc, read_hvcc
-from longtake.data.probing.times import FrameTimes, length_of, mean_rate
 
 _FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _LARGEST_INDEX = 256 << 20  # bytes; a day of video at 60 frames a second has 100 MB
 _CODECS = {b"avc1": ("h264", b"avcC", read_avcc), b"hvc1": ("hevc", b"hvcC", read_hvcc)}
 _CODECS[b"hev1"] = _CODECS[b"hvc1"]
 _ENTRY_SIZE = 86  # bytes of a visual sample entry, its header included, before its own boxes
+
+_TOLERANCE = 0.01  # of the length: containers round rates and times, and their rates are then the better numbers
+_TICKS = 2  # and this many ticks: both ends are rounded
 
 Span = tuple[int, int]  # where the contents of a box begin and end
 
@@ -140,18 +143,18 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
     codec, height, width = described
     scale, length = _read_scale(moov, boxes[b"mdhd"])
     movie_scale, _ = _read_scale(moov, headers[0])
-    shown = times.shown
+    shown, decoded, total = times
     if not 1 <= scale < 1 << 31 or (codec == "hevc" and len(shown) > 1 and shown[1] <= shown[0]):
         return None  # H.265 decoders leave out frames before the first key frame that come after it in the file
     if b"edts" in boxes and not _shows_all(moov, boxes[b"edts"], shown, scale, movie_scale):
         return None
     turned = _is_quarter_turn(moov, boxes[b"tkhd"], headers[0])
-    length = min(times.total, length) if length > 0 else times.total
-    rate, duration = Fraction(scale * len(shown), times.total), Fraction(length, scale)
-    if not is_even(times.decoded):
+    length = min(total, length) if length > 0 else total
+    rate, duration = Fraction(scale * len(shown), total), Fraction(length, scale)
+    if not is_even(decoded):
         last = int(np.flatnonzero(shown == shown.max())[-1])
-        end = int(times.decoded[last + 1]) if last + 1 < len(shown) else times.total
-        shows = FrameTimes(len(shown), int(shown.min()), int(shown.max()), end - int(times.decoded[last]))
+        end = int(decoded[last + 1]) if last + 1 < len(shown) else total
+        shows = FrameTimes(len(shown), int(shown.min()), int(shown.max()), end - int(decoded[last]))
         rate = mean_rate(shows, Fraction(1, scale), rate)
         duration = length_of(shows, Fraction(1, scale), rate, duration)
     return Mp4Video(len(shown), height, width, rate, float(duration), codec, turned)
@@ -192,15 +195,9 @@ def _read_description(data: bytes, span: Span | None) -> tuple[str, int, int] | 
     return (codec, *size) if size == (height, width) else None  # two opinions: FFmpeg knows which one decoders follow
 
 
-@dataclass(frozen=True)
-class _Times:
-    shown: np.ndarray  # when each frame is shown, in ticks: int64 [N], in the order of the file
-    decoded: np.ndarray  # when each frame is decoded: int64 [N]
-    total: int  # ticks, the last frame's included
-
-
-def _read_times(data: bytes, samples: dict[bytes, Span]) -> _Times | None:
-    """Times of the frames (§8.6.1); None unless the file starts at a key frame and its tables agree."""
+def _read_times(data: bytes, samples: dict[bytes, Span]) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """When each frame is shown and decoded (§8.6.1), int64 [N] in the order of the file, and how long all take, in
+    ticks; None unless the file starts at a key frame and its tables agree."""
     if b"stts" not in samples:
         return None
     counts, steps = _table(data, samples[b"stts"], ">u4", 2).astype(np.int64).T
@@ -218,7 +215,7 @@ def _read_times(data: bytes, samples: dict[bytes, Span]) -> _Times | None:
     # Without a list of key frames all frames should be some, but muxers also leave it out where none is.
     if b"stss" not in samples or _table(data, samples[b"stss"], ">u4", 1)[0, 0] != 1:
         return None
-    return _Times(shown, decoded[:-1], total) if total > 0 and shown.min() >= 0 else None
+    return (shown, decoded[:-1], total) if total > 0 and shown.min() >= 0 else None
 
 
 def _num_samples(data: bytes, samples: dict[bytes, Span]) -> int:
@@ -231,12 +228,6 @@ def _num_samples(data: bytes, samples: dict[bytes, Span]) -> int:
     return -1 if count > (end - start - 12) // 4 else count
 
 
-def _sample_sizes(data: bytes, start: int) -> np.ndarray:
-    """Bytes of every frame: int64 [N]; for a table that `_num_samples` has accepted."""
-    equal, count = struct.unpack_from(">II", data, start + 4)
-    return np.array([equal]) if equal else np.frombuffer(data, ">u4", count, start + 12).astype(np.int64)
-
-
 def _table(data: bytes, span: Span, kind: str, columns: int) -> np.ndarray:
     """Rows of a table of four-byte numbers, behind a count: [N, columns]."""
     count = struct.unpack_from(">I", data, span[0] + 4)[0]
@@ -247,7 +238,9 @@ def _table(data: bytes, span: Span, kind: str, columns: int) -> np.ndarray:
 
 def _lies_inside(data: bytes, samples: dict[bytes, Span], file_size: int) -> bool:
     """Whether every frame has bytes and all of them lie in the file (§8.7)."""
-    sizes = _sample_sizes(data, samples[b"stsz"][0])
+    start = samples[b"stsz"][0]
+    equal, count = struct.unpack_from(">II", data, start + 4)  # accepted by `_num_samples`
+    sizes = np.array([equal]) if equal else np.frombuffer(data, ">u4", count, start + 12).astype(np.int64)
     if b"stco" in samples:
         chunks = _table(data, samples[b"stco"], ">u4", 1)[:, 0].astype(np.int64)
     elif b"co64" in samples:
@@ -287,3 +280,65 @@ def _shows_all(data: bytes, span: Span, shown: np.ndarray, scale: int, movie_sca
     if begin < 0 or speed != 1 << 16 or movie_scale < 1 or begin > shown.min():
         return False
     return length == 0 or length * scale > (int(shown.max()) - begin) * movie_scale
+
+
+@dataclass
+class FrameTimes:
+    """What the times of a video's frames tell, met one by one in any order."""
+
+    count: int = 0
+    first: int = 0  # ticks
+    last: int = 0
+    last_length: int = 0  # ticks that the last frame is shown; 0 where unknown
+    known: bool = True  # every frame had a time
+
+    def add(self, time: int | None, length: int | None) -> None:
+        """Notes when a frame is shown and for how long, in ticks."""
+        self.count += 1
+        if time is None:
+            self.known = False
+            return
+        if self.count == 1 or time < self.first:
+            self.first = time
+        if self.count == 1 or time >= self.last:
+            self.last, self.last_length = time, length or 0
+
+
+def mean_rate(times: FrameTimes, tick: Fraction, said: Fraction | None, guessed: Fraction | None = None) -> Fraction:
+    """Frames a second: as the container has `said` where the times agree, else their mean; 0 where nothing is known.
+
+    `tick`: seconds. A mean is known only as closely as times are rounded: within that, `guessed` is taken, or a whole
+    number, or one over 1.001.
+    """
+    span = times.last - times.first
+    if not times.known or times.count < 2 or span <= 0:
+        return said or guessed or Fraction(0)
+    steps = times.count - 1
+    if said and abs(span * tick - steps / said) <= _TOLERANCE * span * tick + _TICKS * tick:
+        return said
+    mean = steps / (span * tick)
+    low, high = steps / ((span + 1) * tick), steps / (max(span - 1, Fraction(1, 2)) * tick)
+    whole = Fraction(round(mean))
+    for rate in (guessed, whole, whole * 1000 / 1001):
+        if rate and low <= rate <= high:
+            return rate
+    return mean
+
+
+def length_of(times: FrameTimes, tick: Fraction, rate: Fraction, said: Fraction | None) -> Fraction:
+    """Seconds: as the container has `said` where the times agree, else from the first frame to the last one's end.
+
+    `rate`: as `mean_rate` gives it; the last frame is not taken to be shown longer than the mean one. 0 where nothing
+    is known.
+    """
+    step = 1 / rate if rate else Fraction(0)
+    if not times.known or times.count < 1:
+        return said or times.count * step
+    span = (times.last - times.first) * tick
+    if times.count > 1 and span <= 0:
+        return said or times.count * step
+    last = times.last_length * tick
+    measured = span + (last if 0 < last < step else step)
+    if said and abs(said - measured) <= step + _TOLERANCE * measured + _TICKS * tick:
+        return said
+    return measured

@@ -8,23 +8,26 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import av
 import av.logging
 import numpy as np
 from PIL import Image
 
-from longtake.data.clips.video import ClipError, check_file, countable_packets, is_image, open_video, reason_of
-from longtake.data.probing.mp4 import is_even, read_mp4, turns_on_its_side
-from longtake.data.probing.times import FrameTimes, length_of, mean_rate
+from longtake.data.clips.video import (
+    ClipError,
+    Container,
+    Stream,
+    check_file,
+    countable_packets,
+    is_image,
+    open_video,
+    reason_of,
+)
+from longtake.data.probing.mp4 import FrameTimes, is_even, length_of, mean_rate, read_mp4, turns_on_its_side
 
 _EXIF_ORIENTATION = 0x0112
 _PNG_TEXTS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
-
-Way = Literal["header", "packets", "frames"]
-Container = av.container.InputContainer
-Stream = av.video.stream.VideoStream
 
 
 @dataclass(frozen=True)
@@ -55,25 +58,6 @@ def probe_file(path: str | os.PathLike[str], decode_check: bool = False) -> Clip
     return info
 
 
-def count_frames(path: str | os.PathLike[str], way: Way) -> int | None:
-    """The frames of a video counted in one way only; None where that way cannot be trusted with this file.
-
-    "header" asks the container's index, "packets" reads the file without decoding, "frames" decodes all of it.
-    Raises `ClipError`.
-    """
-    if way == "header" and (info := _probe_by_index(path)):
-        return info.num_frames
-    with open_video(path) as (container, stream):
-        if way == "frames":
-            return _decode_through(container, stream).times.count
-        packets = _packets(container, stream)
-        if packets is None:
-            return None
-        if way == "header":
-            return _count_by_header(path, container, stream)
-        return sum(_is_frame(packet) for packet in packets)
-
-
 def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
     """A plain MP4 or MOV by its index; None for everything else. Raises `ClipError` where there is no file."""
     name = os.fspath(path)
@@ -98,7 +82,7 @@ def _probe_by_ffmpeg(path: str | os.PathLike[str]) -> ClipInfo:
 
 
 @dataclass
-class _Seen:
+class _Scanned:
     """What a file holds behind its header."""
 
     times: FrameTimes
@@ -106,7 +90,7 @@ class _Seen:
     by_header: bool = False  # the times are not known, and need not be: they are evenly spaced
 
 
-def _info(container: Container, stream: Stream, seen: _Seen) -> ClipInfo:
+def _info(container: Container, stream: Stream, seen: _Scanned) -> ClipInfo:
     count = seen.times.count
     if count < 1:
         raise ClipError("no frame can be decoded")
@@ -116,10 +100,10 @@ def _info(container: Container, stream: Stream, seen: _Seen) -> ClipInfo:
     if seen.on_its_side:
         height, width = width, height
     fps, duration = _pace(stream, seen)
-    return ClipInfo(count, height, width, fps, duration, _codec(stream))
+    return ClipInfo(count, height, width, fps, duration, stream.codec_context.codec.canonical_name)
 
 
-def _pace(stream: Stream, seen: _Seen) -> tuple[float, float]:
+def _pace(stream: Stream, seen: _Scanned) -> tuple[float, float]:
     """Frames a second, and seconds; NaN where unknown."""
     tick, times = stream.time_base, seen.times
     said, length = stream.average_rate, stream.duration * tick if stream.duration and tick else None
@@ -179,7 +163,7 @@ def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
     av.logging.set_skip_repeated(False)  # else a complaint that the file before it gave rise to would be left out
     try:
         with av.logging.Capture(local=True) as said, open_video(path) as (container, stream):
-            if _codec(stream) == "hevc":
+            if stream.codec_context.codec.canonical_name == "hevc":
                 stream.codec_context.options = {"err_detect": "explode"}
             for frame in container.decode(stream):
                 if frame.is_corrupt:
@@ -195,19 +179,19 @@ def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
         raise ClipError(f"{count} frames can be decoded, but its container says {info.num_frames}")
 
 
-def _look_through(path: str | os.PathLike[str], container: Container, stream: Stream) -> _Seen | None:
+def _look_through(path: str | os.PathLike[str], container: Container, stream: Stream) -> _Scanned | None:
     """What the header and the packets tell; None where only decoding tells more."""
     packets = _packets(container, stream)
     if packets is None:
         return None
     is_mp4 = "mp4" in container.format.name
     if is_mp4:
-        seen = _Seen(FrameTimes(), turns_on_its_side(os.fspath(path), stream.id))
+        seen = _Scanned(FrameTimes(), turns_on_its_side(os.fspath(path), stream.id))
         count = _count_by_header(path, container, stream)
         if count is not None and is_even(np.array([entry.timestamp for entry in stream.index_entries])):
-            return _Seen(FrameTimes(count, known=False), seen.on_its_side, by_header=True)
+            return _Scanned(FrameTimes(count, known=False), seen.on_its_side, by_header=True)
     else:
-        seen = _Seen(FrameTimes())
+        seen = _Scanned(FrameTimes())
     first = None  # Matroska keeps a rotation that PyAV shows only on a decoded frame
     for packet in packets:
         if first is None and not is_mp4:
@@ -229,8 +213,8 @@ def _count_by_header(path: str | os.PathLike[str], container: Container, stream:
     return stream.frames if len(index) == stream.frames > 0 and not index[0].is_discard else None
 
 
-def _decode_through(container: Container, stream: Stream) -> _Seen:
-    seen, before = _Seen(FrameTimes()), None
+def _decode_through(container: Container, stream: Stream) -> _Scanned:
+    seen, before = _Scanned(FrameTimes()), None
     for frame in container.decode(stream):
         if seen.times.count == 0:
             seen.on_its_side = _is_quarter_turn(frame)
@@ -244,10 +228,6 @@ def _decode_through(container: Container, stream: Stream) -> _Seen:
 def _packets(container: Container, stream: Stream) -> Iterator[av.Packet] | None:
     """All packets where each is one frame; None where the file must be opened anew, and decoded."""
     return container.demux(stream) if _is_gif(stream) else countable_packets(container, stream)
-
-
-def _codec(stream: Stream) -> str:
-    return stream.codec_context.codec.canonical_name
 
 
 def _is_frame(packet: av.Packet) -> bool:

@@ -17,20 +17,23 @@ import pyarrow.compute as pc
 
 from longtake.contracts import UserError
 from longtake.data.clips.remote import FileCache, check_protocols, default_cache_folder, join_location, refuse_url
-from longtake.data.clips.video import ClipError
-from longtake.data.probing.complete import Answers, complete, write_bad
+from longtake.data.clips.video import IMAGE_SUFFIXES, ClipError
 from longtake.data.probing.journal import Journal
-from longtake.data.probing.listing import list_clips
 from longtake.data.probing.one_file import ClipInfo, probe_file
-from longtake.data.probing.pool import Crew
-from longtake.data.tables import json_table
-from longtake.data.tables.captions import probe_warning
-from longtake.data.tables.ids import compute_clip_ids
-from longtake.data.tables.paths import moved_paths
-from longtake.data.tables.rows import id_values
+from longtake.data.probing.pool import ask_here, ask_on_ray
+from longtake.data.tables.checks import check_path
+from longtake.data.tables.ids import compute_clip_ids, path_hashes
+from longtake.data.tables.json_table import is_unicode
+from longtake.data.tables.rows import id_values, open_rows
 from longtake.data.tables.shards import is_shards
-from longtake.data.tables.table import base_folder, read_columns, text_column
-from longtake.data.tables.write_rows import check_target, write_table
+from longtake.data.tables.table import base_folder, probe_warning
+from longtake.data.tables.write_rows import check_target, moved_paths, write_table
+
+MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec")
+_VIDEOS = "mp4 m4v mov mkv webm avi gif ts m2ts mts mpg mpeg wmv flv 3gp ogv mxf"
+VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
+_NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
+_ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
 Engine = Literal["local", "ray"]
 Asked = Generator[tuple[int, Any], None, None]  # (place, answer) as they are ready
@@ -90,7 +93,7 @@ def probe_table(
     refuse_url(source)
     refuse_url(target)
     check_target(target, [source])
-    columns = _checked(read_source(source), source, target)
+    columns, unreadable = read_source(source, as_text=target.suffix.lower() == ".csv")
     if warn and (said := probe_warning(columns, source)):
         warn(said)
     paths = columns["path"].to_pylist()
@@ -106,7 +109,11 @@ def probe_table(
     }
     ask = partial(_ask, decode_check=decode_check, cache=cache or FileCache(default_cache_folder()))
     with Journal(target.with_name(f"{target.name}.journal"), belongs_to) as journal:
-        answers, continued = _answer_all(files, journal, partial(_ASKERS[engine], ask, workers), progress)
+        answers = Answers(len(files))
+        for row, reason in unreadable.items():
+            if rows.start <= row < rows.stop:
+                answers.set(row - rows.start, reason)
+        continued = _answer_all(files, answers, journal, partial(_ASKERS[engine], ask, workers), progress)
         bad = tuple((rows.start + row, paths[rows.start + row], text) for row, text in sorted(answers.reasons.items()))
         bad_path = write_bad(target.with_name(f"{target.stem}.bad.csv"), bad)
         if bad and (strict or (part is None and len(bad) == len(files))):
@@ -114,7 +121,7 @@ def probe_table(
         paths = moved_paths(paths, folder, target.parent)
         columns = columns.set_column(columns.column_names.index("path"), "path", pa.array(paths, pa.string()))
         clip_ids = compute_clip_ids(paths)[rows]  # over all rows: bad files and parts do not change the others' ids
-        write_table(complete(columns, rows, answers, clip_ids, target.suffix.lower() != ".csv"), target)
+        write_table(complete(columns, rows, answers, clip_ids), target)
         journal.remove()
     return ProbeResult(target, len(files) - len(bad), len(bad), bad, bad_path, continued)
 
@@ -128,37 +135,147 @@ def part_path(target: Path, number: int, count: int) -> Path:
     return target.with_name(f"{target.stem}.part-{number:05d}-of-{count:05d}{target.suffix}")
 
 
-def read_source(source: Path) -> pa.Table:
-    """The table to probe: columns of a CSV all as text, those of other formats as they are, or the clips of a folder.
+def read_source(source: Path, as_text: bool) -> tuple[pa.Table, dict[int, str]]:
+    """The table to probe, or the clips of a folder, without the columns that a probe makes; text is never null.
 
+    `as_text`: a CSV's columns are all text. Also the rows with a cell that cannot be read, each with the reason.
     Raises `UserError`.
     """
     if is_shards(source):
         raise UserError(f"{source}: is a folder of shards; probe the table that they are made from")
     if source.is_dir():
-        return list_clips(source).select(["path", "text"])
-    if source.suffix.lower() not in json_table.SUFFIXES:
-        return read_columns(source, as_text=True)
-    if not source.is_file():
-        raise UserError(f"{source}: no such file; give the list of clips as .csv, .parquet, .arrow, .json or .jsonl")
-    return json_table.read_json(source)
+        return list_clips(source).select(["path", "text"]), {}
+    rows = open_rows(source, as_text)
+    check_path(rows.names, source)
+    names = [name for name in rows.names if name not in MADE]
+    columns, unreadable = rows.whole(names)
+    for place, name in enumerate(names):
+        if name == "clip_id":
+            columns = columns.set_column(place, name, pa.array(id_values(columns[name], source)))
+        elif name in ("path", "text"):
+            columns = columns.set_column(place, name, pc.fill_null(columns[name], ""))
+    return columns, unreadable
 
 
-def _checked(columns: pa.Table, source: Path, target: Path) -> pa.Table:
-    """The table with path and text as texts (never null) and clip_id as uint64, before hours are spent on its files."""
-    if "path" not in columns.column_names:
-        found = ", ".join(columns.column_names) or "no column"
-        raise UserError(f"{source}: column path is missing (found {found}); it names the file of each clip")
-    if not len(columns):
-        raise UserError(f"{source}: the table has no rows; list one clip a row with its path and text")
-    for name in ("path", "text", "clip_id"):
-        if name in columns.column_names:
-            if name == "clip_id":
-                values = pa.array(id_values(columns["clip_id"], source))
-            else:
-                values = pc.fill_null(text_column(columns, name, source).cast(pa.string()), "")
-            columns = columns.set_column(columns.column_names.index(name), name, values)
-    return columns
+def list_clips(folder: Path) -> pa.Table:
+    """A table of the clips below a folder, sorted by path: path (from the folder, with `/`), text, clip_id, changed.
+
+    `text` is what the file of the same name ending in `.txt` holds, white space at its ends cut off; empty where there
+    is none. `changed` is a text that differs once the clip or its caption does. Names that begin with a dot are left
+    out. Raises `UserError` where there is no clip, and for a caption or a name that is not UTF-8.
+    """
+    refuse_url(folder)
+    paths = sorted(_clips_below(folder))
+    if not paths:
+        raise UserError(f"{folder}: no video or picture in it or below; name a folder of clips, or a clip table")
+    for path in paths:
+        if not is_unicode(path):
+            raise UserError(f"{folder}: the file name {os.fsencode(path)!r} is not UTF-8; rename the file")
+    texts, states = zip(*(_caption(folder, path) for path in paths), strict=True)
+    return pa.table(
+        {
+            "path": pa.array(paths, pa.string()),
+            "text": pa.array(texts, pa.string()),
+            "clip_id": pa.array(path_hashes(path.encode() for path in paths).astype(np.uint64)),
+            "changed": pa.array(states, pa.string()),
+        }
+    )
+
+
+def _clips_below(folder: Path) -> list[str]:
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = os.path.relpath(place, folder)
+        for name in files:
+            suffix = os.path.splitext(name)[1].lower()
+            if not name.startswith(".") and (suffix in VIDEO_SUFFIXES or suffix in IMAGE_SUFFIXES):
+                found.append(name if inside == os.curdir else f"{inside}/{name}")
+    return found
+
+
+def _caption(folder: Path, path: str) -> tuple[str, str]:
+    """The caption of a clip, and the state of its two files."""
+    file = folder / path
+    beside = file.with_suffix(".txt")
+    state = _state(file)
+    try:
+        text = beside.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return "", state
+    except UnicodeDecodeError as error:
+        raise UserError(f"{beside}: the caption is not UTF-8 ({error.reason}); save it as UTF-8") from error
+    return text, f"{state} {_state(beside)}"
+
+
+def _state(file: Path) -> str:
+    try:
+        stat = file.stat()
+    except OSError:
+        return "unreadable"  # the probe says why
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+class Answers:
+    """What is known of each row so far, as arrays: 50 bytes a row, however many rows there are."""
+
+    def __init__(self, num_rows: int):
+        """`num_rows`: rows that will be answered, all open at first."""
+        self._found = np.zeros(num_rows, _ANSWER)
+        self._codecs: list[str] = []
+        self.reasons: dict[int, str] = {}  # of the rows that cannot be used
+
+    def set(self, row: int, answer: ClipInfo | str) -> None:
+        """Notes a row's info, or the reason why it cannot be used."""
+        if isinstance(answer, str):
+            self.reasons[row] = answer
+            return
+        *numbers, codec = astuple(answer)
+        if codec not in self._codecs:
+            self._codecs.append(codec)
+        self._found[row] = (*numbers, self._codecs.index(codec))
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Which rows can be used: bool [N]."""
+        return self._found["num_frames"] > 0
+
+    def columns(self) -> dict[str, pa.Array]:
+        """The made columns of the rows that can be used; NaN becomes empty."""
+        found = self._found[self.kept]
+        columns = {name: np.ascontiguousarray(found[name]) for name in _NUMBERS}
+        columns["aspect_ratio"] = columns["height"] / columns["width"]
+        columns["resolution"] = columns["height"] * columns["width"]
+        columns["codec"] = np.array(self._codecs, object)[found["codec"]]
+        kinds = {"codec": pa.string()}
+        return {name: pa.array(columns[name], kinds.get(name), from_pandas=True) for name in MADE}
+
+
+def complete(columns: pa.Table, rows: slice, answers: Answers, clip_ids: np.ndarray) -> pa.Table:
+    """The rows that can be used: path, text, what was probed, clip_id, then the other columns in their order.
+
+    `columns`: the whole table; `rows`: the stretch of it that `answers` are of; `clip_ids`: uint64, one a row of that
+    stretch, for a table without them.
+    """
+    given = columns.slice(rows.start, rows.stop - rows.start).filter(pa.array(answers.kept))
+    texts = given["text"].cast(pa.string()) if "text" in given.column_names else pa.nulls(len(given), pa.string())
+    out: dict[str, pa.Array | pa.ChunkedArray] = {"path": given["path"].cast(pa.string())}
+    out["text"] = pc.fill_null(texts, "")
+    out |= answers.columns()
+    known = "clip_id" in given.column_names
+    out["clip_id"] = given["clip_id"].cast(pa.uint64()) if known else pa.array(clip_ids[answers.kept])
+    out |= {name: given[name] for name in given.column_names if name not in out}
+    return pa.table(out)
+
+
+def write_bad(path: Path, bad: Sequence[tuple[int, str, str]]) -> Path | None:
+    """Writes the list of bad rows, or removes the one of an earlier probe."""
+    if not bad:
+        path.unlink(missing_ok=True)
+        return None
+    rows, paths, reasons = zip(*bad, strict=True)
+    write_table(pa.table({"row": pa.array(rows), "path": pa.array(paths), "reason": pa.array(reasons)}), path)
+    return path
 
 
 def _rows_of_part(num_rows: int, number: int, count: int) -> slice:
@@ -185,42 +302,40 @@ def _ask(location: str, decode_check: bool, cache: FileCache) -> list[Any] | str
 
 def _answer_all(
     files: Sequence[str],
+    answers: Answers,
     journal: Journal,
     ask_each: Callable[[Sequence[str]], Asked],
     progress: Callable[[int, int], None] | None,
-) -> tuple[Answers, int]:
-    """The answers for all files, of which the journal may have some; bad ones are asked again. And how many it had."""
-    answers = Answers(len(files))
+) -> int:
+    """Completes the answers for all files, asking bad ones again; returns how many of them the journal had."""
     for row, answer in journal.read():
-        if not isinstance(answer, str):
+        if isinstance(answer, str) or row in answers.reasons:
+            continue
+        try:
             answers.set(row, ClipInfo(*answer))
-    open_rows = np.flatnonzero(~answers.kept)
-    done = continued = len(files) - len(open_rows)
+        except (TypeError, ValueError, OverflowError, IndexError) as error:
+            raise UserError(
+                f"{journal.path}: {answer} of row {row} is no answer about a clip; delete the file"
+            ) from error
+    missing = ~answers.kept
+    continued = len(files) - int(missing.sum())
+    missing[[*answers.reasons]] = False
+    asked_rows = np.flatnonzero(missing)
+    done = len(files) - len(asked_rows)
     if progress:
         progress(done, len(files))
-    with closing(ask_each([files[row] for row in open_rows])) as asked:  # so that an interrupt ends the processes
+    with closing(ask_each([files[row] for row in asked_rows])) as asked:  # so that an interrupt ends the processes
         for place, answer in asked:
-            row = int(open_rows[place])
+            row = int(asked_rows[place])
             journal.add(row, answer)
             answers.set(row, answer if isinstance(answer, str) else ClipInfo(*answer))
             done += 1
             if progress:
                 progress(done, len(files))
-    return answers, continued
+    return continued
 
 
-def _ask_here(ask: Callable[[str], Any], workers: int, files: Sequence[str]) -> Asked:
-    with Crew(ask, workers) as crew:
-        yield from crew.answers(files)
-
-
-def _ask_on_ray(ask: Callable[[str], Any], workers: int, files: Sequence[str]) -> Asked:
-    from longtake.data.probing.on_ray import ask_on_ray
-
-    return ask_on_ray(ask, workers, files)
-
-
-_ASKERS: dict[Engine, Callable[..., Asked]] = {"local": _ask_here, "ray": _ask_on_ray}
+_ASKERS: dict[Engine, Callable[..., Asked]] = {"local": ask_here, "ray": ask_on_ray}
 
 
 def _complaint(

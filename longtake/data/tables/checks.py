@@ -1,17 +1,25 @@
-"""What must hold of a clip table, however it is stored, and the fingerprint of its rows."""
+"""What must hold of a clip table, however it is stored, and of its numbers; format versions, and the fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtake.contracts import UserError
+from longtake.data.tables.cells import SCORE
 from longtake.data.tables.ids import first_repeated
 
+TABLE_VERSION = 1  # of clip tables in Parquet and Arrow files
+SHARDS_VERSION = 1  # of folders of shards
+FORMAT = {"longtake_format": "clip table", "longtake_format_version": str(TABLE_VERSION)}  # in Parquet and Arrow files
 REQUIRED = ("path", "text", "num_frames", "height", "width", "fps")
+_LARGEST = 2**31  # more frames or pixels a side than any clip has: a larger number is a slip
 FINGERPRINTED = ("clip_ids", "num_frames", "height", "width", "fps")
 
 
@@ -31,13 +39,41 @@ def check_columns(names: Sequence[str], source: Path, captions: Sequence[str] = 
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise UserError(
-            f"{source}: column {named(missing)} is missing (found {named(names)}); "
+            f"{source}: column {', '.join(missing)} is missing (found {named(names)}); "
             f"`longtake data probe {source} -o {source.with_suffix('.parquet').name}` fills in "
             "num_frames, height, width and fps for a table with path and text"
         )
     for name in captions:
         if name not in names:
             raise UserError(f"dataset.captions: {source} has no column {name}; choose among its columns {named(names)}")
+
+
+def check_path(names: Sequence[str], source: Path) -> None:
+    """Raises `UserError` where a table lacks the column path."""
+    if "path" not in names:
+        raise UserError(f"{source}: column path is missing (found {named(names)}); it names the file of each clip")
+
+
+def no_rows(source: Path) -> UserError:
+    """For a table without rows."""
+    return UserError(f"{source}: the table has no rows; list one clip a row with its path and text")
+
+
+def check_table_format(metadata: Mapping[bytes, bytes] | None, source: Path) -> None:
+    """Refuses a table of a newer format version; one without any was written by another program and is fine."""
+    found = (metadata or {}).get(b"longtake_format_version")
+    if found is not None:
+        check_version(found.decode("utf-8", "replace"), TABLE_VERSION, source)
+
+
+def check_version(found: object, known: int, source: Path) -> None:
+    """Raises `UserError` where `found` is no version up to `known`."""
+    text = str(found)
+    if not text.isdecimal() or not 1 <= int(text) <= known:
+        raise UserError(
+            f"{source}: has format version {text}, and this Longtake reads up to version {known}; "
+            "install a newer Longtake, or make the file again with this one"
+        )
 
 
 def refuse_repeated(ids: np.ndarray, source: Path) -> None:
@@ -50,5 +86,55 @@ def refuse_repeated(ids: np.ndarray, source: Path) -> None:
 
 
 def named(names: Sequence[str]) -> str:
-    """Columns as a sentence names them."""
     return ", ".join(names) if names else "no column"
+
+
+@contextmanager
+def readable(source: Path) -> Iterator[None]:
+    """Turns what pyarrow says of a damaged file into a `UserError` of one line."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:  # the last two: of names in it
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        kind = source.suffix[1:] or "shards"
+        raise UserError(f"{source}: cannot be read as {kind} ({first_line}); write the table again") from error
+
+
+def clean_numbers(
+    columns: pa.Table | pa.RecordBatch, unreadable: Mapping[int, str], first_row: int = 0
+) -> tuple[dict[str, np.ndarray], dict[int, str]]:
+    """The numbers of some rows, and why a row cannot be used: `unreadable`, or numbers that make no sense.
+
+    Rows of both are counted from `first_row`. `num_frames`, `height`, `width`: int64 [N], 0 in such a row; `fps`:
+    float64 [N], NaN where unknown; `motion_score`: the same, only where the table has the column.
+    """
+    found = {name: floats(columns, name) for name in ("num_frames", "height", "width", "fps")}
+    invalid = {row - first_row: reason for row, reason in unreadable.items()}
+    for name in ("num_frames", "height", "width"):
+        bad = ~((found[name] >= 1) & (found[name] < _LARGEST)) | (np.floor(found[name]) != found[name])
+        _note(invalid, bad, name, found[name], "a whole number from 1")
+    fps = found["fps"]
+    _note(invalid, np.isinf(fps) | (fps < 0), "fps", fps, "0 or more, or empty where unknown")
+    paths = pc.fill_null(columns["path"], "")
+    for reason, bad in (("is empty", pc.equal(paths, "")), ("holds a NUL byte", pc.match_substring(paths, "\0"))):
+        for row in np.flatnonzero(np.asarray(bad)).tolist():
+            if first_row + row not in unreadable:
+                invalid[row] = f"path {reason}"
+    wrong = np.fromiter(invalid, dtype=np.int64, count=len(invalid))
+    for name in ("num_frames", "height", "width"):
+        found[name][wrong] = 0
+        found[name] = found[name].astype(np.int64)
+    if SCORE in columns.schema.names:
+        found["motion_score"] = floats(columns, SCORE)
+    return found, {first_row + row: invalid[row] for row in sorted(invalid)}
+
+
+def _note(invalid: dict[int, str], bad: np.ndarray, name: str, values: np.ndarray, rule: str) -> None:
+    for row in np.flatnonzero(bad).tolist():
+        found = "empty" if np.isnan(values[row]) else f"{values[row]:g}"
+        invalid.setdefault(row, f"{name} is {found}, expected {rule}")
+
+
+def floats(columns: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
+    """A column of numbers as float64, NaN where empty."""
+    return np.asarray(pc.fill_null(pc.cast(columns[name], pa.float64(), safe=False), np.nan)).astype(np.float64)

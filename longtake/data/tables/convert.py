@@ -1,35 +1,46 @@
-"""A clip table of any size made into a folder of shards, batch by batch."""
+"""A clip table of any size made into a folder of shards, batch by batch; where what is made of tables and folders is
+kept: beside them, or in the user's cache folder; made once a machine."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
+import hashlib
 import json
 import os
-import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.formats import FORMAT, SHARDS_VERSION
-from longtake.data.tables.checks import check_columns, fingerprint_of, refuse_repeated
-from longtake.data.tables.ids import path_hashes, repeats
-from longtake.data.tables.numbers import clean_numbers
-from longtake.data.tables.paths import moved_paths, same_start
-from longtake.data.tables.rows import Rows, id_values, open_rows
-from longtake.data.tables.shards import INDEX, KIND, NUMBERS, ROWS_PER_BATCH, ROWS_PER_FILE, is_shards
-from longtake.durable import sync_file, write_whole
-from longtake.random import hash64
+from longtake.data.clips.remote import refuse_url
+from longtake.data.tables.checks import (
+    FORMAT,
+    SHARDS_VERSION,
+    check_columns,
+    clean_numbers,
+    fingerprint_of,
+    no_rows,
+    refuse_repeated,
+)
+from longtake.data.tables.ids import path_hashes
+from longtake.data.tables.rows import Rows, byte_texts, id_values, open_rows
+from longtake.data.tables.shards import INDEX, KIND, NPY_HEADER_BYTES, NUMBERS, ROWS_PER_FILE, is_shards
+from longtake.data.tables.write_rows import moved_batch
+from longtake.durable import sync_file, unfinished_folder, write_whole
 
-_NPY_HEADER_BYTES = 128
+LARGE_BYTES = 256 << 20  # a table file above this is converted to shards without being asked for
+_CONTENT_BYTES = 1 << 16  # read from either end of a file to tell whether it has changed
 _INVALID = pa.schema(
-    [("row", pa.int64()), ("reason", pa.string())],
+    [("row", pa.int64()), ("reason", pa.string()), ("unreadable", pa.bool_())],
     metadata={"longtake_format": "invalid rows", "longtake_format_version": str(SHARDS_VERSION)},
 )
 
@@ -45,11 +56,7 @@ class Converted:
 
 
 def make_shards(
-    source: Path,
-    target: Path,
-    *,
-    root: Path | str | None = None,
-    progress: Callable[[int], None] | None = None,
+    source: Path, target: Path, *, root: Path | str | None = None, progress: Callable[[int], None] | None = None
 ) -> Converted:
     """Writes the table `source` as a folder of shards `target`, which is complete or absent; memory stays bounded.
 
@@ -61,102 +68,54 @@ def make_shards(
     rows = open_rows(source)
     check_columns(rows.names, source)
     _check_place(source, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
-    partial.mkdir()
-    try:
-        columns = _Columns(rows, target.parent if root is None else None)
-        num_rows, num_invalid = _write_columns(partial, columns, source, progress)
+    with unfinished_folder(target) as partial:
+        num_rows, num_invalid = _write_columns(partial, rows, target.parent if root is None else None, progress)
         if not num_rows:
-            raise UserError(f"{source}: the table has no rows; list one clip a row with its path and text")
-        _complete_ids(partial, columns, source)
-        _write_index(partial, rows, num_rows, os.pardir if root is None else _written_root(root))
+            raise no_rows(source)
+        _complete_ids(partial, rows)
+        start = root if isinstance(root, str) else os.pardir if root is None else str(root.absolute())
+        _write_index(partial, rows, num_rows, start)
         num_bytes = sum(file.stat().st_size for file in partial.iterdir())
-        _put_in_place(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Converted(target, num_rows, num_invalid, num_bytes)
 
 
-def _written_root(root: Path | str) -> str:
-    return root if isinstance(root, str) else str(root.absolute())
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """The batches that are stored: those of `rows`, with paths that start from `folder` where one is given."""
-
-    rows: Rows
-    folder: Path | None
-
-    @property
-    def has_ids(self) -> bool:
-        return "clip_id" in self.rows.names
-
-    def batches(self) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-        """Batches as they are stored, each with its paths as the source has them."""
-        for batch in whole_batches(self.rows.batches(), self.rows.schema, ROWS_PER_BATCH):
-            place = batch.schema.get_field_index("path")
-            paths = pc.fill_null(batch.column(place), "")
-            if self.folder is not None and not same_start(self.rows.folder, self.folder):
-                moved = moved_paths(paths.to_pylist(), self.rows.folder, self.folder)
-                batch = batch.set_column(place, "path", pa.array(moved, pa.string()))
-            yield batch, paths
-
-
-def whole_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of exactly `size`, the last one the rest."""
-    held: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        held.append(batch)
-        count += len(batch)
-        while count >= size:
-            table = pa.Table.from_batches(held, schema).combine_chunks()
-            (first,) = table.slice(0, size).combine_chunks().to_batches()
-            yield first
-            held = table.slice(size).to_batches()
-            count -= size
-    if count:
-        (last,) = pa.Table.from_batches(held, schema).combine_chunks().to_batches()
-        yield last
-
-
 def _write_columns(
-    folder: Path, columns: _Columns, source: Path, progress: Callable[[int], None] | None
+    folder: Path, rows: Rows, start: Path | None, progress: Callable[[int], None] | None
 ) -> tuple[int, int]:
-    """Writes the Arrow files and the number files, ids not yet told apart; returns how many rows, how many invalid."""
-    row = num_invalid = 0
-    schema = columns.rows.schema.with_metadata(FORMAT)
+    """Writes Arrow and number files, ids not yet told apart, paths as seen from `start`: (rows, invalid rows)."""
+    num_rows = num_invalid = 0
+    schema = rows.schema.with_metadata(FORMAT)
     with ExitStack() as stack:
         numbers = {name: _NumberFile(stack.enter_context(open(folder / f"{name}.npy", "wb"))) for name in NUMBERS}
         invalid = stack.enter_context(pa.ipc.new_file(str(folder / "invalid.arrow"), _INVALID))
         writer = None
-        for batch, paths in columns.batches():
-            if row % ROWS_PER_FILE == 0:
+        for chunk in rows.chunks():
+            if chunk.first % ROWS_PER_FILE == 0:
                 if writer is not None:
                     writer.close()
-                writer = pa.ipc.new_file(str(folder / f"{row // ROWS_PER_FILE:05d}.arrow"), schema)
+                writer = pa.ipc.new_file(str(folder / f"{chunk.first // ROWS_PER_FILE:05d}.arrow"), schema)
                 stack.callback(writer.close)
+            batch = chunk.batch if start is None else moved_batch(chunk.batch, rows.folder, start)
             writer.write_batch(batch.replace_schema_metadata(FORMAT))
-            found, wrong = clean_numbers(batch, source, row)
-            if columns.has_ids:
-                found["clip_ids"] = id_values(batch.column("clip_id"), source, row)
+            found, wrong = clean_numbers(chunk.batch, chunk.unreadable, chunk.first)
+            if "clip_id" in rows.names:
+                found["clip_ids"] = id_values(chunk.batch.column("clip_id"), rows.source, chunk.first)
             else:
-                found["clip_ids"] = path_hashes(paths.cast(pa.binary()).to_pylist())
+                found["clip_ids"] = path_hashes(byte_texts(chunk.batch.column("path")))
             for name, values in found.items():
                 numbers[name].append(values)
             if wrong:
-                invalid.write_batch(pa.record_batch([list(wrong), list(wrong.values())], schema=_INVALID))
-            row, num_invalid = row + len(batch), num_invalid + len(wrong)
+                unreadable = [row in chunk.unreadable for row in wrong]
+                invalid.write_batch(pa.record_batch([list(wrong), list(wrong.values()), unreadable], schema=_INVALID))
+            num_rows, num_invalid = chunk.end, num_invalid + len(wrong)
             if progress:
-                progress(row)
+                progress(num_rows)
         for number in numbers.values():
             number.finish()
     for name, number in numbers.items():
         if not number.count:
             (folder / f"{name}.npy").unlink()
-    return row, num_invalid
+    return num_rows, num_invalid
 
 
 class _NumberFile:
@@ -165,7 +124,7 @@ class _NumberFile:
     def __init__(self, file: BinaryIO):
         self._file, self.count = file, 0
         self._dtype = np.dtype(np.float64)
-        file.write(bytes(_NPY_HEADER_BYTES))
+        file.write(bytes(NPY_HEADER_BYTES))
 
     def append(self, values: np.ndarray) -> None:
         self._dtype, self.count = values.dtype, self.count + len(values)
@@ -175,27 +134,16 @@ class _NumberFile:
         self._file.seek(0)
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.count,)}
         np.lib.format.write_array_header_1_0(self._file, header)
-        assert self._file.tell() == _NPY_HEADER_BYTES
+        assert self._file.tell() == NPY_HEADER_BYTES
 
 
-def _complete_ids(folder: Path, columns: _Columns, source: Path) -> None:
+def _complete_ids(folder: Path, rows: Rows) -> None:
     """Tells rows of the same path apart by their ordinals, and refuses ids that are equal all the same."""
     ids = np.load(folder / "clip_ids.npy", mmap_mode="r+")
-    if columns.has_ids:
-        refuse_repeated(ids, source)
-        return
-    rows, ordinals = repeats(ids)
-    if not len(rows):
-        return
-    start = 0
-    for batch in columns.rows.batches(["path"]):
-        first, last = np.searchsorted(rows, (start, start + len(batch)))
-        paths = pc.fill_null(batch.column(0).take(pa.array(rows[first:last] - start)), "").to_pylist()
-        here = zip(paths, ordinals[first:last].tolist(), strict=True)
-        ids[rows[first:last]] = [hash64(path, ordinal) for path, ordinal in here]
-        start += len(batch)
-    ids.flush()
-    refuse_repeated(ids, source)
+    if "clip_id" not in rows.names:
+        rows.tell_apart(ids)
+        ids.flush()
+    refuse_repeated(ids, rows.source)
 
 
 def _write_index(folder: Path, rows: Rows, num_rows: int, root: str) -> None:
@@ -222,12 +170,88 @@ def _check_place(source: Path, target: Path) -> None:
         raise UserError(f"{target}: is there already and is no folder of shards; give the output another name")
 
 
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Gives the complete folder its name; shards of that name make way in the moment before."""
-    if target.exists():
-        old = partial.with_suffix(".old")
-        os.rename(target, old)
-        os.rename(partial, target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(partial, target)
+def is_large(source: Path) -> bool:
+    """Whether a table is so large that a run should not hold its texts in memory."""
+    return source.is_file() and source.stat().st_size > LARGE_BYTES
+
+
+def cached_shards(source: Path) -> Path:
+    """The folder of shards of a table file, converted if that has not been done since the file last changed.
+
+    It lies beside the file as `.<name>.<key>.shards`, or in the user's cache folder where that cannot be written; the
+    key is made of the file's size, time and both ends. One process of a machine converts, the others wait. Shards of
+    an earlier state of the file are removed when no process reads them any more. Raises `UserError` as `make_shards`.
+    """
+    if not source.is_file():
+        refuse_url(source)
+        raise UserError(f"{source}: no such file; give a clip table as .csv, .parquet, .arrow, .json or .jsonl")
+    name, key = f".{source.name}.", _key(source)
+    for folder in (source.absolute().parent, user_cache(source)):
+        if is_shards(folder / f"{name}{key}.shards"):
+            return folder / f"{name}{key}.shards"
+    folder = writable_folder(source.absolute().parent, user_cache(source))
+    target = folder / f"{name}{key}.shards"
+    with lock(folder / f"{name}lock") as alone:
+        if is_shards(target):
+            return target
+        print(f"{source}: converting it to shards, once, in {target}", file=sys.stderr, flush=True)
+        if alone:
+            for left in folder.glob(f"{glob.escape(f'.{name}')}*.partial"):  # of a conversion that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        try:
+            make_shards(source, target, root=source.absolute().parent)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and is_shards(target):
+                return target  # another machine was faster
+            raise
+        if alone:
+            _remove_earlier(folder, name, target)
+    return target
+
+
+def user_cache(source: Path) -> Path:
+    """The folder for what belongs to one table or folder, under `XDG_CACHE_HOME` or `~/.cache`; not made yet."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.blake2b(os.fsencode(source.absolute()), digest_size=8).hexdigest()
+    return home / "longtake" / "tables" / digest
+
+
+def writable_folder(first: Path, second: Path) -> Path:
+    """`first` where this process may write there, else `second`, which is made."""
+    if os.access(first, os.W_OK | os.X_OK):
+        return first
+    second.mkdir(parents=True, exist_ok=True)
+    return second
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[bool]:
+    """Holds a lock file while the body runs; False where the file system has no locks, and nobody is kept out."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def _key(source: Path) -> str:
+    """16 hex digits that change with the file."""
+    stat = source.stat()
+    digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8)
+    with open(source, "rb") as file:
+        digest.update(file.read(_CONTENT_BYTES))
+        file.seek(max(0, stat.st_size - _CONTENT_BYTES))
+        digest.update(file.read(_CONTENT_BYTES))
+    return digest.hexdigest()
+
+
+def _remove_earlier(folder: Path, name: str, target: Path) -> None:
+    """Removes the shards of earlier states of a table; those that a process has open are left for next time."""
+    for old in folder.glob(f"{glob.escape(name)}*.shards"):
+        if old == target or not is_shards(old):
+            continue
+        with suppress(OSError), open(old / INDEX) as index:
+            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)  # readers hold it shared
+            shutil.rmtree(old, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -22,18 +23,10 @@ def compute_clip_ids(paths: Sequence[str]) -> np.ndarray:
 
 def path_hashes(paths: Iterable[bytes]) -> np.ndarray:
     """`hash64(path, 0)` of UTF-8 paths: uint64 [N], with one call of the hash a path."""
-    blake, lengths = hashlib.blake2b, _Lengths()
+    blake, length_of = hashlib.blake2b, cache(lambda path_bytes: path_bytes.to_bytes(8, "little"))
     end = (1).to_bytes(8, "little") + b"0"
-    digests = b"".join([blake(lengths[len(path)] + path + end, digest_size=8).digest() for path in paths])
+    digests = b"".join([blake(length_of(len(path)) + path + end, digest_size=8).digest() for path in paths])
     return np.frombuffer(digests, "<u8").astype(np.uint64)
-
-
-class _Lengths(dict[int, bytes]):
-    """The eight bytes that stand before a text of each length."""
-
-    def __missing__(self, length: int) -> bytes:
-        self[length] = found = length.to_bytes(8, "little")
-        return found
 
 
 def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,35 +17,20 @@ SUFFIXES = (".json", ".jsonl")
 _ROWS = 65536  # rows that are Python objects at once, in a .jsonl
 
 
-def read_json(source: Path) -> pa.Table:
-    """The whole table. A key that an object lacks is empty in its row; `path` and `text` are text, `clip_id` uint64.
-
-    Raises `UserError` with the line or row where the file is no such table, and for a column of mixed kinds.
-    """
-    tables = list(tables_of(source))
-    if not tables:
-        raise UserError(f"{source}: the table has no rows; list one clip an object with its path and text")
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise UserError(f"{source}: a column changes its kind from row to row ({error}); make it one kind") from error
-
-
 def tables_of(source: Path) -> Iterator[pa.Table]:
-    """The rows, some ten thousand at a time; a `.json` is held in memory whole. Raises as `read_json` does."""
+    """The rows, some ten thousand at a time; a `.json` is held in memory whole.
+
+    A key that an object lacks is empty in its row; `path` and `text` are text. Text that is no Unicode comes as bytes
+    that are not UTF-8. Raises `UserError` with the line or row where the file is no such table.
+    """
     objects = _objects_of_lines(source) if source.suffix.lower() == ".jsonl" else _objects_of_list(source)
     names: dict[str, None] = {}
     while rows := list(islice(objects, _ROWS)):
         for row in rows:
             names |= dict.fromkeys(row)
+        if odd := [name for name in names if not is_unicode(name)]:
+            raise UserError(f"{source}: the name of a column, {odd[0]!r}, is not text in UTF-8; rename it")
         yield pa.table({name: _column([row.get(name) for row in rows], name, source) for name in names})
-
-
-def write_json(columns: pa.Table, path: Path) -> None:
-    """Writes a table by the suffix of `path`; what is empty or not a number becomes null."""
-    with closing(JsonWriter(path)) as writer:
-        for batch in columns.to_batches(max_chunksize=_ROWS):
-            writer.write_batch(batch)
 
 
 class JsonWriter:
@@ -54,60 +38,84 @@ class JsonWriter:
 
     def __init__(self, path: Path):
         """Opens the file; the suffix chooses between a list of objects and one object a line."""
-        self._lines, self._empty = path.suffix.lower() == ".jsonl", True
+        is_lines = path.suffix.lower() == ".jsonl"
+        self._before, self._between, self._end = ("", "\n", "\n") if is_lines else ("[\n", ",\n", "\n]\n")
+        self._nothing = "" if is_lines else "[]\n"
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Adds rows; what is empty or not a number becomes null."""
         for row in batch.to_pylist():
             text = json.dumps({name: _jsonable(value) for name, value in row.items()}, ensure_ascii=False)
-            before = ("" if self._lines else "[\n") if self._empty else ("\n" if self._lines else ",\n")
-            self._file.write(before + text)
-            self._empty = False
+            self._file.write(self._before + text)
+            self._before, self._nothing = self._between, self._end
 
     def close(self) -> None:
         """Writes the end and closes the file."""
-        if self._lines:
-            self._file.write("" if self._empty else "\n")
-        else:
-            self._file.write("[]\n" if self._empty else "\n]\n")
+        self._file.write(self._nothing)
         self._file.close()
 
 
 def _objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:
     with open(source, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{source}:{number}: is not JSON ({error}); each line must be one object") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{source}:{number}: holds {_kind(row)}; each line must be one object")
-            yield row
+            if line.strip():
+                yield _object(_parsed(line, f"{source}:{number}"), f"{source}:{number}: holds", "each line")
 
 
 def _objects_of_list(source: Path) -> Iterator[dict[str, Any]]:
-    try:
-        rows = json.loads(source.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{source}: is not JSON ({error}); it must be one list of objects") from error
+    rows = _parsed(source.read_bytes(), str(source))
     if not isinstance(rows, list):
         raise UserError(f"{source}: holds {_kind(rows)}; it must be one list of objects, one for each clip")
     for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise UserError(f"{source}: entry {number} is {_kind(row)}; it must be an object with the columns as keys")
-        yield row
+        yield _object(row, f"{source}: entry {number} is", "it")
+
+
+def _parsed(data: bytes, place: str) -> Any:
+    """What a JSON text says; bytes that are not UTF-8 become lone surrogates."""
+    try:
+        return json.loads(data.decode(json.detect_encoding(data), "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        said = "nested too deep" if isinstance(error, RecursionError) else error
+        raise UserError(f"{place}: is not JSON that can be read ({said}); write the table again") from error
+
+
+def _object(row: Any, found: str, what: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise UserError(f"{found} {_kind(row)}; {what} must be an object with the columns as keys")
+    return row
 
 
 def _column(values: list[Any], name: str, source: Path) -> pa.Array:
-    if name in ("path", "text"):
-        return pa.array([value if value is None else str(value) for value in values], pa.string())
+    if name not in ("path", "text"):
+        try:
+            return pa.array(values, pa.uint64() if name == "clip_id" else None)
+        except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as error:
+            if any(isinstance(value, (list, dict)) for value in values):
+                raise UserError(
+                    f"{source}: column {name} holds values of several kinds ({error}); make it one kind"
+                ) from error
+    texts = [None if value is None else _text(value, name).encode("utf-8", "surrogatepass") for value in values]
+    return pa.array(texts, pa.binary()).view(pa.string())
+
+
+def _text(value: Any, name: str) -> str:
+    """A cell of a column of texts; in one of mixed kinds, numbers as a cast of their column would write them."""
+    if isinstance(value, str) or name in ("path", "text"):
+        return str(value)
     try:
-        return pa.array(values, pa.uint64() if name == "clip_id" else None)
-    except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise UserError(f"{source}: column {name} holds values of several kinds ({error}); make it one kind") from error
+        return pa.scalar(value).cast(pa.string()).as_py()
+    except OverflowError:
+        return str(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which no file in UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _jsonable(value: Any) -> Any:

@@ -14,13 +14,59 @@ from longtake.data.config import DatasetConfig
 from longtake.data.probing.folder import folder_table
 from longtake.data.tables.checks import FINGERPRINTED
 from longtake.data.tables.ids import repeats
-from longtake.data.tables.joined import JoinedColumn
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import ClipTable
 from longtake.random import hash64, sample_ids
 
 _TWIN = 1 << 32  # copies of one clip are counted far below this, so a twin's id is never that of a copy
+
+
+class JoinedColumn:
+    """One-dimensional arrays end to end, read like one array: by row, by slice or by an array of rows.
+
+    What is read is copied, the whole stays where it is, so memory-mapped parts stay shared between processes.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]):
+        """`parts`: at least one, all of one kind or of kinds that NumPy joins."""
+        self._parts = tuple(parts)
+        self._starts = np.cumsum([0, *map(len, parts)])
+        self.dtype = np.result_type(*parts)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("a joined column can only be copied into one array")
+        return np.concatenate(self._parts).astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, rows: int | slice | np.ndarray) -> Any:
+        if isinstance(rows, slice):
+            return self._slice(rows)
+        rows = np.asarray(rows)
+        if rows.dtype == bool:
+            rows = np.flatnonzero(rows)
+        if rows.size and not (rows.min() >= -len(self) and rows.max() < len(self)):
+            raise IndexError(f"rows {rows.min()} to {rows.max()}: the tables have {len(self)}")
+        rows = np.where(rows < 0, rows + len(self), rows).astype(np.int64)
+        places = np.searchsorted(self._starts, rows, side="right") - 1
+        if not rows.ndim:
+            return self._parts[places][rows - self._starts[places]]
+        out = np.empty(rows.shape, self.dtype)
+        for place in np.unique(places):
+            here = places == place
+            out[here] = self._parts[place][rows[here] - self._starts[place]]
+        return out
+
+    def _slice(self, rows: slice) -> np.ndarray:
+        start, stop, step = rows.indices(len(self))
+        if step != 1:
+            return self[np.arange(start, stop, step)]
+        begins = self._starts[:-1].tolist()
+        parts = zip(begins, self._parts, strict=True)
+        return np.concatenate([part[max(0, start - begin) : max(0, stop - begin)] for begin, part in parts])
 
 
 class MixedTable:
@@ -33,14 +79,7 @@ class MixedTable:
     """
 
     def __init__(self, tables: Sequence[ClipTable], weights: Sequence[float]):
-        """`weights`: of each table, at least 0 and not all 0. Raises `UserError` otherwise."""
-        if not tables or len(tables) != len(weights):
-            raise ValueError(f"{len(tables)} tables, {len(weights)} weights: one weight for each table is expected")
-        for table, weight in zip(tables, weights, strict=True):
-            if not (np.isfinite(weight) and weight >= 0):
-                raise UserError(f"dataset.mix: the weight of {table.source} is {weight}; it must be at least 0")
-        if not any(weights):
-            raise UserError("dataset.mix: every weight is 0; give at least one table a weight above 0")
+        """`weights`: of each table, at least 0 and not all 0."""
         self.tables, self.table_weights = tuple(tables), tuple(map(float, weights))
         self._starts = np.cumsum([0, *map(len, tables)])
         self.num_frames, self.height, self.width, self.fps, self.motion_score = (
@@ -81,13 +120,12 @@ class MixedTable:
 
     def location(self, row: int) -> str:
         """The file of a row, as a path or a URL; a relative path starts from the root of its own table."""
-        table, own = self._place(row)
-        return table.location(own)
+        return self.location_of(row, self.written_path(row))
 
-    def path(self, row: int) -> Path:
-        """The file of a row; a relative path starts from the root of its own table."""
+    def location_of(self, row: int, path: str) -> str:
+        """Another file that a row names, as `location` gives its own."""
         table, own = self._place(row)
-        return table.path(own)
+        return table.location_of(own, path)
 
     def written_path(self, row: int) -> str:
         """The path of a row as its table has it."""
@@ -107,12 +145,16 @@ class MixedTable:
         return self.tables[number], row - int(self._starts[number])
 
 
-def open_clips(config: DatasetConfig) -> ClipTable | MixedTable:
-    """What a run trains on. Raises `UserError` as `ClipTable.open` and `folder_table` do."""
+def open_clips(config: DatasetConfig, columns: Sequence[str] = ()) -> ClipTable | MixedTable:
+    """What a run trains on. Raises `UserError` as `ClipTable.open` and `folder_table` do.
+
+    `columns`: others that hold text and are read, beside the captions; a table of a mix may lack them.
+    """
     if config.mix is None:
-        assert config.data_path is not None
-        return _open_source(config.data_path, config)
-    tables = [_open_source(path, config, lenient=True) for path, _ in config.mix]
+        if config.data_path is None:
+            raise UserError("dataset.data_path = None: no clip table is named; add --dataset.data-path clips.parquet")
+        return _open_source(config.data_path, config, columns)
+    tables = [_open_source(path, config, columns, lenient=True) for path, _ in config.mix]
     for column in config.captions or ():
         if not any(column in table.captions for table in tables):
             raise UserError(f"dataset.captions: no table of dataset.mix has a column {column}; leave it out")
@@ -124,18 +166,22 @@ def order_columns(table: ClipTable | MixedTable) -> dict[str, Any]:
     return {name: getattr(table, name) for name in FINGERPRINTED} | {"table": table.fingerprint}
 
 
-def _open_source(path: str, config: DatasetConfig, lenient: bool = False) -> ClipTable:
-    """A table, or the table of a folder of clips; the paths of the latter start from that folder.
-
-    `lenient`: the table may lack some of the caption columns.
-    """
+def _open_source(path: str, config: DatasetConfig, columns: Sequence[str], lenient: bool = False) -> ClipTable:
+    """A table, or that of a folder of clips, whose paths start there; `lenient`: caption columns may be missing."""
     captions, source, root = tuple(config.captions or ("text",)), Path(path), config.root
     if source.is_dir() and not is_shards(source):
         source, root = folder_table(source), source
-    if lenient and config.captions is not None:
-        names = open_rows(source).names
-        captions = tuple(column for column in captions if column in names)
-    return ClipTable.open(source, root, captions, config.memory_efficient)
+    names = open_rows(source).names if columns or (lenient and config.captions is not None) else ()
+    if lenient:
+        captions = tuple(column for column in captions if config.captions is None or column in names)
+        columns = [column for column in columns if column in names]
+    for column in columns:
+        if column not in names:
+            raise UserError(
+                f"{source}: has no column {column}, from which the model reads what a clip brings along; add it (found "
+                f"{', '.join(names)})"
+            )
+    return ClipTable.open(source, root, (*captions, *columns), config.memory_efficient)
 
 
 def _distinct(ids: Sequence[np.ndarray]) -> np.ndarray:

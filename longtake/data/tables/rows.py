@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -15,39 +16,40 @@ import pyarrow.parquet
 
 from longtake.contracts import UserError
 from longtake.data.clips.remote import refuse_url
-from longtake.data.formats import check_table_format
-from longtake.data.tables import json_table
+from longtake.data.tables import json_table, shards
+from longtake.data.tables.cells import NUMBERS, CsvKind, joined_schema, plain_schema, readable_cells
+from longtake.data.tables.checks import check_columns, check_table_format, clean_numbers, no_rows, readable
 from longtake.data.tables.ids import path_hashes, repeats
-from longtake.data.tables.shards import INDEX, is_shards, read_index, shard_files, shards_root
+from longtake.data.tables.shards import (
+    INDEX,
+    invalid_rows,
+    is_shards,
+    mapped_array,
+    read_index,
+    shard_files,
+    shards_root,
+)
 from longtake.random import hash64
 
-BATCH_ROWS = 1 << 16
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather", ".json", ".jsonl")
 _CSV = pyarrow.csv.ParseOptions(newlines_in_values=True)
 _CSV_BLOCK_BYTES = 1 << 22  # no row may be longer
-_EMPTY_NUMBERS = pa.array(  # what pyarrow reads as an empty cell in a column of numbers
-    [
-        "",
-        "#N/A",
-        "#N/A N/A",
-        "#NA",
-        "-1.#IND",
-        "-1.#QNAN",
-        "-NaN",
-        "-nan",
-        "1.#IND",
-        "1.#QNAN",
-        "N/A",
-        "NA",
-        "NULL",
-        "NaN",
-        "n/a",
-        "nan",
-        "null",
-    ]
-)
+_HELD_BYTES = 1 << 28  # of a JSON table that is not parsed again when it is read again
 
-Read = Callable[[Sequence[str] | None], Iterator[pa.RecordBatch]]
+Read = Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # of some columns, by name
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of a table, one after the other."""
+
+    first: int  # row of the table
+    batch: pa.RecordBatch
+    unreadable: dict[int, str]  # row of the table -> why; the cell that cannot be read is empty in the batch
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.batch)
 
 
 @dataclass(frozen=True)
@@ -57,62 +59,84 @@ class Rows:
     source: Path
     schema: pa.Schema
     folder: Path | str  # where its relative paths start; a URL is a string
-    read: Read  # raw batches of some columns; `batches` gives them as `schema` says
+    read: Read  # raw batches of some columns; `chunks` gives them as `schema` says
+    unreadable: Mapping[int, str] = field(default_factory=dict)  # of shards: what the table they were made from had
 
     @property
     def names(self) -> list[str]:
         return self.schema.names
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `BATCH_ROWS` rows in the order of the table; `columns`: some of them, default all.
-
-        Raises `UserError` where the file proves to be damaged on the way.
-        """
+    def chunks(self, columns: Sequence[str] | None = None) -> Iterator[Chunk]:
+        """The rows in order, `ROWS_PER_BATCH` at once, of `columns` (None: all). Raises `UserError` for damage."""
         names = self.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
-        with readable(self.source):
-            for batch in self.read(None if columns is None else names):
-                for start in range(0, len(batch), BATCH_ROWS):
-                    yield aligned(batch.slice(start, BATCH_ROWS), schema)
+        size = shards.ROWS_PER_BATCH
+        known, found = dict(self.unreadable), dict[int, str]()
 
-    def with_ids(self) -> Iterator[pa.RecordBatch]:
-        """All batches, clip_id included as uint64: the table's own, or made from its paths as it has them."""
-        ids, start = self.ids(), 0
-        for batch in self.batches():
-            own = pa.array(ids[start : start + len(batch)])
-            start += len(batch)
-            place = batch.schema.get_field_index("clip_id")
-            yield batch.append_column("clip_id", own) if place < 0 else batch.set_column(place, "clip_id", own)
+        def batches() -> Iterator[pa.RecordBatch]:
+            row = 0
+            for raw in self.read(names):
+                for start in range(0, len(raw), size):
+                    batch, wrong = readable_cells(raw.slice(start, size), schema)
+                    found.update({row + place: wrong[place] for place in sorted(wrong)})
+                    row += len(batch)
+                    yield batch
+
+        with readable(self.source):
+            end = 0
+            for batch in _whole_batches(batches(), schema, size):
+                first, end = end, end + len(batch)
+                yield Chunk(first, batch, _taken_before(known, end) | _taken_before(found, end))
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The batches of `chunks`."""
+        return (chunk.batch for chunk in self.chunks(columns))
+
+    def whole(self, columns: Sequence[str] | None = None) -> tuple[pa.Table, dict[int, str]]:
+        """The rows of all chunks as one table, and all that are `unreadable`. Raises `UserError` if there is no row."""
+        chunks = [*self.chunks(columns)]
+        if not chunks:
+            raise no_rows(self.source)
+        unreadable = {row: reason for chunk in chunks for row, reason in chunk.unreadable.items()}
+        return pa.Table.from_batches([chunk.batch for chunk in chunks]), unreadable
+
+    def with_ids(self) -> Iterator[Chunk]:
+        """All rows, clip_id included as uint64: the table's own, or made from its paths as it has them."""
+        ids = self.ids()
+        for chunk in self.chunks():
+            own, place = pa.array(ids[chunk.first : chunk.end]), chunk.batch.schema.get_field_index("clip_id")
+            add = chunk.batch.append_column if place < 0 else partial(chunk.batch.set_column, place)
+            yield replace(chunk, batch=add("clip_id", own))
 
     def ids(self) -> np.ndarray:
         """The clip ids of all rows, uint64 [N], 8 bytes a row; equal ones are not looked for where given."""
         if "clip_id" in self.names:
-            start, found = 0, []
-            for batch in self.batches(["clip_id"]):
-                found.append(id_values(batch.column(0), self.source, start))
-                start += len(batch)
+            found = [id_values(chunk.batch.column(0), self.source, chunk.first) for chunk in self.chunks(["clip_id"])]
             return np.concatenate(found) if found else np.empty(0, np.uint64)
-        hashes = [path_hashes(_bytes(batch.column(0))) for batch in self.batches(["path"])]
+        hashes = [path_hashes(byte_texts(batch.column(0))) for batch in self.batches(["path"])]
         ids = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
+        self.tell_apart(ids)
+        return ids
+
+    def tell_apart(self, ids: np.ndarray) -> None:
+        """Gives the n-th row of a path its own id, in place; `ids`: hashes of the paths, uint64 [N]."""
         rows, ordinals = repeats(ids)
         for row, ordinal, path in zip(rows.tolist(), ordinals.tolist(), self._paths_of(rows), strict=True):
             ids[row] = hash64(path, ordinal)
-        return ids
 
     def _paths_of(self, rows: np.ndarray) -> Iterator[bytes]:
         """The paths of some rows, given in ascending order."""
-        start = 0
-        for batch in self.batches(["path"]) if len(rows) else ():
-            here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(batch))] - start
-            yield from _bytes(batch.column(0).take(pa.array(here)))
-            start += len(batch)
+        for chunk in self.chunks(["path"]) if len(rows) else ():
+            here = rows[np.searchsorted(rows, chunk.first) : np.searchsorted(rows, chunk.end)] - chunk.first
+            yield from byte_texts(chunk.batch.column(0).take(pa.array(here)))
 
 
-def open_rows(source: Path) -> Rows:
+def open_rows(source: Path, as_text: bool = False) -> Rows:
     """Opens a table by its suffix, or a folder of shards; a CSV and a JSONL are read once to learn their columns.
 
-    A `.json` (one list) is held in memory whole. Raises `UserError` for a file that is missing, of an unknown kind,
-    damaged, or of a newer format version, for columns that share a name, and for a path or text that is no text.
+    With `as_text` every column of a CSV is text. A `.json` (one list) is held in memory whole. Raises `UserError` for
+    a file that is missing, of an unknown kind, damaged, or of a newer format version, for columns that share a name,
+    and for a path or text that is no text.
     """
     suffix = source.suffix.lower()
     if is_shards(source):
@@ -128,10 +152,27 @@ def open_rows(source: Path) -> Rows:
     if suffix not in SUFFIXES:
         raise UserError(f"{source}: tables end in {', '.join(SUFFIXES[:-1])} or .jsonl, not {suffix or 'nothing'!r}")
     with readable(source):
-        raw, read = _READERS[suffix](source)
-    refuse_repeated_names(raw.names, source)
+        raw, read = _csv_rows(source, as_text) if suffix == ".csv" else _READERS[suffix](source)
+        refuse_repeated_names(raw.names, source)
     check_table_format(raw.metadata, source)
-    return Rows(source, _plain_schema(raw, source), source.parent, read)
+    schema = raw if suffix == ".csv" else plain_schema(raw, source)
+    return Rows(source, schema, source.parent, read)
+
+
+def read_numbers(source: Path) -> dict[str, np.ndarray]:
+    """The numbers of a whole table, and `clip_ids`, uint64 [N]: about 50 bytes a row, and none of its texts.
+
+    So a row of which only a text cannot be read counts as any other. Raises `UserError` as `open_rows` and
+    `check_columns` do.
+    """
+    rows = open_rows(source)
+    check_columns(rows.names, source)
+    wanted = [name for name in ("path", *NUMBERS) if name in rows.names]
+    found = [clean_numbers(chunk.batch, chunk.unreadable, chunk.first)[0] for chunk in rows.chunks(wanted)]
+    if not found:
+        raise no_rows(rows.source)
+    joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    return joined | {"clip_ids": rows.ids()}
 
 
 def refuse_repeated_names(names: Sequence[str], source: Path) -> None:
@@ -139,16 +180,6 @@ def refuse_repeated_names(names: Sequence[str], source: Path) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UserError(f"{source}: there are several columns {', '.join(repeated)}; names of columns must differ")
-
-
-def csv_names(written: Sequence[str], source: Path) -> list[str]:
-    """The columns of a CSV by its header line, without the blanks around the names: `path, text` has a column text.
-
-    Raises `UserError` where columns share a name, or would without the blanks.
-    """
-    names = [name.strip() for name in written]
-    refuse_repeated_names(names, source)
-    return names
 
 
 def id_values(column: pa.Array | pa.ChunkedArray, source: Path, first_row: int = 0) -> np.ndarray:
@@ -172,139 +203,100 @@ def id_values(column: pa.Array | pa.ChunkedArray, source: Path, first_row: int =
     )
 
 
-def aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with the columns and kinds of `schema`; a column it lacks is empty. Raises `pa.ArrowException`."""
-    columns = []
-    for field in schema:
-        place = batch.schema.get_field_index(field.name)
-        if place < 0:
-            columns.append(pa.nulls(len(batch), field.type))
-            continue
-        column = batch.column(place)
-        columns.append(column if column.type == field.type else pc.cast(column, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-@contextmanager
-def readable(source: Path) -> Iterator[None]:
-    """Turns what pyarrow says of a damaged file into a `UserError` of one line."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        kind = source.suffix[1:] or "shards"
-        raise UserError(f"{source}: cannot be read as {kind} ({first_line}); write the table again") from error
-
-
 def _is_id(value: object) -> bool:
     text = str(value)
     return text.isdecimal() and int(text) < 2**64
 
 
-def _bytes(column: pa.Array) -> list[bytes]:
+def byte_texts(column: pa.Array) -> list[bytes]:
+    """A column of texts as UTF-8, nothing where one is empty."""
     return pc.fill_null(column, "").cast(pa.binary()).to_pylist()
 
 
-def _plain_schema(schema: pa.Schema, source: Path) -> pa.Schema:
-    """One kind of text, and no dictionaries: what every writer and DuckDB take."""
-    fields = []
-    for field in schema:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-            kind = pa.string()
-        if field.name in ("path", "text"):
-            if not (pa.types.is_string(kind) or pa.types.is_null(kind)):
-                raise UserError(f"{source}: column {field.name} holds {kind}; it must hold text")
-            kind = pa.string()
-        fields.append(pa.field(field.name, kind))
-    return pa.schema(fields)
+def _taken_before(rows: dict[int, str], end: int) -> dict[int, str]:
+    """Takes the rows below `end` out of `rows`, which are in ascending order."""
+    return {row: rows.pop(row) for row in [*takewhile(lambda row: row < end, rows)]}
 
 
-def _csv_rows(source: Path) -> tuple[pa.Schema, Read]:
+def _whole_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of exactly `size`, the last one the rest."""
+    held = schema.empty_table()
+    for batch in batches:
+        if not len(held) and len(batch) == size:
+            yield batch
+            continue
+        held = pa.concat_tables([held, pa.Table.from_batches([batch], schema)])
+        while len(held) >= size:
+            yield from held.slice(0, size).combine_chunks().to_batches()
+            held = held.slice(size)
+    yield from held.combine_chunks().to_batches()
+
+
+def _csv_rows(source: Path, as_text: bool) -> tuple[pa.Schema, Read]:
     if source.stat().st_size == 0:
         raise UserError(f"{source}: the file is empty; its first line should name the columns, at least path and text")
-    read_options = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-    with pyarrow.csv.open_csv(source, read_options=read_options, parse_options=_CSV) as reader:
-        written = reader.schema.names
-    names = csv_names(written, source)
-    as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(written, pa.string()), strings_can_be_null=False)
-    kinds = dict.fromkeys(names, pa.null()) | dict.fromkeys(("path", "text", "clip_id"), pa.string())
-    with pyarrow.csv.open_csv(source, read_options, _CSV, as_text) as reader:
-        for batch in reader:
-            for name, cells in zip(names, batch.columns, strict=True):
-                kinds[name] = _widened(kinds[name], cells)
-    kinds = {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in kinds.items()}
 
-    places = dict(zip(names, written, strict=True))
-
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        wanted = list(columns or names)
+    def opened(kinds: dict[str, pa.DataType]) -> pyarrow.csv.CSVStreamingReader:
+        """The columns of these names as written; texts may hold anything, for `readable_cells` looks at them."""
         options = pyarrow.csv.ConvertOptions(
-            column_types={places[name]: kinds[name] for name in wanted},
-            strings_can_be_null=False,
-            include_columns=[places[name] for name in wanted],
+            column_types=kinds, include_columns=[*kinds], strings_can_be_null=False, check_utf8=False
         )
-        with pyarrow.csv.open_csv(source, read_options, _CSV, options) as reader:
+        return pyarrow.csv.open_csv(source, pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), _CSV, options)
+
+    try:
+        with opened({}) as reader:
+            written = reader.schema.names
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: its first line is not UTF-8 ({error}); write the table in UTF-8") from error
+    names = [name.strip() for name in written]  # `path, text` has a column text
+    refuse_repeated_names(names, source)
+    places = dict(zip(names, written, strict=True))
+    kinds = {name: CsvKind(name, as_text) for name in names}
+    if unknown := [name for name in names if not kinds[name].is_text]:
+        with opened({places[name]: pa.string() for name in unknown}) as reader:
             for batch in reader:
-                yield batch.rename_columns(wanted)
+                for name, cells in zip(unknown, batch.columns, strict=True):
+                    kinds[name].add(cells)
 
-    return pa.schema([(name, kinds[name]) for name in names]), read
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with opened({places[name]: kinds[name].read_as for name in columns}) as reader:
+            for batch in reader:
+                yield batch.rename_columns(list(columns))
 
-
-def _widened(kind: pa.DataType, cells: pa.Array) -> pa.DataType:
-    """The kind of a column of texts, once these cells of it are seen too: null, int64, double or string."""
-    if pa.types.is_string(kind):
-        return kind
-    cells = pc.utf8_trim_whitespace(cells)
-    cells = cells.filter(pc.invert(pc.is_in(cells, value_set=_EMPTY_NUMBERS)))
-    if not len(cells):
-        return kind
-    if pc.any(pc.match_substring_regex(cells, r"^[+-]?0\d")).as_py():  # a name such as 007, not a number
-        return pa.string()
-    for wider in (pa.int64(), pa.float64()):
-        if pa.types.is_floating(kind) and pa.types.is_integer(wider):
-            continue
-        try:
-            pc.cast(cells, wider)
-            return wider
-        except pa.ArrowInvalid:
-            continue
-    return pa.string()
+    return pa.schema([(name, kind.kind) for name, kind in kinds.items()]), read
 
 
 def _parquet_rows(source: Path) -> tuple[pa.Schema, Read]:
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         # With a buffer size, pages of a column are read as they are needed, however large its row groups are.
         with pyarrow.parquet.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False) as file:
-            yield from file.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns))
+            yield from file.iter_batches(shards.ROWS_PER_BATCH, columns=list(columns))
 
     with pyarrow.parquet.ParquetFile(source) as file:
         return file.schema_arrow, read
 
 
 def _arrow_rows(source: Path) -> tuple[pa.Schema, Read]:
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with pa.memory_map(str(source)) as file, pa.ipc.open_file(file) as reader:
             for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                yield batch if columns is None else batch.select(list(columns))
+                yield reader.get_batch(number).select(list(columns))
 
     with pa.memory_map(str(source)) as file, pa.ipc.open_file(file) as reader:
         return reader.schema, read
 
 
 def _json_rows(source: Path) -> tuple[pa.Schema, Read]:
-    schema = pa.schema([])
+    schema, held, num_bytes = pa.schema([]), [], 0
     for table in json_table.tables_of(source):
-        try:
-            schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise UserError(
-                f"{source}: a column changes its kind from row to row ({error}); make it one kind"
-            ) from error
+        schema = joined_schema([(source, schema), (source, table.schema)])
+        num_bytes += table.nbytes
+        held = [*held, table] if num_bytes <= _HELD_BYTES else []
+    if not num_bytes:
+        raise UserError(f"{source}: the table has no rows; list one clip an object with its path and text")
 
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        for table in json_table.tables_of(source):
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for table in held or json_table.tables_of(source):
             yield from table.to_batches()
 
     return schema, read
@@ -316,27 +308,26 @@ def _shard_rows(source: Path) -> Rows:
     files = shard_files(folder, index)
     with readable(folder):
         schema, _ = _arrow_rows(files[0])
-    stored_names, ids = set(schema.names), "clip_id" not in schema.names
+        stored_names, ids = set(schema.names), "clip_id" not in schema.names
 
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        stored = np.load(folder / "clip_ids.npy", mmap_mode="r")
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        stored = mapped_array(folder / "clip_ids.npy", index["rows"])
         start = 0
-        wanted = None if columns is None else [name for name in columns if name in stored_names]
+        wanted = [name for name in columns if name in stored_names]
         for file in files:
             for batch in _arrow_rows(file)[1](wanted):
-                if ids and (columns is None or "clip_id" in columns):
-                    own = pa.array(np.asarray(stored[start : start + len(batch)]))
-                    batch = batch.append_column("clip_id", own)
+                if ids and "clip_id" in columns:
+                    batch = batch.append_column("clip_id", pa.array(np.asarray(stored[start : start + len(batch)])))
                 start += len(batch)
                 yield batch
 
     if ids:
         schema = schema.append(pa.field("clip_id", pa.uint64()))
-    return Rows(folder, _plain_schema(schema, folder), shards_root(folder, index), read)
+    unreadable = invalid_rows(folder, only_unreadable=True)
+    return Rows(folder, plain_schema(schema, folder), shards_root(folder, index), read, unreadable)
 
 
 _READERS: dict[str, Callable[[Path], tuple[pa.Schema, Read]]] = {
-    ".csv": _csv_rows,
     ".parquet": _parquet_rows,
     ".arrow": _arrow_rows,
     ".feather": _arrow_rows,

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.tables.condition import check_condition
+from longtake.data.tables.cells import joined_schema, readable_cells
+from longtake.data.tables.checks import check_path, readable
 from longtake.data.tables.ids import repeats
-from longtake.data.tables.paths import moved_paths, same_start
-from longtake.data.tables.rows import Rows, aligned, open_rows, readable
-from longtake.data.tables.write_rows import TableWriter, check_target, joined_schema
+from longtake.data.tables.rows import Chunk, open_rows
+from longtake.data.tables.write_rows import TableWriter, check_target, moved_batch
 from longtake.random import hash64, sample_ids
 
 Repeated = Literal["refuse", "first", "rename"]
 _TWIN = 1 << 32  # as in a mix: copies of a clip are counted far below
 _SHARE = 1 << 33  # the number that a clip id is mixed with to say which part it falls into
+_MET = "longtake_met"  # the condition's answer, as a column behind the table's
+_EXAMPLE = "resolution >= 65536 AND fps > 8"
+_MOST_ASKED = 50  # columns of a condition that are looked at for empty cells
+_KINDS = ("rows without num_frames", "stills", "videos")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Selected:
     target: Path
     kept: int  # rows written
     rows: int  # rows read
+    left_out: Mapping[str, int]  # which of the rows read are in no output, and why -> how many
+    first_unreadable: tuple[int, str] | None  # the first row read that has a cell which cannot be read, and why
 
 
 def filter_table(source: Path, target: Path, where: str) -> Selected:
@@ -42,44 +50,98 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
     Clip ids stay, those that the paths give too: the output has a column clip_id. Relative paths are rewritten to
     start from the output's folder. In the condition, NaN counts as empty, and `resolution` (height x width),
     `aspect_ratio` (height / width) and `duration` (seconds) can be used where the table has not got them but what
-    they are made of. Raises `UserError` as `check_condition` does, and for what else DuckDB refuses in it.
+    they are made of. Rows with a cell that cannot be read are left out. Raises `UserError` as `check_condition` does,
+    and for what else DuckDB refuses in it.
     """
     import duckdb
 
     check_target(target, [source])
     rows = open_rows(source)
-    _need_path(rows)
-    check_condition(where, source, rows.names)
-    schema = _with_id(rows.schema)
+    check_path(rows.names, rows.source)
+    made = _made(rows.names)
+    asked = check_condition(where, source, rows.names, [*made])
+    schema, left_out = _with_id(rows.schema), _LeftOut()
     count, failed = 0, None
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal count, failed
         try:
-            for batch in rows.with_ids():
-                count += len(batch)
-                yield _nan_is_empty(batch)
+            for chunk in rows.with_ids():
+                count = chunk.end
+                yield _nan_is_empty(left_out.take_unreadable(chunk))
         except UserError as error:  # DuckDB would wrap it in words of its own
             failed = error
             raise
 
-    names = ", ".join(rows.names)
-    made = ", ".join(f"{formula} AS {name}" for name, formula in _made(rows.names).items())
-    everything = f"(SELECT *{', ' + made if made else ''} FROM clips)"
-    kept = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}"' for name in schema.names)
+    clips = f"(SELECT {', '.join(['*', *(f'{formula} AS {name}' for name, formula in made.items())])} FROM clips)"
+    condition = f"(\n{where}\n)"  # the line break ends a comment
+    wanted = [*map(_quoted, schema.names), f"{condition}::BOOLEAN AS {_MET}"]
+    wanted += [f"{_quoted(name)} IS NULL" for name in asked]
     settings = {"threads": 1, "enable_external_access": False, "preserve_insertion_order": True}
     try:
         with duckdb.connect(config=settings) as connection, TableWriter(target, schema) as writer:
+            connection.register("clips", schema.empty_table())
+            connection.sql(f"SELECT 1 FROM {clips} WHERE {condition}")  # refuses what looks at several rows
             connection.register("clips", pa.RecordBatchReader.from_batches(schema, batches()))
-            # The line break ends a comment in the condition.
-            found = connection.sql(f"SELECT {kept} FROM {everything} WHERE (\n{where}\n)")
-            for batch in found.to_arrow_reader(1 << 16):
-                writer.write(_moved(aligned(batch, schema), rows.folder, target))
+            for found in connection.sql(f"SELECT {', '.join(wanted)} FROM {clips}").to_arrow_reader(1 << 16):
+                left_out.add_unmet(found, asked)
+                met, _ = readable_cells(found.filter(found.column(_MET)), schema)
+                writer.write(moved_batch(met, rows.folder, target.parent))
     except duckdb.Error as error:
         if failed is not None:
             raise failed from None
+        names = ", ".join(rows.names)
         raise UserError(f"--where {where!r}: {_one_line(error)}; the columns of {source} are {names}") from error
-    return Selected(target, writer.rows, count)
+    return Selected(target, writer.rows, count, left_out.counts, left_out.first_unreadable)
+
+
+def check_condition(where: str, source: Path, names: Sequence[str], made: Sequence[str] = ()) -> list[str]:
+    """The columns that a condition asks about, of `names` and `made`.
+
+    Raises `UserError` where it is empty, not SQL, more than one expression, or asks about other rows. DuckDB reads
+    it twice, alone and in brackets; only for one complete expression do both mean the same. `source` and its columns
+    `names` are named in errors. Whether columns and kinds are right is not looked at.
+    """
+    columns = f"the columns of {source} are {', '.join(names)}"
+    if not where.strip():
+        raise UserError(f"--where is empty; write a condition such as {_EXAMPLE!r}; {columns}")
+    alone, bracketed = (_tree(f"SELECT * FROM clips WHERE {text}") for text in (f"\n{where}\n", f"(\n{where}\n)"))
+    for tree in (bracketed, alone):
+        if tree["error"]:
+            said = " ".join(tree["error_message"].split())
+            raise UserError(f"--where {where!r}: {said}; write one condition such as {_EXAMPLE!r}; {columns}")
+    if _without_places(alone) != _without_places(bracketed):
+        raise UserError(f"--where {where!r}: is more than a condition; write one such as {_EXAMPLE!r}; {columns}")
+    if any(node.get("class") == "SUBQUERY" for node in _nodes(alone)):
+        raise UserError(
+            f"--where {where!r}: has a SELECT in it; a condition looks at one row at a time, such as {_EXAMPLE!r}"
+        )
+    parts = {part.lower() for node in _nodes(alone) for part in node.get("column_names", ())}
+    return [name for name in (*names, *made) if name.lower() in parts]
+
+
+def _tree(statement: str) -> dict[str, Any]:
+    """What DuckDB's parser makes of a statement."""
+    import duckdb
+
+    with duckdb.connect(config={"threads": 1, "enable_external_access": False}) as connection:
+        found = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
+    assert found is not None
+    return json.loads(found[0])
+
+
+def _without_places(tree: Any) -> Any:
+    """The tree without the positions in the text."""
+    if isinstance(tree, dict):
+        return {key: _without_places(part) for key, part in tree.items() if not key.startswith("query_location")}
+    return [_without_places(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _nodes(part)
 
 
 def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "refuse") -> Selected:
@@ -87,20 +149,20 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
 
     Clip ids stay as each table has or gives them. Rows with an id that an earlier row has: "refuse" them with a
     `UserError`, keep the "first" only, or "rename": the n-th such row gets the id that it would have in a mix of these
-    tables. Relative paths are rewritten to start from the output's folder. Raises `UserError` also for columns whose
-    kinds do not go together.
+    tables. Rows with a cell that cannot be read are left out. Relative paths are rewritten to start from the output's
+    folder. Raises `UserError` also for columns whose kinds do not go together.
     """
     check_target(target, sources)
     tables = [open_rows(source) for source in sources]
     for table in tables:
-        _need_path(table)
-    schema = joined_schema([(table.source, _with_id(table.schema)) for table in tables])
+        check_path(table.names, table.source)
+    schema, left_out = joined_schema([(table.source, _with_id(table.schema)) for table in tables]), _LeftOut()
     ids = [table.ids() for table in tables]
     starts = [0, *accumulate(map(len, ids))]
     joined = np.concatenate(ids)
     rows, ordinals = repeats(joined)
     if len(rows) and repeated == "refuse":
-        raise UserError(_told_repeated(joined, int(rows[0]), len(rows), starts, sources))
+        raise UserError(_repeated_ids(joined, int(rows[0]), len(rows), starts, sources))
     keep = np.ones(len(joined), bool)
     if repeated == "first":
         keep[rows] = False
@@ -108,14 +170,52 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
         joined[rows] = sample_ids(joined[rows], _TWIN + ordinals)
     with TableWriter(target, schema) as writer:
         for table, start in zip(tables, starts, strict=False):
-            for batch in table.batches():
-                here = slice(start, start + len(batch))
-                start += len(batch)
+            for chunk in table.chunks():
+                here = slice(start + chunk.first, start + chunk.end)
                 with readable(table.source):
-                    batch = aligned(batch, schema)
+                    batch, _ = readable_cells(chunk.batch, schema)
                 batch = batch.set_column(schema.get_field_index("clip_id"), "clip_id", pa.array(joined[here]))
-                writer.write(_moved(batch.filter(pa.array(keep[here])), table.folder, target))
-    return Selected(target, writer.rows, len(joined))
+                batch = left_out.take_unreadable(replace(chunk, batch=batch), keep[here])
+                writer.write(moved_batch(batch, table.folder, target.parent))
+    return Selected(target, writer.rows, len(joined), left_out.counts, left_out.first_unreadable)
+
+
+class _LeftOut:
+    """Counts the rows that are not written, by what they are and why."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.first_unreadable: tuple[int, str] | None = None
+
+    def take_unreadable(self, chunk: Chunk, keep: np.ndarray | None = None) -> pa.RecordBatch:
+        """The rows of which every cell can be read; `keep`: bool [N], false where a row repeats an earlier one."""
+        kept = np.ones(len(chunk.batch), bool) if keep is None else keep.copy()
+        self._count("rows: their clip id is that of an earlier one", int((~kept).sum()))
+        for row, reason in chunk.unreadable.items():
+            self._count("rows: a cell cannot be read", int(kept[row - chunk.first]))
+            kept[row - chunk.first] = False
+            self.first_unreadable = self.first_unreadable or (row, reason)
+        return chunk.batch if kept.all() else chunk.batch.filter(pa.array(kept))
+
+    def add_unmet(self, rows: pa.RecordBatch, asked: Sequence[str]) -> None:
+        """`rows`: with the condition's answer, and behind it, of each column that it `asked` about, what is empty."""
+        place = rows.schema.get_field_index(_MET)
+        met, empty = rows.column(place), rows.columns[place + 1 :][:_MOST_ASKED]
+        frames = rows.column("num_frames") if "num_frames" in rows.schema.names else pa.nulls(len(rows), pa.int64())
+        frames = np.asarray(pc.fill_null(pc.cast(frames, pa.float64()), 0))
+        blank = sum((np.asarray(cells).astype(np.int64) << bit for bit, cells in enumerate(empty)), start=np.int64(0))
+        why = np.where(np.asarray(pc.is_null(met)), 1 + blank, 0) * len(_KINDS) + np.clip(frames, 0, 2).astype(np.int64)
+        codes, counts = np.unique(why[~np.asarray(pc.fill_null(met, False))], return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            reason, kind = divmod(code, len(_KINDS))
+            named = " and ".join(name for bit, name in enumerate(asked) if reason and reason - 1 >> bit & 1)
+            verdict = "is neither true nor false" if reason else "is false"
+            said = f"{named} empty" if named else f"the condition {verdict}"
+            self._count(f"{_KINDS[kind]}: {said}", count)
+
+    def _count(self, what: str, rows: int) -> None:
+        if rows:
+            self.counts[what] += rows
 
 
 def split_table(
@@ -132,21 +232,22 @@ def split_table(
     for target in targets:
         check_target(target, [source])
     rows = open_rows(source)
-    _need_path(rows)
+    check_path(rows.names, rows.source)
     if by is not None and by not in rows.names:
         raise UserError(f"--by {by}: {source} has no such column; choose among {', '.join(rows.names)}")
     schema = _with_id(rows.schema)
     ends = np.array([*accumulate(fractions)][:-1])
-    count = 0
+    count, left_out = 0, _LeftOut()
     with ExitStack() as stack:
         writers = [stack.enter_context(TableWriter(target, schema)) for target in targets]
-        for batch in rows.with_ids():
-            count += len(batch)
+        for chunk in rows.with_ids():
+            count, batch = chunk.end, left_out.take_unreadable(chunk)
             places = np.searchsorted(ends, _shares(batch, by, seed), side="right")
             for number, writer in enumerate(writers):
-                part = batch.filter(pa.array(places == number))
-                writer.write(_moved(aligned(part, schema), rows.folder, writer.target))
-    return [Selected(writer.target, writer.rows, count) for writer in writers]
+                part, _ = readable_cells(batch.filter(pa.array(places == number)), schema)
+                writer.write(moved_batch(part, rows.folder, writer.target.parent))
+    unread = left_out.first_unreadable
+    return [Selected(writer.target, writer.rows, count, left_out.counts, unread) for writer in writers]
 
 
 def _shares(batch: pa.RecordBatch, by: str | None, seed: int) -> np.ndarray:
@@ -158,16 +259,16 @@ def _shares(batch: pa.RecordBatch, by: str | None, seed: int) -> np.ndarray:
 
 
 def _check_split(targets: Sequence[Path], fractions: Sequence[float]) -> None:
-    told = ",".join(f"{fraction:g}" for fraction in fractions)
+    given = ",".join(f"{fraction:g}" for fraction in fractions)
     if len(targets) != len(fractions):
-        raise UserError(f"--fractions {told}: {len(fractions)} for {len(targets)} outputs; give one for each -o")
+        raise UserError(f"--fractions {given}: {len(fractions)} for {len(targets)} outputs; give one for each -o")
     if not all(math.isfinite(fraction) and fraction > 0 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-6:
-        raise UserError(f"--fractions {told}: they must be above 0 and add up to 1; they add up to {sum(fractions):g}")
+        raise UserError(f"--fractions {given}: they must be above 0 and add up to 1; they add up to {sum(fractions):g}")
     if len({target.absolute() for target in targets}) < len(targets):
         raise UserError(f"-o {targets[0]}: two outputs have the same name; give each its own")
 
 
-def _told_repeated(ids: np.ndarray, row: int, count: int, starts: Sequence[int], sources: Sequence[Path]) -> str:
+def _repeated_ids(ids: np.ndarray, row: int, count: int, starts: Sequence[int], sources: Sequence[Path]) -> str:
     first = int(np.flatnonzero(ids == ids[row])[0])
     places = []
     for found in (first, row):
@@ -177,13 +278,6 @@ def _told_repeated(ids: np.ndarray, row: int, count: int, starts: Sequence[int],
         f"{places[1]}: has the clip id {ids[row]} of {places[0]} ({count} such rows in all); keep the first of them "
         "with --repeated first, or all under new ids with --repeated rename"
     )
-
-
-def _need_path(rows: Rows) -> None:
-    if "path" not in rows.names:
-        raise UserError(
-            f"{rows.source}: column path is missing (found {', '.join(rows.names)}); it names the file of each clip"
-        )
 
 
 def _with_id(schema: pa.Schema) -> pa.Schema:
@@ -216,10 +310,6 @@ def _nan_is_empty(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _moved(batch: pa.RecordBatch, folder: Path | str, target: Path) -> pa.RecordBatch:
-    """The batch with paths that start from the folder of `target`."""
-    if same_start(folder, target.parent):
-        return batch
-    place = batch.schema.get_field_index("path")
-    paths = moved_paths(batch.column(place).to_pylist(), folder, target.parent)
-    return batch.set_column(place, batch.schema.field(place), pa.array(paths, pa.string()))
+def _quoted(name: str) -> str:
+    """A column's name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'

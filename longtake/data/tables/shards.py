@@ -2,7 +2,7 @@
 
     index.json       format and version, rows, files, columns, where relative paths start, fingerprint; written last
     num_frames.npy height.npy width.npy (int64)   fps.npy motion_score.npy (float64)   clip_ids.npy (uint64)
-    invalid.arrow    row (int64) and reason of the rows whose numbers make no sense
+    invalid.arrow    row (int64) and reason of the rows that cannot be used; whether that is a cell not readable
     00000.arrow ...  the table's columns, up to 2^20 rows a file in batches of 2^16
 
 `motion_score.npy` is there only where the table has scores. What has been read of the files is kept by the operating
@@ -12,29 +12,32 @@ system, once for all processes of a machine.
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtake.contracts import UserError
 from longtake.data.clips.remote import is_url
-from longtake.data.formats import SHARDS_VERSION, check_version
-from longtake.data.tables.captions import are_empty
+from longtake.data.tables.checks import SHARDS_VERSION, check_version, readable
+from longtake.small_files import check_kinds, read_object
 
 INDEX = "index.json"
 KIND = "longtake shards"
 NUMBERS = ("num_frames", "height", "width", "fps", "motion_score", "clip_ids")
 ROWS_PER_BATCH = 1 << 16
 ROWS_PER_FILE = 1 << 20
+AGAIN = "write the shards again"
+NPY_HEADER_BYTES = 128
 
 
 def is_shards(path: Path) -> bool:
@@ -43,22 +46,25 @@ def is_shards(path: Path) -> bool:
     if index.name != INDEX or not index.is_file():
         return False
     try:
-        found = json.loads(index.read_bytes())
-    except (ValueError, OSError):
+        return read_object(index, {}, "")["format"] == KIND
+    except (UserError, OSError, KeyError):
         return False
-    return isinstance(found, dict) and found.get("format") == KIND
 
 
 def read_index(folder: Path) -> dict[str, Any]:
     """The index of a folder of shards. Raises `UserError` for a newer version and for files that are missing."""
-    index = json.loads((folder / INDEX).read_bytes())
+    index = read_object(folder / INDEX, {"format": str}, AGAIN)
     check_version(index.get("version"), SHARDS_VERSION, folder / INDEX)
+    kinds = {"rows": int, "columns": list, "root": str, "fingerprint": str, "files": dict}
+    check_kinds(folder / INDEX, index, kinds, AGAIN)
+    if not shard_files(folder, index) or not all(isinstance(name, str) for name in index["columns"]):
+        raise UserError(f"{folder / INDEX}: names no files with rows, or columns that are no names; {AGAIN}")
     for name, size in index["files"].items():
-        file = folder / name
+        file = folder / Path(name).name
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             there = "is missing" if found is None else f"has {found} bytes instead of {size}"
-            raise UserError(f"{folder}: its file {name} {there}; write the shards again")
+            raise UserError(f"{folder}: its file {name} {there}; {AGAIN}")
     return index
 
 
@@ -72,7 +78,19 @@ def shards_root(folder: Path, index: dict[str, Any]) -> Path | str:
     return index["root"] if is_url(index["root"]) else Path(os.path.normpath(folder / index["root"]))
 
 
-class Shards:
+def invalid_rows(folder: Path, only_unreadable: bool = False) -> dict[int, str]:
+    """The rows that cannot be used, ascending, each with the reason; `only_unreadable`: not for their numbers."""
+    file = folder / "invalid.arrow"
+    with readable(file), pa.OSFile(str(file)) as opened, pa.ipc.open_file(opened) as reader:
+        table = reader.read_all()
+        table.validate(full=True)
+        if only_unreadable:
+            has = "unreadable" in table.column_names  # shards that an earlier Longtake wrote have none
+            table = table.filter(table["unreadable"]) if has else table.slice(0, 0)
+        return dict(zip(table["row"].to_pylist(), table["reason"].to_pylist(), strict=True))
+
+
+class TableShards:
     """An open folder of shards.
 
     Numbers are memory-mapped arrays. A text is read by its position from the system's cache of the file, not through
@@ -83,11 +101,15 @@ class Shards:
     def __init__(self, folder: Path):
         """Raises `UserError` as `read_index` does."""
         self.folder, self.index = folder, read_index(folder)
+        self.names: list[str] = self.index["columns"]
+        self.root = shards_root(folder, self.index)  # where relative paths start: a folder or a URL
         self._in_use = open(folder / INDEX, "rb")  # noqa: SIM115 - locked while this object lives
         with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(self._in_use, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.numbers = {
-            name: _mapped_array(folder / f"{name}.npy") for name in NUMBERS if f"{name}.npy" in self.index["files"]
+            name: mapped_array(folder / f"{name}.npy", len(self))
+            for name in NUMBERS
+            if name != "motion_score" or f"{name}.npy" in self.index["files"]
         }
         self._files = [open(file, "rb", buffering=0) for file in shard_files(folder, self.index)]  # noqa: SIM115
         self._columns: dict[str, list[_Texts]] = {}
@@ -95,29 +117,22 @@ class Shards:
     def __len__(self) -> int:
         return self.index["rows"]
 
-    @property
-    def names(self) -> list[str]:
-        """The table's columns."""
-        return list(self.index["columns"])
-
-    @property
-    def root(self) -> Path | str:
-        """Where relative paths start: a folder or a URL."""
-        return shards_root(self.folder, self.index)
-
-    def invalid(self) -> dict[int, str]:
-        """The rows whose numbers make no sense, each with the reason."""
-        with pa.OSFile(str(self.folder / "invalid.arrow")) as file, pa.ipc.open_file(file) as reader:
-            table = reader.read_all()
-        return dict(zip(table["row"].to_pylist(), table["reason"].to_pylist(), strict=True))
-
     def open_texts(self, names: Iterable[str]) -> None:
         """Finds where these columns lie. Raises `UserError` where one holds something other than texts."""
         wanted = list(dict.fromkeys(names))
         self._columns = {name: [] for name in wanted}
         for file in self._files:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._find_texts(file.fileno(), mapped, wanted)
+            buffer = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            with readable(Path(file.name)), pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
+                for name in wanted:
+                    refuse_other_than_text(name, reader.schema.field(name).type, self.folder)
+                for number in range(reader.num_record_batches):
+                    batch = reader.get_batch(number)
+                    batch.validate()
+                    for name in wanted:
+                        self._columns[name].append(_Texts.of(file, batch.column(name), buffer.address))
+        if sum(len(texts) for texts in self._columns[wanted[0]]) != len(self):
+            raise UserError(f"{self.folder}: its files do not hold {len(self)} rows; {AGAIN}")
 
     def text(self, name: str, row: int) -> str:
         """The cell of a column of texts that `open_texts` has found; empty where the table has none."""
@@ -128,59 +143,80 @@ class Shards:
         """How many rows have no text in any of these columns. Reads their lengths, 4 bytes a row, from each file."""
         count = 0
         for file in shard_files(self.folder, self.index):
-            with pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as reader:
+            with readable(file), pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as reader:
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
                     count += int(np.logical_and.reduce([are_empty(batch.column(name)) for name in names]).sum())
         return count
-
-    def _find_texts(self, file: int, mapped: mmap.mmap, names: Sequence[str]) -> None:
-        buffer = pa.py_buffer(mapped)
-        with pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
-            for name in names:
-                kind = reader.schema.field(name).type
-                if not (pa.types.is_string(kind) or pa.types.is_null(kind)):
-                    raise UserError(f"{self.folder}: column {name} holds {kind}; it must hold text")
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                for name in names:
-                    self._columns[name].append(_Texts.of(file, batch.column(name), buffer.address))
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
     """Where the texts of one column of one batch lie in a file: Arrow's validity bits, 32-bit offsets, and bytes."""
 
-    file: int
+    file: BinaryIO
+    rows: int
     validity: int | None  # position of the bits; None: every text is there
     offsets: int | None  # None: no text is there
     data: int
+    num_bytes: int  # of all texts
 
     @classmethod
-    def of(cls, file: int, column: pa.Array, base: int) -> _Texts:
+    def of(cls, file: BinaryIO, column: pa.Array, base: int) -> _Texts:
         """The positions of a column that lies in memory at `base` as in the file."""
-        if pa.types.is_null(column.type) or column.null_count == len(column):
-            return cls(file, None, None, 0)
+        rows = len(column)
+        if pa.types.is_null(column.type) or column.null_count == rows:
+            return cls(file, rows, None, None, 0, 0)
         assert column.offset == 0
-        validity, offsets, data = (None if part is None else part.address - base for part in column.buffers())
-        return cls(file, validity if column.null_count else None, offsets, data or 0)
+        buffers = column.buffers()
+        validity, offsets, data = (None if part is None else part.address - base for part in buffers)
+        size = len(buffers[2]) if buffers[2] is not None else 0
+        return cls(file, rows, validity if column.null_count else None, offsets, data or 0, size)
+
+    def __len__(self) -> int:
+        return self.rows
 
     def read(self, row: int) -> str:
+        """Raises `UserError` where the file is damaged."""
         if self.offsets is None:
             return ""
-        if self.validity is not None and not os.pread(self.file, 1, self.validity + row // 8)[0] >> row % 8 & 1:
+        file = self.file.fileno()
+        if self.validity is not None and not os.pread(file, 1, self.validity + row // 8)[0] >> row % 8 & 1:
             return ""
-        start, end = _TWO_OFFSETS.unpack(os.pread(self.file, 8, self.offsets + 4 * row))
-        return os.pread(self.file, end - start, self.data + start).decode()
+        start, end = _TWO_OFFSETS.unpack(os.pread(file, 8, self.offsets + 4 * row))
+        try:
+            if not 0 <= start <= end <= self.num_bytes:
+                raise ValueError(f"its offsets are {start} and {end}")
+            return os.pread(file, end - start, self.data + start).decode()
+        except ValueError as error:
+            raise UserError(f"{self.file.name}: is damaged (a text of row {row}: {error}); {AGAIN}") from error
 
 
 _TWO_OFFSETS = struct.Struct("<ii")
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\0v\0\{'descr': '(<[fiu]8)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n"
+)
+_KINDS = {"fps": "<f8", "motion_score": "<f8", "clip_ids": "<u8"}  # of the files of numbers; others "<i8"
 
 
-def _mapped_array(file: Path) -> np.ndarray:
-    """A one-dimensional `.npy` as a read-only array over its map."""
-    with open(file, "rb") as opened:
-        np.lib.format.read_magic(opened)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+def mapped_array(file: Path, rows: int) -> np.ndarray:
+    """A one-dimensional `.npy` as a read-only array over its map. Raises `UserError` where it is another one."""
+    with readable(file), open(file, "rb") as opened:
+        header = _NPY_HEADER.match(opened.read(NPY_HEADER_BYTES))
+        if header is None or header[1].decode() != _KINDS.get(file.stem, "<i8") or int(header[2]) != rows:
+            raise UserError(f"{file}: is damaged (its head is not that of {rows} numbers); {AGAIN}")
         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, dtype, shape[0], opened.tell())
+        return np.frombuffer(mapped, header[1].decode(), rows, NPY_HEADER_BYTES)
+
+
+def refuse_other_than_text(name: str, kind: pa.DataType, source: Path) -> None:
+    """Raises `UserError` for a column of captions that holds something else."""
+    if not (pa.types.is_string(kind) or pa.types.is_null(kind)):
+        raise UserError(f"{source}: column {name} holds {kind}; it must hold text")
+
+
+def are_empty(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Which cells of a column of texts hold none: bool [N]. Reads lengths, not texts."""
+    if pa.types.is_null(column.type):
+        return np.ones(len(column), bool)
+    return (np.asarray(pc.fill_null(pc.binary_length(column), 0)) == 0).astype(bool)

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtake.data.tables.numbers import clean_numbers
-from longtake.data.tables.rows import open_rows
+from longtake.data.tables.checks import clean_numbers, floats
+from longtake.data.tables.rows import Chunk, open_rows
 from longtake.random import sample_ids
 
 SAMPLE_ROWS = 200_000  # up to here medians and histograms are of all rows, above of as many drawn at random
 _MOST_SIZES = 100_000  # different sizes that are counted one by one
+_SHOWN = 5  # values of a column that are counted in the summary
 _FEW_VALUES = 50  # a column of texts with at most so many different ones is counted by them, another by length
 
 
@@ -23,7 +24,6 @@ _FEW_VALUES = 50  # a column of texts with at most so many different ones is cou
 class NumberColumn:
     """A column of numbers. `smallest`, `largest` and `mean` are of all rows, `sample` of some."""
 
-    name: str
     empty: int = 0
     filled: int = 0
     smallest: float = np.inf
@@ -69,52 +69,40 @@ def table_stats(source: Path, examples: int = 0) -> TableStats:
     """Sweeps over a table. `examples`: so many rows are drawn to be shown. Raises `UserError` as `open_rows` does."""
     rows = open_rows(source)
     found = TableStats(rows.source, rows.names, rows.folder)
-    numeric = [
-        name
-        for name, kind in zip(rows.names, rows.schema.types, strict=True)
-        if name != "clip_id" and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
-    ]
-    texts = [
-        name
-        for name, kind in zip(rows.names, rows.schema.types, strict=True)
-        if name != "clip_id" and pa.types.is_string(kind)  # text in a CSV, and no value to count
-    ]
+    # clip_id is text in a CSV, and no value to count
+    kinds = {field.name: field.type for field in rows.schema if field.name != "clip_id"}
+    numeric = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
+    texts = [name for name, kind in kinds.items() if pa.types.is_string(kind)]
     made = [name for name in ("aspect_ratio", "resolution") if name not in rows.names]
     numeric += made if {"height", "width"} <= set(numeric) else []
-    found.numbers = {name: NumberColumn(name) for name in numeric}
-    found.lengths = {name: NumberColumn(name) for name in texts if name != "path"}
+    found.numbers = {name: NumberColumn() for name in numeric}
+    found.lengths = {name: NumberColumn() for name in texts if name != "path"}
     found.empty_texts = dict.fromkeys(texts, 0)
     found.values = {name: Counter() for name in texts if name not in ("path", "text")}
     sample = _Sample([*numeric, *(f"characters of {name}" for name in found.lengths)])
-    drawn = _Examples(examples)
-    for batch in rows.batches():
-        taken = _add_numbers(found, batch) | _add_texts(found, batch)
-        sample.add(taken, found.rows, len(batch))
-        drawn.add(batch, found.rows)
+    drawn: list[tuple[int, tuple[int, str, str]]] = []
+    for chunk in rows.chunks():
+        batch = chunk.batch
+        taken = {name: _add_values(column, _values(batch, name)) for name, column in found.numbers.items()}
+        sample.add(taken | _add_texts(found, batch), found.rows, len(batch))
+        if examples and "path" in rows.names:
+            drawn = sorted(drawn + _examples(batch, found.rows, examples))[:examples]
         if {"path", "num_frames", "height", "width", "fps"} <= set(rows.names):
-            _add_clips(found, batch)
+            _add_clips(found, chunk)
         found.rows += len(batch)
     for name, values in sample.columns().items():
         column = found.numbers.get(name) or found.lengths[name.removeprefix("characters of ")]
         column.sample = values
-    found.sampled, found.examples = len(sample), sorted(drawn.rows)
+    found.sampled, found.examples = len(sample), sorted(row for _, row in drawn)
     found.values = {name: counts for name, counts in found.values.items() if 0 < len(counts) <= _FEW_VALUES}
     found.lengths = {name: column for name, column in found.lengths.items() if name not in found.values}
     return found
 
 
-def _add_numbers(found: TableStats, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
-    taken = {}
-    for name, column in found.numbers.items():
-        taken[name] = _add_values(column, _values(batch, name))
-    return taken
-
-
 def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
     """A column of numbers as float64 [N], NaN where empty; aspect ratio and resolution are made where missing."""
     if name in batch.schema.names:
-        cells = pc.fill_null(pc.cast(batch.column(name), pa.float64(), safe=False), float("nan"))
-        return cells.to_numpy(zero_copy_only=False)
+        return floats(batch, name)
     height, width = _values(batch, "height"), _values(batch, "width")
     if name == "resolution":
         return height * width
@@ -147,9 +135,9 @@ def _add_texts(found: TableStats, batch: pa.RecordBatch) -> dict[str, np.ndarray
     return taken
 
 
-def _add_clips(found: TableStats, batch: pa.RecordBatch) -> None:
-    """Counts sizes, stills, seconds, and the rows whose numbers make no sense."""
-    numbers, invalid = clean_numbers(batch, found.source)
+def _add_clips(found: TableStats, chunk: Chunk) -> None:
+    """Counts sizes, stills, seconds, and the rows that cannot be used."""
+    numbers, invalid = clean_numbers(chunk.batch, chunk.unreadable, chunk.first)
     found.invalid.update(" ".join(reason.split(" ")[:1]) for reason in invalid.values())
     frames, fps = numbers["num_frames"], numbers["fps"]
     found.stills += int((frames == 1).sum())
@@ -193,30 +181,12 @@ class _Sample:
             self._keys, self._values = self._keys[chosen], self._values[:, chosen]
 
 
-class _Examples:
-    """A few rows drawn at random, the same in every run."""
-
-    def __init__(self, count: int):
-        self._count = count
-        self._found: list[tuple[int, tuple[int, str, str]]] = []
-
-    @property
-    def rows(self) -> list[tuple[int, str, str]]:
-        return [row for _, row in self._found]
-
-    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
-        names = batch.schema.names
-        if not self._count or "path" not in names or not len(batch):
-            return
-        keys = _row_keys(first_row + (1 << 40), len(batch))
-        best = np.argsort(keys)[: self._count]
-        part = batch.take(pa.array(best))
-        paths = part.column("path").to_pylist()
-        texts = part.column("text").to_pylist() if "text" in names else [""] * len(paths)
-        rows = zip((first_row + best).tolist(), paths, texts, strict=True)
-        ranks = keys[best].tolist()
-        new = [(rank, (row, path or "", text or "")) for rank, (row, path, text) in zip(ranks, rows, strict=True)]
-        self._found = sorted(self._found + new)[: self._count]
+def _examples(batch: pa.RecordBatch, first_row: int, count: int) -> list[tuple[int, tuple[int, str, str]]]:
+    """A few rows drawn at random, the same in every run, those with the smallest keys: (key, (row, path, text))."""
+    keys = _row_keys(first_row + (1 << 40), len(batch))
+    best = np.argsort(keys)[:count]
+    rows = zip(best.tolist(), batch.take(pa.array(best)).to_pylist(), strict=True)
+    return [(int(keys[at]), (first_row + at, row["path"] or "", row.get("text") or "")) for at, row in rows]
 
 
 def _row_keys(first_row: int, count: int) -> np.ndarray:
@@ -233,8 +203,8 @@ def table_facts(stats: TableStats) -> list[tuple[str, str]]:
     if stats.unknown_length:
         lines.append(("videos without a rate", f"{stats.unknown_length:,} (not in the hours)"))
     if invalid:
-        told = ", ".join(f"{count:,} {name}" for name, count in stats.invalid.most_common())
-        lines.append(("rows that cannot be used", f"{invalid:,} ({told})"))
+        reasons = ", ".join(f"{count:,} {name}" for name, count in stats.invalid.most_common())
+        lines.append(("rows that cannot be used", f"{invalid:,} ({reasons})"))
     lines += _common("sizes", Counter({f"{w}x{h}": count for (w, h), count in stats.sizes.items()}))
     for name, counts in stats.values.items():
         lines += _common(name, counts)
@@ -244,24 +214,26 @@ def table_facts(stats: TableStats) -> list[tuple[str, str]]:
     return lines
 
 
-def _common(name: str, counts: Counter[str], most: int = 5) -> list[tuple[str, str]]:
+def _common(name: str, counts: Counter[str]) -> list[tuple[str, str]]:
     if not counts:
         return []
-    told = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(most))
-    rest = len(counts) - most
-    return [(name, told + (f", and {rest:,} others" if rest > 0 else ""))]
+    shown = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(_SHOWN))
+    rest = len(counts) - _SHOWN
+    return [(name, shown + (f", and {rest:,} others" if rest > 0 else ""))]
 
 
 def column_rows(stats: TableStats) -> list[tuple[str, str, str, str, str, str]]:
     """For each column of numbers, and the lengths of texts: name, empty cells, min, median, mean, max."""
-    columns = [*stats.numbers.values()]
-    named = [(column.name, column) for column in columns]
-    named += [(f"characters of {name}", column) for name, column in stats.lengths.items()]
     out = []
-    for name, column in named:
+    for name, column in named_columns(stats).items():
         cells = (column.smallest, column.median, column.mean, column.largest) if column.filled else ()
         out.append((name, f"{column.empty:,}", *(number(cell) for cell in cells), *[""] * (4 - len(cells))))
     return out
+
+
+def named_columns(stats: TableStats) -> dict[str, NumberColumn]:
+    """Each column of numbers, and the lengths of texts, by what it is called."""
+    return stats.numbers | {f"characters of {name}": column for name, column in stats.lengths.items()}
 
 
 def number(value: float) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 from longtake.data.clips.remote import FileCache, join_location
 from longtake.data.clips.video import ClipError, is_image, read_frames, read_image
 from longtake.data.probing.one_file import probe_file
-from longtake.data.tables.stats import NumberColumn, TableStats, column_rows, number, table_facts
+from longtake.data.tables.stats import NumberColumn, TableStats, column_rows, named_columns, number, table_facts
 
 _BINS, _WIDTH, _HEIGHT = 40, 360, 120  # bars, and pixels of a drawing
 _FRAME_PIXELS = 320  # longer side of an example
@@ -42,10 +42,8 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], np.ndarray], report
     ]
     if stats.sampled < stats.rows:
         parts.append(f"<p>Medians and histograms are of {stats.sampled:,} rows drawn at random.</p>")
-    drawings = [(column.name, column) for column in stats.numbers.values()]
-    drawings += [(f"characters of {text}", column) for text, column in stats.lengths.items()]
     parts.append('<h2>Histograms</h2><div class="grid">')
-    parts += [_histogram(title, column) for title, column in drawings if len(column.sample)]
+    parts += [_histogram(title, column) for title, column in named_columns(stats).items() if len(column.sample)]
     parts.append("</div>")
     if stats.examples:
         parts.append('<h2>Examples</h2><div class="grid">')
@@ -103,16 +101,14 @@ def _histogram(title: str, column: NumberColumn) -> str:
 
 
 def _example(row: int, path: str, text: str, open_clip: Callable[[str], np.ndarray]) -> str:
-    told = f"row {row}: {escape(path)}<br>{escape(text)}"
     try:
         picture = f'<img alt="" src="{_jpeg(open_clip(path))}">'
     except ClipError as error:
         picture = f'<p class="bad">cannot be read: {escape(str(error))}</p>'
-    return f"<figure>{picture}<figcaption>{told}</figcaption></figure>"
+    return f"<figure>{picture}<figcaption>row {row}: {escape(path)}<br>{escape(text)}</figcaption></figure>"
 
 
 def _jpeg(pixels: np.ndarray) -> str:
-    """A picture as a data URI, reduced."""
     picture = Image.fromarray(pixels)
     picture.thumbnail((_FRAME_PIXELS, _FRAME_PIXELS))
     file = io.BytesIO()

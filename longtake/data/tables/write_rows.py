@@ -1,20 +1,21 @@
-"""A table written batch by batch: CSV, Parquet, Arrow, JSON or JSONL by the suffix, complete or absent."""
+"""A table written batch by batch: CSV, Parquet, Arrow, JSON or JSONL by the suffix; its paths in another folder."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.formats import FORMAT
+from longtake.data.clips.remote import is_url, join_location
+from longtake.data.tables.checks import FORMAT
 from longtake.data.tables.json_table import JsonWriter
 from longtake.durable import unfinished
 
@@ -31,13 +32,13 @@ class TableWriter:
         self._schema = schema.with_metadata(FORMAT | (metadata or {}))
         self._held: list[pa.RecordBatch] = []
         self._count = 0
-        self._place = ExitStack()
+        self._files = ExitStack()
 
     def __enter__(self) -> TableWriter:
-        path = self._place.enter_context(unfinished(self.target))
+        path = self._files.enter_context(unfinished(self.target))
         suffix = self.target.suffix.lower()
         if suffix == ".csv":
-            flat = [pa.field(field.name, pa.string()) if _is_nested(field.type) else field for field in self._schema]
+            flat = [field.with_type(pa.string()) if pa.types.is_nested(field.type) else field for field in self._schema]
             self._schema = pa.schema(flat)
             self._writer = pyarrow.csv.CSVWriter(str(path), self._schema)
         elif suffix == ".parquet":
@@ -46,6 +47,7 @@ class TableWriter:
             self._writer = pa.ipc.new_file(str(path), self._schema)
         else:
             self._writer = JsonWriter(path)
+        self._files.enter_context(closing(self._writer))
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -56,23 +58,18 @@ class TableWriter:
         if self._count >= PARQUET_ROWS:
             self._write()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None and self._held:
+    def __exit__(self, *error: Any) -> None:
+        with self._files:
+            if error[0] is not None:
+                raise error[1]
+            if self._held:
                 self._write()
-            self._writer.close()
-        except BaseException:
-            self._place.__exit__(*sys.exc_info())
-            raise
-        self._place.__exit__(kind, error, trace)
 
     def _write(self) -> None:
         columns = []
         for field in self._schema:
             cells = pa.chunked_array([batch.column(field.name) for batch in self._held]).combine_chunks()
-            if pa.types.is_string(field.type) and _is_nested(cells.type):
+            if pa.types.is_string(field.type) and pa.types.is_nested(cells.type):
                 texts = [None if cell is None else json.dumps(cell, default=str) for cell in cells.to_pylist()]
                 cells = pa.array(texts, pa.string())
             columns.append(cells)
@@ -103,31 +100,24 @@ def check_target(target: Path, sources: Iterable[Path]) -> None:
             raise UserError(f"{target}: lies inside the shards it is made from; give the output another place")
 
 
-def joined_schema(schemas: Sequence[tuple[Path, pa.Schema]]) -> pa.Schema:
-    """The columns of all tables by name, in the order of their first coming, each of a kind that holds them all.
-
-    Whole and decimal numbers become decimal; numbers and text become text. Raises `UserError` for lists and objects
-    that do not go together.
-    """
-    fields: dict[str, tuple[Path, pa.DataType]] = {}
-    for source, schema in schemas:
-        for field in schema:
-            before = fields.setdefault(field.name, (source, field.type))
-            fields[field.name] = (source, _joined(field.name, *before, source, field.type))
-    return pa.schema([(name, kind) for name, (_, kind) in fields.items()])
-
-
-def _joined(name: str, first: Path, one: pa.DataType, second: Path, other: pa.DataType) -> pa.DataType:
-    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
-    try:
-        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
-    except pa.ArrowException as error:
-        if not _is_nested(one) and not _is_nested(other):
-            return pa.string()
-        raise UserError(
-            f"{second}: column {name} holds {other}, and {one} in {first}; give one of them another name"
-        ) from error
+def moved_paths(paths: Iterable[str | None], old: Path | str, new: Path) -> list[str]:
+    """Paths from folder or URL `old`, rewritten to start from folder `new`; absolute ones, URLs and empty ones stay."""
+    written = [path or "" for path in paths]
+    if isinstance(old, str):
+        return [join_location(old, path) if path else path for path in written]
+    start, end = os.path.realpath(old), os.path.realpath(new)
+    if start == end:
+        return written
+    return [
+        path if not path or os.path.isabs(path) or is_url(path) else os.path.relpath(os.path.join(start, path), end)
+        for path in written
+    ]
 
 
-def _is_nested(kind: pa.DataType) -> bool:
-    return pa.types.is_nested(kind)
+def moved_batch(batch: pa.RecordBatch, old: Path | str, new: Path) -> pa.RecordBatch:
+    """Rows with their column path written as by `moved_paths`."""
+    if not isinstance(old, str) and os.path.realpath(old) == os.path.realpath(new):
+        return batch
+    place = batch.schema.get_field_index("path")
+    paths = moved_paths(batch.column(place).to_pylist(), old, new)
+    return batch.set_column(place, batch.schema.field(place), pa.array(paths, pa.string()))

@@ -1,8 +1,7 @@
 """Open-Sora 2.0's command lines and run files.
 
-Most of its keys are Longtake's own names; what has another name, unit or place there is translated, what is not needed
-here is answered with a line that says what stands in its place, and what has no counterpart is refused. Nothing is
-passed over in silence.
+What has another name, unit or place here is translated, what is not needed is answered with a line that says what
+stands in its place, and what has no counterpart is refused.
 """
 
 from __future__ import annotations
@@ -21,27 +20,23 @@ from longtake.dialects.translation import Report, Say, Translation
 
 
 class OpenSora:
-    """The dialect of one command line, `["train" | "generate", RUN, flags...]`.
+    """The dialect of one command line, `["train" | "generate", RUN, flags...]`; `say` gets each note on a word once, by
+    default on stderr of the first process."""
 
-    `configs`: the folder of Longtake's run files, where those of Open-Sora have their counterparts. What stands in the
-    place of a word is told to `say`, once; by default on stderr, by the first process.
-    """
-
-    def __init__(self, configs: Path, say: Say | None = None) -> None:
-        self._configs, self._verb = configs, "train"
-        self._tell, self._told = say or _on_stderr, set[str]()
+    def __init__(self, say: Say | None = None) -> None:
+        self._verb, self._tell, self._told = "train", say or _on_stderr, set[str]()
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
         self._verb = words[0]
         if len(words) < 2 or words[1].startswith("-"):
             return words
-        run, flags = run_file(words[1], self._configs, self._say)
+        run, flags = run_file(words[1], self._say)
         return [self._verb, run, *flags, *one_word(words[2:], self._say)]
 
     def find(self, path: Path) -> Path | None:
-        """Longtake's run file in the place of one of Open-Sora's that is named as a base."""
-        return new_place(path, self._configs)
+        """The preset in the place of one of Open-Sora's that is named as a base."""
+        return new_place(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""

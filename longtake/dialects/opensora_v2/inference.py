@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longtake.dialects.opensora_v2.shared import refuse_paid, translate_lora, translate_model, translate_plugin
+from longtake.dialects.opensora_v2.shared import translate_lora, translate_model, translate_plugin
 from longtake.dialects.translation import Fixed, Translation
 from longtake.system.tiny import world_size
 
@@ -17,6 +17,7 @@ LEFT = {
     "config_path": "not needed",
     "record_time": "the times are printed",
 }
+_UNPAID = Fixed((False, None), "", "Longtake sends nothing to paid services; write the prompt as it should be")
 FIXED = {
     "dataset.type": Fixed(("text", None), "", "prompts are texts; `prompts` is the file they are in"),
     "sampling_option.temporal_reduction": Fixed((4, None), "", "the autoencoder says it: 4 frames to a latent one"),
@@ -24,14 +25,12 @@ FIXED = {
 
 
 def translate_inference(work: Translation) -> None:
-    """A generation."""
     work.drop_none(("plugin_config", "plugin_config_ae", "seed"))
     translate_model(work)
     translate_plugin(work, world_size=world_size())
     translate_lora(work)
-    refuse_paid(work)
     work.move(ALIASES, wins=True)
     work.move(MOVED)
     work.leave(LEFT)
-    work.fix(FIXED)
+    work.fix({**FIXED, **dict.fromkeys(("prompt_refine", "refine_prompt"), _UNPAID)})
     work.refuse_rest("dataset", ("type", "data_path"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from longtake.checkpoint.folder import parse_name
 from longtake.contracts import UserError
 from longtake.dialects.translation import Say
+from longtake.presets import FOLDER
 from longtake.system.tiny import world_size
 
 _DC_AE = "is for the high-compression autoencoder, which Longtake does not have; choose {instead}"
@@ -19,18 +20,13 @@ _CHECKPOINTS = ("--load", "--model.from_pretrained", "--ckpt_path")
 _TENSOR_PEERS = 8  # of 256px_tp.py
 
 
-def run_file(run: str, configs: Path, say: Say) -> tuple[str, list[str]]:
-    """The file that RUN means, and flags that it stands for.
-
-    A path that exists is taken as it is; one of Open-Sora's own run files is found below `configs` by its name, from
-    any working directory, and so are Longtake's. Raises `UserError` for one of Open-Sora's that has no counterpart.
-    """
+def run_file(run: str, say: Say) -> tuple[str, list[str]]:
+    """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name, and flags that it stands
+    for. Raises `UserError` for one that has no counterpart."""
     path = Path(run)
     below = _below_configs(path)
     if below is None or path.exists() or path.suffix != ".py":
         return run, []
-    if (here := configs.joinpath(*below)).is_file():
-        return _relative(here), []
     if below[:1] == ("vae",):
         raise UserError(f"{run}: trains an autoencoder, which Longtake does not do; it takes trained ones (ae)")
     if len(below) < 3 or below[0] != "diffusion":
@@ -43,20 +39,20 @@ def run_file(run: str, configs: Path, say: Say) -> tuple[str, list[str]]:
     flags = list[str]()
     if below[-1] == "256px_tp.py":
         flags = ["--parallel.tensor", str(math.gcd(_TENSOR_PEERS, world_size()))]
-    if (new := new_place(path, configs)) is None:
-        folder = configs / "opensora_v2" / below[1]
+    if (new := new_place(path)) is None:
+        folder = FOLDER / "opensora_v2" / below[1]
         known = ", ".join(sorted(file.name for file in folder.glob("*.py")))
         raise UserError(f"{run}: does not exist, and {folder} has no {below[-1]}; there are {known or 'none'}")
     say(f"{run}: is {' '.join([_relative(new), *flags])} here")
     return _relative(new), flags
 
 
-def new_place(path: Path, configs: Path) -> Path | None:
-    """The file below `configs` that stands for one of Open-Sora's `configs/diffusion/...`; None where there is none."""
+def new_place(path: Path) -> Path | None:
+    """The preset that stands for one of Open-Sora's `configs/diffusion/...`; None where there is none."""
     below = _below_configs(path)
     if below is None or len(below) != 3 or below[0] != "diffusion":
         return None
-    new = configs / "opensora_v2" / below[1] / ("256px.py" if below[2] == "256px_tp.py" else below[2])
+    new = FOLDER / "opensora_v2" / below[1] / ("256px.py" if below[2] == "256px_tp.py" else below[2])
     return new if new.is_file() else None
 
 
@@ -67,7 +63,6 @@ def _below_configs(path: Path) -> tuple[str, ...] | None:
 
 
 def _relative(path: Path) -> str:
-    """A path as short as it is unmistakable."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

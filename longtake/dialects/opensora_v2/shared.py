@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from longtake.config.tree import Branch, Leaf, Node, plain
+from longtake.config.tree import Branch, Leaf, plain
 from longtake.dialects.translation import Fixed, Translation
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -18,17 +18,15 @@ PLUGIN_WORDS = {
     "initial_scale": "bf16 needs no loss scale",
     "max_norm": "grad_clip says how gradients are clipped",
     "precision": "dtype says it",
-    "verbose": "there is nothing to be told of it",
+    "verbose": "there is nothing to report of it",
 }
 PLUGIN_KEYS = (
     *("tp_size", "sp_size", "pp_size", "zero_stage", "sequence_parallelism_mode", "enable_sequence_parallelism"),
     *("cpu_offload", *PLUGIN_WORDS),
 )
-_UNPAID = "Longtake sends nothing to paid services; write the prompt as it should be"
 
 
 def translate_model(work: Translation) -> None:
-    """What describes the model."""
     work.move({"patch_size": "model.patch_size"})
     for section in ("ae", "img_flux_ae"):
         if (kind := work.get(f"{section}.type")) is not None and plain(kind) == "dc_ae":
@@ -52,10 +50,8 @@ def translate_plugin(work: Translation, world_size: int | None = None) -> None:
         if (kind := SEQUENCE_MODES.get(str(plain(mode)))) is not None:
             work.put("parallel.sequence_attention", kind, mode, "plugin_config.sequence_parallelism_mode")
         else:
-            rule = f"must be one of {', '.join(SEQUENCE_MODES)}"
-            work.refuse(
-                "plugin_config.sequence_parallelism_mode", mode, rule, "ring_attn passes keys, all_to_all heads"
-            )
+            rule, fix = f"must be one of {', '.join(SEQUENCE_MODES)}", "ring_attn passes keys, all_to_all heads"
+            work.refuse("plugin_config.sequence_parallelism_mode", mode, rule, fix)
     enabled = work.take("plugin_config.enable_sequence_parallelism")
     for old, new in (("tp_size", "tensor"), ("sp_size", "sequence")):
         if (size := work.take(f"plugin_config.{old}")) is None:
@@ -65,18 +61,13 @@ def translate_plugin(work: Translation, world_size: int | None = None) -> None:
             work.note("plugin_config.enable_sequence_parallelism", enabled, "sp_size counts as 1")
             degree = 1
         if world_size is not None and isinstance(degree, int) and degree > 1:
-            degree = _cut(work, f"plugin_config.{old}", size, degree, world_size)
+            if (fitting := math.gcd(degree, world_size)) != degree:
+                work.note(f"plugin_config.{old}", size, f"cut to {fitting}, for there are {world_size} processes")
+            degree = fitting
         work.put(f"parallel.{new}", degree, size, f"plugin_config.{old}")
     work.move({"plugin_config.cpu_offload": "parallel.cpu_offload"})
     _zero(work)
     work.refuse_rest("plugin_config", PLUGIN_KEYS)
-
-
-def _cut(work: Translation, name: str, node: Node, degree: int, world_size: int) -> int:
-    fitting = math.gcd(degree, world_size)
-    if fitting != degree:
-        work.note(name, node, f"cut to {fitting}, for there are {world_size} processes")
-    return fitting
 
 
 def _zero(work: Translation) -> None:
@@ -101,9 +92,12 @@ def _zero(work: Translation) -> None:
 
 def translate_lora(work: Translation) -> None:
     """`lora_config`, with PEFT's words and defaults -> `lora`."""
-    work.fix({"lora_config.bias": Fixed(("none", None), "", "biases do not train beside adapters")})
-    work.fix({"lora_config.lora_dropout": Fixed((0, 0.0, None), "", "adapters have no dropout of their own; write 0")})
-    work.fix({"lora_config.init_lora_weights": Fixed((True, None), "", "adapters start at a change of zero")})
+    fixed = {
+        "bias": Fixed(("none", None), "", "biases do not train beside adapters"),
+        "lora_dropout": Fixed((0, 0.0, None), "", "adapters have no dropout of their own; write 0"),
+        "init_lora_weights": Fixed((True, None), "", "adapters start at a change of zero"),
+    }
+    work.fix({f"lora_config.{name}": rule for name, rule in fixed.items()})
     work.leave({"lora_config.task_type": "not needed", "lora_config.peft_type": "not needed"})
     if isinstance(targets := work.get("lora_config.target_modules"), Leaf) and isinstance(targets.value, str):
         work.take("lora_config.target_modules")
@@ -119,10 +113,5 @@ def translate_lora(work: Translation) -> None:
                 work.put(f"lora_config.{name}", default, given)
     names = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "use_dora": "dora"}
     work.move({f"lora_config.{old}": f"lora.{new}" for old, new in names.items()})
-    work.refuse_rest("lora_config", (*names, "bias", "lora_dropout", "init_lora_weights"))
+    work.refuse_rest("lora_config", (*names, *fixed))
     work.move({"lora_checkpoint": "lora.from_pretrained", "pretrained_lora_path": "lora.from_pretrained"})
-
-
-def refuse_paid(work: Translation) -> None:
-    """Words that ask a paid service to write the prompt."""
-    work.fix({name: Fixed((False, None), "", _UNPAID) for name in ("prompt_refine", "refine_prompt")})

@@ -29,6 +29,7 @@ LEFT = {
     "warmup_ae": "the autoencoder compiles nothing unless ae.compile is set",
     "config_path": "the run's folder keeps the whole config",
 }
+_ADAMS = ("HybridAdam", "FusedAdam", "CPUAdam", "AdamW")
 _STORE = "make a store by `longtake data encode` and give it as dataset.latents"
 FIXED = {
     "dataset.type": Fixed(("video_text", None), "the table says which clips are stills", _STORE),
@@ -36,11 +37,7 @@ FIXED = {
     "cached_video": Fixed((False, None), "", _STORE),
     "cached_text": Fixed((False, None), "", _STORE),
     "nsys": Fixed((False, None), "", "start the command under `nsys profile` yourself"),
-    "optim.cls": Fixed(
-        ("HybridAdam", "FusedAdam", "CPUAdam", "AdamW", None),
-        "AdamW over shards of the weights",
-        "AdamW is what there is",
-    ),
+    "optim.cls": Fixed((*_ADAMS, None), "AdamW over shards of the weights", "AdamW is what there is"),
     "optim.adamw_mode": Fixed((True, None), "", "weight decay is decoupled, as in AdamW"),
     "optim.amsgrad": Fixed((False, None), "", "AdamW is what there is"),
     "optim.bias_correction": Fixed((True, None), "", "moments are corrected always"),
@@ -51,7 +48,6 @@ _DEFAULT = "is not in the file, and Open-Sora's default"
 
 
 def translate_training(work: Translation) -> None:
-    """A training run."""
     work.drop_none(NONE_IS_DEFAULT)
     translate_model(work)
     translate_plugin(work)
@@ -59,11 +55,11 @@ def translate_training(work: Translation) -> None:
     work.move(MOVED)
     work.leave(LEFT)
     work.fix(FIXED)
-    recomputation_is_said = work.value("grad_checkpoint") is not None
+    recomputation_is_given = work.value("grad_checkpoint") is not None
     _recomputation(work)
     _rates(work)
     if work.in_file:
-        _old_defaults(work, recomputation_is_said)
+        _old_defaults(work, recomputation_is_given)
 
 
 def _recomputation(work: Translation) -> None:
@@ -99,7 +95,7 @@ def _rates(work: Translation) -> None:
             work.put(f"optim.{name}", given.value, given)
 
 
-def _old_defaults(work: Translation, recomputation_is_said: bool) -> None:
+def _old_defaults(work: Translation, recomputation_is_given: bool) -> None:
     """What a file in the old words leaves out means what it meant there."""
     where = work.tree
     if work.get("grad_clip") is None:
@@ -108,6 +104,6 @@ def _old_defaults(work: Translation, recomputation_is_said: bool) -> None:
     if work.get("eps") is None and work.get("optim.eps") is None:
         work.say(f"optim.eps: {_DEFAULT} is 1e-8")
         work.put("optim.eps", 1e-8, where)
-    if work.get("model.grad_ckpt_settings") is None and not recomputation_is_said:
+    if work.get("model.grad_ckpt_settings") is None and not recomputation_is_given:
         work.say(f"grad_checkpoint: {_DEFAULT} is True: model.grad_ckpt_settings = {ALL_BLOCKS}, all blocks")
         work.put("model.grad_ckpt_settings", ALL_BLOCKS, where)

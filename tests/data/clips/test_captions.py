@@ -5,25 +5,38 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data.clips.captions import caption
-from longtake.data.clips.frames import target_fps
+from longtake.buckets import frame_interval
+from longtake.data.clips.captions import caption, published_rate
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "opensora_v2" / "captions.json").read_text())
 
 
 @pytest.mark.parametrize("case", GOLDEN["train"], ids=lambda case: f"vmaf {case['vmaf']} max {case['fps_max']}")
-def test_compat_writes_the_training_captions_of_the_reference(case: dict) -> None:
+def test_the_published_form_writes_the_training_captions_of_the_reference(case: dict) -> None:
     for (text, fps, score), (expected, interval) in zip(GOLDEN["train_rows"], case["results"], strict=True):
-        rate, stride = target_fps(fps, case["fps_max"])
-        shown = rate if case["fps_max"] else None
-        assert caption(text, shown, score if case["vmaf"] else None, "opensora_v2", "train") == expected
+        rate, stride = frame_interval(float("nan") if fps is None else fps, case["fps_max"])
+        shown = published_rate(float(rate), fps, case["fps_max"]) if case["fps_max"] else None
+        assert caption(text, shown, score if case["vmaf"] else None, "rate_as_published", "train") == expected
         assert stride == interval
 
 
 @pytest.mark.parametrize("case", GOLDEN["inference"], ids=lambda case: f"{case['fps']} {case['motion_score']}")
-def test_compat_writes_the_prompts_of_the_reference(case: dict) -> None:
+def test_the_published_form_writes_the_prompts_of_the_reference(case: dict) -> None:
     for prompt, expected in zip(GOLDEN["inference_prompts"], case["results"], strict=True):
-        assert caption(prompt, case["fps"], case["motion_score"], "opensora_v2", "inference") == expected
+        assert caption(prompt, case["fps"], case["motion_score"], "rate_as_published", "inference") == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("shot at 60 FPS. a cat", "shot at 60 FPS. a cat. 24 FPS."),
+        ("a cat. 30 FPS.", "a cat. 30 FPS."),
+        ("a cat at 30 FPS", "a cat at 30 FPS."),
+        ("a crate with the letters FPS.", "a crate with the letters FPS. 24 FPS."),
+    ],
+)
+def test_only_a_rate_at_the_end_of_a_prompt_replaces_the_rate(prompt: str, expected: str) -> None:
+    assert caption(prompt, 24, None, "rate_as_published", "inference") == expected
 
 
 @pytest.mark.parametrize(

@@ -8,35 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data.clips.frames import target_fps, window, window_opensora
+from longtake.data.clips.transforms import spread_window, window
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_v2"
 CROPS = json.loads((GOLDEN / "temporal_crop.json").read_text())
-RATES = json.loads((GOLDEN / "target_fps.json").read_text())
-
-
-@pytest.mark.parametrize("case", RATES["cases"], ids=lambda case: f"max {case['max_fps']}")
-def test_the_frame_rate_rule_equals_the_reference(case: dict) -> None:
-    for fps, rate, interval in case["rows"]:
-        assert target_fps(fps, case["max_fps"]) == (rate, interval)
-
-
-def test_without_a_ceiling_every_frame_is_used() -> None:
-    assert target_fps(59.94, None) == (59.94, 1)
 
 
 @pytest.mark.parametrize("case", CROPS["draws"], ids=lambda case: str(case["python_seed"]))
-def test_compat_takes_the_frames_of_the_reference_from_its_draw(case: dict) -> None:
+def test_the_spread_law_takes_the_frames_of_the_reference_from_its_draw(case: dict) -> None:
     total, count, interval = case["total_frames"], case["num_frames"], case["frame_interval"]
     random.seed(case["python_seed"])
     start = random.randint(0, max(0, total - count * interval - 1))
-    assert window_opensora(total, count, interval, start).tolist() == case["indices"]
+    assert spread_window(total, count, interval, start).tolist() == case["indices"]
 
 
 @pytest.mark.parametrize("case", CROPS["reachable"], ids=lambda case: str(case["total_frames"]))
-def test_compat_reaches_the_windows_of_the_reference_and_no_other(case: dict) -> None:
+def test_the_spread_law_reaches_the_windows_of_the_reference_and_no_other(case: dict) -> None:
     arguments = case["total_frames"], case["num_frames"], case["frame_interval"]
-    reached = {tuple(window(*arguments, u, "opensora_v2").tolist()) for u in np.linspace(0, 0.9999, 1000)}
+    reached = {tuple(window(*arguments, u, "spread").tolist()) for u in np.linspace(0, 0.9999, 1000)}
     assert reached == {tuple(result) for result in case["every_result"]}
 
 

@@ -122,6 +122,7 @@ def test_a_file_comes_whole_whatever_the_net_does(
         ("closed/2.mp4", "cannot be fetched: the server answers 403 Forbidden"),
         ("busy99/2.mp4", "cannot be fetched: the server answers 503 Service Unavailable"),
         ("torn99/2.mp4", "cannot be fetched: .*"),
+        ("short/2.mp4", r"cannot be fetched: \d+ of \d+ bytes came"),
     ],
 )
 def test_what_cannot_be_fetched_says_why_and_leaves_nothing(

@@ -29,10 +29,10 @@ def _golden_cases() -> list[tuple[str, tuple[int, int], np.ndarray, np.ndarray]]
 @pytest.mark.parametrize(
     ("name", "size", "source", "expected"), _golden_cases(), ids=lambda v: v if type(v) is str else ""
 )
-def test_compat_equals_the_reference(
+def test_float32_pixels_equal_the_reference(
     name: str, size: tuple[int, int], source: np.ndarray, expected: np.ndarray
 ) -> None:
-    result = resize_crop(source, size, "opensora_v2", still=name.startswith("image"))
+    result = resize_crop(source, size, "float32", still=name.startswith("image"))
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), expected, rtol=0, atol=1e-6)
 

@@ -312,3 +312,12 @@ def test_files_with_wrong_bytes_give_frames_or_a_reason(suffix: str, tmp_path: P
         for read in (probe_file, read_image if still else read_frames):
             with contextlib.suppress(ClipError):
                 read(path)
+
+
+def test_a_relative_name_that_looks_like_an_address_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = noise_frames(4, 16, 16)
+    write_video(tmp_path / "a:b.mp4", frames, 8)
+    monkeypatch.chdir(tmp_path)
+    assert probe_file("a:b.mp4").num_frames == 4
+    read = read_frames("a:b.mp4", np.arange(4))
+    assert np.array_equal(read, read_frames(tmp_path / "a:b.mp4", np.arange(4)))

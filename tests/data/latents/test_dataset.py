@@ -18,7 +18,7 @@ from longtake.data import ClipTable, DatasetConfig, LatentStore, StoredDataset, 
 from longtake.data.latents.shard import crc_of, shard_path, write_tensors
 from longtake.data.latents.store import EMPTY_FILE, LATENTS, STORE_FILE, TEXTS, index_schema
 from longtake.random import Purpose, normals
-from tests.data.made_clips import LATENT, make_slot
+from tests.data.made_clips import DRAWS, LATENT, make_slot
 
 SHAPE = LATENT(5, 16, 16)
 CAPTIONS = ("red.", "green.", "blue.")
@@ -74,7 +74,9 @@ def folder(tmp_path: Path, table: ClipTable) -> Path:
 
 def make(folder: Path, table: ClipTable, **options: Any) -> StoredDataset:
     config = DatasetConfig(data_path=str(table.source), views=1, latents=str(folder))
-    return StoredDataset(LatentStore.open(folder), table, config, seed=7, stage=0, latent=LATENT, **options)
+    return StoredDataset(
+        LatentStore.open(folder), table, config, **{"seed": 7, "stage": 0, "latent": LATENT, "draws": DRAWS} | options
+    )
 
 
 def test_a_batch_carries_moments_embeddings_and_the_draw_of_its_pass(folder: Path, table: ClipTable) -> None:
@@ -133,7 +135,7 @@ def test_a_sample_whose_caption_is_not_there_is_missing(folder: Path, table: Cli
         {name: torch.stack([embedding(row)[name] for row in (0, 1)]) for name in embedding(0)},
     )
     dataset = make(folder, table)
-    assert (dataset.store.find(0, table.clip_ids) < 0).tolist() == [False, False, True]
+    assert (dataset.source.find(0, table.clip_ids) < 0).tolist() == [False, False, True]
     assert dict(dataset[make_slot(table, [0, 2])].encoded) == {}
     assert set(dataset[make_slot(table, [0, 1])].encoded) == set(TENSORS)
 
@@ -191,7 +193,7 @@ def test_a_slot_with_a_sample_that_is_missing_is_made_from_its_files(folder: Pat
     shard = shard_path(folder, LATENTS, 0)
     write_tensors(shard, {name: value[None] for name, value in moments(0).items()})
     dataset = make(folder, table)
-    assert dataset.store.find(0, table.clip_ids).tolist().count(-1) == 1
+    assert dataset.source.find(0, table.clip_ids).tolist().count(-1) == 1
     batch = dataset[make_slot(table, [0, 2])]
     assert dict(batch.encoded) == {}
     assert [fault.path for fault in batch.faults] == ["a.mp4", "c.mp4"]  # there are no files

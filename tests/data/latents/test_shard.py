@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtake.data.latents.shard import (
     DamagedShard,
-    Shards,
+    LatentShards,
     crc_of,
     read_header,
     remove_abandoned,
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_each_row_comes_back_with_its_type_and_shape(folder: Path) -> None:
-    shards = Shards(folder)
+    shards = LatentShards(folder)
     for number in (2, 0, 3):
         found = shards.read("latents", 5, number, crc_of(row(number)))
         assert found.keys() == ROWS.keys()
@@ -50,7 +50,7 @@ def test_each_row_comes_back_with_its_type_and_shape(folder: Path) -> None:
 
 
 def test_a_wrong_checksum_a_row_too_many_and_a_missing_file_are_said(folder: Path) -> None:
-    shards = Shards(folder)
+    shards = LatentShards(folder)
     with pytest.raises(DamagedShard, match=r"row 1 of latents/000005.safetensors has another checksum"):
         shards.read("latents", 5, 1, crc_of(row(1)) ^ 1)
     with pytest.raises(DamagedShard, match="cut short"):
@@ -66,7 +66,7 @@ def test_another_file_is_no_shard(folder: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DamagedShard):
         read_header(path)
-    assert "cannot be read" in (Shards(folder).fault("latents", 5, 4) or "")
+    assert "cannot be read" in (LatentShards(folder).fault("latents", 5, 4) or "")
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_only_files_whose_writer_has_ended_are_removed(tmp_path: Path) -> None:
 def test_a_shard_of_other_tensors_than_the_store_says_is_damaged(folder: Path) -> None:
     wanted = {"latents": {"mean": {"dtype": "float32", "shape": [2, 3]}, "std": {"dtype": "float16", "shape": [5]}}}
     with pytest.raises(DamagedShard, match="its 'std' is not what the store holds"):
-        Shards(folder, wanted).read("latents", 5, 0, crc_of(row(0)))
+        LatentShards(folder, wanted).read("latents", 5, 0, crc_of(row(0)))
     path = shard_path(folder, "latents", 5)
     path.write_bytes(path.read_bytes().replace(b"[4,2,3]", b"[4,2,9]"))
     with pytest.raises(DamagedShard, match="no safetensors file"):
-        Shards(folder).read("latents", 5, 0, crc_of(row(0)))
+        LatentShards(folder).read("latents", 5, 0, crc_of(row(0)))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from longtake.buckets import BucketDraw, BucketRule, Columns, Timing, Unused, assign, keyed_draw
 from longtake.contracts import Batch, Slot
 from longtake.data import (
     ClipError,
@@ -31,10 +32,12 @@ from longtake.data import (
 from longtake.data.loading import dataset
 from longtake.data.loading.dataset import ClipCache, time_limit
 from longtake.data.loading.draws import draw, window_draws
-from tests.data.made_clips import LATENT, make_dataset, make_slot, noise_frames
+from longtake.data.rules import OWN, SampleRules
+from tests.data.made_clips import DRAWS, LATENT, make_dataset, make_slot, noise_frames
 from tests.train.runs import PATIENCE_SECONDS
 
 FAST, STILL, CUT, MISSING = 5, 6, 7, 8  # rows
+PUBLISHED = SampleRules(caption="rate_as_published", window="spread", pixels="float32")
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +65,8 @@ def same(a: Batch, b: Batch) -> bool:
         x, y = getattr(a, field.name), getattr(b, field.name)
         if field.name == "fetch_seconds":
             continue
-        if field.name == "draws":
-            if x.keys() != y.keys() or not all(torch.equal(x[name], y[name]) for name in x):
+        if field.name in ("draws", "choices"):
+            if x.keys() != y.keys() or not all(np.array_equal(x[name], y[name]) for name in x):
                 return False
         elif isinstance(x, torch.Tensor):
             if x.dtype != y.dtype or not torch.equal(x, y):
@@ -83,7 +86,7 @@ def test_a_sample_is_its_window_resized_with_its_caption_and_draws(table: ClipTa
     batch = make_dataset(table)[slot]
     place = window_draws(slot, 7, 0)
     for i, (row, interval) in enumerate([(3, 1), (FAST, 2)]):
-        frames = read_frames(table.path(row))[window(20, 5, interval, place[i])]
+        frames = read_frames(table.location(row))[window(20, 5, interval, place[i])]
         assert torch.equal(batch.video[i], resize_crop(frames, (16, 16)))
     assert batch.video.dtype == torch.uint8
     assert batch.video.shape == (2, 3, 5, 16, 16)
@@ -94,8 +97,9 @@ def test_a_sample_is_its_window_resized_with_its_caption_and_draws(table: ClipTa
     assert batch.faults == ()
     assert batch.keys is slot.keys
     assert batch.fetch_seconds > 0
-    for name, values in draw(slot, 7, 0, LATENT).items():
-        assert torch.equal(batch.draws[name], values)
+    for name, values in draw(slot, 7, 0, LATENT, DRAWS).items():
+        found = torch.from_numpy(batch.choices[name]) if DRAWS[name].is_choice else batch.draws[name]
+        assert torch.equal(found, values)
 
 
 def test_a_still_fills_a_bucket_of_one_frame(table: ClipTable) -> None:
@@ -110,14 +114,14 @@ def test_the_motion_score_can_be_left_out(table: ClipTable) -> None:
     assert make_dataset(table, vmaf=False)[make_slot(table, [3])].text == ("clip 3. 12 FPS.",)
 
 
-def test_compat_gives_the_floats_and_texts_of_the_reference(table: ClipTable) -> None:
+def test_published_rules_give_the_floats_and_texts_of_the_reference(table: ClipTable) -> None:
     slot = make_slot(table, [3])
-    batch = make_dataset(table, compat="opensora_v2")[slot]
-    frames = read_frames(table.path(3))[window(20, 5, 1, window_draws(slot, 7, 0)[0], "opensora_v2")]
+    batch = make_dataset(table, rules=PUBLISHED)[slot]
+    frames = read_frames(table.location(3))[window(20, 5, 1, window_draws(slot, 7, 0)[0], "spread")]
     assert batch.video.dtype == torch.float32
-    assert torch.equal(batch.video[0], resize_crop(frames, (16, 16), "opensora_v2"))
+    assert torch.equal(batch.video[0], resize_crop(frames, (16, 16), "float32"))
     assert batch.text == ("clip 3 12.0 FPS, 3 motion score.",)
-    unlimited = make_dataset(table, compat="opensora_v2", fps_max=None)[slot]
+    unlimited = make_dataset(table, rules=PUBLISHED, fps_max=None)[slot]
     assert unlimited.text == ("clip 3 3 motion score.",), "no rate is told without a ceiling"
 
 
@@ -229,7 +233,7 @@ def test_the_time_limit_is_left_out_in_other_threads() -> None:
 
 def plain_video(table: ClipTable, slot: Slot) -> torch.Tensor:
     """The first sample of a slot, put together by hand."""
-    frames = read_frames(table.path(int(slot.rows[0])))
+    frames = read_frames(table.location(int(slot.rows[0])))
     return resize_crop(frames[window(20, 5, 1, window_draws(slot, 7, 0)[0])], (16, 16))
 
 
@@ -315,13 +319,13 @@ def test_a_still_cannot_stand_for_a_video(table: ClipTable) -> None:
 
 
 def test_frames_are_reduced_one_by_one_to_what_the_whole_clip_would_give(table: ClipTable) -> None:
-    for compat in (None, "opensora_v2"):
+    for rules in (OWN, PUBLISHED):
         slot = make_slot(table, [0, 1], (5, 12, 20))
-        batch = make_dataset(table, compat=compat)[slot]
+        batch = make_dataset(table, rules=rules)[slot]
         place = window_draws(slot, 7, 0)
         for i in range(2):
-            frames = read_frames(table.path(i))[window(20, 5, 1, place[i], compat)]
-            assert torch.equal(batch.video[i], resize_crop(frames, (12, 20), compat))
+            frames = read_frames(table.location(i))[window(20, 5, 1, place[i], rules.window)]
+            assert torch.equal(batch.video[i], resize_crop(frames, (12, 20), rules.pixels))
 
 
 def test_a_clip_is_never_held_at_source_size(tmp_path: Path) -> None:
@@ -373,3 +377,73 @@ def test_a_worker_whose_decoder_hangs_ends_itself() -> None:
         assert process.exitcode == (1 if daemon else None), "only a loader's worker can be spared"
         process.kill()
         process.join()
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_stride_counts_alike_for_the_bucket_and_for_the_reader_whatever_the_rate(
+    table: ClipTable, stride: int
+) -> None:
+    """20 frames at a stride of 3 are 6, so 5 fit; the faster clip is read no other way."""
+    rules = SampleRules(caption="plain", stride=stride, still_fps=120)
+    law = BucketRule.from_config({"16px_ar1:1": {5: (1.0, 2), 1: (1.0, 2)}}, 8, 24, frame_interval=rules.stride)
+    made = make_dataset(table, rules=rules)
+    slot = make_slot(table, [3, FAST])
+    columns = (table.num_frames, table.height, table.width, table.fps)
+    codes = assign(law, *columns, keyed_draw(7, 0, 0, table.clip_ids))
+    assert [law.buckets[codes[row]].num_frames for row in (3, FAST, STILL)] == [5, 5, 1]
+    batch, place = made[slot], window_draws(slot, 7, 0)
+    for i, row in enumerate((3, FAST)):
+        frames = read_frames(table.location(row))[window(20, 5, stride, place[i])]
+        assert torch.equal(batch.video[i], resize_crop(frames, (16, 16)))
+    assert torch.equal(batch.fps, torch.tensor([12.0, 48.0]) / stride)
+    assert made[make_slot(table, [STILL], (1, 16, 16))].fps.tolist() == [120]
+    longer = BucketRule.from_config({"16px": {7: (1.0, 2)}}, 8, 24, frame_interval=3)
+    assert assign(longer, *columns, keyed_draw(7, 0, 0, table.clip_ids))[3] == Unused.TOO_SHORT
+
+
+class Halves(BucketRule):
+    """A law that lets the second half of each clip be used, and draws the stride of each sample."""
+
+    def timing(self, columns: Columns, draw: BucketDraw) -> Timing:
+        total = columns[0].astype(np.int64)
+        interval = 1 + (draw(np.arange(len(total)), "stride", 0, False) < 0.5)
+        return Timing(columns[3] / interval, interval, total // 2, total)
+
+
+def test_a_law_of_its_own_says_which_frames_may_be_used(table: ClipTable) -> None:
+    made = make_dataset(table, law=Halves((), 8))
+    seen = set()
+    for pass_index in range(6):
+        slot = make_slot(table, [0, 1, 2], pass_index=pass_index)
+        batch, place = made[slot], window_draws(slot, 7, 0)
+        intervals = made.timing(slot).interval.tolist()
+        for i, interval in enumerate(intervals):
+            frames = read_frames(table.location(i))[10 + window(10, 5, interval, place[i])]
+            assert torch.equal(batch.video[i], resize_crop(frames, (16, 16)))
+        assert batch.fps.tolist() == [12 / interval for interval in intervals]
+        seen.update(intervals)
+    assert seen == {1, 2}
+
+
+def test_captions_of_segments_are_as_many_as_the_sample_needs_or_cost_the_clip(tmp_path: Path) -> None:
+    cells = ['["a", "b"]', "a", '["a", 2]', '["a", "b", "c"]', '["a"', '["é"]']
+    for number in range(len(cells)):
+        write_video(tmp_path / f"{number}.mp4", noise_frames(5, 16, 16, seed=number), 12)
+    rows = [f'{number}.mp4,"{cell.replace(chr(34), 2 * chr(34))}"' for number, cell in enumerate(cells)]
+    (tmp_path / "list.csv").write_text("path,text\n" + "\n".join(rows) + "\n")
+    probe_table(tmp_path / "list.csv", tmp_path / "clips.parquet")
+    table = ClipTable.open(tmp_path / "clips.parquet")
+    made = make_dataset(table, rules=SampleRules(caption="plain", segments=lambda frames: 2 if frames > 1 else 1))
+    batch = made[make_slot(table, range(6))]
+    assert batch.text == (("a", "b"), *[("", "")] * 5)
+    assert batch.weights.tolist() == [1, 0, 0, 0, 0, 0]
+    assert [fault.reason for fault in batch.faults] == [
+        "captions found: 1, needed: 2, for a sample of 5 frames",
+        "its captions are no JSON array of texts; needed: 2, for a sample of 5 frames",
+        "captions found: 3, needed: 2, for a sample of 5 frames",
+        "captions found: 1, needed: 2, for a sample of 5 frames",
+        "captions found: 1, needed: 2, for a sample of 5 frames",
+    ]
+    still = made[make_slot(table, [1, 5, 0], (1, 16, 16))]
+    assert still.text == (("a",), ("é",), ("",))
+    assert still.weights.tolist() == [1, 1, 0]

@@ -21,6 +21,7 @@ from longtake.data import SlotLoader
 from longtake.data.loading import loader as loading
 from longtake.data.loading import workers
 from tests.data.sources import Numbers, die, once, same, slot_of, slots_of
+from tests.forks import Forked
 from tests.train.runs import PATIENCE_SECONDS
 
 SLOTS = slots_of(12)
@@ -260,6 +261,12 @@ def test_batches_in_flight_stay_within_the_limit_whatever_their_sizes() -> None:
         assert loader.bytes_in_flight == 0
 
 
+def test_a_slot_that_waits_for_room_is_left_with_its_fetch() -> None:
+    loader = SlotLoader(Numbers(), num_workers=1, prefetch_factor=8, limit_bytes=1)
+    assert same(next(loader.fetch(SLOTS)), Numbers()[SLOTS[0]])  # one is under way by now and the next one waits
+    assert_undisturbed(loader, SLOTS[6:])
+
+
 def test_one_batch_is_always_under_way_however_small_the_limit() -> None:
     loader = SlotLoader(Numbers(lambda slot, sample: time.sleep(0.001)), num_workers=2, limit_bytes=1)
     assert_undisturbed(loader)
@@ -354,6 +361,7 @@ def test_another_loaders_workers_do_not_keep_ended_ones_alive(monkeypatch: pytes
 LEFT_OPEN = """
 import sys, time
 from longtake.data import SlotLoader
+from tests.forks import Forked
 from tests.data.sources import Numbers, slots_of
 seconds, wait = float(sys.argv[1]), float(sys.argv[2])
 loader = SlotLoader(Numbers(lambda slot, sample: time.sleep(seconds)), num_workers=2)
@@ -367,7 +375,7 @@ time.sleep(wait)
 @pytest.mark.parametrize("killed", [False, True], ids=["ends", "is killed"])
 def test_no_worker_outlives_a_process_that(killed: bool, seconds: int) -> None:
     words = [sys.executable, "-c", LEFT_OPEN, str(seconds), "600" if killed else "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    process = Forked(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]
     assert len(pids) == 2

@@ -14,7 +14,8 @@ from longtake.contracts import UserError
 from longtake.data import probe_table
 from longtake.data.clips.video import write_image, write_video
 from longtake.data.tables import json_table
-from longtake.data.tables.json_table import read_json, write_json
+from longtake.data.tables.rows import open_rows
+from longtake.data.tables.write_rows import write_table
 from tests.data.made_clips import noise_frames
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".json", ".jsonl")
@@ -107,13 +108,13 @@ def test_a_long_jsonl_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [
         {"path": str(row), "n": row if row < 6 else row + 0.5} | ({"late": "x"} if row > 8 else {}) for row in range(11)
     ]
-    write_json(pa.Table.from_pylist(rows), tmp_path / "a.jsonl")
+    write_table(pa.Table.from_pylist(rows), tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.jsonl", "b.jsonl"):
-        table = read_json(tmp_path / name)
+        table = pa.Table.from_batches(open_rows(tmp_path / name).batches())
         assert table["n"].to_pylist() == [row["n"] for row in rows]
         assert table["path"].to_pylist() == [row["path"] for row in rows]
-    assert read_json(tmp_path / "b.jsonl")["late"].to_pylist() == [None] * 9 + ["x"] * 2
+    assert table["late"].to_pylist() == [None] * 9 + ["x"] * 2
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,11 @@ def test_a_long_jsonl_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
         ("a.json", '["x"]', "entry 0 is a text; it must be an object"),
         ("a.json", "[]", "the table has no rows"),
         ("a.jsonl", '{"path": "x"}\n{"path"\n', "a.jsonl:2: is not JSON"),
-        ("a.jsonl", "[1]\n", "a.jsonl:1: holds a list; each line must be one object"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: holds a list; each line must be an object"),
         ("a.jsonl", "", "the table has no rows"),
-        ("a.json", '[{"path": "x", "n": 1}, {"path": "y", "n": "one"}]', "column n holds values of several kinds"),
+        ("a.json", '[{"path": "x", "n": 1}, {"path": "y", "n": [1]}]', "column n holds values of several kinds"),
+        ("a.json", '[{"path": "x", "n": ' + "[" * 100_000, "a.json: is not JSON that can be read (nested too deep)"),
+        ("a.jsonl", '{"path": "x", "n": ' + "[" * 100_000, "a.jsonl:1: is not JSON that can be read (nested too deep)"),
         ("a.json", '[{"file": "x"}]', "column path is missing (found file)"),
     ],
 )

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from longtake.data import probe_table
 from longtake.data.clips.video import write_image, write_video
-from longtake.data.probing.on_ray import ask_on_ray
+from longtake.data.probing.pool import ask_on_ray
 from tests.data.made_clips import noise_frames
 
 pytestmark = [
@@ -24,6 +23,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Two processes on this machine; their search path is that of the tests."""
+    import ray  # a second of every session that collects this file
+
     here = str(Path(__file__).parents[3])
     ray.init(
         num_cpus=2,
@@ -84,7 +85,7 @@ def test_a_crash_costs_its_file_and_no_other() -> None:
     answers = dict(ask_on_ray(_crash_on_three, 1, arguments))
     assert sorted(answers) == list(range(300))
     for place, argument in enumerate(arguments):
-        crashed = "reading it crashed the decoder (SIGABRT)"
+        crashed = "reading it crashed the decoder (killed by SIGABRT)"
         assert answers[place] == (crashed if argument == "3" else argument * 2)
 
 

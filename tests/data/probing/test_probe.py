@@ -14,7 +14,7 @@ from PIL import Image
 from longtake.contracts import UserError
 from longtake.data import ClipError, ClipTable, probe_file, probe_table
 from longtake.data.clips.video import read_frames, read_image, write_image, write_video
-from longtake.data.probing.pool import Crew
+from longtake.data.probing.pool import WorkerPool
 from longtake.random import hash64
 from tests.data.clips.test_video import FILES
 from tests.data.made_clips import decode_all, encode, noise_frames
@@ -136,7 +136,7 @@ def test_a_bad_file_costs_its_row_and_is_listed(suffix: str, library: Path, tmp_
         assert row["path"] == name
         assert reason in row["reason"]
     table = ClipTable.open(target)
-    assert [table.path(row).resolve() for row in range(3)] == [
+    assert [Path(table.location(row)).resolve() for row in range(3)] == [
         library / name for name in ("a b ✓.mp4", "c.png", "a b ✓.mp4")
     ]
     assert [table.caption(row) for row in range(3)] == ["a cat", "two, lines\nhere", "again"]
@@ -230,8 +230,8 @@ def test_processes_find_what_one_process_finds(library: Path, tmp_path: Path) ->
 
 
 def _answers(function: Callable[[str], str], arguments: list[str], workers: int) -> list[str]:
-    with Crew(function, workers) as crew:
-        return [answer for _, answer in sorted(crew.answers(arguments))]
+    with WorkerPool(function, workers) as pool:
+        return [answer for _, answer in sorted(pool.answers(arguments))]
 
 
 def _crash_on_three(argument: str) -> str:
@@ -243,16 +243,16 @@ def _crash_on_three(argument: str) -> str:
 def test_a_crash_costs_its_file_and_no_other() -> None:
     arguments = [str(number) for number in range(40)]
     results = _answers(_crash_on_three, arguments, workers=1)
-    assert results[3] == "reading it crashed the decoder (SIGABRT)"
+    assert results[3] == "reading it crashed the decoder (killed by SIGABRT)"
     assert [result for place, result in enumerate(results) if place != 3] == [
         argument * 2 for argument in arguments if argument != "3"
     ]
 
 
-def test_a_crew_answers_one_list_after_the_other() -> None:
-    with Crew(_crash_on_three, 2) as crew:
+def test_a_pool_answers_one_list_after_the_other() -> None:
+    with WorkerPool(_crash_on_three, 2) as pool:
         for arguments in (["1", "2"], [], ["4", "3", "5"] * 2 + ["4", "5"] * 30):
-            answers = dict(crew.answers(arguments))
+            answers = dict(pool.answers(arguments))
             assert sorted(answers) == list(range(len(arguments)))
             assert all(answers[place] == word * 2 for place, word in enumerate(arguments) if word != "3")
 

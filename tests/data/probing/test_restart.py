@@ -170,6 +170,25 @@ def test_a_journal_of_reasons_alone_is_begun_anew(tmp_path: Path) -> None:
         assert list(journal.read()) == [(0, [5])]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("[1, [1, 2]]", '[1, [5, "x", 32, 24, 1, "h264"]]', '[-1, "gone"]', '[99, [5, 32, 48, 24, 1, "h264"]]'),
+        *('{"a": 1}', "[" * 100_000, "no line", "[1, [1e400, 32, 48, 24, 1, 2]]"),
+    ],
+)
+def test_a_damaged_line_of_a_journal_is_one_sentence(line: str, clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = clips.with_name("out.csv")
+    monkeypatch.setattr(probe, "probe_file", _stop_after(12))
+    with pytest.raises(_Stop):
+        probe_table(clips, target)
+    monkeypatch.undo()
+    with open(_journal(target), "a") as journal:
+        journal.write(line + "\n")
+    with pytest.raises(UserError, match=r"out.csv.journal: .*; delete the file"):
+        probe_table(clips, target)
+
+
 # `longtake`; each process of a probe waits behind 300 files until it or its parent is killed.
 WAITING = """
 import os, sys, time

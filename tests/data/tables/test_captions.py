@@ -9,9 +9,9 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.data import ClipTable, make_shards, told_captions
-from longtake.data.tables import rows, shards
-from longtake.data.tables.captions import probe_warning
+from longtake.data.tables import shards
 from longtake.data.tables.rows import open_rows
+from longtake.data.tables.table import probe_warning
 from tests.data.tables.test_shards import clips, write
 
 
@@ -27,7 +27,6 @@ def table_of(**texts: list[str | None]) -> pa.Table:
 def test_clips_without_a_caption_are_counted_alike_in_every_kind_of_table(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtake.data.tables.convert.ROWS_PER_BATCH", 2)
     monkeypatch.setattr(shards, "ROWS_PER_BATCH", 2)
     texts = {"text": ["a", "", None, "d", None], "second": ["", "", "c", None, None], "third": [None] * 5}
     source = write(table_of(**texts), tmp_path / ("clips.parquet" if kind == ".shards" else f"clips{kind}"))
@@ -44,7 +43,9 @@ def test_clips_without_a_caption_are_counted_alike_in_every_kind_of_table(
 def test_the_line_before_the_first_step_names_what_else_might_hold_captions(tmp_path: Path) -> None:
     empty = table_of(text=[""] * 5, mood=["x"] * 5, caption=["a cat"] * 5)
     table = ClipTable.open(write(empty, tmp_path / "clips.parquet"), captions=("caption",))
-    assert told_captions([table], {"caption": 1}) == "captions: column caption, empty for 0 of 5 clips"
+    lines = told_captions([table], {"caption": 1}).splitlines()
+    assert lines[0] == "captions: column caption, empty for 0 of 5 clips"
+    assert lines[1].startswith("warning: rows: 1 of 5 cannot be used; the first is row 4 of ")
     said = told_captions([table], None)
     assert said.startswith("warning: captions: column text, empty for 5 of 5 clips; if another column")
     assert "mood, caption" in said
@@ -75,7 +76,7 @@ def test_a_probe_says_which_columns_there_are_instead() -> None:
 
 
 def test_blanks_around_the_names_of_a_csv_are_no_part_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "BATCH_ROWS", 1)
+    monkeypatch.setattr(shards, "ROWS_PER_BATCH", 1)
     source = tmp_path / "clips.csv"
     source.write_text("path, text ,num_frames,\theight,width, fps, clip_id\n1,007,9,32,48,24,5\n2,008,9,32,48,24,6\n")
     table = ClipTable.open(source)

@@ -11,7 +11,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.data import ClipTable, DatasetConfig, open_clips
-from longtake.data.tables import cache
+from longtake.data.tables import convert
 
 HEADER = "path,text,num_frames,height,width,fps"
 
@@ -84,7 +84,7 @@ def test_large_tables_are_mapped_without_being_asked(tmp_path: Path, monkeypatch
     source = write(tmp_path / "clips.csv", 20)
     opened(source, None)
     assert kept(tmp_path) == []
-    monkeypatch.setattr(cache, "LARGE_BYTES", 100)
+    monkeypatch.setattr(convert, "LARGE_BYTES", 100)
     opened(source, False)
     assert kept(tmp_path) == []
     assert not opened(source, None).clip_ids.flags.owndata

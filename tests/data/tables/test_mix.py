@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from longtake.contracts import Bucket, Slot, UserError
 from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
 from longtake.data.loading.draws import caption_columns
-from longtake.data.tables.joined import JoinedColumn
+from longtake.data.tables.mix import JoinedColumn
 
 
 def table(folder: Path, paths: list[str], **columns: list) -> Path:
@@ -42,13 +42,13 @@ def mixed(pair: tuple[Path, Path], *weights: float) -> MixedTable:
 def test_rows_run_through_the_tables_each_with_its_own_root_and_weight(pair: tuple[Path, Path]) -> None:
     both = mixed(pair, 1.0, 0.25)
     assert len(both) == 5
-    assert both.path(2) == pair[0].parent / "c.mp4"
-    assert both.path(3) == pair[1].parent / "b.mp4"
+    assert both.location(2) == str(pair[0].parent / "c.mp4")
+    assert both.location(3) == str(pair[1].parent / "b.mp4")
     assert both.caption(4) == "photos d.png"
     assert both.written_path(3) == "b.mp4"
     assert both.weights.tolist() == [1, 1, 1, 0.25, 0.25]
     with pytest.raises(IndexError):
-        both.path(5)
+        both.location(5)
 
 
 def test_a_clip_keeps_its_id_whatever_tables_come_behind_it(pair: tuple[Path, Path]) -> None:

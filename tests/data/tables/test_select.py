@@ -11,14 +11,15 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.data import ClipTable, filter_table, make_shards, merge_tables, split_table
-from longtake.data.tables import rows, write_rows
+from longtake.data.tables import convert, shards, write_rows
 from longtake.data.tables.rows import open_rows
 from tests.data.tables.test_shards import clips, write
 
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "BATCH_ROWS", 7)
+    monkeypatch.setattr(shards, "ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(convert, "ROWS_PER_FILE", 28)
     monkeypatch.setattr(write_rows, "PARQUET_ROWS", 9)
 
 

@@ -15,8 +15,8 @@ import pytest
 from longtake.contracts import UserError
 from longtake.data import ClipTable, make_shards
 from longtake.data.tables import convert, rows, shards
-from longtake.data.tables.json_table import write_json
-from longtake.data.tables.shards import Shards
+from longtake.data.tables.shards import TableShards
+from longtake.data.tables.write_rows import write_table
 
 ARRAYS = ("num_frames", "height", "width", "fps", "motion_score", "clip_ids")
 
@@ -24,10 +24,8 @@ ARRAYS = ("num_frames", "height", "width", "fps", "motion_score", "clip_ids")
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 8 rows and files of 32, so that a hundred rows meet every border."""
-    for module in (convert, shards):
-        monkeypatch.setattr(module, "ROWS_PER_BATCH", 8)
-        monkeypatch.setattr(module, "ROWS_PER_FILE", 32, raising=False)
-    monkeypatch.setattr(rows, "BATCH_ROWS", 5)
+    monkeypatch.setattr(shards, "ROWS_PER_BATCH", 8)
+    monkeypatch.setattr(convert, "ROWS_PER_FILE", 32)
 
 
 def clips(count: int = 100) -> pa.Table:
@@ -59,20 +57,19 @@ def write(columns: pa.Table, path: Path) -> Path:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns.schema) as writer:
             writer.write_table(columns)
     else:
-        write_json(columns, path)
+        write_table(columns, path)
     return path
 
 
-def assert_same(one: ClipTable, other: ClipTable) -> None:
+def assert_same(one: ClipTable, other: ClipTable, captions: tuple[str, ...] = ("text", "text_short")) -> None:
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
         assert getattr(one, name).dtype == getattr(other, name).dtype
     assert one.invalid == other.invalid
     assert one.fingerprint == other.fingerprint
     for row in range(len(one)):
-        assert one.caption(row) == other.caption(row)
-        assert one.caption(row, "text_short") == other.caption(row, "text_short")
-        assert Path(one.location(row)).resolve() == Path(other.location(row)).resolve()
+        assert [one.caption(row, name) for name in captions] == [other.caption(row, name) for name in captions]
+        assert os.path.normpath(one.location(row)) == os.path.normpath(other.location(row))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow", ".json", ".jsonl"])
@@ -203,7 +200,7 @@ def test_a_table_is_not_opened_again_over_other_shards(tmp_path: Path) -> None:
 
 
 def test_texts_are_read_at_their_place(tmp_path: Path) -> None:
-    opened = Shards(make_shards(write(clips(), tmp_path / "clips.parquet"), tmp_path / "clips.shards").folder)
+    opened = TableShards(make_shards(write(clips(), tmp_path / "clips.parquet"), tmp_path / "clips.shards").folder)
     opened.open_texts(["text_short", "text"])
     assert [opened.text("text_short", row) for row in range(100)] == [f"short {row}" for row in range(100)]
     assert opened.text("text_short", -1) == "short 99"
@@ -227,8 +224,6 @@ def test_a_table_that_training_would_refuse_is_refused(tmp_path: Path) -> None:
     refused(clips().drop_columns(["fps"]), "column fps is missing")
     refused(clips().slice(0, 0), "the table has no rows")
     refused(clips().append_column("clip_id", pa.array([*range(90), *range(10)], pa.uint64())), "rows 0 and 90 have the")
-    words = pa.array(["tall" if row == 77 else "5" for row in range(100)])
-    refused(clips().set_column(3, "height", words), "height of row 77 is 'tall'")
     ids = pa.array(["x" if row == 66 else str(row) for row in range(100)])
     refused(clips().append_column("clip_id", ids), "clip_id of row 66 is 'x'")
 

@@ -50,16 +50,16 @@ def test_the_same_clips_are_the_same_table_in_every_format(tmp_path: Path) -> No
         np.testing.assert_array_equal(other.clip_ids, csv.clip_ids)
         np.testing.assert_array_equal(other.fps, csv.fps)
         assert [other.caption(row) for row in range(3)] == [csv.caption(row) for row in range(3)]
-        assert [other.path(row) for row in range(3)] == [csv.path(row) for row in range(3)]
+        assert [other.location(row) for row in range(3)] == [csv.location(row) for row in range(3)]
 
 
 def test_relative_paths_start_from_the_tables_folder_or_the_root(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     source = write(tmp_path, [*ROWS, "/data/d.mp4,x,1,16,16,"])
-    assert ClipTable.open(source).path(1) == tmp_path / "sub/b.mp4"
+    assert ClipTable.open(source).location(1) == str(tmp_path / "sub/b.mp4")
     rooted = ClipTable.open(source, root=tmp_path / "videos")
-    assert rooted.path(1) == tmp_path / "videos/sub/b.mp4"
-    assert rooted.path(3) == Path("/data/d.mp4")
+    assert rooted.location(1) == str(tmp_path / "videos/sub/b.mp4")
+    assert rooted.location(3) == "/data/d.mp4"
     assert rooted.written_path(1) == "sub/b.mp4"
 
 
@@ -98,7 +98,7 @@ def test_a_table_travels_as_its_files_name(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir("/")
     copy = pickle.loads(data)
     assert copy.fingerprint == table.fingerprint
-    assert copy.path(3) == tmp_path / "3.mp4"
+    assert copy.location(3) == str(tmp_path / "3.mp4")
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,6 @@ def test_a_row_with_bad_numbers_stays_and_says_why_it_is_not_used(row: str, reas
         ),
         ([], HEADER, "clips.csv: the table has no rows; list one clip a row with its path and text"),
         (
-            ["a.mp4,x,33,48,64,24", "b.mp4,x,33,tall,64,24"],
-            HEADER,
-            "clips.csv: height of row 1 is 'tall'; the column must hold numbers",
-        ),
-        (
             [f"{ROWS[0]},5", f"{ROWS[1]},5"],
             HEADER + ",clip_id",
             "clips.csv: rows 0 and 1 have the same clip_id 5; "
@@ -166,7 +161,7 @@ def test_a_file_that_is_no_table_is_refused_in_one_sentence(tmp_path: Path) -> N
     (tmp_path / "clips.txt").touch()
     (tmp_path / "ragged.csv").write_text(HEADER + "\na.mp4,x\n")
     for name, part in [
-        ("none.csv", "no such file; give the clip table as .csv, .parquet, .arrow, .json or .jsonl"),
+        ("none.csv", "no such file; give a clip table as .csv, .parquet, .arrow, .json, .jsonl or shards"),
         ("empty.csv", "the file is empty; its first line should name the columns"),
         ("bad.parquet", "cannot be read as parquet"),
         ("bad.arrow", "cannot be read as arrow"),

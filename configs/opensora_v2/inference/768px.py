@@ -1,7 +1,0 @@
-# Videos of 768px. Under torchrun all GPUs make one video together.
-#   longtake generate configs/opensora_v2/inference/768px.py --prompt "raining, sea"
-#   torchrun --nproc_per_node 8 -m longtake generate configs/opensora_v2/inference/768px.py --prompt "raining, sea"
-_base_ = "256px.py"
-
-sampling_option = dict(resolution="768px")
-parallel = dict(shard=1, sequence="auto")  # as many sequence peers as there are GPUs

@@ -1,0 +1,95 @@
+"""What verbs print: complaints, tables, and the progress of work over many files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SECONDS_BETWEEN_LINES = 30.0  # where nobody watches
+EXIT_MISTAKE = 2
+
+
+def complain(sentence: str) -> None:
+    """Prints the sentence on stderr, with the rank in front where there are several."""
+    rank = os.environ.get("RANK", "0")
+    print(f"longtake: {sentence}" if rank == "0" else f"longtake (rank {rank}): {sentence}", file=sys.stderr)
+
+
+def print_table(
+    console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()
+) -> None:
+    """Prints rows under their heads, columns named in `numbers` at the right. On a terminal a long cell is folded;
+    elsewhere each row is one line, for grep and awk."""
+    if not console.is_terminal:
+        widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
+        for line in (head, *rows):
+            cells = zip(head, line, widths, strict=True)
+            print("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for name, c, w in cells).rstrip())
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in head:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+class Counted:
+    """Things done, how many a second and time left: one live line on a terminal, else a line now and then on stderr."""
+
+    def __init__(self, console: Console, doing: str, done: str, things: str, enabled: bool = True):
+        """`doing`, `done`, `things`: the words, such as "probing", "probed", "files"."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._words, self._things, self._enabled = done, things, enabled
+        self._bar = Progress(
+            *(TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}")),
+            console=console,
+            transient=True,
+            disable=not (console.is_terminal and enabled),
+        )
+        self._task = self._bar.add_task(doing, total=None, said="")
+        self._live = console.is_terminal
+        self._first: int | None = None
+        self._done = self._total = 0
+        self._begun = self._printed = time.monotonic()
+
+    def __enter__(self) -> Counted:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bar.stop()
+        if self._enabled and kind is not None and issubclass(kind, KeyboardInterrupt) and self._total:
+            done = f"{self._done} of {self._total} {self._things} are {self._words}"
+            print(f"{done}; the same command continues from there", file=sys.stderr, flush=True)
+
+    def update(self, done: int, total: int) -> None:
+        """`done` of `total` things are done; the first call says how many were before."""
+        if not self._enabled:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._begun = done, now
+        self._done, self._total = done, total
+        if now - self._printed < (0.1 if self._live else _SECONDS_BETWEEN_LINES) and done < total:
+            return
+        speed = (done - self._first) / max(now - self._begun, 1e-6)
+        said = f"{speed:,.0f} {self._things}/s" if done > self._first else ""
+        if done > self._first and done < total:
+            said += f"  {timedelta(seconds=round((total - done) / speed))} left"
+        if self._live:
+            self._bar.update(self._task, completed=done, total=total, said=said)
+        elif now - self._printed >= _SECONDS_BETWEEN_LINES:
+            print(f"{self._words} {done}/{total}  {said}".rstrip(), file=sys.stderr, flush=True)
+        self._printed = now

@@ -1,0 +1,187 @@
+"""Where latents and embedded captions come from when no encoder makes them: our stores, and files of other programs."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from longtake.contracts import Caption, LatentShape, UserError, in_one_line
+from longtake.small_files import parse_json
+
+OF_VIDEO = ("mean", "std")  # the moments of a clip's latents
+
+
+Line = Mapping[str, Any]  # of the list
+Read = Callable[[Line, Callable[[str], Any]], Mapping[str, Tensor]]
+# What readers meet in a line, or in a file that it names, which is not as they take it to be.
+_OTHER_FORM = (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError)
+Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of one sample's tensor
+
+
+def sized(tensors: Mapping[str, Any], latent: LatentShape, shape: tuple[int, int, int]) -> dict[str, Kind]:
+    """Tensors described as `LatentSource.latent_tensors` says, for a sample of (T, H, W) pixels."""
+    letters = dict(zip("CFhwT", (*latent(*shape), shape[0]), strict=True))
+    return {
+        name: (getattr(torch, one["dtype"]), tuple(letters.get(axis, axis) for axis in one["shape"]))
+        for name, one in tensors.items()
+    }
+
+
+def num_bytes(kinds: Iterable[Kind]) -> int:
+    """Bytes of such tensors, together."""
+    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds)
+
+
+class UnusableLatents(Exception):
+    """What a source holds of one clip cannot be used: the reason, for the clip's line in the quarantine."""
+
+
+@dataclass(frozen=True)
+class EncoderFacts:
+    """What a run needs to know of encoders that it does not hold."""
+
+    latent: LatentShape
+    text_length: int  # tokens of an embedded caption
+    empty: Mapping[str, Tensor]  # the empty prompt: "text" [1, L, Dt], "vector" [1, Dv]
+    posterior: bool = False  # latents are drawn from a posterior
+
+
+class LatentSource(Protocol):
+    """Latents and embedded captions by (view, sample). Picklable: loader workers have one each."""
+
+    @property
+    def place(self) -> str:
+        """As `dataset.latents` names it, for sentences."""
+
+    @property
+    def encoders(self) -> EncoderFacts:
+        """The facts of the encoders that made it."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of known places that it has latents for, encoded apart from their clips."""
+
+    def windows(self, num_frames: int) -> Mapping[str, int]:
+        """Name -> latent frames of the windows that are encoded apart from clips of `num_frames` frames."""
+
+    def latent_tensors(self, num_frames: int, windows: Sequence[str]) -> Mapping[str, Any]:
+        """Name -> {"dtype", "shape"} of what `latents` gives of such a clip, as far as a batch needs it.
+
+        Shapes in letters: C F h w of the latents, T frames of the clip. `mean`, and `std` for a random posterior.
+        """
+
+    def text_tensors(self) -> Mapping[str, Any]:
+        """The same of one embedded caption: conditions, and their masks."""
+
+    def find(self, view: int, samples: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The entries of samples (uint64 [B]) of rows of the clip table: int64 [B], -1 where there is none."""
+
+    def latents(self, entry: int) -> Mapping[str, Tensor]:
+        """Of one entry, on the CPU. Raises `UnusableLatents`."""
+
+    def texts(self, entry: int, caption: Caption) -> Mapping[str, Tensor]:
+        """The embedded caption of an entry; of several they are stacked. Raises `UnusableLatents`, and `ValueError`
+        where the caption is known to be another than the one encoded."""
+
+
+@dataclass(frozen=True)
+class ListedLatents:
+    """A `LatentSource` whose tensors lie in files of their own, one view of each clip.
+
+    read_latents, read_texts: a line of the list, and what loads a file that it names, -> tensors; a family knows how
+    that program laid them out. Both may raise `UnusableLatents`, and `KeyError` for what a line lacks. Functions of a
+    module, so that they can be sent to loader workers.
+    """
+
+    path: Path  # of the list, in whose folder relative names start
+    lines: Sequence[Line | None]  # of each row of the clip table; None: it is not listed
+    encoders: EncoderFacts
+    of_latents: Mapping[str, Any]  # name -> {"dtype", "shape"}
+    of_texts: Mapping[str, Any]
+    read_latents: Read
+    read_texts: Read
+
+    kinds: ClassVar[tuple[str, ...]] = ()  # nothing is encoded apart
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
+    def windows(self, num_frames: int) -> Mapping[str, int]:
+        return {}
+
+    def latent_tensors(self, num_frames: int, windows: Sequence[str]) -> Mapping[str, Any]:
+        return self.of_latents
+
+    def text_tensors(self) -> Mapping[str, Any]:
+        return self.of_texts
+
+    def find(self, view: int, samples: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The rows themselves, in the one view that there is."""
+        there = [view == 0 and self.lines[row] is not None for row in rows.tolist()]
+        return np.where(np.array(there, bool), rows, -1)
+
+    def latents(self, entry: int) -> Mapping[str, Tensor]:
+        return self._read(self.read_latents, entry)
+
+    def texts(self, entry: int, caption: Caption) -> Mapping[str, Tensor]:
+        """As `read_texts` makes them; which caption it was, the files do not say."""
+        return self._read(self.read_texts, entry)
+
+    def _read(self, read: Read, entry: int) -> Mapping[str, Tensor]:
+        line = self.lines[entry]
+        assert line is not None
+        try:
+            return read(line, lambda name: load_tensors(self.path.parent / name))
+        except _OTHER_FORM as error:
+            raise UnusableLatents(f"{self.path.name}: its line is of another form ({in_one_line(error)})") from error
+
+
+def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> list[Line | None]:
+    """The lines of a JSONL whose `key` is one of `names`. Raises `UserError` for another file, repeated names."""
+    path = Path(path)
+    lines: dict[str, Line] = {}
+    number = 0
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.strip():
+                    continue
+                line = parse_json(text)
+                name = line.get(key) if isinstance(line, Mapping) else None
+                if not isinstance(name, str) or name in lines:
+                    why = "occurs before" if isinstance(name, str) else "is no text"
+                    raise UserError(f"{path}: {key} of line {number} {why}; each line must name a clip of its own")
+                lines[name] = line
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check dataset.latents") from error
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path}: line {number} is no JSON object ({in_one_line(error)}); mend it") from error
+    return [lines.get(name) for name in names]
+
+
+def load_tensors(path: Path) -> Any:
+    """The tensors of a `.safetensors` file by name, or what PyTorch's reader of plain tensors finds: no code is run.
+    Raises `UnusableLatents`."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UnusableLatents(f"{path.name}: no such file") from error
+    except (OSError, SafetensorError) as error:
+        raise UnusableLatents(f"{path.name}: cannot be read ({in_one_line(error)})") from error
+    except Exception as error:  # whatever the unpickler meets in a file that is none
+        raise UnusableLatents(f"{path.name}: cannot be read as plain tensors ({in_one_line(error)})") from error

@@ -1,0 +1,167 @@
+"""The cells of a table: which kind a column is of, and the cells that cannot be read as it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtake.contracts import UserError
+
+SCORE = "score_vmafmotion"
+NUMBERS = ("num_frames", "height", "width", "fps", SCORE)  # the columns of numbers that training reads
+_NUMBER = r"(?i)^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(inf|infinity|nan)$"
+_NAME = r"^[+-]?0\d"  # a name such as 007, not a number
+_EMPTY = (  # what pyarrow reads as an empty cell in a column of numbers
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL"),
+    *("NaN", "n/a", "nan", "null"),
+)
+_BLANKS = " \t"  # that the reader of a CSV takes away around a number
+_SHOWN = 40  # letters of a cell that is no number
+
+
+def plain_schema(schema: pa.Schema, source: Path) -> pa.Schema:
+    """The kinds that cells are given: one kind of text, no dictionaries, and numbers where training reads numbers.
+    Raises `UserError` where path, text or one of `NUMBERS` is of a kind that cannot be made text or numbers."""
+    fields = []
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if is_text:
+            kind = pa.string()
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        if field.name in ("path", "text") or (field.name in NUMBERS and not is_number):
+            wanted, words = (pa.float64(), "numbers") if field.name in NUMBERS else (pa.string(), "text")
+            if not (is_text or pa.types.is_null(kind)):
+                raise UserError(f"{source}: column {field.name} holds {kind}; it must hold {words}")
+            kind = wanted
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def joined_schema(schemas: Sequence[tuple[Path, pa.Schema]]) -> pa.Schema:
+    """The columns of all tables by name, in the order of their first coming, each of a kind that holds them all.
+
+    Whole and decimal numbers become decimal; numbers and text become text. Raises `UserError` for lists and objects
+    that do not go together.
+    """
+    fields: dict[str, tuple[Path, pa.DataType]] = {}
+    for source, schema in schemas:
+        for field in schema:
+            before = fields.setdefault(field.name, (source, field.type))
+            fields[field.name] = (source, _joined(field.name, *before, source, field.type))
+    return pa.schema([(name, kind) for name, (_, kind) in fields.items()])
+
+
+def _joined(name: str, first: Path, one: pa.DataType, second: Path, other: pa.DataType) -> pa.DataType:
+    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
+    try:
+        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
+    except pa.ArrowException as error:
+        if not pa.types.is_nested(one) and not pa.types.is_nested(other):
+            return pa.string()
+        if first == second:
+            raise UserError(f"{first}: column {name} holds {one} and {other}; make it one kind") from error
+        raise UserError(
+            f"{second}: column {name} holds {other}, and {one} in {first}; give one of them another name"
+        ) from error
+
+
+class CsvKind:
+    """The kind of a column of a CSV, widened cell by cell: numbers where every filled cell is one, else text.
+
+    A column that training reads as numbers stays numbers, and is read as text where some of its cells are none.
+    """
+
+    def __init__(self, name: str, as_text: bool = False):
+        self._is_number, self._has_others = name in NUMBERS and not as_text, False
+        self._kind = pa.string() if as_text or name in ("path", "text", "clip_id") else pa.null()
+
+    @property
+    def is_text(self) -> bool:
+        """Whether no further cell can change that it is text."""
+        return pa.types.is_string(self._kind)
+
+    @property
+    def kind(self) -> pa.DataType:
+        if pa.types.is_null(self._kind):
+            return pa.float64() if self._is_number else pa.string()
+        return self._kind
+
+    @property
+    def read_as(self) -> pa.DataType:
+        """What the reader of the file is asked for."""
+        return pa.string() if self._has_others else self.kind
+
+    def add(self, cells: pa.Array) -> None:
+        """Looks at further cells, given as text."""
+        if self.is_text:
+            return
+        cells = pc.ascii_trim(cells, _BLANKS)
+        cells = cells.filter(pc.invert(pc.is_in(cells, value_set=pa.array(_EMPTY))))
+        numbers = pc.match_substring_regex(cells, _NUMBER)
+        if self._is_number:
+            self._has_others |= not pc.all(numbers).as_py()
+            cells = cells.filter(numbers)
+        elif not pc.all(numbers).as_py() or pc.any(pc.match_substring_regex(cells, _NAME)).as_py():
+            self._kind = pa.string()
+            return
+        if len(cells) and not pa.types.is_floating(self._kind):
+            try:
+                pc.cast(cells, pa.int64())
+                self._kind = pa.int64()
+            except pa.ArrowInvalid:
+                self._kind = pa.float64()
+
+
+def readable_cells(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """A batch with the columns and kinds of `schema`, and the rows with a cell that cannot be read, each with a reason.
+
+    Such a cell is left empty, as is a column that the batch lacks. Not readable are texts that are not UTF-8, and
+    other text where training reads numbers. Raises `pa.ArrowException` for what is damaged, and for other kinds.
+    """
+    columns, wrong = [], {}
+    for field in schema:
+        place = batch.schema.get_field_index(field.name)
+        column = pa.nulls(len(batch), field.type) if place < 0 else batch.column(place)
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        column.validate(full=not is_text)  # of a damaged file Arrow would read beyond the end
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if is_text:
+            column = _texts(column, field.name, wrong)
+            if field.name in NUMBERS and not pa.types.is_string(field.type):
+                column = _numbers(column, field.name, wrong)
+        columns.append(column if column.type == field.type else pc.cast(column, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema), wrong
+
+
+def _texts(column: pa.Array, name: str, wrong: dict[int, str]) -> pa.Array:
+    try:
+        column.validate(full=True)
+        return column
+    except pa.ArrowInvalid:  # the texts, or where they lie
+        column = column.view(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+        column.validate(full=True)
+    cells = column.to_pylist()
+    for row, cell in enumerate(cells):
+        try:
+            cells[row] = None if cell is None else cell.decode()
+        except UnicodeDecodeError as error:
+            cells[row] = None
+            wrong.setdefault(row, f"{name} is not text in UTF-8 ({error.reason} at byte {error.start})")
+    return pa.array(cells, pa.large_string() if pa.types.is_large_binary(column.type) else pa.string())
+
+
+def _numbers(column: pa.Array, name: str, wrong: dict[int, str]) -> pa.Array:
+    cells = pc.ascii_trim(column, _BLANKS)
+    cells = pc.if_else(pc.is_in(cells, value_set=pa.array(_EMPTY, cells.type)), pa.scalar(None, cells.type), cells)
+    numbers = pc.fill_null(pc.match_substring_regex(cells, _NUMBER), True)
+    for row in np.flatnonzero(~np.asarray(numbers)).tolist():
+        cell = cells[row].as_py()
+        shown = repr(cell[:_SHOWN]) + ("..." if len(cell) > _SHOWN else "")
+        wrong.setdefault(row, f"{name} is {shown}, expected a number")
+    return pc.cast(pc.if_else(numbers, cells, pa.scalar(None, cells.type)), pa.float64())

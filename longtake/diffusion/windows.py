@@ -1,0 +1,127 @@
+"""Known frames at the ends of a clip: the kinds of Open-Sora 2.0, given to the network as a mask and latents.
+
+The condition `visual` of a sample is [1 + C, F, h, w]: a mask, 1 where a latent frame is known, and the latents of the
+known frames, 0 elsewhere. What is known is encoded apart from the rest of the clip, as it will be when a video is
+generated from it: an autoencoder that mixes frames would otherwise leak frames that are not known. An autoencoder
+that is not causal takes the latents of a v2v kind out of the clip's own, as its blocks of frames are the same either
+way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from longtake.contracts import Draw, Known, LatentShape
+from longtake.diffusion.config import END_KINDS
+from longtake.diffusion.known import Encode, PixelShape, Window
+from longtake.random import Purpose
+
+if TYPE_CHECKING:  # the check of a config asks for windows alone
+    from torch import Tensor
+
+NOTHING = "t2v"
+
+# Kind -> latent frames known at the head and at the tail; v2v of a causal autoencoder has its first frame beside them.
+_KNOWN = {
+    NOTHING: (0, 0),
+    "i2v_head": (1, 0),
+    "i2v_tail": (0, 1),
+    "i2v_loop": (1, 1),
+    "v2v_head": (8, 0),
+    "v2v_tail": (0, 8),
+    "v2v_head_easy": (16, 0),
+    "v2v_tail_easy": (0, 16),
+}
+
+
+class EndWindows:
+    """The law of known frames at the ends of a clip (`KnownLaw`)."""
+
+    kinds = END_KINDS
+    stills = frozenset(kind for kind, ends in _KNOWN.items() if max(ends) == 1)
+    draws = MappingProxyType({"mask": Draw(Purpose.MASK, "uniform", of_view=True, is_choice=True)})
+
+    def drawn(
+        self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
+    ) -> list[str]:
+        """The kind of each sample, drawn by weight from those that clips (T, H, W) are long enough for.
+
+        A still, and a clip too short for every kind, gets t2v. The weights are only read: a short clip changes nothing
+        for the next one.
+        """
+        uniforms, num_frames = choices["mask"], shape[0]
+        kinds = [
+            kind
+            for kind in self.kinds  # in this order, however the weights were written
+            if weights.get(kind, 0) > 0 and (kind == NOTHING or self.windows(kind, latent, num_frames))
+        ]
+        if not kinds or latent(num_frames, 1, 1)[1] < 2:
+            return [NOTHING] * len(uniforms)
+        ends = np.cumsum([weights[kind] for kind in kinds])
+        places = np.searchsorted(ends, uniforms.astype(np.float64) * ends[-1], side="right")
+        return [kinds[place] for place in np.minimum(places, len(kinds) - 1).tolist()]
+
+    def given(self, kind: str, latent: LatentShape, shape: PixelShape) -> str:
+        """The kind itself: it says all."""
+        return kind
+
+    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+        """What a kind makes known of a clip of `num_frames` frames; empty where the clip is too short for the kind.
+
+        A clip must have latent frames that are not known; i2v_loop alone may know all there are.
+        """
+        head, tail = _KNOWN[kind]
+        length = latent(num_frames, 1, 1)[1]
+        window = max(head, tail)
+        if window > 1 and latent.causal:
+            window += 1
+        if length < 2 or (window > 1 and length <= window):
+            return ()
+        apart = window == 1 or latent.causal
+        pixels = (window - 1) * latent.temporal + 1 if apart else window * latent.temporal
+        found = []
+        if head:
+            found.append(Window(range(window), range(pixels), apart))
+        if tail:
+            found.append(Window(range(length - window, length), range(num_frames - pixels, num_frames), apart))
+        return tuple(found)
+
+    def apart(self, kind: str, latent: LatentShape, num_frames: int) -> dict[str, Window]:
+        """By name ("head1", "tail9": the end and the latent frames), the windows of a kind that are encoded apart."""
+        windows = (window for window in self.windows(kind, latent, num_frames) if window.apart)
+        return {f"{'head' if window.is_head else 'tail'}{len(window.frames)}": window for window in windows}
+
+    def known(
+        self,
+        given: Sequence[str],
+        latents: Tensor,
+        latent: LatentShape,
+        shape: PixelShape,
+        encode: Encode,
+        own: bool = True,
+    ) -> Known:
+        """`encode` is called once for each different window, with all samples that know it."""
+        batch, _, frames, *_ = latents.shape
+        released, values = latents.new_ones(batch, 1, frames, 1, 1), latents.new_zeros(latents.shape)
+        rows_of: dict[Window, list[int]] = {}
+        for row, kind in enumerate(given):
+            for window in self.windows(kind, latent, shape[0]):
+                rows_of.setdefault(window, []).append(row)
+        for window, rows in rows_of.items():
+            places = slice(window.frames.start, window.frames.stop)
+            known = encode(rows, window, None) if window.apart or not own else None
+            for i, row in enumerate(rows):
+                released[row, :, places] = 0
+                values[row, :, places] = (latents[row, :, places] if known is None else known[i]).to(values)
+        return Known(released, values)
+
+    def conditions(self, known: Known) -> dict[str, Tensor]:
+        """`visual` [B, 1 + C, F, h, w]: the mask, then the latents."""
+        batch, channels, *size = known.latents.shape
+        visual = known.latents.new_empty(batch, 1 + channels, *size)
+        visual[:, :1], visual[:, 1:] = 1 - known.released, known.latents
+        return {"visual": visual}

@@ -1,0 +1,76 @@
+"""The interface of video autoencoders: pixels to the posterior of the latents and back, whole or streamed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pkgutil import resolve_name
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from longtake.contracts import LatentShape
+from longtake.encoders.config import AutoencoderSection
+from longtake.parallel import Tile
+
+
+class Autoencoder(ABC):
+    """Video `[B, 3, T, H, W]` in [-1, 1] <-> latents `[B, C, F, h, w]`; the config says which shape makes which.
+
+    Training, encoding ahead and generation go through the two streams, which take or give a video in chunks of frames.
+    By default there is one chunk, the whole video; an autoencoder for long videos overrides them, and may carry a cache
+    from chunk to chunk.
+
+    One with weights has its modules in `encoding` and `decoding`, by names with which those of their tensors begin.
+    `decode` calls `load_decoder` first, which reads the modules of `decoding` once. With `placement = "offloaded"`, a
+    module of several layers is on the device only while it is called.
+    """
+
+    config: AutoencoderSection
+    is_random: bool  # whether latents are drawn from a posterior
+    stream_frames: int | None = None  # frames of a chunk that `posterior_of_stream` takes; None: the whole video
+    encoding: Mapping[str, nn.Module] = MappingProxyType({})  # what latents depend on
+    decoding: Mapping[str, nn.Module] = MappingProxyType({})  # what is needed for decoding only
+    load_decoder: Callable[[], None] = staticmethod(lambda: None)
+    dtype: torch.dtype = torch.float32  # of the results of tiles
+    # Runs the tiles of an encoding or decoding; it may be replaced by one that shares them with other ranks, and its
+    # results may be written into. None: nothing is cut into tiles, each rank computes all of it.
+    compute: Callable[[Sequence[Tile]], list[Tensor]] | None = None
+
+    @property
+    def latent(self) -> LatentShape:
+        """How pixels map to latents."""
+        return self.config.latent
+
+    def check(self, num_frames: int, height: int, width: int) -> None:
+        """Raises `UserError` for a shape that the autoencoder cannot give back."""
+        self.config.check(num_frames, height, width)
+
+    def names(self, files: Collection[str]) -> dict[str, str]:
+        """Name of each tensor of the parts -> its name in a published file, which has `files`."""
+        return {name: name for name in files}
+
+    @abstractmethod
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
+        """Pixels -> "mean" and, where it is random, "std" of the latents."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor, num_frames: int) -> Tensor:
+        """Latents -> pixels, of the first `num_frames` frames."""
+
+    def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Chunks of a video `[B, 3, t, H, W]`, in order -> its posterior, in chunks of some length, in order.
+
+        Of `stream_frames` frames each, the last one of fewer.
+        """
+        yield self.posterior(torch.cat(list(video), dim=2))
+
+    def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
+        """Latents of a whole video -> its pixels, in chunks of some length, in order."""
+        yield self.decode(latents, num_frames)
+
+
+def build_autoencoder(config: AutoencoderSection, dtype: torch.dtype = torch.float32) -> Autoencoder:
+    """The autoencoder that `ae` describes; a learned one on the meta device, of `dtype`, to be filled with weights."""
+    return resolve_name(type(config).AUTOENCODER)(config, dtype)

@@ -1,0 +1,60 @@
+"""A text encoder without parameters: each word has a fixed random vector, shared by all captions that use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtake.random import parameter_normals
+
+_WORD = re.compile(r"[\w']+")
+_CACHE_CAPTIONS = 4096
+
+
+class WordEncoder:
+    """Words -> standard normal vectors drawn by the word's own hash, plus half a vector drawn by its position.
+
+    It needs no training and no download and is the same in every process. It knows nothing of meaning: two words are
+    as far apart as any other two.
+    """
+
+    def __init__(self, dim: int, max_length: int, pooled: bool = False) -> None:
+        """pooled: `embed` gives one vector for a caption, not one for each word."""
+        self.dim, self.max_length, self.pooled = dim, max_length, pooled
+        self._vector = cache(self._drawn)
+        self._embedded = lru_cache(_CACHE_CAPTIONS)(self._embed)
+
+    def encode(self, texts: list[str] | tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Captions -> tokens float32 `[B, max_length, dim]` (zeros after the last word) and pooled float32 `[B, dim]`.
+
+        Pooled is the sum of the caption's word vectors divided by the root of their number: unit variance again.
+        """
+        pairs = [self._embedded(text) for text in texts]
+        return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """The tokens alone, or the pooled vectors."""
+        return self.encode(tuple(texts))[self.pooled]
+
+    def mask(self, texts: Sequence[str]) -> Tensor:
+        """bool `[B, max_length]`: True where a caption has a word; of an empty one the first place counts."""
+        counts = [max(1, min(len(_WORD.findall(text.lower())), self.max_length)) for text in texts]
+        return torch.arange(self.max_length) < torch.tensor(counts)[:, None]
+
+    def _embed(self, text: str) -> tuple[Tensor, Tensor]:
+        words = _WORD.findall(text.lower())[: self.max_length]
+        tokens = np.zeros((self.max_length, self.dim), np.float32)
+        pooled = np.zeros(self.dim, np.float32)
+        for i, word in enumerate(words):
+            vector = self._vector(f"word:{word}")
+            tokens[i] = vector + 0.5 * self._vector(f"position:{i}")
+            pooled += vector / np.sqrt(np.float32(len(words)))
+        return torch.from_numpy(tokens), torch.from_numpy(pooled)
+
+    def _drawn(self, name: str) -> np.ndarray:
+        return parameter_normals(0, f"words.{self.dim}.{name}", self.dim)

@@ -1,0 +1,93 @@
+"""The record of a model family: everything that system, training, generation and plan need to know of it, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from longtake.data.rules import Companion, SampleRules
+from longtake.diffusion.config import ObjectiveSection
+from longtake.models.config import ModelSection
+
+if TYPE_CHECKING:
+    from longtake.buckets import BucketLaw
+    from longtake.data import LatentSource
+    from longtake.diffusion import GuidanceRule
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text encoder of a family."""
+
+    section: str  # its key in a run's config
+    condition: str  # the denoiser's condition that its embeddings become
+    pooled: bool = False  # one vector for a caption, not one for each token
+    masked: bool = False  # the denoiser is told which tokens a caption really has
+    # What stands for no text, in dropout and guidance alike: the encoded empty prompt, zeros, or a tensor of the
+    # denoiser by its name; the latter two keep the caption's own mask.
+    empty: Literal["prompt", "zeros"] | str = "prompt"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models. What needs torch is named by "module:name" and loaded when it is used."""
+
+    name: str
+    model: type[ModelSection]  # its `model` section, which names the denoiser
+    objectives: tuple[type[ObjectiveSection], ...]  # the usual one first
+    texts: tuple[Text, ...]
+    weights: str  # the `weights.Format` of its files and adapters
+    known: str | None = None  # the `diffusion.KnownLaw` of what may be known of samples; None: nothing ever is
+    kinds: Mapping[str, str] = field(default_factory=dict)  # kind of that law -> what it makes known
+    readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
+    guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
+    guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
+    segments: Callable[[int], int] | None = None  # frames of a clip -> captions it must have; None: one
+    quirks: Mapping[str, str] = field(default_factory=dict)  # name -> what the published program does otherwise
+    rules: Callable[[frozenset[str]], SampleRules] = lambda quirks: SampleRules()  # quirks -> clips to samples
+    bucket_law: Callable[[frozenset[str]], str | None] = lambda quirks: None  # quirks -> a key of `buckets.LAWS`
+    # A run's config -> a law of its own from the numbers of clips to buckets; None: that of `bucket_config`.
+    bucket_rule: Callable[[Any], BucketLaw] | None = None
+    companions: Callable[[Any], tuple[Companion, ...]] = lambda model: ()  # a `model` section -> what clips bring along
+    # Pattern of `dataset.latents` -> "module:name" of what opens such files as a `LatentSource`, given the run's config
+    # and its clip table; what fits none is a store of ours.
+    sources: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of `sampling_option` that are its own
+    # A `model` section -> sections that shrink a run to a CPU's size: "model", "ae" and those of the text encoders.
+    tiny: Callable[[Tree], Mapping[str, Tree]] = lambda model: {"model": {}}
+
+    @property
+    def known_law(self) -> Any:
+        """The law of what may be known; None where there is none."""
+        return None if self.known is None else resolve_name(self.known)()
+
+    def guidance_rule(self, name: str | None) -> GuidanceRule | None:
+        """How the text scale changes over the steps; None: not at all."""
+        return None if name is None else resolve_name(self.guidance[name])
+
+    @property
+    def weight_format(self) -> Any:
+        """How its weights and adapters lie in files."""
+        return resolve_name(self.weights)
+
+    def source_of(self, latents: str) -> Callable[[Any, Any], LatentSource] | None:
+        """What opens files that another program has computed; None for a store of ours."""
+        return next((resolve_name(name) for pattern, name in self.sources.items() if fnmatch(latents, pattern)), None)
+
+    def quirks_of(self, compat: str | tuple[str, ...] | None) -> frozenset[str]:
+        """The quirks that `compat` turns on; the family's name stands for all of its own. Raises `ValueError` for a
+        name that is neither."""
+        names = () if compat is None else (compat,) if isinstance(compat, str) else compat
+        for name in names:
+            if name != self.name and name not in self.quirks:
+                own = ", ".join(self.quirks)
+                choices = f"{self.name} (all of {own}) or some of these" if own else "nothing: it has no quirks"
+                raise ValueError(f"compat = {name!r}: is no quirk of this model's family; choose {choices}")
+        if self.name in names:
+            return frozenset(self.quirks)
+        return frozenset(names)

@@ -1,0 +1,45 @@
+"""The families there are, found by the `type` of a `model` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.families.record import Family
+from longtake.models.config import ModelSection
+
+_FAMILIES: dict[type[ModelSection], Family] = {OPENSORA_V2.model: OPENSORA_V2}  # the first is the default
+
+
+def register(family: Family) -> Family:
+    """Makes a family known to everything above, until the process ends."""
+    _FAMILIES[family.model] = family
+    return family
+
+
+def families() -> tuple[Family, ...]:
+    """All of them, the default first."""
+    return tuple(_FAMILIES.values())
+
+
+def family_of(model: ModelSection) -> Family:
+    """The family of a `model` section."""
+    return next(_FAMILIES[kind] for kind in type(model).__mro__ if kind in _FAMILIES)
+
+
+def default_model() -> ModelSection:
+    """The `model` section of a run that has none."""
+    return families()[0].model()
+
+
+def family_of_tree(tree: Mapping[str, Any]) -> Family:
+    """The family that a run's config, as plain data, asks for; the default one where it names none that there is."""
+    model = tree.get("model")
+    kind = model.get("type") if isinstance(model, Mapping) else None
+    return next((family for family in families() if family.model.model_fields["type"].default == kind), families()[0])
+
+
+def read_model(tree: Mapping[str, Any]) -> ModelSection:
+    """The `model` section of a run's config, as plain data. Raises pydantic's `ValidationError`."""
+    return family_of_tree(tree).model.model_validate(tree.get("model") or {})

@@ -1,0 +1,296 @@
+"""What a computation takes, seen by running the real modules on meta tensors: FLOPs, and bytes as they come and go.
+
+Nothing is allocated or computed. The meta device would take fused attention and norms apart into small operations that
+no GPU runs; a trace sees PyTorch's CUDA kernels in their place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from longtake.contracts import Conditions
+from longtake.models.attention import Attention
+from longtake.models.build import LatentSize, denoiser_class, example_conditions
+
+Sizes = tuple[int, ...]
+_SMALL = (1 << 8, 1 << 18)  # bytes or FLOPs by which a law may always be off: best by few, for small tables by more
+
+
+class Trace(TorchDispatchMode):
+    """Inside `with`, counts what is done to meta tensors; the memory of the modules and tensors named is left out."""
+
+    def __init__(self, *known: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.flops = 0  # of products: 2 for each multiplication and addition; backward is counted too
+        self.launches = 0  # operations that make something: kernels that the host has to start
+        self.live = self.peak = 0  # bytes now, and the most so far
+        self.changes: list[tuple[int, int]] = []  # in order: number of a memory; its bytes, or less them
+        self._kernels = _CudaKernels()
+        self._there: dict[int, tuple[int, Any]] = {}  # address of a memory -> its number, and what tells its end
+        for one in known:
+            for tensor in (one,) if isinstance(one, Tensor) else (*one.parameters(), *one.buffers()):
+                self._there[tensor.untyped_storage()._cdata] = -1, None
+
+    def __enter__(self) -> Trace:
+        super().__enter__()
+        self._kernels.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._kernels.__exit__(*error)
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = _known_result(operation, args)
+        if out is None:
+            out = operation(*args, **kwargs)
+        formula = flop_registry.get(operation.overloadpacket)
+        flops = formula(*args, **kwargs, out_val=out) if formula else 0
+        self.flops += flops
+        self.saw(operation, args, out, flops)
+        before = len(self.changes)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                self._note(tensor.untyped_storage())
+        self.launches += len(self.changes) > before
+        return out
+
+    def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
+        """Called with every operation."""
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing new is counted; this is the innermost mode there."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def number(self, tensor: Tensor) -> int:
+        """What `changes` calls the memory of a tensor."""
+        return self._there[tensor.untyped_storage()._cdata][0]
+
+    def moments(self, apart: Collection[int] = (), start: int = 0) -> list[tuple[int, int]]:
+        """Bytes of the memories numbered `apart`, and of all others, whenever something ends after something began, and
+        at the end: the most bytes of all are there at one of these moments. From change `start` on."""
+        found, own, others, rises = [], 0, 0, False
+        for i, (number, num_bytes) in enumerate(self.changes):
+            if num_bytes < 0 and rises and i >= start:
+                found.append((own, others))
+            rises = num_bytes > 0 or (rises and not num_bytes)
+            if number in apart:
+                own += num_bytes
+            else:
+                others += num_bytes
+        return [*found, (own, others)]
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        address, num_bytes = storage._cdata, storage.nbytes()
+        if address in self._there:
+            return
+        number = len(self.changes)
+
+        def end(_: Any) -> None:
+            self._there.pop(address, None)
+            self._change(number, -num_bytes)
+
+        self._there[address] = number, weakref.ref(storage, end)
+        self._change(number, num_bytes)
+
+    def _change(self, number: int, num_bytes: int) -> None:
+        self.changes.append((number, num_bytes))
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
+
+
+_aten = torch.ops.aten
+_POINTWISE = {
+    *(_aten.mul.Tensor, _aten.mul.Scalar, _aten.add.Tensor, _aten.sub.Tensor, _aten.neg.default, _aten.addcmul.default),
+    *(_aten.gelu.default, _aten.gelu_backward.default),
+}
+
+
+def _known_result(operation: Any, args: Sequence[Any]) -> Tensor | None:
+    """What an operation gives where that is plain to see. PyTorch's kernels for meta tensors are written in Python and
+    take 0.1 to 0.4 ms for these, most of the time of a trace."""
+    if operation is _aten.addmm.default:
+        return args[1].new_empty(args[1].shape[0], args[2].shape[1])
+    if operation is _aten.sum.dim_IntList and len(args) > 2 and args[1] and args[2]:
+        summed = {dim % args[0].ndim for dim in args[1]}
+        return args[0].new_empty([1 if dim in summed else size for dim, size in enumerate(args[0].shape)])
+    if operation not in _POINTWISE:
+        return None
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    dtype = tensors[0].dtype
+    if dtype.is_floating_point and all(one.is_meta and one.dtype is dtype and _is_in_order(one) for one in tensors):
+        return torch.empty(torch.broadcast_shapes(*(one.shape for one in tensors)), dtype=dtype, device="meta")
+    return None
+
+
+def _is_in_order(x: Tensor) -> bool:
+    """Whether no dim lies closer in memory than a later one."""
+    strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    return x.is_contiguous() or sorted(strides, reverse=True) == strides
+
+
+def as_on_cuda(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A model on the meta device, to be traced: in the compute dtype, with attention by a kernel that a trace knows."""
+    for p in model.parameters():
+        if p.is_floating_point():
+            p.data = p.data.to(dtype)
+    for module in model.modules():
+        if isinstance(module, Attention) and module.backend != "math":
+            module.backend = "sdpa"
+    return model
+
+
+def meta_conditions(config: Any, latent: LatentSize, text_tokens: int, batch: int) -> Conditions:
+    """What a denoiser needs beside latents (C, F, h, w), on the meta device; texts with their masks."""
+    needs = denoiser_class(config).needs(config, latent, text_tokens)
+    of_text = {name: shape[:-1] for name, shape in needs.items() if text_tokens in shape[-2:-1]}
+    masks = {name: torch.empty(1, *shape, dtype=torch.bool, device="meta") for name, shape in of_text.items()}
+    return example_conditions(config, latent, text_tokens, batch, "meta", given=Conditions({}, masks))
+
+
+class _CudaKernels(TorchFunctionMode):
+    """Attention and norms as a GPU runs them."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if function in _NORMS:
+            return _norm(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
+    if q.ndim != 4:  # without a dim of heads no fused kernel takes it, on a GPU either
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, *options, **named)
+    if attn_mask is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[0]
+    if attn_mask.dtype == torch.bool:
+        attn_mask = torch.empty_like(attn_mask, dtype=q.dtype)
+    mask = attn_mask.expand(*q.shape[:-1], k.shape[-2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, torch.is_grad_enabled())[0]
+
+
+_NORMS = {F.rms_norm: 1, F.layer_norm: 2, F.group_norm: 2}  # numbers in float32 kept for each group
+
+
+def _norm(function: Any, x: Tensor, groups: Any, weight: Tensor | None = None, *rest: Any, **named: Any) -> Tensor:
+    if not x.is_meta:
+        return function(x, groups, weight, *rest, **named)
+    bias = named.get("bias", next((one for one in rest if isinstance(one, Tensor)), None))
+    rows = x.shape[0] * groups if function is F.group_norm else x.shape[: x.ndim - len(groups)].numel()
+    return _Norm.apply(x, rows * _NORMS[function], weight, bias)
+
+
+class _Norm(torch.autograd.Function):
+    """Keeps its input and a few numbers of each group that is normed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, numbers: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, x.new_empty(numbers, dtype=torch.float32), weight, bias)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, _, weight, bias = ctx.saved_tensors
+        learned = (None if one is None else torch.empty_like(one) for one in (weight, bias))
+        return torch.empty_like(x), None, *learned
+
+
+Numbers = Mapping[Any, Any]  # by name: a number, or several
+
+
+class Law:
+    """Numbers as polynomials of sizes: factors of the terms of each."""
+
+    def __init__(
+        self, like: Numbers, terms: Callable[[Sizes], Sequence[float]], factors: np.ndarray, holds: bool = True
+    ) -> None:
+        self._like, self._terms, self._factors = like, terms, factors
+        self.holds = holds  # False: the terms do not give all that was measured
+        self._ends = np.cumsum([np.size(of) for of in like.values()])[:-1]
+
+    def __call__(self, sizes: Sizes) -> dict[Any, Any]:
+        """The numbers at these sizes, by name: a float, or an array where there are several."""
+        parts = np.split(np.array(self._terms(sizes), float) @ self._factors, self._ends)
+        return {
+            name: part if np.ndim(of) else part[0] for (name, of), part in zip(self._like.items(), parts, strict=True)
+        }
+
+    def foretells(self, sizes: Sizes, measured: Numbers, tolerance: float = 1e-4) -> bool:
+        """Whether the numbers at these sizes are as they were measured, but for a share of them."""
+        said, numbers = np.array(self._terms(sizes), float) @ self._factors, _flat(measured)
+        return said.shape == numbers.shape and bool(_near(said, numbers, tolerance).all())
+
+
+def fit(
+    points: Sequence[Sizes],
+    measure: Callable[[Sizes], Numbers],
+    terms: Callable[[Sizes], Sequence[float]],
+    least: int | None = None,
+    tolerance: float = 1e-4,
+) -> Law:
+    """The law of what is measured at `points`: each number has as few of the terms, first ones first, as give it at all
+    points, which are more than the terms; where none do, the first three that come nearest.
+
+    `least`: points after which none more is measured where all numbers are given; default: all.
+    """
+    found: list[Numbers] = []
+    table = np.array([terms(one) for one in points], float)
+    apart = _apart(table)
+    for point in points:
+        found.append(measure(point))
+        if len(found) < (least or len(points)):
+            continue
+        if len({len(_flat(numbers)) for numbers in found}) > 1:  # not even the same things happen at all points
+            return Law(found[0], terms, np.zeros((table.shape[1], len(_flat(found[0])))), holds=False)
+        rows = table[: len(found), apart]
+        values = np.array([_flat(numbers) for numbers in found])
+        factors, left = np.zeros((table.shape[1], values.shape[1])), np.ones(values.shape[1], bool)
+        for small, count in (*product(_SMALL, range(1, min(len(found), len(apart) + 1))), (_SMALL[-1], 3)):
+            own = rows[:, :count] / (scale := rows[:, :count].max(0))
+            near = np.linalg.lstsq(own, values[:, left])[0] / scale[:, None]
+            given = _near(rows[:, :count] @ near, values[:, left], tolerance, small).all(0)
+            factors[:, left] = 0.0
+            factors[np.ix_(apart[:count], left)] = near
+            left[left] = ~given
+            if not left.any():
+                return Law(found[0], terms, factors)
+    return Law(found[0], terms, factors, holds=False)
+
+
+def _apart(table: np.ndarray) -> list[int]:
+    """The terms, columns of a table of points, that say more than those before them."""
+    apart: list[int] = []
+    for i in range(table.shape[1]):
+        columns = table[:, [*apart, i]]
+        if np.linalg.matrix_rank(columns / columns.max(0)) > len(apart):
+            apart.append(i)
+    return apart
+
+
+def _flat(numbers: Numbers) -> np.ndarray:
+    return np.concatenate([np.ravel(of) for of in numbers.values()]).astype(float)
+
+
+def _near(said: np.ndarray, measured: np.ndarray, tolerance: float, small: float = _SMALL[-1]) -> np.ndarray:
+    return np.abs(said - measured) <= np.maximum(small, tolerance * measured)

@@ -1,0 +1,92 @@
+"""What a plan varies: how a model is laid out over GPUs, and the micro-batches that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from longtake.models import LoraConfig
+from longtake.models.build import LatentSize
+
+FP32 = 4
+EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code each, and a scale for 256 of them
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What of the weights trains, and how those that do are kept."""
+
+    lora: LoraConfig | None = None
+    freeze: tuple[str, ...] = ()
+    train_only: tuple[str, ...] | None = None
+    master_bytes: int = FP32  # of a weight that trains, and of its gradient
+    moments_bytes: float = 2 * FP32  # of both moments of AdamW, a weight
+    moments_offloaded: bool = False  # to the host's memory
+    ema_offloaded: bool = False
+
+
+PLAIN = Upkeep()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is cut over GPUs and what each of them keeps."""
+
+    replicate: int = 1
+    shard: int = 1
+    sequence: int = 1
+    tensor: int = 1
+    zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
+    remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
+    budget: float = 0.0  # share of their attention's and linear layers' outputs that these keep
+    buffer_bytes: int = 0  # of the host's memory in which their inputs wait
+    ema: bool = False
+    compute_bytes: int = 2  # of one number in the compute dtype
+    reduce_bytes: int = 4  # of one number of a gradient on its way between ranks
+    prefetch: int = 1  # blocks gathered ahead in backward
+    offload: bool = False  # masters, gradients, moments and average in the host's memory
+    micro_batches: int = 1  # of one rank in one step
+    upkeep: Upkeep = PLAIN
+    bucket_sequence: Mapping[str, Mapping[int, int]] | Literal["auto"] | None = None  # as in `parallel`
+    sequence_attention: Literal["auto", "ulysses", "ring"] = "auto"
+
+    @property
+    def gpus(self) -> int:
+        return self.replicate * self.shard * self.sequence * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data."""
+        return self.replicate * self.shard
+
+    @property
+    def weight_shards(self) -> int:
+        """Ranks over which one copy of the weights is spread; sequence and tensor peers share them too."""
+        return self.shard * self.sequence * self.tensor
+
+    @property
+    def peers(self) -> int:
+        """Ranks that compute one micro-batch together."""
+        return self.sequence * self.tensor
+
+    def at_degree(self, sequence: int) -> Layout:
+        """The layout as a bucket sees it that runs at a smaller sequence degree: its subgroups read different data
+        while weights stay spread over as many ranks."""
+        return replace(self, sequence=sequence, shard=self.shard * self.sequence // sequence)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sizes of one forward of one data rank."""
+
+    batch: int
+    latent: LatentSize  # of one sample
+    text_tokens: int
+    encoding_bytes: int = 0  # that a rank holds while frames, then captions, are encoded, beside the latents
+
+    @property
+    def latent_bytes(self) -> int:
+        """Of the latents of all samples, in float32."""
+        return FP32 * self.batch * prod(self.latent)

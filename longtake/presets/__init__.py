@@ -1,0 +1,108 @@
+"""Presets: run files that are installed with Longtake, to be trained, sampled from, inherited from or copied.
+
+A preset's name is its path in this folder without `.py`, as in `opensora_v2/train/stage1`, or without the folder of its
+kind, as in `opensora_v2/stage1`. In a clone of the repository `configs` leads here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+KINDS = ("train", "inference")
+_BASES = "parts.py"  # what several presets have as their base, and no run
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One of them, as it introduces itself in the comment that it opens with."""
+
+    path: Path
+    kind: str  # of `KINDS`: what it is a run file of
+    about: str
+    gpus: str  # those that its forecast is for, as in `8 x h200`; empty without a forecast
+
+    @property
+    def name(self) -> str:
+        """The short name."""
+        return _short_name(self.path)
+
+
+def presets() -> Iterator[Preset]:
+    """All of them, by their paths."""
+    for path in sorted(FOLDER.rglob("*.py")):
+        if path.name not in (_BASES, "__init__.py"):
+            comment = re.match(r"(#.*\n)*", path.read_text(encoding="utf-8"))
+            lines = comment[0].splitlines() if comment else []
+            words = " ".join(line.removeprefix("# ") for line in lines if not line.startswith("#  "))
+            gpus = re.search(r"parameters on (\d+ x \w+),", "\n".join(lines))
+            kind = "inference" if path.parent.name == "inference" else "train"
+            yield Preset(path, kind, re.split(r"(?<=\.) ", words)[0], gpus[1] if gpus else "")
+
+
+def find_preset(name: str, kind: str = "train") -> Path | None:
+    """The file of a preset, by either name, with `.py` and a leading `configs/` or without; None for any other name.
+
+    `kind`: of `KINDS`, whose folder is looked in first where the name leaves it out.
+    """
+    if not {"..", "__init__"}.isdisjoint(parts := _bare(name).split("/")):
+        return None
+    family, *folders = parts
+    for inner in ("", kind, *KINDS):
+        place = FOLDER.joinpath(family, inner, *folders)
+        if (file := place.with_name(f"{place.name}.py")).is_file():
+            return file
+    return None
+
+
+def run_file(run: str, kind: str = "train") -> str:
+    """RUN, or the preset's file where it names one and means nothing of the user's own."""
+    path = None if is_own(run, kind) else find_preset(run, kind)
+    return run if path is None else str(path)
+
+
+def is_own(run: str, kind: str = "train") -> bool:
+    """Whether RUN is there: a file or folder, or what a generation takes besides, a run's name or a pattern."""
+    if kind == "inference" and (run == "latest" or glob.has_magic(run) or Path("outputs", run).exists()):
+        return True
+    return Path(run).exists()
+
+
+def nearest_preset(name: str) -> str | None:
+    """The short name of the preset that a misspelt name may mean."""
+    names = {}
+    for preset in presets():
+        whole = preset.path.relative_to(FOLDER).with_suffix("").as_posix()
+        names |= dict.fromkeys((whole, preset.name, preset.path.stem), preset.name)
+    found = difflib.get_close_matches(_bare(name), names, n=1, cutoff=0.75)
+    return names[found[0]] if found else None
+
+
+def _short_name(path: Path) -> str:
+    parts = path.relative_to(FOLDER).with_suffix("").parts
+    return "/".join(part for part in parts if part not in KINDS)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("configs/").removesuffix(".py")
+
+
+def copied(path: Path, target: str) -> str:
+    """The text of a preset as a file of one's own, called `target`.
+
+    Files that it names (bases, the runs of stages) are named as presets, so that they are found from anywhere; commands
+    in its comments name the copy.
+    """
+
+    def as_preset(quoted: re.Match[str]) -> str:
+        named = (path.parent / quoted[1]).resolve()
+        known = named.is_relative_to(FOLDER) and named.is_file()
+        return f'"{named.relative_to(FOLDER).with_suffix("").as_posix()}"' if known else quoted[0]
+
+    text = re.sub(r'"([\w./-]+\.py)"', as_preset, path.read_text(encoding="utf-8"))
+    return re.sub(rf"^(#   .*) {re.escape(_short_name(path))}(?= |$)", rf"\1 {target}", text, flags=re.MULTILINE)

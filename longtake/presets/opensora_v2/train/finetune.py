@@ -1,0 +1,34 @@
+# Full fine-tuning of the released weights on your clips, on 8 GPUs of 80 GB: weights are gathered block by block, T5 is
+# cut over the GPUs of the node.
+#   torchrun --nproc_per_node 8 -m longtake train opensora_v2/finetune \
+#       --dataset.data-path clips.parquet
+#   longtake plan opensora_v2/finetune --gpus 8 --gpu h100 --dataset.data-path clips.parquet
+#     11.89 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
+#     shard 8, zero 3, remat 19 double + 38 single blocks, 1 micro-batch a rank a step
+#       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     256px/1f     260     16     5.54   5.20  11.07  0.00      2.24      2.63    2.32       29.0  1.92   144
+_base_ = "stage1_i2v.py"
+
+_256px = {
+    1: (1.0, 16),
+    **{t: (1.0, 4) for t in range(5, 34, 4)},
+    **{t: (1.0, 2) for t in range(37, 66, 4)},
+    **{t: (1.0, 1) for t in range(69, 130, 4)},
+}
+bucket_config = {"_delete_": True, "256px": _256px}
+
+model = dict(
+    from_pretrained="ckpts/Open_Sora_v2.safetensors",
+    strict_load=True,
+    grad_ckpt_settings=(19, 38),
+)
+t5 = dict(placement="sharded")
+parallel = dict(zero=3)
+
+lr = 1e-5
+eps = 1e-8
+warmup_steps = 100
+ckpt_every = 500
+keep_n_latest = 2
+async_io = True
+num_workers = 4

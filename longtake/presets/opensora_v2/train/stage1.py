@@ -1,0 +1,29 @@
+# Stage 1: text-to-video at 256px, with stills up to 1024px.
+#   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage1 --dataset.data-path clips.parquet
+#   longtake plan opensora_v2/stage1 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
+#     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
+#     shard 8, zero 2, remat 8 double + 100 single blocks, 1 micro-batch a rank a step
+#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.10      108.6  5.51     9
+#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.17      116.6   5.8    15
+#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.92      113.4  5.18    56
+_base_ = "image.py"
+
+dataset = dict(memory_efficient=False)
+
+_256px = {
+    1: (1.0, 45),
+    **{t: (1.0, 12) for t in range(5, 34, 4)},
+    **{t: (1.0, 6) for t in range(37, 66, 4)},
+    **{t: (1.0, 4) for t in range(69, 98, 4)},
+    **{t: (1.0, 3) for t in range(101, 130, 4)},
+}
+bucket_config = {
+    "_delete_": True,
+    "256px": _256px,
+    "768px": {1: (0.5, 13)},
+    "1024px": {1: (0.5, 7)},
+}
+
+lr = 5e-5
+ckpt_every = 2000

@@ -1,0 +1,32 @@
+# Stage 2: text-to-video at 256px and 768px; 4 ranks share the tokens of a micro-batch.
+#   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage2 \
+#       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
+#   longtake plan opensora_v2/stage2 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
+#     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
+#     shard 2, sequence 4, zero 2, remat 100 double + 100 single blocks, 1 micro-batch a rank a step
+#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   25.97       74.4  27.1     9
+#      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   16.35       64.8  4.92   642
+_base_ = "image.py"
+
+_256px = {
+    1: (1.0, 130),
+    **{t: (1.0, 14) for t in range(5, 34, 4)},
+    **{t: (1.0, 10) for t in range(37, 66, 4)},
+    **{t: (1.0, 7) for t in range(73, 98, 4)},  # 69 is missing in the published table
+    **{t: (1.0, 6) for t in range(101, 130, 4)},
+}
+_768px = {
+    1: (1.0, 38),
+    **{t: (1.0, 6) for t in range(5, 34, 4)},
+    **{t: (1.0, 4) for t in range(37, 66, 4)},
+    **{t: (1.0, 3) for t in range(69, 98, 4)},
+    **{t: (1.0, 2) for t in range(101, 130, 4)},
+}
+bucket_config = {"_delete_": True, "256px": _256px, "768px": _768px}
+
+model = dict(grad_ckpt_settings=(100, 100))  # all blocks
+parallel = dict(tensor=1, sequence=4, sequence_attention="ring")
+
+lr = 5e-5
+ckpt_every = 200

@@ -1,0 +1,101 @@
+"""Processes beside this one: deaf to the signals that are meant for it, and ended with it however it ends.
+
+Imports the standard library alone: a program that starts beside a run has no time for more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the parent decides what becomes of work under way
+_SECONDS_BETWEEN_LOOKS = 1.0  # whether the parent still lives, where the system does not say so
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def start(target: Callable[..., object], args: tuple[Any, ...], method: str, name: str) -> BaseProcess:
+    """Starts `target(*args)` in a process; `method`: "fork" (at once, all memory shared) or "spawn" (afresh)."""
+    everything = (*parent_facts(), target, args)
+    process = multiprocessing.get_context(method).Process(target=_live, args=everything, daemon=True, name=name)
+    if method == "spawn":
+        resource_tracker.ensure_running()  # its start would lift the mask
+    with born_deaf():
+        process.start()
+    return process
+
+
+@contextmanager
+def born_deaf() -> Iterator[None]:
+    """A process that is started inside is deaf from its first instruction on; a handler of its own comes later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
+    try:
+        with warnings.catch_warnings():  # newer Pythons warn of any fork beside threads; the children use no other
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def parent_facts() -> tuple[int, bool]:
+    """What `live_with` has to know: this process, and whether the system can end a child with it.
+
+    Linux counts the thread that started a child as its parent, so that must be the one which ends last.
+    """
+    return os.getpid(), sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+
+
+def live_with(parent: int, by_system: bool) -> None:
+    """Makes this process a child that ends with its parent, whatever it is at; call it before anything slow."""
+    for number in _DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO)
+    if by_system:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_look_for, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def end(process: BaseProcess, seconds: float = 0.0) -> None:
+    """Ends a process; `seconds`: given to one that was told to end by itself."""
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def how_it_ended(code: int | None) -> str:
+    """What an exit code says: `killed by SIGKILL`, `exit code 3`."""
+    return f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code or 0}"
+
+
+def anonymous_file(name: str) -> int:
+    """A file without a name, to be shared: in memory on Linux (/dev/shm is small in containers), else on a disk."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _live(parent: int, by_system: bool, target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    live_with(parent, by_system)
+    target(*args)
+
+
+def _look_for(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)

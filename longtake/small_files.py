@@ -1,0 +1,65 @@
+"""Small files that Longtake or its user has written, read so that no content hangs the program or fills its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from longtake.contracts import UserError
+
+MOST_BYTES = 1 << 26
+
+
+def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a regular file. Raises OSError, and ValueError for one that is no file or too large."""
+    # Not blocking: a pipe is refused, not waited for.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it is too large: more than {most_bytes:,} bytes")
+    return data
+
+
+def parse_json(text: bytes | str, finite: bool = True) -> Any:
+    """What a JSON text says. Raises ValueError for any other, for one nested too deep, and where all is to be `finite`
+    for Infinity and NaN, which Python writes and JSON has not."""
+    try:
+        return json.loads(text, parse_constant=_refuse if finite else None)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_object(path: Path, kinds: Mapping[str, type | tuple[type, ...]], remedy: str) -> dict[str, Any]:
+    """The JSON object in a file, with values of these `kinds` at least. Raises FileNotFoundError; `UserError`, which
+    ends in `remedy`, for anything else."""
+    try:
+        found = parse_json(read_small(path))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read ({reason}); {remedy}") from error
+    check_kinds(path, found, kinds, remedy)
+    return found
+
+
+def check_kinds(
+    path: Path, found: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], remedy: str
+) -> None:
+    """Raises `UserError` where the object in a file has not got values of these kinds."""
+    for name, kind in kinds.items():
+        value = found.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise UserError(f"{path}: its {name} is {repr(value)[:40]}; {remedy}")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -1,0 +1,206 @@
+"""Training examples: a batch becomes noised latents and conditions; and the windows that a store must have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from longtake.contracts import Batch, Bucket, Conditions, Draw, Known, LatentShape, Noised, UserError
+from longtake.data import LatentSource, of_window
+from longtake.data.rules import MASK, Companion
+from longtake.diffusion import KnownLaw, Window, drop_text, keep_known, read_known
+from longtake.random import Purpose
+from longtake.system.build import System
+from longtake.system.config import SystemConfig
+
+Weights = Mapping[str, float]  # kind of known places -> weight
+
+DROPOUT = "dropout"
+
+
+def wanted_draws(config: SystemConfig, draws: Mapping[str, Draw], posterior: bool) -> dict[str, Draw]:
+    """The random numbers that training wants of each sample: the objective's `draws`, those of the conditions and, with
+    `posterior`, those that latents are drawn with."""
+    family = config.family
+    found = dict(draws)
+    found[DROPOUT] = Draw(Purpose.DROPOUT, "uniform", (len(family.texts),))  # of each text encoder, in their order
+    if posterior:
+        found["posterior"] = Draw(Purpose.POSTERIOR, "normal", "latent")
+        for number, companion in enumerate(config.sample_rules.companions):
+            if companion.kind == "video":
+                found[_posterior(companion)] = Draw(Purpose.COMPANION_POSTERIOR + number, "normal", "latent")
+    if family.known is not None and config.model.refuses_known is None:
+        found |= family.known_law.draws
+    return found
+
+
+def make_example(
+    system: System,
+    batch: Batch,
+    nothing: Conditions,
+    weights: Tensor,
+    kinds: Weights | None = None,
+    dropout: Mapping[str, float] | None = None,
+    leave_out_known: bool = False,
+) -> tuple[Noised, Conditions]:
+    """What the denoiser is given for a batch, and what it is asked for. Without gradients.
+
+    nothing: the conditions that stand for no text. weights: [B], on the device. kinds: how often each kind of known
+    places is trained on; None: nothing is known. dropout: condition -> share of samples without it. leave_out_known:
+    known places do not count in the loss, whatever the family's own way.
+    """
+    draws = {name: draw.to(system.device, non_blocking=True) for name, draw in batch.draws.items()}
+    with torch.no_grad():
+        latents = system.encode(batch)
+        conditions = system.conditions(batch)
+        texts = system.config.family.texts
+        uniforms = {text.condition: draws[DROPOUT][:, i] for i, text in enumerate(texts)} if dropout else {}
+        conditions = drop_text(conditions, nothing, uniforms, dropout or {})
+        conditions = conditions.updated(**system.facts_of(batch.bucket.shape, batch.fps, batch.size))
+        if companions := companions_of_batch(system, batch):
+            conditions = conditions.updated(companions.masks, **companions)
+        noised = system.objective.noise(latents, draws, weights, batch.bucket.shape)
+        if system.law is not None:
+            known = keep_known(known_of_batch(system, system.law, batch, latents, kinds), weights)
+            conditions = conditions.updated(**system.law.conditions(known))
+            loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
+            readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
+            noised = read_known(noised, known, readers)
+    return noised, conditions
+
+
+def companions_of_batch(system: System, batch: Batch) -> Conditions:
+    """What clips bring along as conditions, float32 on the device: a video's latents [B, C, F, h, w], drawn as the
+    clip's own are; numbers [B, T, width]; latents of stills [B, most, C, 1, h, w], with a mask of those that are there.
+    """
+    kinds = system.config.sample_rules.companions
+    found: Mapping[str, Tensor] = batch.encoded
+    if kinds and not batch.encoded:
+        assert system.encoders is not None, "this system was built for stored latents"
+        found = system.encoders.companions(kinds, batch.companions)
+    return companion_conditions(
+        system, kinds, found, lambda one, posterior: system.draw_latents(posterior, batch.draws.get(_posterior(one)))
+    )
+
+
+def companion_conditions(
+    system: System,
+    kinds: Sequence[Companion],
+    found: Mapping[str, Tensor],
+    draw: Callable[[Companion, Mapping[str, Tensor]], Tensor],
+) -> Conditions:
+    """What `Encoders.companions` has found, as conditions; `draw`: latents from a companion's posterior."""
+    tensors, masks = {}, {}
+    for one in kinds:
+        if one.kind == "numbers":
+            tensors[one.condition] = found[one.name].to(system.device, torch.float32, non_blocking=True)
+            continue
+        tensors[one.condition] = draw(one, _posterior_of(found, one.name))
+        if one.kind == "stills":
+            masks[one.condition] = found[one.name + MASK].to(system.device, non_blocking=True)
+    return Conditions(tensors, masks)
+
+
+def _posterior(companion: Companion) -> str:
+    """The name of the numbers with which a companion's latents are drawn."""
+    return f"posterior.{companion.name}"
+
+
+def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor, kinds: Weights | None) -> Known:
+    """What is known of the samples of a batch with latents [B, C, F, h, w]; a random posterior is drawn from with the
+    sample's own numbers at the known places, as for its latents.
+
+    What decides it is on the CPU, so the device is not waited for; ranks run the autoencoder unequally often.
+    """
+    shape = batch.bucket.shape
+    if kinds is None:
+        given = [law.given(next(iter(law.kinds)), system.latent, shape)] * len(latents)
+    else:
+        given = law.drawn(batch.choices, kinds, system.latent, shape)
+
+    def encode(rows: Sequence[int], window: Window, masks: Tensor | None) -> Tensor:
+        if batch.encoded and masks is not None:
+            raise UserError(
+                "dataset.latents: pixels are masked before they are encoded, by draws of each sample, and a store has "
+                "them without masks; set dataset.latents to None"
+            )
+        if batch.encoded:
+            apart = windows_apart(law, kinds, system.latent, shape[0])
+            stored = _posterior_of(batch.encoded, next(name for name, one in apart.items() if one == window))
+            posterior = {moment: torch.stack([value[row] for row in rows]) for moment, value in stored.items()}
+        else:
+            posterior = system.posterior(cut_pixels([batch.video[row] for row in rows], window, masks))
+        normal = None
+        if "std" in posterior:
+            frames = slice(window.frames.start, window.frames.stop)
+            normal = torch.stack([batch.draws["posterior"][row, :, frames] for row in rows])
+        return system.draw_latents(posterior, normal)
+
+    return law.known(given, latents, system.latent, shape, encode)
+
+
+def cut_pixels(videos: Sequence[Tensor], window: Window, masks: Tensor | None) -> Tensor:
+    """The pixels [n, 3, t, H, W] of a window of some videos [3, T, H, W], black where `masks` [n, 1, T, H, W] is 1."""
+    frames = slice(window.pixels.start, window.pixels.stop)
+    pixels = torch.stack([video[:, frames] for video in videos])
+    if masks is None:
+        return pixels
+    black = 0 if pixels.dtype == torch.uint8 else -1
+    return torch.where(masks[:, :, frames].to(pixels.device) > 0, torch.tensor(black, dtype=pixels.dtype), pixels)
+
+
+def _posterior_of(encoded: Mapping[str, Tensor], window: str) -> dict[str, Tensor]:
+    """ "mean", and "std" of a random posterior, of a window or a companion in what a latent store has of a batch."""
+    names = {moment: of_window(window, moment) for moment in ("mean", "std")}
+    return {moment: encoded[name] for moment, name in names.items() if name in encoded}
+
+
+def windows_apart(law: KnownLaw, kinds: Weights | None, latent: LatentShape, num_frames: int) -> dict[str, Window]:
+    """By name, the windows of clips of `num_frames` frames that kinds make known and are encoded from pixels of their
+    own; empty where such clips are too short. Two kinds may share a window."""
+    found: dict[str, Window] = {}
+    for kind, weight in (kinds or {}).items():
+        if weight > 0:
+            found |= law.apart(kind, latent, num_frames)
+    return found
+
+
+def kinds_apart(config: SystemConfig, kinds: Weights | None, latent: LatentShape) -> tuple[str, ...]:
+    """The kinds that a run trains on of which something is encoded apart from the clip, where it is long enough."""
+    if (law := config.family.known_law) is None:
+        return ()
+    long, trained = latent.pixel_frames(2**16), [kind for kind in law.kinds if (kinds or {}).get(kind, 0) > 0]
+    return tuple(kind for kind in trained if law.apart(kind, latent, long))
+
+
+def windows_of(
+    config: SystemConfig, kinds: Weights | None, buckets: Sequence[Bucket], latent: LatentShape
+) -> dict[int, dict[str, Window]]:
+    """Frames of a clip -> the windows that are encoded apart, by name; lengths without any are left out."""
+    law = config.family.known_law
+    lengths = sorted({bucket.shape[0] for bucket in buckets}) if law else ()
+    return {length: found for length in lengths if (found := windows_apart(law, kinds, latent, length))}
+
+
+def stored_windows(
+    config: SystemConfig, kinds: Weights | None, buckets: Sequence[Bucket], store: LatentSource
+) -> dict[int, tuple[str, ...]]:
+    """Frames of a clip -> names of the windows that a run needs of a latent store. Raises `UserError` that names the
+    kinds whose windows the store has not."""
+    latent, law = store.encoders.latent, config.family.known_law
+    wanted = windows_of(config, kinds, buckets, latent)
+    lacking = [
+        kind
+        for kind in kinds_apart(config, kinds, latent)
+        if any(law.apart(kind, latent, length).keys() - store.windows(length).keys() for length in wanted)
+    ]
+    if lacking:
+        has = f"that of {', '.join(store.kinds)} only" if store.kinds else "whole clips only"
+        raise UserError(
+            f"dataset.latents = {store.place!r}: condition_config asks for {', '.join(lacking)}, whose frames "
+            f"are encoded apart, and the store holds {has}; run `longtake data encode` with this condition_config "
+            "into another folder (-o), or set dataset.latents to None to encode while training"
+        )
+    return {length: tuple(windows) for length, windows in wanted.items()}

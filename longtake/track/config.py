@@ -1,0 +1,15 @@
+"""The config section of trackers, as keys of the run itself."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from longtake.config import Section
+
+
+class TrackingConfig(Section):
+    """Where a run's numbers go beside `metrics.jsonl`."""
+
+    tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
+    wandb: bool = Field(False, description="also log to Weights & Biases")
+    wandb_project: str = Field("longtake", description="its project")

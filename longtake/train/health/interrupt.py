@@ -1,0 +1,120 @@
+"""Stopping well: a signal ends a run after the current step, and a run that never starts gives up."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+
+EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGUSR1 end the process as Ctrl-C does, by KeyboardInterrupt: a run that still loads leaves
+    nothing behind and ends with its own code. `StopRequest` takes over once there are steps."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Inside, the first signal that would end the process waits for the end of the body: what the body makes is
+    owned by the caller, who can undo it. A second one of the same acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+        signal.signal(number, before[number] or signal.SIG_DFL)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if held:
+        signal.raise_signal(held[0])
+
+
+class StopRequest:
+    """Turns the first SIGINT, SIGTERM or SIGUSR1 (a scheduler's warning) into a request that the loop reads; a second
+    one of the same acts as usual.
+
+    The request travels in the step's reduction, so all ranks stop after the same step.
+    """
+
+    def __init__(self, announce: bool = True) -> None:
+        self.asked = False
+        self.announce = announce  # rank 0 alone speaks
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if self.announce:  # not by print: the signal may have come in the middle of one
+            os.write(2, b"\nstopping after this step with a checkpoint; press Ctrl-C again to stop at once\n")
+        signal.signal(number, self._before.get(number) or signal.SIG_DFL)
+
+
+class FirstStepTimer:
+    """Ends the process with one sentence and every thread's stack if `done` is not called in time.
+
+    From outside, a run that waits for a missing rank, a stuck file system or a first compilation looks like one that
+    works.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.report: Callable[[], None] | None = None  # writes down where this process is, if there is a folder for it
+        self._timer = threading.Timer(seconds, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def done(self) -> None:
+        """The first step is made: the timer is off."""
+        self._timer.cancel()
+
+    def _give_up(self) -> None:
+        faulthandler.dump_traceback(file=sys.stderr)
+        if self.report is not None:
+            with suppress(OSError):  # the stacks are on the terminal
+                self.report()
+        print(
+            f"first_step_timeout = {self.seconds:g}: no training step was finished in this many seconds; above is "
+            "where each thread waits, look there for a missing process or a slow disk, or raise first_step_timeout",
+            file=sys.stderr,
+            flush=True,
+        )
+        for child in multiprocessing.active_children():  # a loader that hangs would outlive this process
+            child.kill()
+        os._exit(EXIT_NO_FIRST_STEP)

@@ -1,0 +1,163 @@
+"""What a run trains on: its clips or stored latents, their order, who computes which bucket, the stream of steps."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from longtake.buckets import OrderInputs
+from longtake.checkpoint import RunState, SlotSizes
+from longtake.contracts import Bucket
+from longtake.data import (
+    ClipTable,
+    MixedTable,
+    SlotDataset,
+    SlotLoader,
+    StoredDataset,
+    machine_bytes,
+    order_columns,
+    read_quarantine,
+)
+from longtake.encode import FittingStore, open_fitting_store
+from longtake.parallel import BucketPeers, EntryKey, Mesh, World, bucket_degrees
+from longtake.system import System, refuse_sharded_text, stored_windows, wanted_draws
+from longtake.train.config import RunConfig
+from longtake.train.cost import cost_model
+from longtake.train.folder import QUARANTINE_FILE
+from longtake.train.stream import StepStream
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What samples are made of."""
+
+    table: ClipTable | MixedTable
+    latents: FittingStore | None  # None: the run encodes by itself
+
+    @property
+    def tables(self) -> tuple[ClipTable, ...]:
+        """The tables of a mix, or the one there is."""
+        return self.table.tables if isinstance(self.table, MixedTable) else (self.table,)
+
+
+def open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World) -> FittingStore | None:
+    """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
+    if config.dataset.latents is None:
+        return None
+    latents = open_fitting_store(config, config.dataset, config.bucket_rule, table, config.stage_number, world)
+    refuse_sharded_text(config, latents.missing)
+    stored_windows(
+        config, config.condition_config, config.bucket_rule.buckets, latents.store
+    )  # refuses what is missing
+    return latents
+
+
+def order_inputs(
+    config: RunConfig,
+    system: System,
+    peers: BucketPeers,
+    table: ClipTable | MixedTable,
+    state: RunState,
+    sizes: Mapping[EntryKey, int],
+    world: World,
+) -> OrderInputs:
+    """What the order of every pass is a function of. `state`: where the launch begins."""
+    rule = config.bucket_rule
+    if system.encoders is not None:
+        for bucket in rule.buckets:
+            system.autoencoder.check(*bucket.shape)
+    slots = config.slots_per_step or state.slots_per_step or peers.mesh.data_ranks * config.accumulation_steps
+    cost = None
+    if config.dataset.balance:
+        cost = cost_model(config, system, rule.buckets, slots, state.data, world, peers)
+    return OrderInputs(
+        seed=config.seed,
+        stage=config.stage_number,
+        slots_per_step=slots,
+        rule=rule,
+        weights=table.weights,
+        views=config.dataset.views,
+        cost=cost,
+        slot_sizes=sizes,
+        **order_columns(table),
+    )
+
+
+def open_stream(
+    config: RunConfig,
+    inputs: OrderInputs,
+    data: RunData,
+    system: System,
+    peers: BucketPeers,
+    world: World,
+    folder: Path,
+    say: Callable[[str], None],
+) -> StepStream:
+    """The steps of a run in `folder`; its loader is to be closed."""
+    quarantine = folder / QUARANTINE_FILE
+    make: Callable[..., SlotDataset] = SlotDataset
+    if data.latents is not None:
+        windows = stored_windows(config, config.condition_config, inputs.rule.buckets, data.latents.store)
+        make = partial(StoredDataset, data.latents.store, windows=windows)
+    dataset = make(
+        data.table,
+        config.dataset,
+        seed=config.seed,
+        stage=config.stage_number,
+        latent=system.latent,
+        draws=wanted_draws(config, system.objective.draws, system.facts.posterior),
+        rules=config.sample_rules,
+        law=inputs.rule,
+        quarantined=read_quarantine(quarantine),
+    )
+    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
+    return StepStream(inputs, loader, peers, world, quarantine, say)
+
+
+def _host_bytes(config: RunConfig, world: World) -> int:
+    """This rank's part of what its machine keeps for batches made ahead."""
+    gb, name = config.dataset.max_host_gb, socket.gethostname()
+    ranks_here = world.gather(name).count(name)
+    return int((machine_bytes() / 4 if gb is None else gb * 1e9) / ranks_here)
+
+
+def bucket_peers(config: RunConfig, system: System, mesh: Mesh, buckets: Sequence[Bucket]) -> BucketPeers:
+    """The peers of every entry of the bucket table, as `parallel.bucket_sequence` wants them. Collective."""
+
+    def tokens(bucket: Bucket) -> int:
+        return system.tokens(bucket.shape) + system.facts.text_length
+
+    degrees = bucket_degrees(config.parallel, mesh.sequence, buckets, tokens)
+    return BucketPeers.create(mesh, degrees, system.cut, type(system.denoiser).heads(config.model))
+
+
+def slot_sizes(
+    config: RunConfig, peers: BucketPeers, buckets: Sequence[Bucket], kept: SlotSizes | None
+) -> dict[EntryKey, int]:
+    """Micro-batches of a slot of each entry: those that the peers of one data rank run side by side.
+
+    They are settled at first launch, so that other meshes make the same steps: as long as the setting and the batch
+    sizes are those of the checkpoint (`kept`), its sizes stay.
+    """
+    if kept is not None and kept.of == _basis(config, buckets):
+        return {(name, int(t)): size for name, sizes in kept.sizes.items() for t, size in sizes.items()}
+    return {(bucket.resolution, bucket.num_frames): peers.at_once(bucket) for bucket in buckets}
+
+
+def slot_sizes_kept(config: RunConfig, sizes: Mapping[EntryKey, int], buckets: Sequence[Bucket]) -> SlotSizes:
+    """The sizes, and what they follow from, for checkpoints."""
+    found: dict[str, dict[str, int]] = {}
+    for (name, num_frames), size in sizes.items():
+        found.setdefault(name, {})[str(num_frames)] = size
+    return SlotSizes(_basis(config, buckets), found)
+
+
+def _basis(config: RunConfig, buckets: Sequence[Bucket]) -> Any:
+    """The setting, and the batch sizes that an "auto" weighs, as they come back from JSON."""
+    batch_sizes = {f"{bucket.resolution}/{bucket.num_frames}": bucket.batch_size for bucket in buckets}
+    return json.loads(json.dumps([config.parallel.bucket_sequence, batch_sizes], sort_keys=True))

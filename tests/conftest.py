@@ -1,0 +1,135 @@
+"""What the tests cost, printed at the end so that budgets are seen, and in which order several workers take them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests import forks
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("any machine")
+
+SHOWN = 8  # files and tests, dearest first
+# Files with worlds of more than two processes: one worker takes them all, or two cores would have eight ranks and more.
+WORLDS = (
+    "parallel/test_law_of_meshes.py",
+    "parallel/test_bucket_sequence.py",
+    "parallel/test_runs.py",
+    "parallel/test_mesh.py",
+    "train/test_worlds.py",
+    "train/optimizer/test_meshes.py",
+    "checkpoint/test_across_ranks.py",
+    "system/test_shared_captions.py",
+)
+# Files of more than a quarter of a minute: begun first, so that no worker has one left when the other is done.
+DEAR = (
+    "demo/test_target.py",
+    *WORLDS,
+    "train/test_kills.py",
+    "benchmarks/test_checkpoints.py",
+    "train/test_latents.py",
+    "system/test_lora.py",
+    "scripts/test_diffusion.py",
+    "train/test_stages.py",
+    "train/test_saving.py",
+    "train/test_resume.py",
+    "benchmarks/test_tiny.py",
+    "train/test_data.py",
+    "demo/test_run.py",
+    "plan/test_memory.py",
+    "pretended/test_devices.py",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", metavar="FILE", type=Path, help="writes every test's processor and wall seconds there")
+
+
+def pytest_runtest_setup() -> None:
+    """What is there, such as modules, is set aside: every run of training begins and ends with a collection."""
+    if not gc.get_freeze_count():  # a run has given all back
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries complain of what the interpreter's end does not collect
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(config))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: DEAR.index(file) if (file := _file(item.nodeid)) in DEAR else len(DEAR))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` in the order of `DEAR`, with all of `WORLDS` as if they were one file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "worlds" if (file := _file(nodeid)) in WORLDS else file
+
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def spent() -> float:
+    """Seconds of processor time of this process, of its children that have ended, and of its fork server's."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system + forks.processor_seconds()
+
+
+class Costs:
+    """Processor and wall seconds of each test. A fixture's count for the test that asked for it first."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.before = config, spent()
+        self.tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    def pytest_collection_finish(self) -> None:
+        self.before = spent()  # imports are no test's
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = spent()
+        report.processor_seconds, self.before = now - self.before, now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        cost = self.tests[report.nodeid]
+        cost[0] += report.processor_seconds
+        cost[1] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Under xdist this is the process that gathers the reports of all."""
+        if (target := self.config.getoption("costs")) is not None:
+            target.write_text(json.dumps(self.tests, indent=1), encoding="utf-8")
+        files: dict[str, float] = defaultdict(float)
+        for name, (processor, _) in self.tests.items():
+            files[name.partition("::")[0]] += processor
+        terminalreporter.section(f"{sum(files.values()):.0f} s of processor time in tests")
+        for costs in (files, {name: processor for name, (processor, _) in self.tests.items()}):
+            dearest = sorted(costs.items(), key=lambda item: -item[1])[:SHOWN]
+            for name, processor in dearest:
+                if processor >= 1:
+                    terminalreporter.write_line(f"{processor:6.1f} s {name}")

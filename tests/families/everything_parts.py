@@ -1,0 +1,168 @@
+"""What is new in the family with everything: an autoencoder in chunks, a noisy solver, a law of masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from longtake.contracts import Draw, Known, LatentShape, Noised
+from longtake.diffusion.config import ObjectiveSection
+from longtake.diffusion.known import Window
+from longtake.diffusion.objective import as_column, sample_loss
+from longtake.diffusion.solvers import Solver
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.config import AutoencoderSection
+from longtake.random import Purpose
+
+MODULE = "tests.families.everything_parts"
+KINDS = MappingProxyType({"none": "nothing is known", "box": "a quarter of the picture", "first": "the first frame"})
+
+
+class ChunkConfig(AutoencoderSection):
+    """Means of 4 x 8 x 8 pixels; 17 frames, encoded apart from the others, become 5."""
+
+    AUTOENCODER: ClassVar[str] = f"{MODULE}:Chunks"
+    type: Literal["chunks"] = Field("chunks", description="the autoencoder")
+    latent = property(lambda self: LatentShape(3, 4, 8, causal=True, chunk=17, whole_cells=True))
+
+    def check(self, num_frames: int, height: int, width: int) -> None:
+        """Any shape will do."""
+
+
+class Chunks(Autoencoder):
+    is_random, stream_frames = False, 17
+
+    def __init__(self, config: ChunkConfig, dtype: torch.dtype) -> None:
+        self.config = config
+
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
+        parts = [F.pad(part, (0, 0, 0, 0, -part.shape[2] % 4, 0)) for part in video.split(17, dim=2)]
+        return {"mean": torch.cat([F.avg_pool3d(part, (4, 8, 8)) for part in parts], dim=2)}
+
+    def decode(self, latents: Tensor, num_frames: int) -> Tensor:
+        video = F.interpolate(latents, scale_factor=(4, 8, 8)).split(20, dim=2)
+        return torch.cat([part[:, :, 3 if num_frames % 4 else 0 :] for part in video], dim=2)[:, :, :num_frames]
+
+    def posterior_of_stream(self, video: Any) -> Any:
+        return map(self.posterior, video)
+
+    def decode_stream(self, latents: Tensor, num_frames: int) -> Any:
+        for i, part in enumerate(latents.split(5, dim=2)):
+            yield self.decode(part, min(17, num_frames - 17 * i))
+
+
+def fading(scale: float, step: int, num_steps: int, t: float) -> float:
+    """Guidance that fades with the noise."""
+    return 1 + (scale - 1) * t / 1000
+
+
+class FlowOf1000(ObjectiveSection):
+    """Flow on times 0 to 1000, shifted by the pixels of the bucket."""
+
+    OBJECTIVE: ClassVar[str] = f"{MODULE}:Flow"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("noisy",)
+    type: Literal["flow_1000"] = Field("flow_1000", description="the objective")
+
+
+class Flow:
+    """x(t) = (1 - t / 1000) x0 + t / 1000 noise; neighbouring frames count in the loss beside each by itself."""
+
+    noise_time: ClassVar[float] = 1000.0
+    draws: ClassVar[Mapping[str, Draw]] = MappingProxyType(
+        {
+            "noise": Draw(Purpose.NOISE, "normal", "latent"),
+            "timestep": Draw(Purpose.TIMESTEP, "uniform", stratified=True),
+        }
+    )
+
+    def __init__(self, config: FlowOf1000, patch: int, quirks: frozenset[str] = frozenset()) -> None:
+        self.config = config
+
+    def noise(
+        self, latents: Tensor, draws: Mapping[str, Tensor], weights: Tensor | None = None, shape: Any = None
+    ) -> Noised:
+        clean = latents if weights is None else torch.where(as_column(weights > 0), latents, 0.0)
+        t = self._shifted(draws["timestep"], shape)
+        return Noised(
+            self.noised_at(clean, draws["noise"], as_column(t)), t, clean - draws["noise"], torch.ones_like(t)
+        )
+
+    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
+        of_motion = (prediction - noised.target).diff(dim=2).square().flatten(1)
+        motion = of_motion.mean(1) if of_motion.shape[1] else 0.0
+        return sample_loss(prediction, noised) + 0.25 * motion
+
+    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        return prediction
+
+    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return (1 - t / 1000) * clean + t / 1000 * noise
+
+    def grid(self, num_steps: int, latent_shape: Any, shift: Any = "training", shape: Any = None) -> Tensor:
+        return self._shifted(torch.linspace(1, 0, num_steps + 1), shape)
+
+    def solver(self, name: str) -> Solver:
+        return Noisy()
+
+    def _shifted(self, share: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        ratio = math.sqrt(math.prod(shape)) / 64
+        return 1000 * ratio * share / (1 + (ratio - 1) * share)
+
+
+class Noisy(Solver):
+    """Euler's rule with a little noise at every step but the last."""
+
+    def step(self, denoise: Any, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Any, noise: Any) -> Tensor:
+        x = x + (t - t_next) / 1000 * denoise(x, t.expand(len(x)), index)
+        return x + 0.05 * (t_next / 1000) * noise(index).to(x) if t_next > 0 else x
+
+
+class Boxes:
+    """Known places: a quarter of the picture in all frames, or the first frame."""
+
+    kinds, stills = KINDS, frozenset({"first"})
+    draws = MappingProxyType(
+        {
+            name: Draw(Purpose.MASK, "uniform", shape, of_view=True, is_choice=True)
+            for name, shape in (("mask", ()), ("box", (3,)))
+        }
+    )
+
+    def drawn(self, choices: Any, weights: Mapping[str, float], latent: LatentShape, shape: Any) -> list[Any]:
+        kinds = [kind for kind in KINDS if weights.get(kind, 0) > 0]
+        return [
+            (kinds[int(u * len(kinds))], tuple(box[1:]))
+            for u, box in zip(choices["mask"].tolist(), choices["box"].tolist(), strict=True)
+        ]
+
+    def given(self, kind: str, latent: LatentShape, shape: Any) -> Any:
+        return kind, (0.0, 0.0)
+
+    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+        return (Window(range(1), range(1)),) if kind == "first" and num_frames > 1 else ()
+
+    def apart(self, kind: str, latent: LatentShape, num_frames: int) -> dict[str, Window]:
+        return dict(zip(("head1",), self.windows(kind, latent, num_frames), strict=False))
+
+    def known(
+        self, given: Sequence[Any], latents: Tensor, latent: LatentShape, shape: Any, encode: Any, own: bool = True
+    ) -> Known:
+        released, values = torch.ones_like(latents[:, :1]), torch.zeros_like(latents)
+        for row, (kind, (y, x)) in enumerate(given):
+            if kind == "box":
+                top, left = (int(u * (size // 2 + 1)) for u, size in zip((y, x), latents.shape[3:], strict=True))
+                box = slice(top, top + latents.shape[3] // 2), slice(left, left + latents.shape[4] // 2)
+                released[row, :, :, *box], values[row, :, :, *box] = 0, latents[row, :, :, *box]
+            for window in self.windows(kind, latent, shape[0]):
+                released[row, :, 0], values[row, :, :1] = 0, encode([row], window, None)[0]
+        return Known(released, values)
+
+    def conditions(self, known: Known) -> dict[str, Tensor]:
+        return {"mask": known.released}

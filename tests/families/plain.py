@@ -1,0 +1,196 @@
+"""A plain family: cross-attention to a masked text, one list of blocks, integer timesteps, v-prediction, DDIM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from longtake.contracts import Conditions, Draw, Noised
+from longtake.data.rules import SampleRules
+from longtake.diffusion.config import ObjectiveSection
+from longtake.diffusion.objective import as_column, sample_loss
+from longtake.diffusion.solvers import Solver
+from longtake.families import Family, Text
+from longtake.models import Attention, Exchange, ModelSection, SequencePlan, TensorSplit
+from longtake.models.initial import linear_uniform
+from longtake.models.layers import patchify, timestep_features, token_grid, unpatchify
+from longtake.models.plans import ANY, check_conditions
+from longtake.random import Purpose
+from longtake.weights.format import Format, Naming, WeightLayout
+from longtake.weights.lora import PEFT
+
+MODULE = "tests.families.plain"
+
+
+class PlainConfig(ModelSection):
+    """Sizes of the plain denoiser."""
+
+    DENOISER: ClassVar[str] = f"{MODULE}:Plain"
+    WIDTHS: ClassVar[Mapping[str, str]] = MappingProxyType({"text": "text_dim"})
+    type: Literal["plain"] = Field("plain", description="the denoiser")
+    channels: int = Field(16, description="of the latents")
+    text_dim: int = Field(16, description="width of a text token")
+    width: int = Field(24, description="width of the model")
+    heads: int = Field(2, description="attention heads")
+    layers: int = Field(2, description="blocks")
+    head_dim = property(lambda self: self.width // self.heads)
+    latent_channels = property(lambda self: self.channels)
+    patch = property(lambda self: (1, 1, 1))
+    conditions = property(lambda self: ("text",))
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the text, an MLP; the time is added to the tokens."""
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__()
+        width, self.head_dim = config.width, config.head_dim
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.to_text, self.from_text, self.of_text = (nn.Linear(width, n * width) for n in (1, 1, 2))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.attention = Attention(config.attention)
+
+    def forward(self, x: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        heads = [part(x).unflatten(-1, (-1, self.head_dim)) for part in (self.q, self.k, self.v)]
+        x = x + self.out(self.attention(*heads).flatten(2))
+        q = self.to_text(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.of_text(text).chunk(2, -1))
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+        x = x + self.from_text(seen.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Plain(nn.Module):
+    """Predicts v at integer timesteps below 1,000, given as float32."""
+
+    blocks: ClassVar[Mapping[str, str]] = MappingProxyType({"layers": "layers"})
+    varying_dims: ClassVar[Mapping[str, Any]] = MappingProxyType({"layers": ((0, 1), (0,), (0,))})
+    tensor_plan: ClassVar[Mapping[str, TensorSplit] | None] = None
+    sequence_plan: ClassVar[SequencePlan | None] = SequencePlan(
+        split={"x_in": 1}, gather={"x_out": "x_in"}, exchanges={"layers.*.attention": Exchange(("x_in",))}
+    )
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.x_in, self.text_in = nn.Linear(config.channels, config.width), nn.Linear(config.text_dim, config.width)
+        self.time_in, self.x_out = nn.Linear(16, config.width), nn.Linear(config.width, config.channels)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
+
+    def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
+        needs = self.needs(self.config, tuple(x.shape[1:]), ANY)
+        check_conditions("plain", needs, conditions, len(x), {"text": "pass the tokens"})
+        dtype = self.x_in.weight.dtype
+        tokens = self.x_in(patchify(x.to(dtype), 1)) + self.time_in(timestep_features(t / 1000, 16).to(dtype))[:, None]
+        text = self.text_in(conditions["text"].to(dtype))
+        for block in self.layers:
+            tokens = block(tokens, text, conditions.masks["text"])
+        return unpatchify(self.x_out(tokens), x.shape[2:], 1)
+
+    @staticmethod
+    def needs(config: PlainConfig, latent: tuple[int, ...], text_tokens: int) -> dict[str, tuple[int, ...]]:
+        return {"text": (text_tokens, config.text_dim)}
+
+    tokens = staticmethod(lambda config, latent: math.prod(token_grid(latent[1:], 1)))
+    heads = staticmethod(lambda config: config.heads)
+
+    @staticmethod
+    def forward_flops(config: PlainConfig, latent: tuple[int, ...], text_tokens: int) -> int:
+        tokens, width = Plain.tokens(config, latent), config.width
+        ends = 2 * config.channels * tokens + config.text_dim * text_tokens + 16
+        layer = 2 * width**2 * (10 * tokens + 2 * text_tokens) + 4 * tokens * (tokens + text_tokens) * width
+        return 2 * width * ends + config.layers * layer
+
+    def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
+        return linear_uniform(name, shape, self._fan_in[name.rpartition(".")[0]], seed)
+
+
+class VConfig(ObjectiveSection):
+    """v-prediction on a cosine schedule of 1,000 indices."""
+
+    OBJECTIVE: ClassVar[str] = f"{MODULE}:VPrediction"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("ddim",)
+    type: Literal["v"] = Field("v", description="the objective")
+
+
+class VPrediction:
+    """x(t) = cos a x0 + sin a noise, v = cos a noise - sin a x0, a = (t + 1) pi / 2000; t an index below 1,000."""
+
+    noise_time: ClassVar[float] = 999.0
+    draws: ClassVar[Mapping[str, Draw]] = MappingProxyType(
+        {
+            "noise": Draw(Purpose.NOISE, "normal", "latent"),
+            "timestep": Draw(Purpose.TIMESTEP, "integer", below=1000, stratified=True),
+        }
+    )
+
+    def __init__(self, config: VConfig, patch: int, quirks: frozenset[str] = frozenset()) -> None:
+        self.config = config
+
+    def noise(
+        self, latents: Tensor, draws: Mapping[str, Tensor], weights: Tensor | None = None, shape: Any = None
+    ) -> Noised:
+        clean, noise, t = latents.float(), draws["noise"].to(latents), draws["timestep"].to(latents.device).float()
+        if weights is not None:
+            clean = torch.where(as_column(weights > 0), clean, 0.0)
+        cos, sin = self._turn(as_column(t))
+        return Noised(cos * clean + sin * noise, t, cos * noise - sin * clean, torch.ones_like(t))
+
+    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
+        return sample_loss(prediction, noised)
+
+    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        return prediction.float()
+
+    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        cos, sin = self._turn(t)
+        return cos * clean + sin * noise
+
+    def grid(self, num_steps: int, latent_shape: Any, shift: Any = "training", shape: Any = None) -> Tensor:
+        return torch.linspace(999, -1, num_steps + 1).round()
+
+    solver = staticmethod(lambda name: DDIM())
+
+    @staticmethod
+    def _turn(t: Tensor) -> tuple[Tensor, Tensor]:
+        angle = (t + 1) * (math.pi / 2000)
+        return angle.cos(), angle.sin()
+
+
+class DDIM(Solver):
+    """Along the circle that x0 and the noise span; without noise of its own."""
+
+    def step(self, denoise: Any, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Any, noise: Any) -> Tensor:
+        v = denoise(x, t.expand(len(x)), index)
+        turn = (t_next - t) * (math.pi / 2000)
+        return turn.cos() * x + turn.sin() * v
+
+
+FORMAT = Format(
+    name="plain",
+    sources="a file of it",
+    namings={"plain": Naming({}, signs=("x_in.weight",))},
+    own=lambda config: WeightLayout("plain"),
+    keys="model.layers",
+    lora_targets=("layers.*.q", "layers.*.v"),
+    lora_styles={"peft": PEFT},
+)
+
+PLAIN = Family(
+    name="plain",
+    model=PlainConfig,
+    objectives=(VConfig,),
+    texts=(Text("t5", "text", masked=True),),
+    weights=f"{MODULE}:FORMAT",
+    rules=lambda quirks: SampleRules(caption="plain"),
+    sampling={"solver": "ddim", "guidance": 2.0},
+    tiny=lambda model: {"model": {"width": 16, "heads": 2, "layers": 1}},
+)

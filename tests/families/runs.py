@@ -1,0 +1,60 @@
+"""Config files of tiny runs of the families of the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests.train.runs import write_config
+
+SIZES: dict[str, dict[str, Any]] = {
+    "everything": {
+        "model": {"type": "everything"},
+        "ae": {"type": "chunks"},
+        "objective": {"type": "flow_1000"},
+        "dropout_ratio": {"t5": 0.2},
+        "condition_config": {"none": 1.0, "box": 1.0, "first": 1.0},
+        "bucket_config": {"32px": {1: (1.0, 4), 8: (1.0, 3), 17: (1.0, 2)}},
+        "warmup_steps": None,
+        "optim": {
+            "schedule": [(0, 1e-4, "cosine"), (2, 1e-2, "cosine"), (4, 1e-3)],  # one cycle
+            "weight_decay": 0.1,
+            "groups": [
+                {"match": ["null_text"], "name": "null", "lr": 2e-3},
+                {"match": ["*.bias"], "name": "biases", "weight_decay": 0.0},
+                {"match": ["layers.*"], "name": "blocks", "schedule": [(0, 4e-3), (4, 0.0)], "weight_decay": 0.01},
+                {"match": ["x_*"], "name": "ends", "lr": 1e-3},
+            ],
+        },
+    },
+    "plain": {
+        "model": {"type": "plain", "channels": 1536},
+        "objective": {"type": "v"},
+        "dropout_ratio": {"t5": 0.2},
+    },
+}
+
+
+def write_family(folder: Path, clips: Path, name: str, **changes: Any) -> Path:
+    """The config file of a tiny run of a family, with some keys changed."""
+    path = write_config(folder, with_everything(clips, folder) if name == "everything" else clips)
+    text = path.read_text().replace("model = dict(", "_unused = dict(")
+    path.write_text(text + "".join(f"{key} = {value!r}\n" for key, value in (SIZES[name] | changes).items()))
+    return path
+
+
+def with_everything(clips: Path, folder: Path) -> Path:
+    """The table with a caption for either half of each clip, and the clip itself as its control video."""
+    table = pq.read_table(clips)
+    texts = [
+        json.dumps([text] if frames == 1 else [text, f"then {text}"])
+        for text, frames in zip(table["text"].to_pylist(), table["num_frames"].to_pylist(), strict=True)
+    ]
+    paths = [str(clips.parent / path) for path in table["path"].to_pylist()]
+    for name, column in {"text": texts, "path": paths}.items():
+        table = table.set_column(table.column_names.index(name), name, [column])
+    pq.write_table(table.append_column("control", [paths]), folder / "everything.parquet")
+    return folder / "everything.parquet"
