@@ -37,5 +37,5 @@ def _where(rows: Tensor, value: Tensor | None, other: Tensor) -> Tensor:
         value = value.unsqueeze(1).expand(-1, other.shape[1], *value.shape[1:])
     if value is None or value.shape[1:] != other.shape[1:]:
         found = None if value is None else tuple(value.shape[1:])
-        raise ValueError(f"the empty prompt has shape {found} where the texts have {tuple(other.shape[1:])}")
+        raise ValueError(f"what stands for no text has shape {found} where the texts have {tuple(other.shape[1:])}")
     return torch.where(rows.view(-1, *[1] * (other.dim() - 1)), value, other)

@@ -209,7 +209,7 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
 
 
 def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
-    """Embeds the empty prompt; returns the CRC-32 of its file's tensors."""
+    """Writes what stands for no text; returns the CRC-32 of its file's tensors."""
     with torch.inference_mode():
         empty = {name: kept_as(value, options.kept_dtype) for name, value in encoders.embed_nothing().items()}
     write_tensors(options.folder / store.EMPTY_FILE, empty)
@@ -219,7 +219,7 @@ def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
 def _discard(
     options: EncodeOptions, found: VerifyResult, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]
 ) -> None:
-    """Removes the damaged shards and the whole index; makes the plan and the empty prompt again if they are damaged."""
+    """Removes the damaged shards and the whole index; makes the plan and the empty embedding again where damaged."""
     folder = options.folder
     if found.is_damaged:
         for path in whole_files(folder):

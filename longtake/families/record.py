@@ -43,7 +43,7 @@ class Family:
     texts: tuple[Text, ...]
     weights: str  # the `weights.Format` of its files and adapters
     known: str | None = None  # the `diffusion.KnownLaw` of what may be known of samples; None: nothing ever is
-    kinds: Mapping[str, str] = field(default_factory=dict)  # kind of that law -> what it makes known
+    kinds: Mapping[str, str] = field(default_factory=dict)  # kind of that law -> what it makes known; first: nothing
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
@@ -60,6 +60,11 @@ class Family:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of `sampling_option` that are its own
     # A `model` section -> sections that shrink a run to a CPU's size: "model", "ae" and those of the text encoders.
     tiny: Callable[[Tree], Mapping[str, Tree]] = lambda model: {"model": {}}
+
+    @property
+    def kind_of_nothing(self) -> str:
+        """The kind of known places that makes nothing known; "" where no other kind is."""
+        return next(iter(self.kinds), "")
 
     @property
     def known_law(self) -> Any:

@@ -21,8 +21,7 @@ def own_sampling(data: Mapping[str, Any]) -> SamplingOption:
 
 
 def own_kind(data: Mapping[str, Any]) -> str:
-    """The kind of known places of the model's family that makes nothing known."""
-    return next(iter(family_of(data["model"]).kinds), "")
+    return family_of(data["model"]).kind_of_nothing
 
 
 class GenerateConfig(SystemConfig):
@@ -65,14 +64,9 @@ class GenerateConfig(SystemConfig):
         return (self.kind_of_first_frame or "") if self.use_t2i2v else self.cond_type
 
     @property
-    def kind_of_nothing(self) -> str:
-        """The kind of videos that have no reference."""
-        return own_kind({"model": self.model})
-
-    @property
     def knows_nothing(self) -> bool:
         """Whether no frames are given to any video."""
-        return self.kind == self.kind_of_nothing
+        return self.kind == self.family.kind_of_nothing
 
     @property
     def kind_of_first_frame(self) -> str | None:
@@ -96,7 +90,7 @@ class GenerateConfig(SystemConfig):
             "ae": self.img_flux_ae,
             "sampling_option": self.sampling_option.model_copy(update=option),
             "ae_spatial_compression": None,
-            "cond_type": own_kind({"model": self.img_flux}),
+            "cond_type": family_of(self.img_flux).kind_of_nothing,
             "motion_score": None,  # a number that a model of images never saw
         }
         none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
@@ -123,7 +117,7 @@ class GenerateConfig(SystemConfig):
             raise ValueError("use_t2i2v = True: there is no img_flux, the model of the images; take a t2i2v preset")
         if (first := self.kind_of_first_frame) is None:
             raise ValueError("use_t2i2v = True: this model takes no first frame; leave it out")
-        if self.cond_type not in (self.kind_of_nothing, first):
+        if self.cond_type not in (self.family.kind_of_nothing, first):
             raise ValueError(f'cond_type = "{self.cond_type}": use_t2i2v makes the first frame; write "{first}"')
         self.of_stills()
 
@@ -145,6 +139,6 @@ class GenerateConfig(SystemConfig):
         frames = self.sampling_option.num_frames
         if not self.family.known_law.windows(self.kind, self.ae.latent, frames):
             if self.kind not in (able := self._kinds_from_files()):
-                fix = f"choose one of {', '.join((self.kind_of_nothing, *able))}"
+                fix = f"choose one of {', '.join((self.family.kind_of_nothing, *able))}"
                 raise ValueError(f"{key}: takes no frames of a file, so no video can be generated with it; {fix}")
             raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")

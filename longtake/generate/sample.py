@@ -161,7 +161,9 @@ def branch_conditions(
     blank |= {name: embed_prompts(system, lines, shape[0], blank[PROMPT].masks) for name, lines in texts.items()}
     blank = {name: conditions.updated(facts.masks, **facts) for name, conditions in blank.items()}
     if law is not None:
-        nothing = law.conditions(known_of_requests(system, law, requests, next(iter(law.kinds)), shape, x))
+        nothing = law.conditions(
+            known_of_requests(system, law, requests, system.config.family.kind_of_nothing, shape, x)
+        )
         blank = {name: conditions.updated(**nothing) for name, conditions in blank.items()}
     if known is None:
         return blank
@@ -224,7 +226,7 @@ def known_of_requests(
 ) -> Known:
     """What is known of requests, some of which bring frames; x: their noise [B, C, F, h, w]. Each window is encoded by
     itself, as in training; a random posterior is drawn from by the request's seed."""
-    nothing = next(iter(law.kinds))
+    nothing = system.config.family.kind_of_nothing
     given = [law.given(kind if request.known else nothing, system.latent, shape) for request in requests]
     windows = law.windows(kind, system.latent, shape[0])
     canvases = [canvas_of(request, windows, shape) for request in requests] if kind != nothing else []
@@ -339,7 +341,7 @@ def sample_chain(
             kind, known = shot.carries, _carried(system, shot.carries, made, shape[0])
         before = made[-1] if made else video
         request = Request(shot.text, seed + number, shot.negative, known, shot.start, before)
-        (clip,) = sample_videos(system, [request], option, kind=kind or next(iter(system.config.family.kinds), ""))
+        (clip,) = sample_videos(system, [request], option, kind=kind or system.config.family.kind_of_nothing)
         yield clip
         made, kind, known = [*made[:1], from_unit(clip)], None, ()
 

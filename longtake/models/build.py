@@ -74,7 +74,7 @@ def example_conditions(
 ) -> Conditions:
     """Conditions of the shapes that a denoiser needs, for measuring and tracing: zeros, or rows of those `given`.
 
-    given: one row of conditions, such as the empty prompt's; each is expanded to the batch.
+    given: one row of conditions, such as what stands for no text; each is expanded to the batch.
     """
 
     def one(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -198,8 +198,8 @@ class System:
         return Conditions({name: value.to(self.device, torch.float32) for name, value in wanted.items()})
 
     def example_conditions(self, pixels: tuple[int, int, int], batch: int) -> Conditions:
-        """Conditions of the shapes that the denoiser needs for `(T, H, W)` pixels: those of the empty prompt, and
-        zeros; for measuring."""
+        """Conditions of the shapes that the denoiser needs for `(T, H, W)` pixels: those that stand for no text,
+        and zeros; for measuring."""
         shape, length = self.latent(*pixels), self.facts.text_length
         return example_conditions(self.config.model, shape, length, batch, self.device, given=self.embed_nothing())
 
@@ -263,7 +263,7 @@ def build_system(
         encoders=encoders,
         facts=stored if encoders is None else encoders.facts,
         objective=build_objective(config.objective, config.model.patch[1], config.quirks),
-        law=None if config.model.refuses_known else config.family.known_law,
+        law=config.known_law,
         cut=cut,
         notes=notes,
         kernels=kernels,

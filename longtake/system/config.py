@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
@@ -17,6 +17,9 @@ from longtake.families import Family, default_model, family_of
 from longtake.models import LoraConfig
 from longtake.models.config import ModelSection
 from longtake.parallel import ParallelConfig
+
+if TYPE_CHECKING:
+    from longtake.diffusion import KnownLaw
 
 
 class SamplingDefaults(Section):
@@ -161,6 +164,11 @@ class SystemConfig(EncodersConfig):
     def family(self) -> Family:
         """What belongs to the model."""
         return family_of(self.model)
+
+    @property
+    def known_law(self) -> KnownLaw | None:
+        """The law of what may be known; None where the family has none or the model cannot be told."""
+        return None if self.model.refuses_known else self.family.known_law
 
     @property
     def quirks(self) -> frozenset[str]:

@@ -23,16 +23,17 @@ DROPOUT = "dropout"
 def wanted_draws(config: SystemConfig, draws: Mapping[str, Draw], posterior: bool) -> dict[str, Draw]:
     """The random numbers that training wants of each sample: the objective's `draws`, those of the conditions and, with
     `posterior`, those that latents are drawn with."""
-    family = config.family
     found = dict(draws)
-    found[DROPOUT] = Draw(Purpose.DROPOUT, "uniform", (len(family.texts),))  # of each text encoder, in their order
+    found[DROPOUT] = Draw(
+        Purpose.DROPOUT, "uniform", (len(config.family.texts),)
+    )  # of each text encoder, in their order
     if posterior:
         found["posterior"] = Draw(Purpose.POSTERIOR, "normal", "latent")
         for number, companion in enumerate(config.sample_rules.companions):
             if companion.kind == "video":
                 found[_posterior(companion)] = Draw(Purpose.COMPANION_POSTERIOR + number, "normal", "latent")
-    if family.known is not None and config.model.refuses_known is None:
-        found |= family.known_law.draws
+    if (law := config.known_law) is not None:
+        found |= law.draws
     return found
 
 
@@ -116,7 +117,7 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
     """
     shape = batch.bucket.shape
     if kinds is None:
-        given = [law.given(next(iter(law.kinds)), system.latent, shape)] * len(latents)
+        given = [law.given(system.config.family.kind_of_nothing, system.latent, shape)] * len(latents)
     else:
         given = law.drawn(batch.choices, kinds, system.latent, shape)
 

@@ -163,8 +163,8 @@ class RunConfig(SystemConfig, TrackingConfig):
             if fault := unknown_name("condition_config", self.condition_config, self.family.kinds):
                 raise ValueError(fault)
             if not any(self.condition_config.values()):
-                first = next(iter(self.family.kinds))
-                raise ValueError(f"condition_config: every weight is 0; give one kind a weight, such as {first} = 1")
+                first = f"{self.family.kind_of_nothing} = 1"
+                raise ValueError(f"condition_config: every weight is 0; give one kind a weight, such as {first}")
         if self.no_i2v_ref_loss and self.condition_config is None:
             raise ValueError("no_i2v_ref_loss = True: no conditioning frames; name kinds in condition_config")
         return self

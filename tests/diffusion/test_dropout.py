@@ -34,7 +34,7 @@ def test_a_ratio_of_one_drops_all_and_of_zero_none() -> None:
 
 
 def test_an_empty_prompt_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the empty prompt has shape \(2, 2\) where the texts have \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"what stands for no text has shape \(2, 2\) where the texts have \(3, 2\)"):
         drop_text(CONDITIONS, Conditions(text=torch.zeros(1, 2, 2)), {"text": torch.zeros(4)}, {"text": 0.5})
 
 

@@ -52,7 +52,7 @@ class EncoderFacts:
 
     latent: LatentShape
     text_length: int  # tokens of an embedded caption
-    empty: Mapping[str, Tensor]  # the empty prompt: "text" [1, L, Dt], "vector" [1, Dv]
+    empty: Mapping[str, Tensor]  # what stands for no text: "text" [1, L, Dt], "vector" [1, Dv]
     posterior: bool = False  # latents are drawn from a posterior
 
 

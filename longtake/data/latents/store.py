@@ -7,7 +7,7 @@
                          beside "mean" and "std" of a clip, "head1.mean" and the like of the windows that may be known,
                          and "control.mean" and the like of what clips bring along
     texts/000003.*       the same for captions, each different one once
-    empty.safetensors    the empty prompt
+    empty.safetensors    what stands for no text
     index.*, texts.*     all pieces in one, written last: .parquet to look at, .arrow to be mapped into memory
 
 Columns of the index: `view`, `sample` (id), `row` (of the clip table then), `bucket` (place in `store.json`'s names),
@@ -277,7 +277,7 @@ def tensors_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_empty(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The embedding of the empty prompt. Raises `UserError` where its file is damaged."""
+    """What stands for no text. Raises `UserError` where its file is damaged."""
     empty = read_tensors(folder / EMPTY_FILE)
     if facts.get("empty_crc", crc_of(empty)) != crc_of(empty):
         raise UserError(f"{folder / EMPTY_FILE}: has another checksum than when written; {MEND}")
