@@ -57,10 +57,13 @@ def shard(
 def filter_rows(
     table: Table,
     output: Output,
-    where: Annotated[str, typer.Option(help='SQL condition, such as "resolution >= 65536 AND fps > 8".')],
+    where: Annotated[
+        list[str], typer.Option(help='SQL condition, such as "resolution >= 65536 AND fps > 8"; of several, all.')
+    ],
 ) -> None:
     """Write the rows of TABLE that meet a condition. Their order and clip ids stay."""
-    done = data.filter_table(table, output, where)
+    condition = where[0] if len(where) == 1 else " AND ".join(f"({one}\n)" for one in where)  # one may end in a comment
+    done = data.filter_table(table, output, condition)
     console = track.make_console()
     console.print(f"{done.kept:,} of {done.rows:,} rows kept, in {done.target}")
     _print_left_out(console, done.left_out, done.first_unreadable)

@@ -13,7 +13,7 @@ from typing import Any
 from longtake.config.evaluator import MAX_LEVELS, Budget, Evaluator, Stop
 from longtake.config.faults import Fault, shown
 from longtake.config.reader import parse_python
-from longtake.config.schema import forms_at, kinds
+from longtake.config.schema import entries_of, forms_at, kinds
 from longtake.config.tree import Branch, Key, KeyPath, Node, Origin, dotted, grow, merge, number_key, plain
 
 SEGMENT = r"""[^\s.="']+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
@@ -73,20 +73,23 @@ def key_path(name: str) -> KeyPath | None:
 
 
 def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None]) -> Branch:
-    """The flags as one tree, their text read by the schema's types. Of two flags of one name the later counts; a longer
-    name is laid over a shorter one."""
-    last: dict[str, Flag] = {}
+    """The flags as one tree, their text read by the schema's types. Of two flags of one name the later counts, but the
+    entries of a list are taken from all of them; a longer name is laid over a shorter one."""
+    alike: dict[str, list[Flag]] = {}
     for flag in flags:
-        last.pop(flag.place, None)
-        last[flag.place] = flag
+        alike[flag.place] = [*alike.pop(flag.place, []), flag]
     tree: Node = Branch({}, Origin("command line"))
-    for flag in last.values():
-        fitting = kinds(forms_at(schema, flag.path))
+    for same in alike.values():
+        flag = same[-1]
+        found = forms_at(schema, flag.path)
+        fitting, entries = kinds(found), entries_of(found)
         if flag.text is None and fitting and "bool" not in fitting:
             report(Fault(flag.place, "", "needs a value", f"write {flag.place} value"))
             continue
         try:
-            value = True if flag.text is None else convert(flag.text, fitting)
+            wanted = fitting | kinds(entries) if entries else fitting
+            values = [True if one.text is None else convert(one.text, wanted) for one in same]
+            value = joined(values, entries, fitting) if entries else values[-1]
             for key in reversed(flag.path):
                 value = {key: value}
             node = grow(value, Origin(flag.place))
@@ -96,6 +99,26 @@ def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None
         tree = merge(tree, node, report)
     assert isinstance(tree, Branch)
     return tree
+
+
+def joined(values: Sequence[Any], entries: tuple[Any, ...], fitting: frozenset[str]) -> Any:
+    """The value of a key that takes a list, by several flags: the entries of all, those before a None left out.
+
+    `entries`: the forms of an entry, as `entries_of` gives them. One flag alone may give a value that is no list.
+    """
+    nested = kinds(entries) <= CONTAINERS
+    found: list[Any] = []
+    for value in values:
+        if value is None:
+            found = []
+        elif isinstance(value, (list, tuple)) and (
+            not nested or all(isinstance(x, (list, tuple, dict)) for x in value)
+        ):
+            found += value
+        else:
+            found.append(value)
+    as_given = len(values) == 1 and (found != values or not fitting <= CONTAINERS | {"none"})
+    return values[-1] if as_given or values[-1] is None else found
 
 
 def convert(text: str, fitting: frozenset[str]) -> Any:
@@ -136,11 +159,11 @@ def parse_number(text: str) -> int | float | None:
 
 def python_value(text: str) -> tuple[bool, Any]:
     """Whether a text is a list, a tuple, a dict or a quoted text in Python notation; and its value."""
-    if not text.strip().startswith(("[", "(", "{", '"', "'")):
+    if not text.strip().startswith(("[", "(", "{", '"', "'", "dict(", "list(", "tuple(")):
         return False, None
     try:
         expr = parse_python(text.strip(), "eval").body
-        if not isinstance(expr, (ast.List, ast.Tuple, ast.Dict, ast.Constant)):
+        if not isinstance(expr, (ast.List, ast.Tuple, ast.Dict, ast.Constant, ast.Call)):
             return False, None
         words = {name: value for word, value in WORDS.items() for name in (word, word.capitalize())}
         evaluator = Evaluator("flag", [], lambda name: None, list, Budget(), lambda fault: None)

@@ -67,6 +67,16 @@ def below(form: Any, key: Key) -> tuple[Any, ...]:
     return forms(arguments[0]) if arguments else (Any,)
 
 
+def entries_of(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The forms of an entry, where some of the forms are lists of any length; none elsewhere."""
+    entries: list[Any] = []
+    for form in found:
+        origin, arguments = typing.get_origin(form), typing.get_args(form)
+        if origin is list or (origin is tuple and arguments[1:] == (Ellipsis,)):
+            entries += forms(arguments[0])
+    return tuple(entries)
+
+
 def forms_at(schema: Any, path: KeyPath, tree: Node | None = None) -> tuple[Any, ...]:
     """The forms at a path; of several sections only those that agree with the values `tree` gives their literals."""
     found = fitting(forms(schema), tree)

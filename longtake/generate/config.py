@@ -41,8 +41,8 @@ class GenerateConfig(SystemConfig):
         default_factory=own_kind,
         description="kind of known frames, one of the model's; they are taken from `ref`, or the column of that name",
     )
-    ref: str | None = Field(
-        None, description="image or video for every prompt without one of its own; several with `;` between them"
+    ref: str | list[str] | None = Field(
+        None, description="image or video for every prompt without one of its own; a list, or `;` between several"
     )
     use_t2i2v: bool = Field(False, description="make the first frame with img_flux, an image of each prompt")
     img_flux: SerializeAsAny[ModelSection] | None = Field(None, description="the model that makes these images")

@@ -32,7 +32,7 @@ def read_prompts(
     file: str | None,
     limit: int | None = None,
     *,
-    ref: str | None = None,
+    ref: str | Sequence[str] | None = None,
     start: int = 0,
     end: int | None = None,
     faults: list[str] | None = None,
@@ -66,8 +66,9 @@ def read_prompts(
     return chosen
 
 
-def split_paths(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(";") if part.strip())
+def split_paths(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    texts = [text] if isinstance(text, str) else text or ()
+    return tuple(part.strip() for one in texts for part in one.split(";") if part.strip())
 
 
 def in_one_sentence(place: str, faults: Sequence[str], fix: str) -> UserError:

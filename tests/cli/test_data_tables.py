@@ -54,6 +54,8 @@ def test_filter_says_how_many_of_how_many_are_kept(longtake, mistake, table: Pat
     left = "left out: 3 stills: the condition is false\n"
     assert (code, out) == (0, f"6 of 9 rows kept, in {target}\n{left}")
     assert all(Path(ClipTable.open(target).location(row)).is_file() for row in range(6))
+    both = ("--where", "resolution >= 900 OR true -- all", "--where", "num_frames = 1")
+    assert longtake("data", "filter", table, "-o", table.parent / "stills.csv", *both)[1].startswith("3 of 9 rows kept")
     said = mistake("data", "filter", table, "-o", target, "--where", "beauty > 3")
     assert "beauty" in said
     assert "are path, text, num_frames, height, width" in said

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError, load_config, resolve
+from longtake.config import ConfigError, Section, load_config, resolve
 from tests.config.schemas import AnyTree, Run
 
 
@@ -138,6 +138,33 @@ def test_a_dict_given_as_a_flag_merges_and_a_longer_name_is_laid_over_it() -> No
     assert tree_of("--m", "{'_delete_': True, 'c': 4}", given=given) == {"m": {"c": 4}}
     assert tree_of("--m._delete_", "True", "--m.c", "4", given=given) == {"m": {"c": 4}}
     assert tree_of("--m", "None", "--m.c", "4", given=given) == {"m": {"c": 4}}
+
+
+def test_a_key_that_takes_a_list_takes_the_entries_of_all_its_flags() -> None:
+    class Lists(Section):
+        prompt: str | list[str] | None = None
+        freeze: tuple[str, ...] = ()
+        points: list[tuple[str, float]] | None = None
+        level: float | tuple[float, ...] = 0.0
+        betas: tuple[float, float] = (0.9, 0.99)
+
+    def value(*flags: str) -> Lists:
+        return resolve({}, flags, Lists).value
+
+    assert value("--prompt", "a", "--freeze", "x", "--prompt", "['b', 'c']", "--prompt=[d").prompt == [*"abc", "[d"]
+    assert value("--prompt", "a", "--prompt", "none", "--prompt", "b", "--prompt", "7").prompt == ["b", "7"]
+    assert (value("--prompt", "7").prompt, value("--prompt", "a", "--prompt", "none").prompt) == ("7", None)
+    assert (value("--freeze", "7").freeze, value("--freeze", "none", "--freeze", "x").freeze) == (("7",), ("none", "x"))
+    assert value("--points", "('a', 1)", "--points", "[('b', 2)]").points == [("a", 1), ("b", 2)]
+    assert (value("--level", "3").level, value("--level", "3", "--level", "4").level) == (3, (3, 4))
+    assert value("--betas", "(0, 0)", "--betas", "(0.5, 0.5)").betas == (0.5, 0.5)
+
+
+def test_the_notation_that_a_refusal_advises_can_be_typed() -> None:
+    assert tree_of("--bucket_config", "dict()", "--tags", "dict(a='b')", schema=Run)["tags"] == {"a": "b"}
+    assert tree_of("--x", "dict(t2v=1, head=dict(a=list((1, 2))))") == {"x": {"t2v": 1, "head": {"a": [1, 2]}}}
+    assert tree_of("--name", "dict(a=1)", schema=Run) == {"name": "dict(a=1)"}  # text where only text fits
+    assert tree_of("--x", "dict(a=open('f'))") == {"x": "dict(a=open('f'))"}  # nothing is called
 
 
 def test_a_value_that_starts_with_two_dashes_follows_an_equals_sign() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.generate import resolve_source
+from longtake.generate.prompts import read_prompts
 from longtake.generate.read import read_flags
 from longtake.train import Outcome
 
@@ -36,6 +37,15 @@ def test_of_two_values_for_one_flag_the_later_counts_and_for_two_spellings_neith
     assert str(refused.value) == (
         "--num_steps 4: stands for the same key as --sampling_option.num_steps 5; keep one of the two"
     )
+
+
+def test_several_prompts_and_references_are_all_taken():
+    flags = ["--prompt", "a", "--cond-type", "i2v_loop", "--ref", "1.png", "--prompt", "b", "--ref", "2.png;3.png"]
+    config = resolve_source(PRESET, flags).config
+    assert config.prompt == ["a", "b"]
+    assert {prompt.refs for prompt in read_prompts(config.prompt, None, ref=config.ref)} == {
+        ("1.png", "2.png", "3.png")
+    }
 
 
 def test_adapters_and_their_strength_have_short_flags():
