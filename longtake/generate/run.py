@@ -91,7 +91,7 @@ def generate(
     odd = sum(bool(video.prompt.refs) if config.knows_nothing else not video.refs for video in videos)
     user = f'cond_type = "{config.kind}"' if config.kind else "this model"
     unlike = f"with a ref that {user} does not use"
-    unlike = unlike if config.knows_nothing else f"of them without a ref, made as {config.kind_of_nothing}"
+    unlike = unlike if config.knows_nothing else f"of them without a ref, made as {config.family.kind_of_nothing}"
     say(f"{summary}; {odd} {unlike}" if odd else summary)
     if config.grid and world.is_main:
         path = free_path(kind_folder(config), "grid", ".png")
