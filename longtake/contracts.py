@@ -40,6 +40,11 @@ class Bucket:
     batch_size: int  # samples in one micro-batch
 
     @property
+    def entry(self) -> tuple[str, int]:
+        """The entry of bucket_config that it belongs to."""
+        return self.resolution, self.num_frames
+
+    @property
     def name(self) -> str:
         """A short unique name, such as `256px/33f/16:9`: the key under which order state and losses are kept."""
         return f"{self.resolution}/{self.num_frames}f/{self.ratio}"

@@ -15,13 +15,13 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels
-    from longtake.buckets.assignment import BucketRule, assign, frame_interval, read_law, register_law
+    from longtake.buckets.assignment import BucketRule, assign, frame_interval, register_law
     from longtake.buckets.dealing import Forward, deal, step_digest
-    from longtake.buckets.entries import BucketConfig, bucket_config_faults
+    from longtake.buckets.entries import bucket_config_faults
     from longtake.buckets.inputs import OrderInputs
     from longtake.buckets.mix import CostModel, fill_window, fit_cost
-    from longtake.buckets.order import PassOrder, next_pass, open_order, order_summary, plan_pass, write_order
+    from longtake.buckets.order import PassOrder, open_order, order_summary, plan_pass, write_order
     from longtake.buckets.protocol import BucketDraw, BucketLaw, Columns, Timing, Unused, keyed_draw
-    from longtake.buckets.report import BucketCount, BucketReport, UnusedCount
+    from longtake.buckets.report import BucketReport
 
 __getattr__ = lazy_exports(__name__)

@@ -72,7 +72,7 @@ class OrderInputs:
     def micro_batches(self) -> np.ndarray:
         """Micro-batches of a slot of each bucket: int64 [B]."""
         buckets = self.rule.buckets
-        return np.array([self.slot_sizes.get((b.resolution, b.num_frames), 1) for b in buckets], np.int64)
+        return np.array([self.slot_sizes.get(bucket.entry, 1) for bucket in buckets], np.int64)
 
     @property
     def most_micro_batches(self) -> int:

@@ -197,22 +197,13 @@ def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | N
     return PassOrder(inputs, pass_index, report, *place, slot_bucket, *samples)
 
 
-def next_pass(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state at the start of the pass after the one that `state` belongs to."""
-    return {**state, "pass": state["pass"] + 1, **_nothing_taken()}
-
-
-def _nothing_taken() -> dict[str, Any]:
-    return {"era": 0, "window": 0, "slots": 0, "window_start": {}, "last": {}, "eras": []}
-
-
 def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None = None) -> dict[str, Any]:
     return {
         "format": STATE_FORMAT,
         "seed": inputs.seed,
         "stage": inputs.stage,
         "pass": pass_index,
-        **_nothing_taken(),
+        **{"era": 0, "window": 0, "slots": 0, "window_start": {}, "last": {}, "eras": []},  # nothing is taken
         "rule": inputs.rule.to_json(),
         "views": inputs.views,
         "cost": None if inputs.cost is None else inputs.cost.to_json(),

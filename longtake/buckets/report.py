@@ -64,10 +64,6 @@ class BucketReport:
     area_cut: float = 0.0
 
     @property
-    def num_unused(self) -> int:
-        return sum(line.clips for line in self.unused)
-
-    @property
     def num_samples(self) -> int:
         return sum(line.samples for line in self.buckets)
 

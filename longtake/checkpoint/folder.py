@@ -51,7 +51,6 @@ class FileRecord:
 class Marker:
     """The content of COMPLETE."""
 
-    format_version: int
     epoch: int
     step: int
     world_size: int  # ranks that wrote it; any number can read it
@@ -100,7 +99,7 @@ def read_marker(folder: str | Path, any_version: bool = False) -> Marker:
             for name, f in content["files"].items()
         }
         numbers = {key: int(content[key]) for key in ("epoch", "step", "world_size")}
-        marker = Marker(version, **numbers, saved_at=datetime.fromisoformat(content["saved_at"]), files=files)
+        marker = Marker(**numbers, saved_at=datetime.fromisoformat(content["saved_at"]), files=files)
     except UserError:
         raise
     except (FileNotFoundError, NotADirectoryError):

@@ -13,7 +13,7 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.config.dump import dump_config
     from longtake.config.faults import ConfigError, Fault
-    from longtake.config.load import Dialect, Heights, Resolved, Row, describe, key_names, load_config, resolve
+    from longtake.config.load import Dialect, Heights, Resolved, describe, key_names, load_config, resolve
     from longtake.config.section import OpenSection, Section
     from longtake.config.tree import Origin
 

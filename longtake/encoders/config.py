@@ -6,6 +6,7 @@ section is what decides the encoder's output: where its weights lie and how they
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -41,13 +42,13 @@ class AutoencoderSection(EncoderSection, OpenSection):
     type: str = Field(description="the autoencoder")
 
     @property
+    @abstractmethod
     def latent(self) -> LatentShape:
         """How pixels map to latents."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
-        raise NotImplementedError
 
     def has_length(self, num_frames: int) -> bool:
         """Whether it can give back clips of so many frames."""

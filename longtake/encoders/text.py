@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,7 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
-class LearnedTextEncoder(nn.Module):
+class LearnedTextEncoder(nn.Module, ABC):
     """A text encoder with weights: `module` is transformers' model; `folder` has its tokenizer.
 
     `joint_calls` is set where the weights are sharded: each rank calls `finish` after its last caption, and the empty
@@ -79,14 +80,14 @@ class LearnedTextEncoder(nn.Module):
         self._empty: Tensor | None = None
 
     @property
+    @abstractmethod
     def units(self) -> list[nn.Module]:
         """The blocks that are sharded, or brought to the device, one by one."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Of the embedding of one caption."""
-        raise NotImplementedError
 
     def after_filling(self) -> None:
         """Called once the weights are loaded."""
@@ -114,9 +115,9 @@ class LearnedTextEncoder(nn.Module):
         """bool `[B, max_length]` on the device: True at a caption's tokens, the end token included."""
         return self._tokenize(texts)[1].bool()
 
+    @abstractmethod
     def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Token ids and mask, int64 `[B, max_length]` -> `[B, *shape]`."""
-        raise NotImplementedError
 
     def _embed(self, texts: Sequence[str]) -> Tensor:
         return self.embed_ids(*self._tokenize(texts))

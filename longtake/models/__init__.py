@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from longtake.models.build import Denoiser, block_counts, build_denoiser, denoiser_class, example_conditions
     from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
     from longtake.models.initial import held_as, initial_values, initialise
-    from longtake.models.layers import token_grid
     from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers
     from longtake.models.mmdit import MMDiT
     from longtake.models.plans import Exchange, SequencePlan, TensorSplit

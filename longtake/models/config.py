@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -51,14 +52,14 @@ class ModelSection(OpenSection):
     )
 
     @property
+    @abstractmethod
     def head_dim(self) -> int:
         """K, the width of one attention head."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def conditions(self) -> tuple[str, ...]:
         """The conditions that the model needs: the names in its class's `needs`."""
-        raise NotImplementedError
 
     @property
     def refuses_known(self) -> str | None:
@@ -66,14 +67,14 @@ class ModelSection(OpenSection):
         return None
 
     @property
+    @abstractmethod
     def latent_channels(self) -> int:
         """C, the channels of the latents that the model takes and returns."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def patch(self) -> tuple[int, int, int]:
         """Latent frames, rows and columns of one token."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """The keys as plain data, as PEFT asks for a model's config when it merges adapters."""

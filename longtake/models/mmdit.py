@@ -179,7 +179,7 @@ class MMDiT(nn.Module):
         return linear_uniform(name, shape, self._fan_in[layer], seed)
 
     @staticmethod
-    def forward_flops(config: MMDiTConfig, latent_shape: tuple[int, int, int, int], text_tokens: int) -> int:
+    def forward_flops(config: MMDiTConfig, latent: tuple[int, int, int, int], text_tokens: int) -> int:
         """Floating-point operations of one forward pass of one sample with latents (C, F, h, w).
 
         A product [m, k] x [k, n] counts 2mkn. Linear layers: 2 * inputs * outputs for every token, modulations and
@@ -187,7 +187,7 @@ class MMDiT(nn.Module):
         and softmax are left out. Training costs three times this, recomputation not counted.
         """
         D, mlp = config.hidden_size, config.mlp_size
-        video = MMDiT.tokens(config, latent_shape)
+        video = MMDiT.tokens(config, latent)
         total = video + text_tokens
         block = total * 2 * D * (4 * D + 2 * mlp) + 4 * total**2 * D  # q, k, v, output, MLP; attention: in either kind
         modulations = (

@@ -44,8 +44,7 @@ def bucket_degrees(
     """
     counts: dict[EntryKey, int] = {}
     for bucket in buckets:
-        entry = bucket.resolution, bucket.num_frames
-        counts[entry] = max(bucket.batch_size * tokens(bucket), counts.get(entry, 0))
+        counts[bucket.entry] = max(bucket.batch_size * tokens(bucket), counts.get(bucket.entry, 0))
     if (wanted := config.bucket_sequence) == "auto":
         most = max(counts.values())
         return {
@@ -92,7 +91,7 @@ class BucketPeers:
 
     def degree(self, bucket: Bucket) -> int:
         """Sequence peers that share the tokens of a micro-batch of `bucket`."""
-        return self.degrees.get((bucket.resolution, bucket.num_frames), self.mesh.sequence)
+        return self.degrees.get(bucket.entry, self.mesh.sequence)
 
     def at_once(self, bucket: Bucket) -> int:
         """Micro-batches of `bucket` that the peers of one data rank run in parallel: S / d."""

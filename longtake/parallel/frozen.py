@@ -22,7 +22,7 @@ from longtake.parallel.world import World
 def frozen_mesh(world: World) -> DeviceMesh:
     """The ranks that a frozen module is sharded over: those of a node (all, where nodes are unknown), since gathering
     weights at every use is too slow between nodes. Collective."""
-    node = world.local_size or world.size
+    node = world.node_size
     if node == world.size or world.size % node:
         return init_device_mesh(world.device.type, (world.size,))
     nodes = init_device_mesh(world.device.type, (world.size // node, node), mesh_dim_names=("nodes", "frozen"))

@@ -102,7 +102,7 @@ class Mesh:
     def create(cls, config: ParallelConfig, world: World) -> Mesh:
         """Checks the degrees against the world. Collective. Raises `UserError` listing what would fit."""
         replicate, shard, sequence, tensor = resolve_degrees(config, world.size)
-        node = world.local_size or world.size
+        node = world.node_size
         if node % tensor:
             raise UserError(
                 f"parallel.tensor = {tensor}: tensor peers must lie in one node and this one runs {node} processes; "

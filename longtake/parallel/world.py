@@ -41,6 +41,11 @@ class World:
         return cls(dist.get_rank(), dist.get_world_size(), 0, torch.device("cpu"))
 
     @property
+    def node_size(self) -> int:
+        """Processes on this node; all of them where nodes are unknown."""
+        return self.local_size or self.size
+
+    @property
     def is_main(self) -> bool:
         """Rank 0 writes run files, logs and prints."""
         return self.rank == 0

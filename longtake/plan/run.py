@@ -35,7 +35,6 @@ class EntryPlan:
     bucket: Bucket  # of that ratio, with the batch size as written
     sequence: int  # peers that share the tokens of a micro-batch of it
     slot_size: int  # micro-batches of it that run side by side in the place of one
-    latent_shape: tuple[int, int, int, int]
     tokens: int  # video tokens of one sample
     memory: Memory
     encoding_bytes: int  # activations while its micro-batch is encoded
@@ -106,7 +105,7 @@ class Work:
         """Each entry of the bucket table that clips can take, at the ratio with the most tokens."""
         largest: dict[tuple[str, int], Bucket] = {}
         for bucket in self.rule.buckets:
-            key = bucket.resolution, bucket.num_frames
+            key = bucket.entry
             if key in self.rule.entries and (key not in largest or self.tokens(bucket) > self.tokens(largest[key])):
                 largest[key] = bucket
         return tuple(largest.values())
@@ -154,7 +153,7 @@ class Work:
         """The sequence degree of one of them."""
         if layout.bucket_sequence is None or layout.sequence == 1:
             return layout.sequence
-        return self.degrees(layout)[bucket.resolution, bucket.num_frames]
+        return self.degrees(layout)[bucket.entry]
 
     def slot_size(self, bucket: Bucket, layout: Layout) -> int:
         """Micro-batches of a bucket that the peers of one data rank run side by side."""
@@ -285,7 +284,6 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
     check_bucket_sequence(config.parallel, sequence)
     check_budget(config.model.grad_ckpt_budget, config.compile, sequence * tensor)
     ranks = replicate * shard
-    slots = config.slots_per_step or ranks * config.accumulation_steps
     return Layout(
         replicate=replicate,
         shard=shard,
@@ -303,7 +301,7 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
         bucket_sequence=config.parallel.bucket_sequence,
         sequence_attention=config.parallel.sequence_attention,
         upkeep=_read_upkeep(config),
-        micro_batches=-(-slots // ranks),
+        micro_batches=-(-config.slots_at(ranks) // ranks),
     )
 
 
@@ -321,9 +319,9 @@ def forecast_run(
     """The forecast of a layout. `report`: of the first pass, where the clip table can be read."""
     found = None
     if report is not None:
-        found = dict.fromkeys(((b.resolution, b.num_frames) for b in work.entries), 0)
+        found = dict.fromkeys((bucket.entry for bucket in work.entries), 0)
         for line in report.buckets:
-            found[line.bucket.resolution, line.bucket.num_frames] += line.samples
+            found[line.bucket.entry] += line.samples
     largest = {bucket: largest_batch(work, bucket, layout, machine) for bucket in work.entries}
     limit = longest_seconds(work, layout, machine, largest)
     entries = []
@@ -334,13 +332,12 @@ def forecast_run(
                 bucket=bucket,
                 sequence=work.degree(bucket, layout),
                 slot_size=work.slot_size(bucket, layout),
-                latent_shape=work.latent(*bucket.shape),
                 tokens=work.tokens(bucket),
                 memory=work.memory(bucket, layout),
                 encoding_bytes=work.encoding_bytes(bucket, layout),
                 time=work.time(bucket, layout, machine),
                 usable_bytes=machine.usable_bytes,
-                samples=None if found is None else found[bucket.resolution, bucket.num_frames],
+                samples=None if found is None else found[bucket.entry],
                 largest_batch=largest[bucket],
                 suggested_batch=balanced or min(1, largest[bucket]),
             )
@@ -410,14 +407,13 @@ def forecast_stage(
 
     def seconds_of(bucket: Bucket) -> float:
         time = work.time(bucket, layout, machine)
-        return (time.seconds - time.encoding) * measured.get((bucket.resolution, bucket.num_frames), 1) + time.encoding
+        return (time.seconds - time.encoding) * measured.get(bucket.entry, 1) + time.encoding
 
     if report is None or not report.num_steps:
         mean = sum(map(seconds_of, work.entries)) / max(1, len(work.entries))
         step = layout.micro_batches * mean + update
         return Forecast(None, None, config.max_steps, step, layout.gpus, bool(measured))
-    slots_per_step = config.slots_per_step or layout.data_ranks * config.accumulation_steps
-    side_by_side = -(-slots_per_step // layout.micro_batches)
+    side_by_side = -(-config.slots_at(layout.data_ranks) // layout.micro_batches)
     seconds, slots = report.num_steps * update, 0
     lines = [
         (seconds_of(line.bucket), -(-line.micro_batches // work.slot_size(line.bucket, layout)))
@@ -438,11 +434,10 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
         table = open_clips(config.dataset)
     except (UserError, OSError) as error:
         return None, str(error)
-    ranks = layout.data_ranks
     inputs = OrderInputs(
         seed=config.seed,
         stage=config.stage_number,
-        slots_per_step=config.slots_per_step or ranks * config.accumulation_steps,
+        slots_per_step=config.slots_at(layout.data_ranks),
         rule=work.rule,
         weights=table.weights,
         views=config.dataset.views,

@@ -43,7 +43,7 @@ class Tracker:
     @classmethod
     def wanted(cls, config: TrackingConfig) -> bool:
         """Whether a run is to have it. Raises `UserError` where it cannot."""
-        raise NotImplementedError
+        return True
 
     def __init__(self, run: TrackedRun) -> None:
         """Opens it. Raises `UserError` and OSError."""
@@ -64,10 +64,6 @@ class MetricsFile(Tracker):
     Floats are written with the digits that give the same bits back; those JSON has no word for become the strings
     "NaN", "Infinity" and "-Infinity", which `float()` reads.
     """
-
-    @classmethod
-    def wanted(cls, config: TrackingConfig) -> bool:
-        return True
 
     def __init__(self, run: TrackedRun) -> None:
         self._path = run.folder / METRICS_FILE

@@ -1,17 +1,18 @@
-"""Training: the loop, the run's state and folder, optimizer, schedule and EMA."""
+"""A training run: read, prepared, run step by step, saved, resumed, and the stages of a curriculum in a row.
+
+What updates the weights belongs into `optimizer`, what watches over a run into `health`; what a run trains on comes
+from `data` and `encode`, what it trains from `system`.
+"""
 
 from typing import TYPE_CHECKING
 
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.checkpoint.state import Clock
     from longtake.train.config import RunConfig, RunWithoutTable
     from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
     from longtake.train.health.interrupt import EXIT_NO_FIRST_STEP, ended_by_signals
     from longtake.train.health.watchdog import EXIT_HANG
-    from longtake.train.optimizer.config import OptimizerConfig
-    from longtake.train.optimizer.schedule import learning_rate
     from longtake.train.preview import preview_buckets, read_previewed
     from longtake.train.read import read_run
     from longtake.train.run import Outcome, train, train_run

@@ -94,6 +94,10 @@ class RunConfig(SystemConfig, TrackingConfig):
     start_epoch: int | None = Field(None, ge=0, le=_MOST_STEPS, description="restart the data at this pass")
     start_step: int | None = Field(None, ge=0, le=_MOST_STEPS, description="restart the data at this step of the pass")
 
+    def slots_at(self, data_ranks: int) -> int:
+        """Slots in one step of a run that is first launched on so many data ranks."""
+        return self.slots_per_step or data_ranks * self.accumulation_steps
+
     @property
     def bucket_rule(self) -> BucketLaw:
         """How each clip gets its bucket: the family's own law, or that of `bucket_config`. Raises `UserError`."""

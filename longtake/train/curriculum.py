@@ -127,7 +127,7 @@ class CurriculumLaunch:
         degrees = {axis: getattr(parallel, axis) for axis in AXES}
         product = math.prod(degree for degree in degrees.values() if degree != "auto")
         size = product if "auto" not in degrees.values() else max(1, self.world.size // product) * product
-        node = self.world.local_size or self.world.size
+        node = self.world.node_size
         nodes = size // node if size % node == 0 and self.world.size > node else 1
         words = list(self.command.overrides)
         words += [TINY] * self.command.tiny + ([STAGE, self.command.stage] if self.command.stage else [])

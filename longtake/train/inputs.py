@@ -71,7 +71,7 @@ def order_inputs(
     if system.encoders is not None:
         for bucket in rule.buckets:
             system.autoencoder.check(*bucket.shape)
-    slots = config.slots_per_step or state.slots_per_step or peers.mesh.data_ranks * config.accumulation_steps
+    slots = config.slots_per_step or state.slots_per_step or config.slots_at(peers.mesh.data_ranks)
     cost = None
     if config.dataset.balance:
         cost = cost_model(config, system, rule.buckets, slots, state.data, world, peers)
@@ -146,7 +146,7 @@ def slot_sizes(
     """
     if kept is not None and kept.of == _basis(config, buckets):
         return {(name, int(t)): size for name, sizes in kept.sizes.items() for t, size in sizes.items()}
-    return {(bucket.resolution, bucket.num_frames): peers.at_once(bucket) for bucket in buckets}
+    return {bucket.entry: peers.at_once(bucket) for bucket in buckets}
 
 
 def slot_sizes_kept(config: RunConfig, sizes: Mapping[EntryKey, int], buckets: Sequence[Bucket]) -> SlotSizes:

@@ -55,7 +55,7 @@ def preview_buckets(config: RunConfig, table: Path) -> Preview:
     """
     numbers = read_numbers(table)
     ranks, sequence = _fewest_ranks(config)
-    slots = config.slots_per_step or ranks * config.accumulation_steps
+    slots = config.slots_at(ranks)
     rule = config.bucket_rule
     work = Work(config, rule, config.ae.latent, config.text_length, encoder_bytes=0)
     layout = Layout(sequence=sequence, bucket_sequence=config.parallel.bucket_sequence)

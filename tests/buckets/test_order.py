@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.buckets import OrderInputs, PassOrder, next_pass, plan_pass, step_digest
+from longtake.buckets import OrderInputs, PassOrder, plan_pass, step_digest
 from longtake.contracts import Slot, UserError
 from tests.buckets.tables import CONFIG, clip_columns, inputs, rule
 
@@ -84,7 +84,7 @@ def test_a_pass_trains_every_sample_that_has_a_bucket_exactly_once(made: OrderIn
     assert order.num_steps == order.report.num_steps
     known = set(map(int, made.samples(pass_index)[1]))
     assert set(found) <= known
-    assert order.report.num_used + order.report.num_unused == made.num_clips
+    assert order.report.num_used + sum(line.clips for line in order.report.unused) == made.num_clips
 
 
 @settings(max_examples=60)
@@ -205,12 +205,10 @@ def test_seek_moves_the_position_without_changing_the_order() -> None:
         order.step(order.num_steps)
 
 
-def test_a_finished_pass_leads_to_the_next_one() -> None:
+def test_a_finished_pass_has_no_steps_left() -> None:
     first = plan_pass(inputs(), 0)
     end = through_json(first.state(first.num_steps))
     assert plan_pass(inputs(), 0, end).num_steps == 0
-    assert digests(plan_pass(inputs(), 1, next_pass(end))) == digests(plan_pass(inputs(), 1))
-    assert next_pass(end) == plan_pass(inputs(), 1).state(0) | {"inputs": end["inputs"]}
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"stage": 1}])

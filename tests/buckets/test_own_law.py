@@ -102,7 +102,7 @@ def test_sizes_are_drawn_and_lengths_keep_to_the_budget() -> None:
     assert {line.bucket.resolution for line in report.buckets} == {"16px", "32px", "48px"}
     assert max(line.bucket.num_frames for line in report.buckets if line.bucket.resolution == "16px") == 9
     assert all(np.prod(line.bucket.shape) <= 16 * 16 * 9 for line in report.buckets)
-    assert report.num_used + report.num_unused == 600
+    assert report.num_used + sum(line.clips for line in report.unused) == 600
     codes = {view: made.rule.assign_chunk(_columns(made), keyed_draw(7, 0, view, made.clip_ids))[0] for view in (0, 1)}
     assert (codes[0] != codes[1]).any(), "another pass draws other sizes"
 

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.train.health.goodput import Seconds, Stopwatch
-    from longtake.train.health.interrupt import (
-        EXIT_NO_FIRST_STEP,
-        FirstStepTimer,
-        StopRequest,
-        ended_by_signals,
-        held_signals,
-    )
+    from longtake.train.health.goodput import Stopwatch
+    from longtake.train.health.interrupt import FirstStepTimer, StopRequest, ended_by_signals, held_signals
     from longtake.train.health.lost import LostSamples
     from longtake.train.health.skipped import SkippedSteps
     from longtake.train.health.state import Health
-    from longtake.train.health.watchdog import EXIT_HANG, Watchdog, collective_timeout, record_collectives
+    from longtake.train.health.watchdog import Watchdog, collective_timeout, record_collectives
 
 __getattr__ = lazy_exports(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import sys
@@ -11,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
+
+from longtake.processes import leave_at_once
 
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
 
@@ -115,6 +116,4 @@ class FirstStepTimer:
             file=sys.stderr,
             flush=True,
         )
-        for child in multiprocessing.active_children():  # a loader that hangs would outlive this process
-            child.kill()
-        os._exit(EXIT_NO_FIRST_STEP)
+        leave_at_once(EXIT_NO_FIRST_STEP)

@@ -7,7 +7,6 @@ it first makes the folder of reports, which calls the others.
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 from longtake.durable import unfinished, write_whole
+from longtake.processes import leave_at_once
 
 EXIT_HANG = 76  # no step within `watchdog_seconds`
 _GRACE_SECONDS = 30.0  # that a rank waits for the reports of the others
@@ -88,9 +88,7 @@ class Watchdog:
                 file=sys.stderr,
                 flush=True,
             )
-        for child in multiprocessing.active_children():  # a loader that hangs would outlive this process
-            child.kill()
-        os._exit(EXIT_HANG)
+        leave_at_once(EXIT_HANG)
 
     def report(self, late: bool = True) -> None:
         """Writes where every thread of this process is, and what its collectives did last. Raises OSError."""

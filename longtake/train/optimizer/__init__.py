@@ -10,7 +10,6 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.train.optimizer.ema import Ema
-    from longtake.train.optimizer.schedule import learning_rate
     from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 
 __getattr__ = lazy_exports(__name__)

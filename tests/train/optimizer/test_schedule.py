@@ -11,7 +11,8 @@ import pytest
 
 from longtake.config import resolve
 from longtake.contracts import UserError
-from longtake.train import RunConfig, learning_rate
+from longtake.train import RunConfig
+from longtake.train.optimizer.schedule import learning_rate
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "opensora_v2" / "lr.json").read_text(encoding="utf-8"),
