@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,11 +125,12 @@ def _report_verified(console: Console, folder: Path, result: encode.VerifyResult
     )
     if result.is_damaged:
         console.print(
-            f"to make again {_to_make(result)}: repeat `longtake data encode` with --mend (clips whose file has "
-            "another size are encoded again)"
+            f"to make again {_to_make(result)}: `longtake data encode RUN -o {shlex.quote(str(folder))} --mend` (clips "
+            "whose file has another size are encoded again)"
         )
     elif not result.complete:
-        console.print("not every shard is there yet: repeat `longtake data encode`, or wait for its other parts")
+        again = f"longtake data encode RUN -o {shlex.quote(str(folder))}"
+        console.print(f"not every shard is there yet: repeat `{again}`, or wait for its other parts")
     return 1 if result.is_damaged or result.num_changed or not result.complete else 0
 
 

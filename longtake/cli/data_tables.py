@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from enum import StrEnum
@@ -51,7 +52,7 @@ def shard(
     console.print(f"{done.rows:,} rows in {done.folder}, {size}, {done.rows / seconds:,.0f} rows/s")
     if done.invalid:
         warning = f"warning: {done.invalid:,} rows cannot be used, and no run uses them"
-        console.print(f"{warning}; `longtake data stats` counts why", style="yellow")
+        console.print(f"{warning}; `longtake data stats {shlex.quote(str(table))}` counts why", style="yellow")
 
 
 def filter_rows(
@@ -113,7 +114,7 @@ def _print_left_out(console: Console, left_out: Mapping[str, int], first_unreada
 
 def stats(
     context: typer.Context,
-    table: Table,
+    table: Annotated[Path, typer.Argument(help="CSV, Parquet, Arrow, JSON, JSONL, or a folder of shards or clips.")],
     html: Annotated[Path | None, typer.Option(help="Also write a page with histograms and example frames.")] = None,
     run: Annotated[
         str | None, typer.Option(help="Config file or folder of a run, or a preset: show how its buckets take TABLE.")
@@ -132,6 +133,7 @@ def stats(
     cache = file_cache(cache_dir, cache_gb)
     config = None if run is None else train.read_previewed(found_run(run), table, context.args)
     console = track.make_console()
+    table, start = data.table_and_root(table, root)
     found = data.table_stats(table, examples=frames if html else 0)
     print_table(console, ("", ""), data.table_facts(found))
     head = ("column", "empty", "min", "median", "mean", "max")
@@ -142,6 +144,6 @@ def stats(
     if report is not None:
         console.print(report, soft_wrap=True)
     if html is not None:
-        start = found.folder if root is None else data.base_folder(table, root)
+        start = found.folder if start is None else data.base_folder(table, start)
         write_whole(html, data.stats_page(found, data.frame_reader(start, cache), report))
         console.print(f"page: {html}")

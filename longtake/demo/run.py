@@ -209,6 +209,7 @@ class Demo:
         buckets = json.loads((run.folder / "bucket_report.json").read_text(encoding="utf-8"))
         on_cuda, cpu = self.world.device.type == "cuda", f"CPU, {os.cpu_count()} cores, {platform.machine()}"
         device = torch.cuda.get_device_name(self.world.device) if on_cuda else cpu
+        place = shlex.quote(str(run.folder))
         return DemoReport(
             num_steps=run.clock.global_step,
             num_clips=buckets["clips"],
@@ -226,9 +227,9 @@ class Demo:
                 ("checkpoint", str(run.checkpoint)),
             ],
             commands=[
-                ("more videos", f'longtake generate {run.folder} --prompt "a green square moves up" --grid'),
-                ("train further", f"longtake train {run.folder} --max-steps {2 * run.clock.global_step}"),
-                ("every setting, and where it comes from", f"longtake config show {run.folder}"),
+                ("more videos", f'longtake generate {place} --prompt "a green square moves up" --grid'),
+                ("train further", f"longtake train {place} --max-steps {2 * run.clock.global_step}"),
+                ("every setting, and where it comes from", f"longtake config show {place}"),
             ],
             fps=config.fps_save,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -180,9 +181,10 @@ def open_fitting_store(
 
     needed, missing = world.on_main(compare)
     if missing and dataset.latents_missing == "refuse":
+        again = f"longtake data encode RUN -o {shlex.quote(str(place))}"
         raise UserError(
-            f"{place}: {missing} of the {needed} samples that the run asks for are not in it; repeat `longtake data "
-            "encode` (all parts) or encode the present table into another folder, or write "
+            f"{place}: {missing} of the {needed} samples that the run asks for are not in it; repeat `{again}` (all "
+            "parts) or encode the present table into another folder, or write "
             'dataset.latents_missing = "online" to encode them in training'
         )
     store = world.on_all(lambda: LatentStore.open(dataset.latents, check=False))

@@ -199,7 +199,7 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
     made = plan()
     if not len(made):
         raise UserError(
-            "bucket_config: no clip has a bucket in any view; `longtake train` prints the reason for each, loosen "
+            "bucket_config: no clip has a bucket in any view; `longtake data stats TABLE --run RUN` counts why; loosen "
             "bucket_config or add clips"
         )
     made.write(folder / store.PLAN_FILE)

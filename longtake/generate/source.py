@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from longtake.checkpoint import RunState, inspect, list_checkpoints, load_tensors, restore_frozen
 from longtake.checkpoint import resolve as resolve_checkpoint
-from longtake.config import Dialect, Resolved, key_names
+from longtake.config import Dialect, Resolved, key_names, load_config
 from longtake.config import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
@@ -88,7 +89,7 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
     adapters = {f"{part}.{name}" for name in system.adapter_parameters()}
     given = bool(system.config.lora and system.config.lora.from_pretrained)
     if given:
-        _check_given_adapters(system.config.lora, own=bool(adapters & held))
+        _check_given_adapters(system.config.lora, own=bool(adapters & held), checkpoint=checkpoint)
     wanted = {name: value for name, value in parameters.items() if name in held or (name in adapters and not given)}
     loaded = load_tensors(
         checkpoint, wanted, strict=not given, convert=True
@@ -101,12 +102,12 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
     return part
 
 
-def _check_given_adapters(lora: LoraConfig, own: bool) -> None:
+def _check_given_adapters(lora: LoraConfig, own: bool, checkpoint: Path) -> None:
     """Raises `UserError` where adapters of a file cannot be applied to a checkpoint; `own`: it has some itself."""
     if own:
         raise UserError(
-            f"lora.from_pretrained = {lora.from_pretrained!r}: the run has adapters of its own; merge them first with "
-            "longtake checkpoint export --merge"
+            f"lora.from_pretrained = {lora.from_pretrained!r}: the run has adapters of its own; merge them first: "
+            f"`longtake checkpoint export {shlex.quote(str(checkpoint))} merged.safetensors --merge`"
         )
     if lora.base != "dense":
         raise UserError(
@@ -118,10 +119,13 @@ def _check_given_adapters(lora: LoraConfig, own: bool) -> None:
 def _refuse_training_file(path: Path, dialect: Dialect | None) -> None:
     if not (of_training := OF_TRAINING & key_names(path, dialect)):
         return
-    run = path.parent if list_checkpoints(path.parent) else "outputs/NAME"
+    run = path.parent
+    if not list_checkpoints(run):
+        tree = load_config(path, [], dict[str, Any], dialect=dialect).tree
+        run = Path(str(tree.get("outputs", "outputs"))) / str(tree.get("exp_name", "NAME"))
     raise UserError(
         f"{path}: has {min(of_training)}, so it is a run file of training; give the folder of the run that it trained, "
-        f"{run}, or the preset opensora_v2/256px with --model.from_pretrained {run}"
+        f"such as {run}, a file exported from it, or a run file of generation (`longtake preset` lists some)"
     )
 
 

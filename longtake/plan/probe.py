@@ -233,5 +233,5 @@ def check_probe(gpus: int, world: World) -> None:
         said = "1 process runs" if world.size == 1 else f"{world.size} processes run"
         raise UserError(
             f"--gpus {gpus}: --probe measures real steps and {said}; choose --gpus {world.size}, or start it by "
-            f"torchrun --nproc_per_node {gpus} -m longtake plan"
+            f"`torchrun --nproc_per_node {gpus} -m longtake plan RUN --gpus {gpus} --probe`"
         )

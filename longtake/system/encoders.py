@@ -227,7 +227,7 @@ def refuse_sharded_text(config: SystemConfig, missing: int) -> None:
             raise UserError(
                 f'{text.section}.placement = "sharded": {missing} samples are missing in dataset.latents, so ranks '
                 f'would embed different numbers of captions and wait; write {text.section}.placement = "offloaded", or '
-                "complete the store by `longtake data encode`"
+                "complete the store by `longtake data encode RUN -o FOLDER`"
             )
 
 

@@ -201,7 +201,7 @@ def stored_windows(
         has = f"that of {', '.join(store.kinds)} only" if store.kinds else "whole clips only"
         raise UserError(
             f"dataset.latents = {store.place!r}: condition_config asks for {', '.join(lacking)}, whose frames "
-            f"are encoded apart, and the store holds {has}; run `longtake data encode` with this condition_config "
-            "into another folder (-o), or set dataset.latents to None to encode while training"
+            f"are encoded apart, and the store holds {has}; run `longtake data encode RUN -o FOLDER` with this "
+            "condition_config and another folder, or set dataset.latents to None to encode while training"
         )
     return {length: tuple(windows) for length, windows in wanted.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -262,7 +263,7 @@ class RunLaunch:
             ended = "stopped" if trainer.stopped else "done"
             self.say(f"{ended} at step {trainer.clock.global_step}; checkpoint: {last}")
             if trainer.stopped:
-                self.say(f"to go on: longtake train {place}")
+                self.say(f"to go on: longtake train {shlex.quote(str(place))}")
         return Outcome(place, last, trainer.clock, trainer.stopped)
 
 

@@ -11,6 +11,7 @@ any; flags override all. `longtake.train.curriculum` runs them.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +145,8 @@ def _refuse_generation_file(path: Path, dialect: Dialect | None) -> None:
     if not (of_generation := keys_of_generation(path, dialect)):
         return
     raise UserError(
-        f"{path}: has {min(of_generation)}, so it is a run file of longtake generate; give one of training, such as "
-        "the preset opensora_v2/stage1, or the folder of an earlier run"
+        f"{path}: has {min(of_generation)}, so it is a run file of `longtake generate {shlex.quote(str(path))}`; "
+        "give one of training, such as the preset opensora_v2/stage1, or the folder of an earlier run"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -144,5 +146,31 @@ def test_frames_of_remote_clips_are_kept_where_the_user_says(longtake, mistake, 
     assert "no such folder" in mistake("data", "stats", table, "--html", page, "--root", table.with_name("none"))
 
 
-def test_a_folder_is_told_how_to_become_a_table(mistake, table: Path):
-    assert "longtake data probe" in mistake("data", "stats", table.parent)
+def test_a_folder_of_clips_has_stats_as_it_is_and_is_told_how_to_become_a_table(longtake, mistake, table: Path):
+    page = table.with_name("stats.html")
+    code, out, _ = longtake("data", "stats", table.parent / "clips", "--run", "demo/shapes", "--html", page)
+    assert (code, out.split()[:2]) == (0, ["rows", "9"])
+    assert "micro-batches" in out
+    assert page.read_text().count("data:image/jpeg;base64,") == 9
+    assert "longtake data probe" in mistake("data", "filter", table.parent, "-o", "x.csv", "--where", "true")
+
+
+@pytest.mark.parametrize("root", [None, "."])
+def test_the_command_that_is_suggested_for_a_list_makes_a_table_that_trains(
+    longtake, mistake, table: Path, monkeypatch, root: str | None
+):
+    """Of a list whose name has a blank and whose suggested name is taken, with paths from `root`."""
+    monkeypatch.chdir(table.parent)
+    (table.parent / "lists").mkdir()
+    start = "" if root else "../"
+    rows = [f"{start}clips/{file.name},A caption" for file in sorted((table.parent / "clips").iterdir())]
+    (table.parent / "lists" / "my clips.csv").write_text("\n".join(["path,text", *rows]) + "\n", encoding="utf-8")
+    (table.parent / "my clips.parquet").write_bytes(b"another table")
+    run = write_config(table.parent / "run", table.parent / "lists" / "my clips.csv")
+    flags = ["--dataset.root", root] if root else []
+    said = mistake("train", run, *flags)
+    (command,) = re.findall("`(.*?)`", said)
+    assert longtake(*shlex.split(command)[1:])[0] == 0
+    assert (table.parent / "my clips.parquet").read_bytes() == b"another table"
+    code, out, err = longtake("data", "stats", "my clips.probed.parquet", "--html", "stats.html")
+    assert (code, err, (table.parent / "stats.html").read_text().count("data:image/jpeg;base64,")) == (0, "", 9), out

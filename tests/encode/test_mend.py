@@ -81,8 +81,8 @@ def test_the_commands_lead_from_the_damage_to_a_whole_store(config: Path, store:
     words = ("data", "encode", config, "--dataset.views", 1, "-o", damaged, "--shard-mb", 0.1)
     code, out, _ = run_command(capsys, (*words, "--verify"))
     assert code == 1
-    assert "to make again 1 shard, the index: repeat `longtake data encode` with --mend" in out.replace("\n", " ")
-    assert "with --mend" in out
+    assert "to make again 1 shard, the index: `longtake data encode RUN -o " in out.replace("\n", " ")
+    assert "--mend`" in out
     code, out, _ = run_command(capsys, (*words, "--mend"))
     assert code == 0
     assert "of latents/000000.safetensors has another checksum" in out
@@ -104,7 +104,7 @@ def test_encoding_on_into_a_damaged_store_is_one_sentence(config: Path, damaged:
     for more in ((), ("--retry-bad",)):
         code, _, error = run_command(capsys, (*words, *more))
         assert_one_sentence(code, error, f"{name}: cannot be read (")
-        assert "with --mend" in error
+        assert "--mend`" in error
 
 
 def test_a_run_of_other_settings_mends_nothing(config: Path, damaged: Path) -> None:

@@ -28,7 +28,7 @@ from longtake.small_files import parse_json
 _MAPPED = 128  # shards that a process keeps mapped
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool}
 _LETTERS = {dtype: letters for letters, dtype in _DTYPES.items()}
-MEND = "repeat `longtake data encode` with --mend, which makes again what is damaged"
+MEND = "`longtake data encode RUN -o FOLDER --mend` makes again what is damaged"
 
 
 class DamagedShard(Exception):

@@ -201,7 +201,7 @@ class SlotLoader:
 _OUT_OF_MEMORY = "killed by SIGKILL"
 _ADVICE = (
     "if memory ran out, lower num_workers, dataset.max_host_gb or dataset.cache_mb, else find the clip with "
-    "`longtake data probe --decode-check`"
+    "`longtake data probe TABLE -o OUTPUT --decode-check`"
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,14 +36,26 @@ def fingerprint_of(column: Callable[[str], np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def check_columns(names: Sequence[str], source: Path, captions: Sequence[str] = ()) -> None:
-    """Raises `UserError` where a table lacks a column that training reads."""
+def probe_command(source: Path, root: str | os.PathLike[str] | None = None) -> str:
+    """The command line that makes a table of a list or folder of clips whose paths start from `root`, in a new file of
+    the working directory."""
+    stem = source.stem or "clips"
+    names = (f"{stem}{part}.parquet" for part in ("", ".probed", *(f".probed{number}" for number in range(2, 100))))
+    target = next((name for name in names if not Path(name).exists()), f"{stem}.probed.parquet")
+    words = ["longtake", "data", "probe", str(source), "-o", target]
+    return shlex.join(words if root is None else [*words, "--root", os.fspath(root)])
+
+
+def check_columns(
+    names: Sequence[str], source: Path, captions: Sequence[str] = (), root: str | os.PathLike[str] | None = None
+) -> None:
+    """Raises `UserError` where a table lacks a column that training reads. `root`: where its paths start, if given."""
     missing = [name for name in REQUIRED if name not in names]
     if missing:
+        then = "" if root is None else "; it needs no dataset.root"
         raise UserError(
-            f"{source}: column {', '.join(missing)} is missing (found {named(names)}); "
-            f"`longtake data probe {source} -o {source.with_suffix('.parquet').name}` fills in "
-            "num_frames, height, width and fps for a table with path and text"
+            f"{source}: column {', '.join(missing)} is missing (found {named(names)}); `{probe_command(source, root)}` "
+            f"makes a table with num_frames, height, width and fps of one with path and text{then}"
         )
     for name in captions:
         if name not in names:

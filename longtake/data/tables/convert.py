@@ -175,8 +175,9 @@ def is_large(source: Path) -> bool:
     return source.is_file() and source.stat().st_size > LARGE_BYTES
 
 
-def cached_shards(source: Path) -> Path:
-    """The folder of shards of a table file, converted if that has not been done since the file last changed.
+def cached_shards(source: Path, root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of shards of a table file, converted if that has not been done since the file last changed. `root`:
+    where its paths start, if given, which makes no difference to the shards.
 
     It lies beside the file as `.<name>.<key>.shards`, or in the user's cache folder where that cannot be written; the
     key is made of the file's size, time and both ends. One process of a machine converts, the others wait. Shards of
@@ -199,6 +200,7 @@ def cached_shards(source: Path) -> Path:
             for left in folder.glob(f"{glob.escape(f'.{name}')}*.partial"):  # of a conversion that was killed
                 shutil.rmtree(left, ignore_errors=True)
         try:
+            check_columns(open_rows(source).names, source, root=root)
             make_shards(source, target, root=source.absolute().parent)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and is_shards(target):

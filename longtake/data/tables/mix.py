@@ -166,11 +166,15 @@ def order_columns(table: ClipTable | MixedTable) -> dict[str, Any]:
     return {name: getattr(table, name) for name in FINGERPRINTED} | {"table": table.fingerprint}
 
 
+def table_and_root(source: Path, root: str | Path | None) -> tuple[Path, str | Path | None]:
+    """A table and where its paths start, as they are; of a folder of clips its table, whose paths start there."""
+    return (folder_table(source), source) if source.is_dir() and not is_shards(source) else (source, root)
+
+
 def _open_source(path: str, config: DatasetConfig, columns: Sequence[str], lenient: bool = False) -> ClipTable:
     """A table, or that of a folder of clips, whose paths start there; `lenient`: caption columns may be missing."""
-    captions, source, root = tuple(config.captions or ("text",)), Path(path), config.root
-    if source.is_dir() and not is_shards(source):
-        source, root = folder_table(source), source
+    captions = tuple(config.captions or ("text",))
+    source, root = table_and_root(Path(path), config.root)
     names = open_rows(source).names if columns or (lenient and config.captions is not None) else ()
     if lenient:
         captions = tuple(column for column in captions if config.captions is None or column in names)

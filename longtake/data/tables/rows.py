@@ -18,7 +18,14 @@ from longtake.contracts import UserError
 from longtake.data.clips.remote import refuse_url
 from longtake.data.tables import json_table, shards
 from longtake.data.tables.cells import NUMBERS, CsvKind, joined_schema, plain_schema, readable_cells
-from longtake.data.tables.checks import check_columns, check_table_format, clean_numbers, no_rows, readable
+from longtake.data.tables.checks import (
+    check_columns,
+    check_table_format,
+    clean_numbers,
+    no_rows,
+    probe_command,
+    readable,
+)
 from longtake.data.tables.ids import path_hashes, repeats
 from longtake.data.tables.shards import (
     INDEX,
@@ -143,8 +150,7 @@ def open_rows(source: Path, as_text: bool = False) -> Rows:
         return _shard_rows(source)
     if source.is_dir():
         raise UserError(
-            f"{source}: is a folder without {INDEX} of shards; `longtake data probe {source} -o clips.parquet` makes a "
-            "table of the clips in a folder"
+            f"{source}: is a folder without {INDEX} of shards; `{probe_command(source)}` makes a table of its clips"
         )
     if not source.is_file():
         refuse_url(source)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from longtake.contracts import UserError
 from longtake.data.clips.remote import is_url, join_location
-from longtake.data.tables.checks import check_columns, clean_numbers, fingerprint_of, refuse_repeated
+from longtake.data.tables.checks import check_columns, clean_numbers, fingerprint_of, probe_command, refuse_repeated
 from longtake.data.tables.convert import cached_shards, is_large
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.rows import id_values, open_rows
@@ -89,11 +89,11 @@ class ClipTable:
         if is_shards(source):
             return cls.from_shards(source if source.is_dir() else source.parent, root=root, captions=captions)
         if source.is_dir():
-            raise UserError(f"{source}: is a folder, not a table; `longtake data probe {source} -o ...` makes a table")
+            raise UserError(f"{source}: is a folder, not a table; `{probe_command(source)}` makes a table")
         if memory_efficient or (memory_efficient is None and is_large(source)):
-            return cls.from_shards(cached_shards(source), source, base_folder(source, root), captions)
+            return cls.from_shards(cached_shards(source, root), source, base_folder(source, root), captions)
         rows = open_rows(source)
-        check_columns(rows.names, source, captions)
+        check_columns(rows.names, source, captions, root)
         columns, unreadable = rows.whole()
         texts = {name: columns[name] for name in dict.fromkeys(("path", "text", *captions))}
         for name in captions:

@@ -30,7 +30,7 @@ LEFT = {
     "config_path": "the run's folder keeps the whole config",
 }
 _ADAMS = ("HybridAdam", "FusedAdam", "CPUAdam", "AdamW")
-_STORE = "make a store by `longtake data encode` and give it as dataset.latents"
+_STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
 FIXED = {
     "dataset.type": Fixed(("video_text", None), "the table says which clips are stills", _STORE),
     "dataset.rand_sample_interval": Fixed((None,), "", "frames are taken at an even stride"),

@@ -123,7 +123,7 @@ def test_a_damaged_caption_costs_its_sample_and_names_the_remedy(folder: Path, t
     assert not batch.encoded["text"][1].any()
     (fault,) = batch.faults
     assert "row 2 of texts/000000.safetensors has another checksum" in fault.reason
-    assert "`longtake data encode` with --mend" in fault.reason
+    assert "`longtake data encode RUN -o FOLDER --mend`" in fault.reason
     assert make(folder, table)[make_slot(table, [1])].faults[0].reason == "latent store: no such file"
 
 
@@ -153,7 +153,7 @@ def test_a_file_of_the_index_that_is_cut_short_is_named_with_the_remedy(folder: 
     with pytest.raises(UserError) as refused:
         LatentStore.open(folder)
     assert str(refused.value).startswith(f"{path}: cannot be read (")
-    assert "repeat `longtake data encode` with --mend" in str(refused.value)
+    assert "`longtake data encode RUN -o FOLDER --mend`" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_empty_prompt_is_said(folder: Path) -> None:
     assert LatentStore.open(folder).encoders.text_length == 6
     for damaged, said in ((whole[:-1], "cannot be read"), (whole[:-1] + b"?", "another checksum than when written")):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=rf"empty\.safetensors: .*{said}.* with --mend"):
+        with pytest.raises(UserError, match=rf"empty\.safetensors: .*{said}.* --mend`"):
             _ = LatentStore.open(folder).encoders
 
 
