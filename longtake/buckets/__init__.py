@@ -4,7 +4,7 @@ Resolution and aspect tables (`aspect`), the ways of other systems as data (`law
 bucket law is asked (`protocol`), which bucket a clip falls into (`assignment`), what the order of a pass depends on
 (`inputs`), all samples of a pass by bucket (`sweep`), what a micro-batch costs and which bucket fills which slot
 (`mix`), the order of a pass, its state and its files (`order`), slots dealt to ranks (`dealing`), what was kept,
-trimmed and left out (`report`).
+trimmed and left out (`report`), drawn (`page`).
 
 Pure NumPy, whole columns at a time; nothing here knows a device.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from longtake.buckets.inputs import OrderInputs
     from longtake.buckets.mix import CostModel, fill_window, fit_cost
     from longtake.buckets.order import PassOrder, open_order, order_summary, plan_pass, write_order
+    from longtake.buckets.page import bucket_picture
     from longtake.buckets.protocol import BucketDraw, BucketLaw, Columns, Timing, Unused, keyed_draw
     from longtake.buckets.report import BucketReport
 

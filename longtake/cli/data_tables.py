@@ -115,11 +115,11 @@ def _print_left_out(console: Console, left_out: Mapping[str, int], first_unreada
 def stats(
     context: typer.Context,
     table: Annotated[Path, typer.Argument(help="CSV, Parquet, Arrow, JSON, JSONL, or a folder of shards or clips.")],
-    html: Annotated[Path | None, typer.Option(help="Also write a page with histograms and example frames.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with histograms and example clips.")] = None,
     run: Annotated[
         str | None, typer.Option(help="Config file or folder of a run, or a preset: show how its buckets take TABLE.")
     ] = None,
-    frames: Annotated[int, typer.Option(min=0, help="Example frames on the page.")] = 12,
+    frames: Annotated[int, typer.Option(min=0, help="Example clips on the page.")] = 12,
     root: Root = None,
     cache_dir: CacheFolder = None,
     cache_gb: CacheSize = 20,
@@ -140,10 +140,10 @@ def stats(
     print_table(console, head, data.column_rows(found), numbers=head[1:])
     if found.sampled < found.rows:
         console.print(f"medians are of {found.sampled:,} rows drawn at random")
-    report = None if config is None else train.preview_buckets(config, table).text()
-    if report is not None:
-        console.print(report, soft_wrap=True)
+    preview = None if config is None else train.preview_buckets(config, table)
+    if preview is not None:
+        console.print(preview.text(), soft_wrap=True)
     if html is not None:
         start = found.folder if start is None else data.base_folder(table, start)
-        write_whole(html, data.stats_page(found, data.frame_reader(start, cache), report))
+        write_whole(html, data.stats_page(found, data.film_reader(start, cache), preview and preview.picture()))
         console.print(f"page: {html}")

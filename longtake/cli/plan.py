@@ -46,6 +46,9 @@ def plan(
     headroom: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of the memory that is left free.")
     ] = Machine.headroom,
+    price: Annotated[
+        float | None, typer.Option("--price-per-gpu-hour", min=0, max=1e6, help="Also tell the cost, in any currency.")
+    ] = None,
     probe: Annotated[
         bool,
         typer.Option("--probe", help="Also measure a step of each bucket here, on random data."),
@@ -79,8 +82,8 @@ def plan(
     if json_file is not None:
         write_whole(json_file, json.dumps(planning.plan_json(found, probed), indent=1) + "\n")
     if html is not None:
-        planning.write_html(html, found, source, probed)
-    _show(found, probed)
+        planning.write_html(html, found, str(run), probed, price)
+    _show(found, probed, price)
     planning.refuse_misfits(found)
 
 
@@ -93,7 +96,7 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
         return found if world.is_main else None
 
 
-def _show(plan: RunPlan, probed: Sequence[Probed]) -> None:
+def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None) -> None:
     from longtake.plan import report
 
     console = track.make_console()
@@ -104,7 +107,7 @@ def _show(plan: RunPlan, probed: Sequence[Probed]) -> None:
     if probed:
         head = report.probe_head()
         print_table(console, head, [report.probe_row(one) for one in probed], numbers=head[2:])
-    console.print(report.stage_words(plan))
+    console.print(report.stage_words(plan, price))
     if plan.report is not None:
         console.print(plan.report.text())
     else:

@@ -2,7 +2,7 @@
 
 `parameters` counts weights and `blocks` activations, FLOPs and exchanges of the real model, from which `memory` and
 `speed` make a step; `run` applies them to a config, `remedies` finds what makes a run fit, `probe` measures real steps,
-`report` writes it down.
+`report` says it in words and as data, `page` draws it.
 """
 
 from typing import TYPE_CHECKING
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from longtake.plan.layout import Layout, MicroBatch, Upkeep
     from longtake.plan.machine import Machine
     from longtake.plan.memory import Memory, forecast_memory
+    from longtake.plan.page import write_html
     from longtake.plan.parameters import count_weights
     from longtake.plan.probe import Measured, Probed, ProbeStep, as_measured, check_probe, probe_entries
     from longtake.plan.remedies import Remedy, find_remedies, refuse_misfits
-    from longtake.plan.report import amount, plan_json, write_html
+    from longtake.plan.report import amount, plan_json
     from longtake.plan.run import EntryPlan, Forecast, RunPlan, Work, plan_run
     from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
 

@@ -1,32 +1,19 @@
-"""A plan as plain data and as one HTML page that holds everything it shows."""
+"""A plan as plain data and in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longtake.durable import write_whole
 from longtake.models import block_counts
+from longtake.pages import duration, money, number
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.layout import FP32
-from longtake.plan.remedies import find_remedies, gib, pace
+from longtake.plan.remedies import find_remedies, gib
 from longtake.plan.run import EntryPlan, RunPlan
 
 if TYPE_CHECKING:
     from longtake.plan.probe import Probed
-
-PART_NAMES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "ema": "average",
-    "encoders": "encoders",
-    "gathered": "gathered blocks and buffers",
-    "activations": "activations",
-}
-_COLOURS = ("#2f6fde", "#7aa7ff", "#15794a", "#5fd39a", "#8a6d3b", "#c98a1b", "#b3261e")
 
 
 def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
@@ -185,19 +172,35 @@ def _upkeep_words(plan: RunPlan) -> list[str]:
     return parts
 
 
-def stage_words(plan: RunPlan) -> str:
-    """Time and price of the stage in one line."""
+def stage_words(plan: RunPlan, price: float | None = None) -> str:
+    """Time and cost of the stage in one line; `price`: of a GPU-hour."""
     forecast = plan.forecast
-    mean = f"step {forecast.step_seconds:.3g} s" + (" as measured" if forecast.measured else "")
+    mean = f"step {number(forecast.step_seconds, 3)} s" + (" as measured" if forecast.measured else "")
     if plan.report is None:
         mean += " (every entry of the bucket table equally often)"
     elif forecast.steps_per_pass:
         mean += f" on average, a pass {forecast.steps_per_pass:,} steps in {duration(forecast.seconds_per_pass or 0)}"
-    if forecast.days is None or forecast.gpu_hours is None:
+    if forecast.steps is None:
         return f"{mean}; the length of the run follows from the clip table, or from max_steps"
-    return (
-        f"{mean}; {forecast.steps:,} steps take {duration(forecast.days * 86400)}, {forecast.gpu_hours:,.4g} GPU-hours"
-    )
+    steps, hours = priced_steps(plan)
+    cost = f"{number(hours)} GPU-hours" + ("" if price is None else f", {money(hours * price)} at {money(price)} each")
+    if is_endless(plan):
+        passes = plan.work.config.epochs
+        return f"{mean}, {cost}; no end is set (max_steps): it trains until it is stopped, or for {passes:,} passes"
+    return f"{mean}; {steps:,} steps take {duration(steps * forecast.step_seconds)}, {cost}"
+
+
+def is_endless(plan: RunPlan) -> bool:
+    """Whether nobody has said when the run ends: it has no last step, and as many passes as are the default."""
+    config = plan.work.config
+    return config.max_steps is None and config.epochs >= type(config).model_fields["epochs"].default
+
+
+def priced_steps(plan: RunPlan) -> tuple[int, float]:
+    """Steps whose cost is told, and their GPU-hours: all of the run, or one pass where it has no end."""
+    forecast = plan.forecast
+    steps = (forecast.steps_per_pass if is_endless(plan) else forecast.steps) or 0
+    return steps, steps * forecast.step_seconds * forecast.gpus / 3600
 
 
 def assumed_words(plan: RunPlan) -> str:
@@ -217,68 +220,6 @@ def assumed_words(plan: RunPlan) -> str:
 def amount(count: int) -> str:
     """`11.91 B`, `52.43 M`."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.4 h`, `5.2 days`."""
-    for limit, unit, name in ((100, 1, "s"), (6000, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds / 86400:.3g} days"
-
-
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1c2330;--soft:#5d687b;--line:#e3e7ee;--paper:#fff;--bad:#b3261e}
-@media (prefers-color-scheme:dark){:root{--ink:#e6eaf2;--soft:#98a4b8;--line:#2c3443;--paper:#12161e;--bad:#ff8a80}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;max-width:82rem;
-padding:2rem 1.4rem 4rem}
-h1{font-size:1.6rem;margin:0 0 .4rem}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}
-.note{color:var(--soft);font-size:.9rem}.bad{color:var(--bad);font-weight:600}
-.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th{color:var(--soft);font-size:.82rem}th,td{text-align:right;padding:.3rem .8rem .3rem 0;
-border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}
-.bar{display:flex;height:1.1rem;border:1px solid var(--line);border-radius:4px;overflow:hidden;margin:.2rem 0 .7rem}
-.bar i{display:block;height:100%}.key{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin:0 .3rem 0
-.9rem;vertical-align:-.05rem}pre{font:.82rem ui-monospace,Consolas,monospace;overflow-x:auto}
-"""
-
-
-_BUCKET_NOTE = (
-    "Each at its aspect ratio of most tokens, in GiB a GPU at the worst moment of a step (gradients that come later "
-    'are not in it); s and MFU of one micro-batch. "fits" is the largest batch in memory, "suggested" the largest that '
-    "takes no longer than the entry of most tokens at its own."
-)
-
-
-def write_html(path: Path, plan: RunPlan, name: str, probed: Sequence[Probed] = ()) -> None:
-    """Writes the plan of the run `name` as a page without links or scripts, whole or not at all."""
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f"<title>Plan of {escape(name)}</title>",
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>',
-        f"<h1>Plan of {escape(name)}</h1>",
-        f"<p>{escape(head_words(plan))}<br>{escape(layout_words(plan))}</p>",
-        f"<p>{escape(stage_words(plan))}</p>",
-        *_misfit_lines(plan),
-        "<h2>Memory a GPU</h2>",
-        _keys(),
-        *(_bar(entry) for entry in plan.entries),
-        "<h2>Buckets</h2>",
-        _table(entry_head(plan), entry_rows(plan)),
-        f'<p class="note">{escape(_BUCKET_NOTE)}</p>',
-        *_measured(probed),
-        "<h2>Clips</h2>",
-        _clips(plan),
-        f'<h2>Assumptions</h2><p class="note">{escape(assumed_words(plan))}.</p>',
-        "</body></html>\n",
-    ]
-    write_whole(path, "\n".join(parts))
-
-
-def _measured(probed: Sequence[Probed]) -> list[str]:
-    if not probed:
-        return []
-    return ["<h2>Measured</h2>", _table(probe_head(), [probe_row(one) for one in probed])]
 
 
 def head_words(plan: RunPlan) -> str:
@@ -323,50 +264,3 @@ def _entry_row(entry: EntryPlan, tell_degree: bool, encodes: bool) -> tuple[str,
         str(entry.suggested_batch),
         "?" if entry.samples is None else f"{entry.samples:,}",
     )
-
-
-def _misfit_lines(plan: RunPlan) -> list[str]:
-    lines = [
-        f'<p class="bad">{escape(entry.name)} at batch {entry.bucket.batch_size} needs {gib(entry.memory.total)}: '
-        "it does not fit.</p>"
-        for entry in plan.misfits
-    ]
-    if lines:
-        changes = [f"<li>{escape(r.words)} ({escape(pace(r.slower))})</li>" for r in find_remedies(plan)]
-        lines.append("<p>Changes that fit:</p><ul>" + "".join(changes) + "</ul>")
-    return lines
-
-
-def _keys() -> str:
-    keys = (
-        f'<span class="key" style="background:{colour}"></span>{escape(name)}'
-        for colour, name in zip(_COLOURS, PART_NAMES.values(), strict=True)
-    )
-    return f'<p class="note">{"".join(keys)}</p>'
-
-
-def _bar(entry: EntryPlan) -> str:
-    """The parts of an entry's memory, side by side; the whole width is what may be used, or what is needed if more."""
-    whole = max(entry.usable_bytes, entry.memory.total)
-    pieces = "".join(
-        f'<i style="width:{100 * size / whole:.2f}%;background:{colour}" title="{escape(PART_NAMES[name])}: '
-        f'{gib(size)}"></i>'
-        for colour, (name, size) in zip(_COLOURS, entry.memory.parts().items(), strict=True)
-    )
-    mark = "" if entry.fits else ' <span class="bad">does not fit</span>'
-    return (
-        f"<div>{escape(entry.name)}, batch {entry.bucket.batch_size}: {gib(entry.memory.total)}{mark}"
-        f'<div class="bar">{pieces}</div></div>'
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
-
-
-def _clips(plan: RunPlan) -> str:
-    if plan.report is None:
-        return f'<p class="note">The clip table could not be read ({escape(plan.no_report or "")}).</p>'
-    return f"<pre>{escape(plan.report.text())}</pre>"

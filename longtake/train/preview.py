@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from longtake.buckets import BucketReport, OrderInputs, plan_pass
+from longtake.buckets import BucketReport, OrderInputs, bucket_picture, plan_pass
 from longtake.data import read_numbers
+from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
 from longtake.plan import Layout, Work
 from longtake.train.config import RunConfig
@@ -35,6 +36,10 @@ class Preview:
     def text(self) -> str:
         """The report as a plain table, and below it what a step is taken to be."""
         return f"{self.report.text()}\n{self.steps}"
+
+    def picture(self) -> Html:
+        """The same as parts of a page."""
+        return html('{}<p class="note">{}</p>', bucket_picture(self.report.to_json()), self.steps)
 
 
 def read_previewed(run: str, table: Path, overrides: Sequence[str] = ()) -> RunConfig:

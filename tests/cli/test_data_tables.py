@@ -11,6 +11,7 @@ import pytest
 
 from longtake.data import ClipTable, probe_table
 from longtake.data.shapes import make_shapes
+from tests.pages import Page
 from tests.train.runs import write_config
 
 
@@ -109,10 +110,11 @@ def test_stats_with_a_run_and_a_page(longtake, mistake, table: Path):
     assert code == 0
     assert "clips used" in out
     assert "micro-batches" in out
-    text = page.read_text()
-    assert text.count("data:image/jpeg;base64,") == 8
-    assert "cannot be read: the file is empty" in text
-    assert "micro-batches" in text
+    found = Page(page.read_text())
+    assert len(found.pictures) == 8
+    assert "cannot be read: the file is empty" in found.texts
+    assert {"samples", "time kept", "picture kept"} <= set(found.section("Buckets"))
+    assert found.bars[0] == [("9 used", 100.0)]
     assert not list((table.parent / "run").glob("outputs/*")), "no run is begun"
     assert "none.py" in mistake("data", "stats", table, "--run", table.parent / "none.py")
 
@@ -140,7 +142,7 @@ def test_frames_of_remote_clips_are_kept_where_the_user_says(longtake, mistake, 
     roots = ("--root", f"memory://{table.parent.name}", "--cache-dir", cache, "--cache-gb", "1")
     code, _, err = longtake("data", "stats", table, "--html", page, *roots)
     assert (code, err) == (0, "")
-    assert page.read_text().count("data:image/jpeg;base64,") == 9
+    assert len(Page(page.read_text()).pictures) == 9
     assert any(cache.rglob("*")), "fetched files lie in --cache-dir"
     assert "--cache-gb nan: must be a size" in mistake("data", "stats", table, "--cache-gb", "nan")
     assert "no such folder" in mistake("data", "stats", table, "--html", page, "--root", table.with_name("none"))

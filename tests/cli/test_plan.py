@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import Page
 from tests.plan.runs import write_table
 
 RUN = """
@@ -19,6 +20,7 @@ model = dict(
     depth_single_blocks=4, vec_in_dim=128, context_in_dim=128,
 )
 """
+PRICE = ("--price-per-gpu-hour", 2.5)
 
 
 @pytest.fixture
@@ -32,12 +34,13 @@ def run_file(tmp_path: Path) -> Path:
 
 def test_a_run_is_planned_without_being_launched(longtake, run_file: Path):
     page, data = run_file.with_name("plan.html"), run_file.with_name("plan.json")
-    code, out, err = longtake("plan", run_file, "--gpus", 2, "--gpu", "h200", "--html", page, "--json", data)
+    code, out, err = longtake("plan", run_file, "--gpus", 2, "--gpu", "h200", "--html", page, "--json", data, *PRICE)
     assert (code, err) == (0, "")
     assert "parameters on 2 x h200" in out
     assert "64px/16f" in out
     assert "6 of 7 clips used" in out
-    assert "GPU-hours" in out
+    assert " at 2.50 each" in out
+    assert any(words.startswith("cost, ") for words in Page(page.read_text()).texts)
     assert "assumed, not measured" in out
     assert "<title>Plan of" in page.read_text()
     assert json.loads(data.read_text())["gpus"] == 2
@@ -66,6 +69,8 @@ def test_the_assumed_efficiency_is_said_and_can_be_set(longtake, run_file: Path)
 
 def test_mistakes_are_one_sentence(mistake, run_file: Path):
     assert "choose one of" in mistake("plan", run_file, "--gpu", "abacus")
+    for price in ("nan", "inf", -1):
+        assert "--price-per-gpu-hour" in mistake("plan", run_file, "--price-per-gpu-hour", price)
     assert "multiple of 8" in mistake("plan", run_file, "--gpus", 12)
     assert "RUN is expected" in mistake("plan", "--gpus", 8)
     assert "parallel.tensor" in mistake("plan", run_file, "--parallel.tensor", 3)

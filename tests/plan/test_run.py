@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from longtake.contracts import UserError
+from longtake.pages import money, number
 from longtake.plan import Machine, blocks, find_remedies, plan_json, plan_run, refuse_misfits, write_html
+from longtake.plan.report import stage_words
 from longtake.plan.run import RunPlan, forecast_run
 from longtake.track import gpu_named
+from tests.pages import Page
 from tests.plan.runs import run_config, write_table
 
 MACHINE = Machine(gpu_named("h100"))
@@ -225,30 +227,56 @@ def test_the_plan_as_data_adds_up() -> None:
         assert line["seconds"]["total"] == pytest.approx(sum(line["seconds"].values()) / 2)
 
 
-def test_the_page_is_whole_and_leads_nowhere(tmp_path: Path) -> None:
-    page = tmp_path / "plan.html"
-    write_html(page, plan(machine_of(0.8 * needed_mib())), "a <run>")
-    text = page.read_text()
-    checker = _Page()
-    checker.feed(text)
-    assert checker.open == []
-    assert not {"src", "href"} & checker.attributes
-    assert "a &lt;run&gt;" in text
-    assert "does not fit" in text
+def test_the_page_draws_all_entries_against_what_a_gpu_has_the_worst_first(tmp_path: Path) -> None:
+    found = plan(
+        machine_of(0.8 * needed_mib()), bucket_config={"64px": {8: (1.0, 4), 16: (1.0, 2)}, "32px": {8: (1.0, 2)}}
+    )
+    write_html(tmp_path / "plan.html", found, "a <run>")
+    text = (tmp_path / "plan.html").read_text()
+    page = Page(text)
+    assert "<title>Plan of a &lt;run&gt;</title>" in text
+    usable, needs = found.machine.usable_bytes, {entry.name: entry.memory.total for entry in found.entries}
+    worst = sorted(("64px/8f", "64px/16f"), key=lambda name: -needs[name])
+    whole = max(1.1 * usable, needs[worst[0]])
+    drawn = [sum(share for _, share in parts) for parts in page.bars]
+    assert drawn == pytest.approx([100 * needs[name] / whole for name in (*worst, "32px/8f")], abs=0.01)
+    assert page.marks == pytest.approx([100 * usable / whole] * 3, abs=0.01)
+    assert text.count("not fit") == 1
+    assert page.section("What to change")[0] == f"{len(found.misfits)} entries do not fit"
+    heads = [words.split(",")[0] for words in page.section("Memory and time") if ", up to " in words]
+    assert heads == ["64px", "32px"]
+    shown = page.section("What to change")
+    assert [words for words in shown if words in {remedy.words for remedy in find_remedies(found)}] == [
+        remedy.words for remedy in find_remedies(found)
+    ]
 
 
-class _Page(HTMLParser):
-    """Which elements stay open, and which attributes occur."""
+def test_a_bar_far_over_what_a_gpu_has_is_cut_off_at_twice_that(tmp_path: Path) -> None:
+    found = plan(machine_of(0.1 * needed_mib()))
+    write_html(tmp_path / "plan.html", found, "run")
+    page = Page((tmp_path / "plan.html").read_text())
+    assert page.marks == [50.0, 50.0]
+    assert sum(share for _, share in page.bars[0]) == pytest.approx(100, abs=0.01)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: set[str] = set()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes |= {name for name, _ in attrs}
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
+def test_what_it_costs_is_told_for_the_price_of_a_gpu_hour(tmp_path: Path) -> None:
+    table = write_table(tmp_path, [(16, 64, 64)] * 10)
+    ending = plan(dataset={"data_path": str(table)}, max_steps=10**6)
+    hours = ending.forecast.gpu_hours
+    assert hours is not None
+    assert f"{number(hours)} GPU-hours, {money(hours * 250)} at 250 each" in stage_words(ending, 250)
+    write_html(tmp_path / "plan.html", ending, "run", price=250)
+    texts = Page((tmp_path / "plan.html").read_text()).texts
+    assert texts[texts.index(f"cost, {ending.forecast.steps:,} steps, at 250 a GPU-hour") - 1] == money(hours * 250)
+    assert "each" not in stage_words(ending)
 
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+
+def test_a_run_that_nobody_ends_is_told_by_the_pass(tmp_path: Path) -> None:
+    table = write_table(tmp_path, [(16, 64, 64)] * 10)
+    endless = plan(dataset={"data_path": str(table)}, max_steps=None)
+    forecast, said = endless.forecast, stage_words(endless)
+    assert said.endswith("no end is set (max_steps): it trains until it is stopped, or for 1,000 passes")
+    hours = forecast.steps_per_pass * forecast.step_seconds * 4 / 3600
+    assert f", {number(hours)} GPU-hours; no end" in said
+    write_html(tmp_path / "plan.html", endless, "run")
+    assert "GPU-hours, a pass" in Page((tmp_path / "plan.html").read_text()).texts

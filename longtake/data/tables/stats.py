@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from longtake.data.tables.checks import clean_numbers, floats
 from longtake.data.tables.rows import Chunk, open_rows
+from longtake.pages import number
 from longtake.random import sample_ids
 
 SAMPLE_ROWS = 200_000  # up to here medians and histograms are of all rows, above of as many drawn at random
@@ -234,8 +235,3 @@ def column_rows(stats: TableStats) -> list[tuple[str, str, str, str, str, str]]:
 def named_columns(stats: TableStats) -> dict[str, NumberColumn]:
     """Each column of numbers, and the lengths of texts, by what it is called."""
     return stats.numbers | {f"characters of {name}": column for name, column in stats.lengths.items()}
-
-
-def number(value: float) -> str:
-    """A number as a person reads it."""
-    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"

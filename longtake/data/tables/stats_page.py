@@ -1,127 +1,85 @@
-"""The numbers of a clip table as one HTML file that needs nothing else: histograms, example frames, the buckets."""
+"""A clip table as one HTML page: what a run's buckets take of it, example clips, histograms, the numbers of columns."""
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from longtake.data.clips.remote import FileCache, join_location
-from longtake.data.clips.video import ClipError, is_image, read_frames, read_image
+from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.probing.one_file import probe_file
-from longtake.data.tables.stats import NumberColumn, TableStats, column_rows, named_columns, number, table_facts
+from longtake.data.tables.stats import TableStats, column_rows, named_columns, table_facts
+from longtake.pages import Html, figure, film, grid, histogram, html, joined, page, pairs, table, thumbnail, tiles
 
-_BINS, _WIDTH, _HEIGHT = 40, 360, 120  # bars, and pixels of a drawing
-_FRAME_PIXELS = 320  # longer side of an example
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
-table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-.grid { display: flex; flex-wrap: wrap; gap: 1.2rem } figure { margin: 0; width: 360px } img { max-width: 100% }
-figcaption { font-size: .85rem; color: #555; overflow-wrap: anywhere } pre { overflow-x: auto; font-size: .85rem }
-.bad { color: #a11 } svg { background: #f6f6f4 } rect { fill: #4a7ba6 }
-"""
+_FILM_FRAMES, _FILM_SECONDS = 12, 2.0  # the most of a clip that is shown, from around its middle
+Film = tuple[np.ndarray, float]  # uint8 [T, H, W, 3], frames a second
 
 
-def stats_page(stats: TableStats, open_clip: Callable[[str], np.ndarray], report: str | None = None) -> str:
-    """The page. `open_clip(path as written)` gives a frame, uint8 [H, W, 3], or raises `ClipError`; `report`: the
-    bucket report of a run, as text."""
-    name = escape(str(stats.source))
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>',
-        f"<h1>{name}</h1>",
-        _table(("", ""), table_facts(stats), numbers=()),
-        "<h2>Columns</h2>",
-        _table(("column", "empty", "min", "median", "mean", "max"), column_rows(stats), numbers=range(1, 6)),
-    ]
-    if stats.sampled < stats.rows:
-        parts.append(f"<p>Medians and histograms are of {stats.sampled:,} rows drawn at random.</p>")
-    parts.append('<h2>Histograms</h2><div class="grid">')
-    parts += [_histogram(title, column) for title, column in named_columns(stats).items() if len(column.sample)]
-    parts.append("</div>")
+def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Html | None = None) -> str:
+    """The page. `open_clip(path as written)` gives a piece of a clip or raises `ClipError`; `buckets`: the picture of a
+    run's buckets."""
+    facts = table_facts(stats)
+    sections = [tiles(fact for fact in facts if fact[0] in ("rows", "videos", "stills", "hours"))]
+    if buckets is not None:
+        sections += [html("<h2>Buckets</h2>{}", buckets)]
     if stats.examples:
-        parts.append('<h2>Examples</h2><div class="grid">')
-        parts += [_example(row, path, text, open_clip) for row, path, text in stats.examples]
-        parts.append("</div>")
-    if report is not None:
-        parts.append(f"<h2>Buckets</h2><pre>{escape(report)}</pre>")
-    return "\n".join(parts) + "\n</html>\n"
+        examples = grid(_example(row, path, text, open_clip) for row, path, text in stats.examples)
+        sections += [
+            html(
+                '<h2>Clips</h2><p class="note">Drawn at random. Point at one to play up to {} s of it.</p>{}',
+                f"{_FILM_SECONDS:g}",
+                examples,
+            )
+        ]
+    drawn = [
+        histogram(name, column.sample, column.smallest, column.largest)
+        for name, column in named_columns(stats).items()
+        if column.filled
+    ]
+    of = f", of {stats.sampled:,} rows drawn at random" if stats.sampled < stats.rows else ""
+    said = html('<p class="note">Rows by value, from the smallest to the largest of the table{}.</p>', of)
+    sections += [html('<h2>Histograms</h2>{}<div class="charts">{}</div>', said, joined(drawn))] if drawn else []
+    head = ("column", "empty", "min", "median", "mean", "max")
+    sections += [html("<h2>Columns</h2>{}<h2>Table</h2>{}", table(head, column_rows(stats)), pairs(facts))]
+    return page(str(stats.source), *sections)
 
 
-def frame_reader(start: Path | str, cache: FileCache) -> Callable[[str], np.ndarray]:
-    """Reads the middle frame of a clip by its path as written, for `stats_page`.
+def film_reader(start: Path | str, cache: FileCache) -> Callable[[str], Film]:
+    """Reads a piece of a clip by its path as written, for `stats_page`.
 
     `start`: the folder or URL that relative paths start from; `cache`: where files that lie on servers are fetched to.
     """
 
-    def read(path: str) -> np.ndarray:
+    def read(path: str) -> Film:
         if not path:
             raise ClipError("path is empty")
         with cache.local(join_location(start, path)) as file:
-            return middle_frame(file)
+            return short_film(file)
 
     return read
 
 
-def middle_frame(path: str) -> np.ndarray:
-    """The middle frame of a video, or a still: uint8 [H, W, 3]. Raises `ClipError`."""
+def short_film(path: str) -> Film:
+    """A piece from around the middle of a video, or a still: small frames, and their rate. Raises `ClipError`."""
     if is_image(path):
-        return read_image(path)[0]
-    return read_frames(path, [probe_file(path).num_frames // 2])[0]
+        return thumbnail(read_image(path)[0])[None], 1.0
+    clip = probe_file(path)
+    fps = clip.fps if clip.fps > 0 else 8.0
+    span = min(clip.num_frames, max(1, round(_FILM_SECONDS * fps)))
+    count = min(span, _FILM_FRAMES)
+    places = (clip.num_frames - span) // 2 + np.arange(count) * span // count
+    frames = [np.empty(0)] * count
+    for wanted, pixels in decode_frames(path, places):
+        for place in wanted:
+            frames[place] = thumbnail(pixels)
+    return np.stack(frames), fps * count / span
 
 
-def _histogram(title: str, column: NumberColumn) -> str:
-    """Bars over the middle 99.8 % of the values, as SVG; what lies outside counts in the outermost bars."""
-    values = column.sample
-    low, high = np.quantile(values, (0.001, 0.999))
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    bins = _BINS
-    if (values == np.round(values)).all() and high - low < _BINS:
-        low, high = np.floor(low) - 0.5, np.ceil(high) + 0.5
-        bins = int(high - low)
-    counts, _ = np.histogram(np.clip(values, low, high), bins, (low, high))
-    width, most = _WIDTH / bins, counts.max()
-    bars = "".join(
-        f'<rect x="{place * width:.1f}" y="{_HEIGHT * (1 - count / most):.1f}" width="{max(width - 1, 0.5):.1f}" '
-        f'height="{_HEIGHT * count / most:.1f}"><title>{number(low + (high - low) * place / bins)} to '
-        f"{number(low + (high - low) * (place + 1) / bins)}: {count:,}</title></rect>"
-        for place, count in enumerate(counts.tolist())
-        if count
-    )
-    drawing = f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img">{bars}</svg>'
-    below = f"{escape(title)}: {number(low)} to {number(high)}, median {number(column.median)}"
-    return f"<figure>{drawing}<figcaption>{below}</figcaption></figure>"
-
-
-def _example(row: int, path: str, text: str, open_clip: Callable[[str], np.ndarray]) -> str:
+def _example(row: int, path: str, text: str, open_clip: Callable[[str], Film]) -> Html:
     try:
-        picture = f'<img alt="" src="{_jpeg(open_clip(path))}">'
+        picture = film(*open_clip(path), alt=text or path)
     except ClipError as error:
-        picture = f'<p class="bad">cannot be read: {escape(str(error))}</p>'
-    return f"<figure>{picture}<figcaption>row {row}: {escape(path)}<br>{escape(text)}</figcaption></figure>"
-
-
-def _jpeg(pixels: np.ndarray) -> str:
-    picture = Image.fromarray(pixels)
-    picture.thumbnail((_FRAME_PIXELS, _FRAME_PIXELS))
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        inside = "".join(
-            f"<{tag}{' class=n' if place in numbers else ''}>{escape(cell)}</{tag}>" for place, cell in enumerate(cells)
-        )
-        return f"<tr>{inside}</tr>"
-
-    first = line(head, "th") if any(head) else ""
-    return f"<table>{first}{''.join(line(row, 'td') for row in rows)}</table>"
+        picture = html('<p class="bad">cannot be read: {}</p>', error)
+    return figure(picture, text or "(no caption)", f"row {row}: {path}")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtake.data import ClipError, middle_frame, stats_page, table_facts, table_stats
+from longtake.data import ClipError, short_film, stats_page, table_facts, table_stats
 from longtake.data.clips.video import write_image, write_video
 from longtake.data.tables import stats
+from longtake.pages import html
 from tests.data.made_clips import noise_frames
 from tests.data.tables.test_shards import clips, write
+from tests.pages import Page
 
 
 def test_the_numbers_are_those_of_the_table(tmp_path: Path) -> None:
@@ -69,18 +70,29 @@ def test_the_page_holds_histograms_frames_and_what_cannot_be_read(tmp_path: Path
     )
     found = table_stats(write(table, tmp_path / "clips.parquet"), examples=5)
     assert [row for row, _, _ in found.examples] == [0, 1, 2]
-    page = stats_page(found, lambda path: middle_frame(str(tmp_path / path)), report="48px 3 clips")
-    assert page.count("data:image/jpeg;base64,") == 2
-    assert "cannot be read: cannot be decoded" in page
-    assert "&lt;b&gt;a storm&lt;/b&gt;" in page
-    assert "48px 3 clips" in page
-    assert page.count("<svg") == 7  # four columns of the table, text, aspect ratio and resolution
-    assert not re.search(r'(?:src|href)="(?!data:)', page), "the page needs nothing else"
+    text = stats_page(found, lambda path: short_film(str(tmp_path / path)), html("<p>{}</p>", "48px <3> clips"))
+    page = Page(text)
+    assert [(alt, picture.size) for alt, picture in page.pictures] == [
+        ("<b>a storm</b>", (9 * 48, 32)),
+        ("a still", (24, 16)),
+    ]
+    assert page.texts.index("48px <3> clips") < page.texts.index("Clips"), "buckets stand first"
+    assert any(words.startswith("cannot be read: cannot be decoded") for words in page.texts)
+    assert text.count("<svg") == 7  # four columns of the table, text, aspect ratio and resolution
+    shown = page.section("num_frames")
+    assert shown[0] == "median 9"
+    assert [words for words in shown if words.isdigit()][:2] == ["1", "9"], "the ends of the data"
 
 
-def test_the_middle_frame_is_the_middle_one(tmp_path: Path) -> None:
-    frames = np.repeat(np.linspace(0, 250, 11).astype(np.uint8), 32 * 48 * 3).reshape(11, 32, 48, 3)
-    write_video(tmp_path / "a.mp4", frames, 8)
-    assert abs(int(middle_frame(str(tmp_path / "a.mp4")).mean()) - 125) < 6
+def test_a_piece_of_a_clip_is_from_its_middle_and_plays_at_its_rate(tmp_path: Path) -> None:
+    shades = np.linspace(0, 250, 81).astype(np.uint8)
+    frames = np.repeat(shades, 32 * 48 * 3).reshape(81, 32, 48, 3)
+    write_video(tmp_path / "a.mp4", frames, 12)
+    film, fps = short_film(str(tmp_path / "a.mp4"))
+    assert (len(film), fps) == (12, 6)  # 2 s, every other frame
+    assert np.abs(film.mean((1, 2, 3)) - shades[28:52:2]).max() < 6
+    write_video(tmp_path / "b.mp4", frames[:3], 12)
+    film, fps = short_film(str(tmp_path / "b.mp4"))
+    assert (len(film), fps) == (3, 12)
     with pytest.raises(ClipError, match="no such file"):
-        middle_frame(str(tmp_path / "none.mp4"))
+        short_film(str(tmp_path / "none.mp4"))

@@ -1,0 +1,345 @@
+"""HTML pages that hold all they show and run no script: one style, one head, one way to write numbers and to draw.
+
+Whatever is not `Html` yet is escaped where it enters a page.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+_COLOURS = ("#2f6fde", "#e0a100", "#15936a", "#c2483d", "#7d55c7", "#13a3b5", "#8a6d3b", "#8791a1")  # of parts
+_MOST_POINTS = 600  # of a curve; more steps are drawn in groups, each from its least to its largest value
+_MOST_FRAMES, _LONGEST_SIDE = 24, 320  # of a film
+_PIXEL_ART = 128  # a film whose longer side is no more is kept without loss, and enlarged in squares
+_BINS = 40
+STYLE = """
+:root{color-scheme:light dark;--ink:#1c2330;--soft:#5d687b;--line:#dfe4ec;--paper:#fff;--card:#f6f8fb;--accent:#2f6fde;
+--pale:#b9c7dd;--good:#15794a;--bad:#b3261e}
+@media (prefers-color-scheme:dark){:root{--ink:#e6eaf2;--soft:#98a4b8;--line:#2c3443;--paper:#12161e;--card:#1a202b;
+--accent:#7aa7ff;--pale:#42506a;--good:#5fd39a;--bad:#ff8a80}}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:var(--ink);background:var(--paper);
+margin:0 auto;max-width:72rem;padding:clamp(1rem,4vw,2.2rem) clamp(.9rem,4vw,1.6rem) 4rem}
+h1{font-size:1.7rem;line-height:1.2;margin:0 0 .4rem;overflow-wrap:anywhere}
+h2{font-size:1.2rem;margin:2.6rem 0 .8rem;padding-bottom:.3rem;border-bottom:1px solid var(--line)}
+h3{font-size:.95rem;margin:1.6rem 0 .6rem}
+p{margin:.3rem 0 .8rem;max-width:56rem}h3 span,.note{color:var(--soft);font-weight:400}.note{font-size:.88rem}
+figcaption span{color:var(--soft);display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:5;overflow:hidden}
+figcaption span:first-child{color:var(--ink)}.charts h3{margin:.4rem 0 .5rem}
+.good{color:var(--good)}.bad{color:var(--bad)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.7rem;margin:1.4rem 0}
+.tiles div,figure,.plot{background:var(--card);border:1px solid var(--line);border-radius:10px}
+.tiles div{padding:.7rem .9rem}
+.tiles b{display:block;font-size:1.45rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.tiles span{color:var(--soft);font-size:.85rem;line-height:1.3;display:block}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th{font-weight:600;font-size:.82rem;color:var(--soft);text-align:left;vertical-align:bottom}
+th,td{padding:.32rem 1.1rem .32rem 0;border-bottom:1px solid var(--line)}td{vertical-align:top}
+.n{text-align:right;white-space:nowrap}th:last-child,td:last-child{padding-right:0}
+th[colspan]{color:var(--ink);font-size:.95rem;padding-top:1.1rem}
+code,pre{font:.84rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
+pre{white-space:pre-wrap;background:var(--card);border-radius:10px;padding:.9rem}
+summary{cursor:pointer;color:var(--soft);margin:.7rem 0}
+td:has(>.bar){width:36%;min-width:7rem}
+.bar{display:flex;position:relative;height:.75rem;margin:.38rem 0;background:var(--line);
+border-radius:3px;overflow:hidden}
+.bar i{height:100%;flex:none;background:var(--accent)}
+.bar u{position:absolute;top:0;bottom:0;width:2px;margin-left:-1px;background:var(--ink)}
+.big{height:1.5rem;border-radius:5px}
+.key{display:inline-block;font-size:.88rem;color:var(--soft);margin:.1rem 1.1rem .3rem 0}
+.key i{display:inline-block;width:.75rem;height:.75rem;border-radius:3px;margin-right:.4rem;vertical-align:-.06rem}
+.meter{display:grid;grid-template-columns:minmax(3rem,1fr) 4.2rem;min-width:8rem;align-items:center}
+.meter .bar{min-width:0;height:.5rem;margin:0}
+.grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(10rem,1fr))}
+.charts{display:grid;gap:1.2rem;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr))}
+figure{margin:0;overflow:hidden;min-width:0}figcaption{font-size:.82rem;line-height:1.35;padding:.45rem .6rem .55rem;
+overflow-wrap:anywhere}
+.screen{aspect-ratio:4/3;display:grid;place-items:center;background:#8883;padding:.4rem;text-align:center}
+.film{overflow:hidden}.film img{display:block;height:100%;max-width:none}
+.screen>img{width:100%;height:100%;object-fit:contain}.squares{image-rendering:pixelated}
+.film:hover img,.film:focus img{animation:play var(--s) steps(var(--n)) infinite}
+@media (hover:none),(prefers-reduced-motion:no-preference){.plays .film img{animation:play var(--s) steps(var(--n))
+infinite}}
+@media (hover:none){.film img{animation:play var(--s) steps(var(--n)) infinite}}
+@keyframes play{from{transform:none}to{transform:translateX(-100%)}}
+.plot{position:relative;padding:.6rem .8rem 1.7rem 3.4rem;border-radius:10px}
+.plot div{position:relative}.plot svg{display:block;width:100%;height:9rem;overflow:visible}
+.plot span{position:absolute;color:var(--soft);font-size:.74rem;line-height:1;white-space:nowrap}
+.plot .y{right:calc(100% + .5rem);transform:translateY(-50%)}
+.plot .x{top:calc(100% + .5rem);transform:translateX(-50%)}.plot .at0{transform:none}
+.plot .at100{transform:translateX(-100%)}.ends{padding-left:.8rem}
+.plot path{fill:none;vector-effect:non-scaling-stroke;stroke-linejoin:round}.plot rect{fill:var(--accent)}
+"""
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def html(pattern: str, *values: object) -> Html:
+    """`pattern` with a value in the place of each {}; what is not `Html` is escaped."""
+    return Html(pattern.format(*(value if isinstance(value, Html) else escape(str(value)) for value in values)))
+
+
+def joined(parts: Iterable[object]) -> Html:
+    """Parts one after the other; what is not `Html` is escaped."""
+    return Html("\n".join(html("{}", part) for part in parts))
+
+
+def page(title: str, *parts: Html) -> str:
+    """The whole page, with `title` as its heading."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    opening = f'<!doctype html>\n<html lang="en"><head>{head}<title>{{}}</title><style>{{}}</style></head><body>'
+    return html(opening + "\n<h1>{}</h1>\n{}\n</body></html>\n", title, Html(STYLE), title, joined(parts))
+
+
+def tiles(figures: Iterable[tuple[str, object]]) -> Html:
+    """(what, figure) pairs as large figures side by side."""
+    return html(
+        '<div class="tiles">{}</div>',
+        joined(html("<div><b>{}</b><span>{}</span></div>", figure, what) for what, figure in figures),
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: Sequence[int] = (0,)) -> Html:
+    """Rows of cells under `head`, if any; columns but `words` stand right. A row of one cell heads those below it."""
+
+    def line(tag: str, row: Sequence[object]) -> Html:
+        kinds = ["" if column in words else ' class="n"' for column in range(len(row))]
+        cells = (html(f"<{tag}{kind}>{{}}</{tag}>", cell) for kind, cell in zip(kinds, row, strict=True))
+        return html("<tr>{}</tr>", joined(cells))
+
+    def body(row: Sequence[object]) -> Html:
+        return html(f'<tr><th colspan="{len(head)}">{{}}</th></tr>', row[0]) if len(row) == 1 else line("td", row)
+
+    first = [line("th", head)] if any(head) else []
+    return html('<div class="wide"><table>{}</table></div>', joined([*first, *map(body, rows)]))
+
+
+def pairs(rows: Iterable[tuple[object, object]]) -> Html:
+    """A table of what things are."""
+    return table(("", ""), rows, words=(0, 1))
+
+
+def folded(summary: str, content: Html) -> Html:
+    """What a reader opens when it is wanted."""
+    return html("<details><summary>{}</summary>{}</details>", summary, content)
+
+
+def bar(parts: Sequence[tuple[float, str]], whole: float, mark: float | None = None, kind: str = "bar") -> Html:
+    """(size, what it is) pairs side by side, each in its own colour; `whole` is the bar's width, `mark` a line in it.
+
+    What does not go into the whole is cut off at its end."""
+    pieces, left = [], whole
+    for number, (size, title) in enumerate(parts):
+        width = 100 * max(0.0, min(size, left)) / whole if whole else 0.0
+        left -= size
+        if width:
+            colour = _COLOURS[number % len(_COLOURS)]
+            pieces.append(html('<i style="width:{}%;background:{}" title="{}"></i>', f"{width:.3f}", colour, title))
+    if mark is not None:
+        pieces.append(html('<u style="left:{}%"></u>', f"{100 * mark / whole:.3f}"))
+    return html('<div class="{}">{}</div>', kind, joined(pieces))
+
+
+def keys(names: Mapping[int, str]) -> Html:
+    """What the colours of a bar stand for: the name of each part by its place in the bar."""
+    key = '<span class="key"><i style="background:{}"></i>{}</span>'
+    return html("{}", joined(html(key, _COLOURS[place % len(_COLOURS)], name) for place, name in names.items()))
+
+
+def meter(share: float, words: str | None = None) -> Html:
+    """A share, 0 to 1, as a bar and in `words` or percent; a dash where there is none."""
+    if math.isnan(share):
+        return Html(percent(share))
+    drawn = html('<div class="bar"><i style="width:{}%"></i></div>', f"{100 * min(1.0, share):.2f}")
+    return html('<div class="meter">{}<span>{}</span></div>', drawn, words or percent(share))
+
+
+def grid(figures: Iterable[Html], plays: bool = False) -> Html:
+    """Figures in one grid. Films play while the pointer is on them and where there is no pointer; `plays`: always."""
+    return html('<div class="{}">{}</div>', "grid plays" if plays else "grid", joined(figures))
+
+
+def figure(picture: Html, *captions: object) -> Html:
+    """A film, still or word of what is missing, of the size of all, with captions below; the first is set off."""
+    lines = joined(html('<span title="{}">{}</span>', caption, caption) for caption in captions if caption)
+    return html('<figure><div class="screen">{}</div><figcaption>{}</figcaption></figure>', picture, lines)
+
+
+def film(frames: np.ndarray, fps: float, alt: str) -> Html:
+    """Frames uint8 `[T, H, W, 3]` as a strip that plays at their rate, the middle one at rest; one frame as a still.
+
+    Long films are thinned and large frames reduced; small ones are kept as they are."""
+    seconds, (height, width) = len(frames) / fps, frames.shape[1:3]
+    if len(frames) > _MOST_FRAMES:
+        frames = frames[np.linspace(0, len(frames) - 1, _MOST_FRAMES).round().astype(int)]
+    frames = [thumbnail(frame) for frame in frames]
+    small = max(height, width) <= _PIXEL_ART
+    strip = Image.fromarray(np.concatenate(frames, axis=1))
+    file = io.BytesIO()
+    strip.save(file, "PNG" if small else "JPEG", **({} if small else {"quality": 80}))
+    data = f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode()}"
+    look = ' class="squares"' if small else ""
+    if len(frames) == 1:
+        return html(f'<img{look} alt="{{}}" src="{{}}">', alt, data)
+    side = "width" if width * 3 >= height * 4 else "height"
+    rest = 100 * (len(frames) // 2) / len(frames)
+    box = f"--n:{len(frames)};--s:{seconds:.3f}s;{side}:100%;aspect-ratio:{width}/{height}"
+    moved = f"width:{len(frames)}00%;transform:translateX(-{rest:.4f}%)"
+    return html(
+        f'<div class="film" tabindex="0" style="{box}"><img{look} style="{moved}" alt="{{}}" src="{{}}"></div>',
+        alt,
+        data,
+    )
+
+
+def thumbnail(frame: np.ndarray) -> np.ndarray:
+    """A frame uint8 `[H, W, 3]`, reduced to what a page shows of it."""
+    picture = Image.fromarray(frame)
+    picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), reducing_gap=2.0)
+    return np.asarray(picture)
+
+
+def curve(title: str, points: Sequence[tuple[float, Any]], log: bool = False) -> Html:
+    """(step, value) pairs as a line and its running mean; values that are no finite numbers are left out, and told.
+
+    `log`: a logarithmic scale, where all values are above 0."""
+    kept = [(step, value) for step, given in points if math.isfinite(value := _float(given))]
+    if len(kept) < 2:
+        return html("<div><h3>{}</h3><p>Too few steps for a curve.</p></div>", title)
+    steps, values = np.array(kept, float).T
+    sums, ends, window = np.cumsum([0, *values]), np.arange(1, len(values) + 1), max(25, len(values) // 40)
+    begins = np.maximum(0, ends - window)
+    means = (sums[ends] - sums[begins]) / (ends - begins)
+    if log := log and values.min() > 0:
+        values, means = np.log10(values), np.log10(np.maximum(means, values.min()))
+    low, high = values.min(), values.max()
+    if high - low < (0.1 if log else 1e-9 * abs(low) or 1e-9):
+        low, high = low - 0.05 * (abs(low) or 1), high + 0.05 * (abs(high) or 1)
+    across, down = 100 / max(1, steps[-1] - steps[0]), 100 / (high - low)
+    groups = zip(
+        *(np.array_split(each, min(len(values), _MOST_POINTS)) for each in (steps, values, means)), strict=True
+    )
+    every, mean = [], []
+    for at, those, averages in groups:
+        every += [(at[0], those.min()), (at[0], those.max())]
+        mean.append((at[0], averages[0]))
+
+    def line(numbers: Sequence[tuple[float, float]], look: str) -> str:
+        places = (f"{(x - steps[0]) * across:.2f} {(high - y) * down:.2f}" for x, y in numbers)
+        return f'<path d="M{"L".join(places)}" stroke="var({look})"/>'
+
+    ticks = _log_ticks(low, high) if log else [(tick, tick) for tick in _even_ticks(low, high)]
+    rules = [f'<path d="M0 {(high - y) * down:.2f}H100" stroke="var(--line)"/>' for y, _ in ticks]
+    drawing = Html("".join([*rules, line(every, "--pale"), line(mean, '--accent)" stroke-width="2')]))
+    marks = [("y", f"top:{(high - y) * down:.2f}%", number(tick)) for y, tick in ticks]
+    even = _even_ticks(steps[0], steps[-1], whole=True)
+    marks += [("x", f"left:{(tick - steps[0]) * across:.2f}%", number(tick)) for tick in even]
+    said = f"by step{', logarithmic' if log else ''}, and the mean of the last {window}"
+    said += f"; {len(points) - len(kept):,} without a finite value left out" if len(kept) < len(points) else ""
+    return _plot(title, said, "plot", drawing, marks)
+
+
+def histogram(title: str, values: np.ndarray, low: float, high: float) -> Html:
+    """How many of `values` (some numbers between `low` and `high`, the ends of all) lie where; logarithmic where all
+    are above 0 and most far below the largest."""
+    values = values[np.isfinite(values)]
+    if not len(values) or not math.isfinite(high - low):
+        return html("<div><h3>{}</h3><p>No finite numbers.</p></div>", title)
+    median = float(np.median(values))
+    log, whole = low > 0 and high > 30 * median, (values == np.round(values)).all() and high - low < _BINS
+    if low < high:
+        edges = (np.geomspace if log else np.linspace)(low, high, int(high - low) + 2 if whole else _BINS + 1)
+        edges[[0, -1]] = low, high  # as geomspace leaves them but for rounding
+        counts, _ = np.histogram(values, edges)
+    else:
+        edges, counts = np.full(4, low), np.array([0, len(values), 0])
+    wide, tall = 100 / len(counts), 100 / counts.max()
+    rects = [
+        f'<rect x="{place * wide:.2f}" y="{100 - count * tall:.2f}" width="{0.92 * wide:.2f}" '
+        f'height="{count * tall:.2f}"><title>{number(edges[place])} to {number(edges[place + 1])}: '
+        f"{percent(count / len(values))}</title></rect>"
+        for place, count in enumerate(counts.tolist())
+        if count
+    ]
+    places = ((0, low), (100, high)) if low < high else ((50, low),)
+    marks = [(f"x at{at}", f"left:{at}%", number(value)) for at, value in places]
+    said = f"median {number(median)}{', logarithmic' if log else ''}"
+    return _plot(title, said, "plot ends", Html("".join(rects)), marks)
+
+
+def _plot(title: str, said: str, kind: str, drawing: Html, marks: Sequence[tuple[str, str, str]]) -> Html:
+    """A drawing of 100 by 100, stretched to its place, with words in the page's own size around it."""
+    shape = html('<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">{}</svg>', drawing)
+    words = joined(html('<span class="{}" style="{}">{}</span>', *mark) for mark in marks)
+    place = '<div><h3>{} <span>{}</span></h3><div class="{}"><div>{}{}</div></div></div>'
+    return html(place, title, said, kind, shape, words)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _log_ticks(low: float, high: float) -> list[tuple[float, float]]:
+    """(logarithm, round number) pairs in [low, high], at most five: powers of ten, or more where there is room."""
+    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), tuple(np.arange(10, 100) / 10)):
+        ticks = [digit * 10.0**decade for decade in range(math.floor(low), math.floor(high) + 1) for digit in digits]
+        inside = [(math.log10(tick), tick) for tick in ticks if low <= math.log10(tick) <= high]
+        if len(inside) >= 3:
+            break
+    return inside[:: -(-len(inside) // 5) or 1]
+
+
+def _even_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """At most five round numbers in [low, high]."""
+    unit = 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
+    for size in (unit / 5, unit / 2, unit, 2 * unit, 5 * unit):
+        size = max(1.0, size) if whole else size
+        ticks = np.arange(math.ceil(low / size), math.floor(high / size) + 1) * size
+        if len(ticks) <= 5:
+            break
+    return ticks.tolist()
+
+
+def number(value: float, digits: int = 4) -> str:
+    """As people write it, whole above 1,000: `1,234,567`, `3,412`, `0.3`, `0.00021`, `5e-7`."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if value == round(value) or abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.{digits}g}".replace("e+", "e")
+    if abs(value) < 1e-4:
+        return f"{value:.{digits}g}".replace("e-0", "e-")
+    text = f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(share: float) -> str:
+    """`98.3 %`, `100 %`; a dash where there was nothing to count."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def duration(seconds: float) -> str:
+    """`0.25 s`, `45.2 s`, `5 min 6 s`, `3.4 h`, `5.2 days`."""
+    if seconds < 99.5:
+        return f"{number(seconds, 3)} s"
+    if seconds < 5970:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{number(seconds / 3600, 3)} h" if seconds < 172_800 else f"{number(seconds / 86_400, 3)} days"
+
+
+def money(amount: float) -> str:
+    """`138,280`, `1.99`, without a currency."""
+    return f"{amount:,.0f}" if amount >= 100 or amount == round(amount) else f"{amount:,.2f}"
