@@ -21,10 +21,9 @@ from machine import print_table, write_json
 
 from longtake.buckets import BucketRule
 from longtake.contracts import Slot
-from longtake.data import LatentStore, StoredDataset, draw, open_clips, probe_table, write_video
+from longtake.data import LatentStore, SlotDataset, StoredDataset, draw, open_clips, probe_table, write_video
 from longtake.diffusion import RectifiedFlow
 from longtake.encode import EncodeOptions, encode, encode_inputs, make_plan
-from longtake.encode.shards import PixelSource
 from longtake.parallel import World
 from longtake.system import build_encoders, wanted_draws
 from longtake.train import RunConfig, read_run
@@ -91,7 +90,7 @@ def main() -> None:
         store, encoders = LatentStore.open(store_path), build_encoders(run, world.device)
         settings = {"seed": run.seed, "stage": 0, "latent": store.encoders.latent}
         rule = BucketRule.from_config(run.bucket_config, run.size_divisor, run.dataset.fps_max)
-        pixels = PixelSource(open_clips(run.dataset), run.dataset, **settings)
+        pixels = SlotDataset(open_clips(run.dataset), run.dataset, **settings)
         stored = StoredDataset(store, pixels.table, run.dataset, **settings)
         plan = make_plan(encode_inputs(run.seed, run.dataset, rule, pixels.table, 0), pixels.texts)
         slots = [slot for i in range(len(plan)) for slot in plan.slots(rule, i, i + 1)]

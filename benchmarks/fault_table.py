@@ -117,7 +117,7 @@ FAULTS = (
     _fault(
         "the mask of the loss is the first channel of the known latents",
         "diffusion/known",
-        "counted=(~known.held).to(noised.target)",
+        "counted=(~held).to(noised.target)",
         "counted=1 - known.latents[:, :1, :, :1, :1].to(noised.target)",
         *("train/test_known_frames", "train/test_image_to_video"),
     ),

@@ -218,6 +218,10 @@ class Known:
         """bool, of the shape of `released`: the places known to the end."""
         return self.released == 0
 
+    def held_at(self, share: Tensor) -> Tensor:
+        """bool, of the shape of `released`: the places that are held at a share of the way from data to noise."""
+        return (self.released < share) | self.held
+
 
 @dataclass(frozen=True)
 class Noised:

@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from longtake.diffusion.dropout import drop_text
     from longtake.diffusion.flow import RectifiedFlow
     from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceRule, GuidanceScales, Guided
-    from longtake.diffusion.known import KnownLaw, Window, frame_times, keep_known, read_known, with_held
+    from longtake.diffusion.known import (
+        NOTHING_KNOWN,
+        KnownLaw,
+        Places,
+        Window,
+        frame_times,
+        keep_known,
+        known_holder,
+        make_known,
+        read_known,
+        with_held,
+    )
     from longtake.diffusion.objective import Objective, build_objective, micro_batch_loss, sample_loss
     from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
     from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal

@@ -1,14 +1,15 @@
 """What is known of samples beforehand: the laws that choose it in training, and what the denoiser sees of it.
 
-A family has one law. It makes a `Known` of latents, the same in training, where kinds are drawn, and in generation,
-where a request names one and brings the pixels; who reads it, the family says as well (`Reader`).
+A family has one law, which says by `Places` what is known of each sample: in training it draws them, in generation a
+request names a kind, or brings places of its own, and their pixels. `make_known` makes a `Known` of latents of either;
+who reads it, the family says as well (`Reader`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from longtake.contracts import Draw, Known, LatentShape, Noised
 
@@ -16,21 +17,27 @@ if TYPE_CHECKING:  # the check of a config asks for windows alone
     import numpy as np
     from torch import Tensor
 
+    from longtake.diffusion.objective import Objective
+    from longtake.diffusion.solvers import Hold
+
 # What reads `Known`: the input (held places keep their clean values), the times (0 at held frames), the loss (held
 # places do not count; or of these the first and last frame alone, and only where no frame between them is held).
 # Channels and other conditions are made by the law itself (`KnownLaw.conditions`).
 Reader = Literal["input", "times", "loss", "loss_at_ends"]
-Given = Any  # what is known of one sample, in its law's own form: a kind, a mask
 PixelShape = tuple[int, int, int]  # (T, H, W)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Frames of a clip that follow each other and are known."""
+    """Frames of a clip that follow each other, and of which something is known."""
 
     frames: range  # of the clip's latents
     pixels: range  # frames of the clip that they are encoded from
-    apart: bool = True  # encoded as a clip of their own; False: the clip's own latents are the same, and are taken
+    # What a store calls it, where it is encoded as a clip of its own; "": the clip's own latents are the same, and are
+    # taken.
+    name: str = ""
+    masked: bool = False  # its pixels are blacked out by the sample's mask before they are encoded
+    skip: int = 0  # latents of a request's reference that lie before those of `frames`
 
     @property
     def is_head(self) -> bool:
@@ -38,49 +45,71 @@ class Window:
         return self.frames.start == 0
 
 
-# encode(rows, window, masks) -> latents [len(rows), C, len(window.frames), h, w]: what the autoencoder makes of the
-# window's pixels of these samples of the batch, and of nothing else. masks: float32 [len(rows), 1, T, H, W], 1 where
-# pixels are blacked out first; None: nowhere.
-Encode = Callable[[Sequence[int], Window, "Tensor | None"], "Tensor"]
+@dataclass(frozen=True)
+class Places:
+    """What is known of one sample, or of a video to be made."""
+
+    windows: tuple[Window, ...] = ()  # where the clean latents come from
+    released: Tensor | None = None  # [1, F, h or 1, w or 1], as in `Known`; None: 0 in the windows, 1 elsewhere
+    mask: Tensor | None = None  # float32 [1, T, H, W], as `Known.pixels`; None: nothing is blacked out
+
+
+NOTHING_KNOWN = Places()
+# encode(rows, window) -> latents [len(rows), C, len(window.frames), h, w]: what the autoencoder makes of the window's
+# pixels of these samples of the batch, and of nothing else.
+Encode = Callable[[Sequence[int], Window], "Tensor"]
 
 
 class KnownLaw(Protocol):
     """Which places of samples are known, and what a denoiser sees of them."""
 
     kinds: Mapping[str, str]  # kind -> what it makes known; the first makes nothing known
-    stills: frozenset[str]  # kinds that take single frames
-    draws: Mapping[str, Draw]  # that `drawn` is given, all of them choices
+    draws: Mapping[str, Draw]  # that `drawn` is given, all of them choices; of the view where pixels are masked
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
-    ) -> list[Given]:
+    ) -> list[Places]:
         """What is known of each training sample of clips (T, H, W), kinds drawn by weight."""
 
-    def given(self, kind: str, latent: LatentShape, shape: PixelShape) -> Given:
-        """What a kind makes known of a video to be generated."""
+    def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
+        """What a kind makes known of a video to be generated; mask: of a request, for kinds whose windows want one."""
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
         """The frames that a kind takes of a clip; empty where it knows nothing, or the clip is too short for it."""
 
-    def apart(self, kind: str, latent: LatentShape, num_frames: int) -> Mapping[str, Window]:
-        """By name, what a latent store must hold beside the clip's own latents for this kind."""
-
-    def known(
-        self,
-        given: Sequence[Given],
-        latents: Tensor,
-        latent: LatentShape,
-        shape: PixelShape,
-        encode: Encode,
-        own: bool = True,
-    ) -> Known:
-        """What is known of a batch with latents [B, C, F, h, w]; `encode` is called once for each different window.
-
-        own: False where `latents` have the shape alone, as in generation; then every window is encoded.
-        """
-
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
         """The denoiser's own conditions that are made of it."""
+
+
+def make_known(given: Sequence[Places], latents: Tensor, shape: PixelShape, encode: Encode, own: bool = True) -> Known:
+    """What is known of a batch with latents [B, C, F, h, w] of clips (T, H, W); `encode` is called once for each
+    different window, with all samples that know it.
+
+    own: False where `latents` have the shape alone, as in generation; then every window is encoded.
+    """
+    released, values = latents.new_ones(len(latents), 1, latents.shape[2], 1, 1), latents.new_zeros(latents.shape)
+    rows_of: dict[Window, list[int]] = {}
+    for row, one in enumerate(given):
+        for window in one.windows:
+            rows_of.setdefault(window, []).append(row)
+    for window, rows in rows_of.items():
+        places = slice(window.frames.start, window.frames.stop)
+        known = encode(rows, window) if window.name or not own else None
+        for i, row in enumerate(rows):
+            released[row, :, places] = 0
+            values[row, :, places] = (latents[row, :, places] if known is None else known[i]).to(values)
+    placed = {row: one.released for row, one in enumerate(given) if one.released is not None}
+    if placed:
+        released = released.expand(-1, -1, -1, *map(max, *(one.shape[2:] for one in placed.values()), (1, 1))).clone()
+    for row, one in placed.items():
+        released[row] = one.to(released)
+        if given[row].mask is None:  # of pixels that are blacked out, all latents count
+            values[row] = values[row].where(released[row] < 1, 0.0)
+    masks = {row: one.mask for row, one in enumerate(given) if one.mask is not None}
+    pixels = latents.new_ones(len(latents), 1, *shape) if masks else None
+    for row, mask in masks.items():
+        pixels[row] = mask.to(pixels)
+    return Known(released, values, pixels)
 
 
 def keep_known(known: Known, weights: Tensor) -> Known:
@@ -100,17 +129,32 @@ def frame_times(t: Tensor, held: Tensor) -> Tensor:
     return t[:, None].where(~held[:, 0].flatten(2).all(2), 0.0)
 
 
-def read_known(noised: Noised, known: Known, readers: frozenset[Reader]) -> Noised:
-    """A training example as a family's readers of `Known` want it."""
+def read_known(noised: Noised, known: Known, readers: frozenset[Reader], noise_time: float) -> Noised:
+    """A training example as a family's readers of `Known` want it; noise_time: the objective's."""
+    held = known.held_at(noised.t[:, None, None, None, None] / noise_time)
     if "input" in readers:
-        noised = replace(noised, x=with_held(noised.x, known))
+        noised = replace(noised, x=known.latents.to(noised.x).where(held, noised.x))
     if "times" in readers:
-        noised = replace(noised, t=frame_times(noised.t, known.held))
+        noised = replace(noised, t=frame_times(noised.t, held))
     if "loss" in readers:
-        noised = replace(noised, counted=(~known.held).to(noised.target))
+        noised = replace(noised, counted=(~held).to(noised.target))
     if "loss_at_ends" in readers:
-        noised = replace(noised, counted=(~_held_ends(known.held)).to(noised.target))
+        noised = replace(noised, counted=(~_held_ends(held)).to(noised.target))
     return noised
+
+
+def known_holder(known: Known, objective: Objective, noise: Tensor) -> Hold:
+    """What keeps known places at their clean values until they are released, with noise of that time, as x walks on."""
+    before = known.released < 1
+
+    def hold(x: Tensor, t: Tensor) -> Tensor:
+        nonlocal before
+        held, clean = known.held_at(t / objective.noise_time), known.latents.to(x)
+        x = objective.noised_at(clean, noise, t).where(before & ~held, x)
+        before = held
+        return clean.where(held, x)
+
+    return hold
 
 
 def _held_ends(held: Tensor) -> Tensor:

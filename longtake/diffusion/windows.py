@@ -9,7 +9,7 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from longtake.contracts import Draw, Known, LatentShape
 from longtake.diffusion.config import END_KINDS
-from longtake.diffusion.known import Encode, PixelShape, Window
+from longtake.diffusion.known import PixelShape, Places, Window
 from longtake.random import Purpose
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
@@ -42,18 +42,23 @@ class EndWindows:
     """The law of known frames at the ends of a clip (`KnownLaw`)."""
 
     kinds = END_KINDS
-    stills = frozenset(kind for kind, ends in _KNOWN.items() if max(ends) == 1)
     draws = MappingProxyType({"mask": Draw(Purpose.MASK, "uniform", of_view=True, is_choice=True)})
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
+    ) -> list[Places]:
+        """Kinds drawn by weight."""
+        kinds = self.drawn_kinds(choices["mask"], weights, latent, shape[0])
+        return [self.given(kind, latent, shape) for kind in kinds]
+
+    def drawn_kinds(
+        self, uniforms: np.ndarray, weights: Mapping[str, float], latent: LatentShape, num_frames: int
     ) -> list[str]:
-        """The kind of each sample, drawn by weight from those that clips (T, H, W) are long enough for.
+        """The kind of each sample, drawn by weight from those that clips are long enough for.
 
         A still, and a clip too short for every kind, gets t2v. The weights are only read: a short clip changes nothing
         for the next one.
         """
-        uniforms, num_frames = choices["mask"], shape[0]
         kinds = [
             kind
             for kind in self.kinds  # in this order, however the weights were written
@@ -65,9 +70,9 @@ class EndWindows:
         places = np.searchsorted(ends, uniforms.astype(np.float64) * ends[-1], side="right")
         return [kinds[place] for place in np.minimum(places, len(kinds) - 1).tolist()]
 
-    def given(self, kind: str, latent: LatentShape, shape: PixelShape) -> str:
-        """The kind itself: it says all."""
-        return kind
+    def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
+        """Its windows, to the end."""
+        return Places(self.windows(kind, latent, shape[0]))
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
         """What a kind makes known of a clip of `num_frames` frames; empty where the clip is too short for the kind.
@@ -85,39 +90,11 @@ class EndWindows:
         pixels = (window - 1) * latent.temporal + 1 if apart else window * latent.temporal
         found = []
         if head:
-            found.append(Window(range(window), range(pixels), apart))
+            found.append(Window(range(window), range(pixels), f"head{window}" if apart else ""))
         if tail:
-            found.append(Window(range(length - window, length), range(num_frames - pixels, num_frames), apart))
+            places = range(length - window, length), range(num_frames - pixels, num_frames)
+            found.append(Window(*places, f"tail{window}" if apart else ""))
         return tuple(found)
-
-    def apart(self, kind: str, latent: LatentShape, num_frames: int) -> dict[str, Window]:
-        """By name ("head1", "tail9": the end and the latent frames), the windows of a kind that are encoded apart."""
-        windows = (window for window in self.windows(kind, latent, num_frames) if window.apart)
-        return {f"{'head' if window.is_head else 'tail'}{len(window.frames)}": window for window in windows}
-
-    def known(
-        self,
-        given: Sequence[str],
-        latents: Tensor,
-        latent: LatentShape,
-        shape: PixelShape,
-        encode: Encode,
-        own: bool = True,
-    ) -> Known:
-        """`encode` is called once for each different window, with all samples that know it."""
-        batch, _, frames, *_ = latents.shape
-        released, values = latents.new_ones(batch, 1, frames, 1, 1), latents.new_zeros(latents.shape)
-        rows_of: dict[Window, list[int]] = {}
-        for row, kind in enumerate(given):
-            for window in self.windows(kind, latent, shape[0]):
-                rows_of.setdefault(window, []).append(row)
-        for window, rows in rows_of.items():
-            places = slice(window.frames.start, window.frames.stop)
-            known = encode(rows, window, None) if window.apart or not own else None
-            for i, row in enumerate(rows):
-                released[row, :, places] = 0
-                values[row, :, places] = (latents[row, :, places] if known is None else known[i]).to(values)
-        return Known(released, values)
 
     def conditions(self, known: Known) -> dict[str, Tensor]:
         """`visual` [B, 1 + C, F, h, w]: the mask, then the latents."""

@@ -36,7 +36,7 @@ from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
 from longtake.encode.shards import file_facts
 from longtake.encoders import Autoencoder
 from longtake.parallel import World
-from longtake.system import Encoders, SystemConfig
+from longtake.system import Encoders, SystemConfig, any_masked, windows_of
 
 _CHUNK = 1 << 17
 _CAPTIONS_TRIED = 500  # of each view, evenly spread; all others are compared when they are read
@@ -48,10 +48,13 @@ _ABSENT = object()  # the value of a key that is not there
 PIXELS = 1  # raised when equal settings begin to give other frames, pixels or captions
 
 
-def make_fingerprint(config: SystemConfig, dataset: DatasetConfig, rule: BucketLaw, stage: int) -> dict[str, Any]:
+def make_fingerprint(
+    config: SystemConfig, dataset: DatasetConfig, rule: BucketLaw, stage: int, kinds: Mapping[str, float] | None
+) -> dict[str, Any]:
     """Key of the config -> value, of everything but the clips that latents and embeddings depend on. Fit for JSON.
 
-    Batch sizes are left out: they decide which samples stand side by side, not what a sample is.
+    Batch sizes are left out: they decide which samples stand side by side, not what a sample is. `kinds`: the weights
+    of the kinds of known places, by which masks of pixels are drawn.
     """
     found: dict[str, Any] = {
         "seed": config.seed,
@@ -69,6 +72,8 @@ def make_fingerprint(config: SystemConfig, dataset: DatasetConfig, rule: BucketL
     }
     if companions := config.sample_rules.companions:
         found["companions"] = [asdict(companion) for companion in companions]
+    if any_masked(windows_of(config, kinds, rule.buckets, config.ae.latent)):
+        found["condition_config"] = dict(kinds or {})
     return json.loads(json.dumps(found))
 
 
@@ -149,6 +154,7 @@ def open_fitting_store(
     rule: BucketLaw,
     table: ClipTable | MixedTable,
     stage: int,
+    kinds: Mapping[str, float] | None,
     world: World,
 ) -> FittingStore:
     """Opens `dataset.latents` on every rank, once rank 0 has compared it with the run. Collective.
@@ -162,7 +168,7 @@ def open_fitting_store(
     if opener := config.family.source_of(dataset.latents):
         source = world.on_all(lambda: opener(config, table))
         return _fit_foreign(source, encode_inputs(config.seed, dataset, rule, table, stage), dataset, world)
-    fingerprint = make_fingerprint(config, dataset, rule, stage)
+    fingerprint = make_fingerprint(config, dataset, rule, stage, kinds)
 
     def compare() -> tuple[int, int]:
         different = differences(fingerprint, read_facts(Path(dataset.latents))["fingerprint"])

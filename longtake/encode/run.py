@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +18,16 @@ import torch
 from longtake._version import __version__
 from longtake.buckets import BucketLaw
 from longtake.contracts import ClipFault, Slot, UserError
-from longtake.data import DatasetConfig, LatentStore, SlotLoader, machine_bytes, open_clips
+from longtake.data import DatasetConfig, LatentStore, SlotDataset, SlotLoader, machine_bytes, open_clips
 from longtake.data.latents import store
 from longtake.data.latents.shard import crc_of, remove_abandoned, whole_file, write_tensors
 from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
 from longtake.data.rules import MASK
-from longtake.diffusion import Window
+from longtake.diffusion import Places, Window
 from longtake.encode.fit import differences, encoder_digests, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
-    PixelSource,
     kept_as,
     missing_pieces,
     piece_path,
@@ -36,7 +36,7 @@ from longtake.encode.shards import (
 )
 from longtake.encode.verify import VerifyResult, whole_files
 from longtake.parallel import World, tune_host
-from longtake.system import Encoders, SystemConfig, build_encoders, kinds_apart, windows_of
+from longtake.system import Encoders, SystemConfig, any_masked, build_encoders, kinds_apart, windows_of
 
 _ALL_BAD = 100  # clips of one process, none of which can be read, end it: most often the root is wrong
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -105,18 +105,19 @@ def encode(
     for bucket in rule.buckets:
         encoders.autoencoder.check(*bucket.shape)
     latent = encoders.autoencoder.latent
-    source = PixelSource(
-        table, dataset, seed=config.seed, stage=stage, latent=latent, rules=config.sample_rules, law=rule
-    )
     inputs = encode_inputs(config.seed, dataset, rule, table, stage)
     windows = windows_of(config, kinds, rule.buckets, latent)
+    masks = config.family.known_law if any_masked(windows) else None
+    settings = {"seed": config.seed, "stage": stage, "latent": latent, "rules": config.sample_rules, "law": rule}
+    source = SlotDataset(table, dataset, draws=masks.draws if masks else {}, **settings)
+    draw_places = partial(masks.drawn, weights=kinds, latent=latent) if masks else None
     made = clips_of(inputs) | ({"kinds": list(kinds_apart(config, kinds, latent))} if windows else {})
-    facts = _facts(config, source, encoders, options, made, windows)
+    facts = _facts(config, source, encoders, options, made, windows, kinds)
     world.on_main(
         lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts, store.has_segments(facts)))
     )
     plan = world.on_all(lambda: Plan.read(options.folder / store.PLAN_FILE, facts))
-    work = _EncodeJob(plan, facts, options, source, encoders, windows, (world.rank, world.size))
+    work = _EncodeJob(plan, facts, options, source, encoders, windows, draw_places, (world.rank, world.size))
     continued = work.run(progress or (lambda done, total: None))
     world.barrier()
     missing, bad = world.on_main(lambda: work.finish())
@@ -126,11 +127,12 @@ def encode(
 
 def _facts(
     config: SystemConfig,
-    source: PixelSource,
+    source: SlotDataset,
     encoders: Encoders,
     options: EncodeOptions,
     made: dict[str, Any],
     windows: Mapping[int, Mapping[str, Window]],
+    kinds: Mapping[str, float] | None,
 ) -> dict[str, Any]:
     made = made | {"dtype": options.dtype, "shard_bytes": options.shard_bytes, "weights": encoder_digests(encoders)}
     smallest = min((bucket.shape for bucket in source.law.buckets), key=np.prod)
@@ -146,7 +148,7 @@ def _facts(
     return {
         "longtake_format": "latent store",
         "longtake_format_version": store.FORMAT_VERSION,
-        "fingerprint": make_fingerprint(config, source.config, source.law, source.stage),
+        "fingerprint": make_fingerprint(config, source.config, source.law, source.stage, kinds),
         "made": made,
         "longtake": __version__,
         "buckets": [bucket.name for bucket in source.law.buckets],
@@ -248,13 +250,14 @@ class _EncodeJob:
         plan: Plan,
         facts: dict[str, Any],
         options: EncodeOptions,
-        source: PixelSource,
+        source: SlotDataset,
         encoders: Encoders,
         windows: Mapping[int, Mapping[str, Window]],
+        draw_places: Callable[..., list[Places]] | None,
         place: tuple[int, int],
     ):
         self.plan, self.facts, self.options, self.source, self.encoders = plan, facts, options, source, encoders
-        self.folder, self.rule, self.windows = options.folder, source.law, windows
+        self.folder, self.rule, self.windows, self.draw_places = options.folder, source.law, windows, draw_places
         text_bytes = num_bytes(sized(store.tensors_of(facts)[store.TEXTS], source.latent, (1, 1, 1)).values())
         size = options.shard_bytes
         self.shards = {  # kind -> int64 [n, 2]
@@ -336,7 +339,8 @@ class _EncodeJob:
                 for slot in self._slots(number):
                     batch = next(batches)
                     windows = self.windows.get(slot.bucket.shape[0], {})
-                    good = shard.add(slot, batch, self.encoders, self.options.kept_dtype, windows)
+                    given = self.draw_places(batch.choices, shape=slot.bucket.shape) if self.draw_places else ()
+                    good = shard.add(slot, batch, self.encoders, self.options.kept_dtype, windows, given)
                     self._count(len(slot.rows), good, batch.faults)
                     yield len(slot.rows)
                 path = shard.write(self.folder)

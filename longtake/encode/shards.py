@@ -18,19 +18,12 @@ from longtake.data import SlotDataset, of_window, text_hash
 from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import crc_of, shard_path, whole_file, write_tensors
 from longtake.data.latents.store import FACT_COLUMNS, FORMAT_VERSION, LATENTS, TEXTS, captions_of, index_schema
-from longtake.diffusion import Window
+from longtake.diffusion import Places, Window
 from longtake.encode.plan import Plan, slot_of
-from longtake.system import Encoders
+from longtake.system import Encoders, black_out
 
 _TEXTS_AT_ONCE = 64
 _METADATA = {"longtake_format": "latent store index", "longtake_format_version": str(FORMAT_VERSION)}
-
-
-class PixelSource(SlotDataset):
-    """A `SlotDataset` whose batches have pixels and captions, and no draws for a trainer."""
-
-    def __getitem__(self, slot: Slot) -> Batch:
-        return self.read(slot, {})
 
 
 def piece_path(folder: Path, kind: str, number: int) -> Path:
@@ -60,17 +53,23 @@ class LatentShard:
 
     @torch.inference_mode()
     def add(
-        self, slot: Slot, batch: Batch, encoders: Encoders, dtype: torch.dtype | None, windows: Mapping[str, Window]
+        self,
+        slot: Slot,
+        batch: Batch,
+        encoders: Encoders,
+        dtype: torch.dtype | None,
+        windows: Mapping[str, Window],
+        given: Sequence[Places],
     ) -> int:
-        """Encodes the batch of a slot, and its `windows` by themselves. Returns how many clips could be read."""
+        """Encodes the batch of a slot, and its `windows` by themselves; given: what is known of each sample, where
+        windows are masked. Returns how many clips could be read."""
         good = np.flatnonzero(batch.weights.numpy())
         posterior: dict[str, Tensor] = {}
         if len(good):
             posterior = encoders.posterior(batch.video)
             for window, place in windows.items():
-                assert place.pixels is not None
-                pixels = batch.video[:, :, place.pixels.start : place.pixels.stop].contiguous()  # as in training
-                known = encoders.posterior(pixels)
+                pixels = batch.video[:, :, place.pixels.start : place.pixels.stop].clone()  # contiguous, as in training
+                known = encoders.posterior(black_out(pixels, place, given))
                 posterior |= {of_window(window, name): value for name, value in known.items()}
             companions = encoders.companions(self.source.rules.companions, batch.companions)
             numbers = {one.name for one in self.source.rules.companions if one.kind == "numbers"}

@@ -30,7 +30,7 @@ class GenerateConfig(SystemConfig):
     sampling_option: SamplingOption = Field(default_factory=own_sampling)
     prompt: str | list[str] | None = Field(None, description="one prompt, or a list of them")
     prompts: str | None = Field(
-        None, description="file of prompts: .txt, one a line, or .csv with columns `text`, `ref`, `neg`, `name`"
+        None, description="file of prompts: .txt, one a line, or .csv with a column `text` and others"
     )
     negative_prompt: str = Field("", description="what guidance moves away from")
     start_index: int = Field(0, ge=0, description="skip this many prompts")
@@ -43,6 +43,13 @@ class GenerateConfig(SystemConfig):
     )
     ref: str | list[str] | None = Field(
         None, description="image or video for every prompt without one of its own; a list, or `;` between several"
+    )
+    mask: str | None = Field(None, description="image or video, for kinds of `cond_type` by pixels: white is made anew")
+    strength: float = Field(
+        1.0, ge=0.0, le=1.0, description="below 1 a video begins from `ref` with this share of noise, not from noise"
+    )
+    edit_ratio: float = Field(
+        0.0, ge=0.0, le=1.0, description="known places are made anew from this share of noise on; 0: they are kept"
     )
     use_t2i2v: bool = Field(False, description="make the first frame with img_flux, an image of each prompt")
     img_flux: SerializeAsAny[ModelSection] | None = Field(None, description="the model that makes these images")
@@ -94,6 +101,7 @@ class GenerateConfig(SystemConfig):
             "motion_score": None,  # a number that a model of images never saw
         }
         none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
+        none |= {"mask": None, "strength": 1.0, "edit_ratio": 0.0}
         try:
             return GenerateConfig.model_validate({**dict(self), **own, **none})
         except ValidationError as error:
@@ -124,13 +132,14 @@ class GenerateConfig(SystemConfig):
     def _check_known(self) -> None:
         key = "use_t2i2v = True" if self.use_t2i2v else f'cond_type = "{self.cond_type}"'
         kinds, of_ref = self.family.kinds, f"ref = {self.ref!r}"
-        if not kinds and (self.kind or self.ref is not None):
+        unused = self.ref is not None and self.strength == 1
+        if not kinds and (self.kind or unused):
             place = key if self.kind else of_ref
             raise ValueError(f"{place}: this model takes no conditioning frames; leave it out")
         if kinds and self.kind not in kinds:
             raise ValueError(f"{key}: choose one of {', '.join(kinds)}")
         if self.knows_nothing:
-            if self.ref is not None:
+            if unused:
                 fix = next((f'write cond_type = "{kind}"' for kind in self._kinds_from_files()), "leave it out")
                 raise ValueError(f"{of_ref}: {key} knows no frames; {fix}")
             return
@@ -138,7 +147,4 @@ class GenerateConfig(SystemConfig):
             raise ValueError(f"{key}: {refusal}")
         frames = self.sampling_option.num_frames
         if not self.family.known_law.windows(self.kind, self.ae.latent, frames):
-            if self.kind not in (able := self._kinds_from_files()):
-                fix = f"choose one of {', '.join((self.family.kind_of_nothing, *able))}"
-                raise ValueError(f"{key}: takes no frames of a file, so no video can be generated with it; {fix}")
             raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")

@@ -12,19 +12,29 @@ from longtake.contracts import UserError
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
-_COLUMNS = ("text", "name", "neg", "ref")
+_COLUMNS = ("text", "name", "neg", "ref", "mask", "carries", "strength", "edit_ratio")
 _MAX_FAULTS = 20  # listed in one error
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt and the name of its files."""
+    """One prompt and the name of its files; what is None is as the run has it."""
 
     text: str
     name: str
-    negative: str | None = None  # None: the run's negative prompt
+    negative: str | None = None
     refs: tuple[str, ...] = ()  # reference files, in the order they were written
     row: int = field(default=0, compare=False)  # its position among all given prompts, from 0
+    mask: str | None = None  # file; white is to be made
+    strength: float | None = None  # share of noise that it begins from
+    edit_ratio: float | None = None
+    carries: str | None = None  # kind of known frames that a later clip of a video takes from those before it
+    then: tuple[Prompt, ...] = ()  # the later clips of its video
+
+    @property
+    def clips(self) -> tuple[Prompt, ...]:
+        """The prompt of every clip of its video."""
+        return self, *self.then
 
 
 def read_prompts(
@@ -42,7 +52,8 @@ def read_prompts(
     `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and optional
     columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
     table's folder or else to the working directory), or a text file with one prompt a line, named `{file}_0000`, ...
-    `ref` is the default for prompts without their own. Raises `UserError` where both or neither are given, or the file
+    `ref` is the default for prompts without their own. A row with `carries`, a kind of known frames, is one more clip
+    of the video above. Raises `UserError` where both or neither are given, or the file
     is malformed; all faulty rows of a table are reported at once, or appended to `faults` where it is a list.
     """
     if prompt is not None and file is not None:
@@ -58,8 +69,13 @@ def read_prompts(
     if file is None and not all(p.text.strip() for p in prompts):
         raise UserError("prompt = '': a prompt is empty; write what the video shows")
     default = split_paths(ref)
-    numbered = [replace(p, refs=p.refs or default, row=row) for row, p in enumerate(prompts)]
-    chosen = numbered[start:end][:limit]
+    joined: list[Prompt] = []
+    for row, p in enumerate(prompts):
+        if p.carries is None or not joined:
+            joined.append(replace(p, refs=p.refs or default, row=row))
+        else:
+            joined[-1] = replace(joined[-1], then=(*joined[-1].then, replace(p, row=row)))
+    chosen = joined[start:end][:limit]
     if not chosen:
         until = "" if end is None else f", end_index = {end}"
         raise UserError(f"start_index = {start}{until}: leaves none of {len(prompts)} prompts; choose other numbers")
@@ -122,7 +138,26 @@ def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
             faults.append(f"text is empty in row {number + 1}")
         if any(mark in name for mark in "/\\\0") or name.startswith(".") or len(name.encode()) > MAX_NAME_BYTES:
             faults.append(f"name {name!r} in row {number + 1} is no plain file name")
-        places = [Path(ref).expanduser() for ref in split_paths(cell["ref"])]
-        refs = tuple(str(beside if (beside := path.parent / place).exists() else place) for place in places)
-        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs))
+        if cell["carries"] and not prompts:
+            faults.append("carries stands in row 1, which has no video above it")
+        if cell["carries"] and (alone := next((key for key in ("ref", "mask", "name") if cell[key]), None)):
+            faults.append(f"{alone} is given in row {number + 1}, which carries on the video above")
+        shares = {key: _share(cell[key], f"{key} in row {number + 1}", faults) for key in ("strength", "edit_ratio")}
+        refs, masks = (
+            tuple(str(beside if (beside := path.parent / place).exists() else place) for place in places)
+            for places in ([Path(ref).expanduser() for ref in split_paths(cell[key])] for key in ("ref", "mask"))
+        )
+        rest = {"mask": next(iter(masks), None), "carries": cell["carries"] or None, **shares}
+        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, **rest))
     return prompts
+
+
+def _share(text: str, place: str, faults: list[str]) -> float | None:
+    """A number from 0 to 1; None where nothing is written."""
+    try:
+        if not text or 0 <= (share := float(text)) <= 1:
+            return share if text else None
+    except ValueError:
+        pass
+    faults.append(f"{place} is {text!r}, no number from 0 to 1")
+    return None

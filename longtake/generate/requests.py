@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from longtake.buckets import frame_size
 from longtake.contracts import UserError
-from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop
+from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop, to_unit
 from longtake.data.clips.video import is_image
-from longtake.diffusion import Window
+from longtake.diffusion import NOTHING_KNOWN, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts
+from longtake.generate.sample import Request, edited
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
 
@@ -70,9 +71,57 @@ def plan_videos(config: GenerateConfig) -> list[Video]:
     suffix = ".png" if option.num_frames == 1 else ".mp4"
     paths = unused_paths(folder, [_file_name(prompt, k, config) for prompt, k in chosen], suffix)
     return [
-        Video(prompt, first + prompt.row * each + k, path, () if config.knows_nothing else prompt.refs)
+        Video(prompt, first + prompt.row * each + k, path, prompt.refs if takes_refs(prompt, config) else ())
         for (prompt, k), path in zip(chosen, paths, strict=True)
     ]
+
+
+def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
+    """What is asked for each clip of a video. Raises `UserError` for a file that cannot be read."""
+    law, shape, every = config.family.known_law, shape_of(config), whole_clip(config)
+    found = []
+    for number, clip in enumerate(video.prompt.clips):
+        places, known, start = NOTHING_KNOWN, (), strength_of(clip, config)
+        if law is not None and (clip.carries or video.refs):
+            mask = None
+            if not number and (path := clip.mask or config.mask):
+                (pixels,) = known_pixels([path], [replace(every, masked=True)], shape[1:], config)
+                mask = (to_unit(pixels).mean(0, keepdim=True) > 0).float()
+            places = law.given(clip.carries or config.kind, config.ae.latent, shape, mask)
+        if ratio := ratio_of(clip, config):
+            places = edited(places, ratio, len(every.frames))
+        if not number:
+            known = known_pixels(video.refs, places.windows, shape[1:], config)
+        before = known_pixels(video.refs, [every], shape[1:], config)[0] if start < 1 and not number else None
+        seed = video.seed + (clip.row - video.prompt.row) * config.num_sample
+        negative = clip.negative or config.negative_prompt
+        found.append(Request(clip.text, seed, negative, places, known, start, before))
+    return found
+
+
+def shape_of(config: GenerateConfig) -> tuple[int, int, int]:
+    """(T, H, W) of a clip."""
+    option = config.sampling_option
+    return option.num_frames, *frame_size(option.resolution, option.aspect_ratio, config.size_divisor)
+
+
+def whole_clip(config: GenerateConfig) -> Window:
+    shape = shape_of(config)
+    return Window(range(config.ae.latent(*shape)[1]), range(shape[0]))
+
+
+def strength_of(clip: Prompt, config: GenerateConfig) -> float:
+    """The share of noise that a clip begins from; of a later one only its row says it."""
+    return clip.strength if clip.strength is not None else 1.0 if clip.carries else config.strength
+
+
+def ratio_of(clip: Prompt, config: GenerateConfig) -> float:
+    return config.edit_ratio if clip.edit_ratio is None else clip.edit_ratio
+
+
+def takes_refs(prompt: Prompt, config: GenerateConfig) -> bool:
+    """Whether the references of a prompt are used, if it has any."""
+    return not config.knows_nothing or strength_of(prompt, config) < 1
 
 
 def unused_paths(folder: Path, names: Sequence[str], suffix: str) -> list[Path]:
@@ -129,20 +178,41 @@ def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:
 
 def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
     """What is wrong with the references of all prompts, each file named once. Raises `UserError` where none has one."""
-    if config.knows_nothing:
-        return []
-    if not config.use_t2i2v and not any(prompt.refs for prompt in prompts):
+    if not config.knows_nothing and not config.use_t2i2v and not any(prompt.refs for prompt in prompts):
         raise UserError(
             f'cond_type = "{config.kind}": no prompt has a reference; write --ref FILE, or give --prompts a .csv with '
             "a column ref"
         )
-    windows = config.family.known_law.windows(config.kind, config.ae.latent, config.sampling_option.num_frames)
-    first = {prompt.refs: prompt.row + 1 for prompt in reversed(prompts) if prompt.refs}
-    return [
-        f"{fault} in row {row}" if config.prompts else fault
-        for refs, row in sorted(first.items(), key=lambda item: item[1])
-        for fault in reference_faults(refs, windows, config)
-    ]
+    first: dict[str, int] = {}
+    for prompt in prompts:
+        for fault in _clip_faults(prompt, config):
+            first.setdefault(fault, prompt.row + 1)
+    return [f"{fault} in row {row}" if config.prompts else fault for fault, row in first.items()]
+
+
+def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[str]:
+    """What is wrong with what the clips of a prompt know beforehand, a clause for each."""
+    law, latent, frames = config.family.known_law, config.ae.latent, config.sampling_option.num_frames
+    windows = law.windows(config.kind, latent, frames) if law and prompt.refs else ()
+    every, strength = whole_clip(config), strength_of(prompt, config)
+    if path := prompt.mask or config.mask:
+        if not any(window.masked for window in windows):
+            yield f'mask {path!r}: cond_type = "{config.kind}" takes none'
+        else:
+            yield from reference_faults([path], [replace(every, masked=True)], config, "mask")
+    if strength < 1 and not prompt.refs:
+        yield f"strength = {strength:g}: there is no ref to begin from"
+    yield from reference_faults(prompt.refs, (*windows, *([every] if prompt.refs and strength < 1 else [])), config)
+    for clip in prompt.clips:
+        if ratio_of(clip, config) and "input" not in config.family.readers:
+            yield f"edit_ratio = {ratio_of(clip, config):g}: this model keeps what is known to the end"
+        if clip.carries in (None, config.family.kind_of_nothing):
+            continue
+        if law is None or clip.carries not in config.family.kinds:
+            kinds = ", ".join(config.family.kinds) or "none, for this model has no kinds"
+            yield f'carries = "{clip.carries}": choose one of {kinds}'
+        elif not law.windows(clip.carries, latent, frames):
+            yield f'carries = "{clip.carries}": leaves no frame of {frames} to be made'
 
 
 def _check_weights(config: GenerateConfig) -> list[str]:
@@ -159,7 +229,9 @@ def _check_weights(config: GenerateConfig) -> list[str]:
     ]
 
 
-def reference_faults(paths: Sequence[str], windows: Sequence[Window], config: GenerateConfig) -> list[str]:
+def reference_faults(
+    paths: Sequence[str], windows: Sequence[Window], config: GenerateConfig, key: str = "ref"
+) -> list[str]:
     """What is wrong with the reference files of one prompt, a clause for each. Images are decoded to find out."""
     faults = []
     for window in windows:
@@ -169,7 +241,7 @@ def reference_faults(paths: Sequence[str], windows: Sequence[Window], config: Ge
                 read_image(path)
             frame_numbers(path, window, config)
         except ClipError as error:
-            faults.append(f"ref {path!r}: {error}")
+            faults.append(f"{key} {path!r}: {error}")
     return list(dict.fromkeys(faults))
 
 
@@ -182,8 +254,8 @@ def known_pixels(
     for window in windows:
         path = file_of(window, paths)
         try:
-            still = is_image(path)
-            frames = read_image(path) if still else read_frames(path, frame_numbers(path, window, config))
+            still, numbers = is_image(path), frame_numbers(path, window, config)
+            frames = read_image(path)[numbers] if still else read_frames(path, numbers)
             found.append(resize_crop(frames, size, config.sample_rules.pixels, still))
         except ClipError as error:
             raise UserError(f"ref {path!r}: {error}; give another file") from error
@@ -194,13 +266,14 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig) -> np.ndarr
     """Which frames of a file a window takes, int64 [T]: the first ones, or the last.
 
     Several frames are sampled at the model's rate, `fps_save`, nearest in time, so that motion keeps its speed; under
-    the quirk `reference_rate` they are consecutive frames of the file. Raises `ClipError` for too short a file.
+    the quirk `reference_rate` they are consecutive frames of the file. A still stands in every frame of a window that
+    is masked. Raises `ClipError` for too short a file.
     """
     count = len(window.pixels)
     if is_image(path):
-        if count > 1:
+        if count > 1 and not window.masked:
             raise ClipError(f'is a still image, and cond_type = "{config.kind}" takes {count} frames of a video')
-        return np.zeros(1, np.int64)
+        return np.zeros(count, np.int64)
     info = probe_file(path)
     step = 1.0
     if "reference_rate" not in config.quirks and math.isfinite(info.fps) and info.fps > 0:

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from longtake.buckets import frame_size
 from longtake.data import from_unit, read_frames, read_image, write_image, write_video
 from longtake.generate.config import GenerateConfig
 from longtake.generate.requests import (
     STILLS_FOLDER,
     Video,
     claim_path,
+    clips_of,
     free_path,
     kind_folder,
-    known_pixels,
     plan_videos,
     unused_paths,
 )
-from longtake.generate.sample import Request, final_prompt, pixel_shape, sample_videos
+from longtake.generate.sample import final_prompt, pixel_shape, sample_chains
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
 from longtake.parallel import Mesh, World
@@ -88,7 +89,7 @@ def generate(
     videos = make_all(system, videos, config, world, progress)
     what = "video" if config.sampling_option.num_frames > 1 else "image"
     summary = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
-    odd = sum(bool(video.prompt.refs) if config.knows_nothing else not video.refs for video in videos)
+    odd = sum(bool(v.prompt.refs) and not v.refs if config.knows_nothing else not v.refs for v in videos)
     user = f'cond_type = "{config.kind}"' if config.kind else "this model"
     unlike = f"with a ref that {user} does not use"
     unlike = unlike if config.knows_nothing else f"of them without a ref, made as {config.family.kind_of_nothing}"
@@ -109,7 +110,8 @@ def make_stills(
     folder, bare = Path(config.save_dir) / STILLS_FOLDER, [video for video in videos if not video.refs]
 
     paths = world.on_main(lambda: unused_paths(folder, [video.path.stem for video in bare], ".png"))
-    stills = [replace(video, path=path) for video, path in zip(bare, paths, strict=True)]
+    firsts = [replace(video.prompt, then=(), strength=None) for video in bare]
+    stills = [replace(video, path=path, prompt=prompt) for video, path, prompt in zip(bare, paths, firsts, strict=True)]
     if not stills:
         return list(videos), None
     system = open_system(GenerationSource(own, None), world, say)
@@ -130,21 +132,26 @@ def make_all(
     """Samples and writes videos, in batches over the ranks; all are written when it returns, with their final paths,
     which differ where another generation took a name meanwhile. Collective.
 
-    Videos with and without references have rounds of their own, so that all ranks run as many guidance branches.
+    Videos with and without references, and of other chains, have rounds of their own, so that all ranks run as many
+    steps and guidance branches.
     """
-    size, steps, mesh = config.batch_size, config.sampling_option.num_steps, system.mesh
+    size, mesh = config.batch_size, system.mesh
     written: dict[Path, Path] = {}
     done = 0
-    for group in ([v for v in videos if v.refs], [v for v in videos if not v.refs]):
+    groups: dict[Any, list[Video]] = {}
+    for video in sorted(videos, key=lambda video: not video.refs):
+        alike = bool(video.refs), *((clip.strength, clip.carries) for clip in video.prompt.clips)
+        groups.setdefault(alike, []).append(video)
+    for group in groups.values():
         batches = [group[i : i + size] for i in range(0, len(group), size)]
         for first in range(0, len(batches), mesh.data_ranks):
             number = first + mesh.data_rank  # a rank without a batch repeats the last: sampling is collective
             batch = batches[min(number, len(batches) - 1)]
             count = sum(len(b) for b in batches[first : first + mesh.data_ranks])
 
-            def on_step(step: int, done: int = done, count: int = count) -> None:
+            def on_step(share: float, done: int = done, count: int = count) -> None:
                 if progress is not None:
-                    progress(done + count * step / steps, len(videos))
+                    progress(done + count * share, len(videos))
 
             frames = from_unit(sample_batch(system, batch, config, on_step)).permute(0, 2, 3, 4, 1).cpu().numpy()
             if number < len(batches) and mesh.peer_index == 0:  # peers made the same videos
@@ -156,25 +163,13 @@ def make_all(
 
 
 def sample_batch(
-    system: System, batch: Sequence[Video], config: GenerateConfig, on_step: Callable[[int], None] | None = None
+    system: System, batch: Sequence[Video], config: GenerateConfig, on_step: Callable[[float], None] | None = None
 ) -> Tensor:
-    """A few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(steps done)` after each solver step."""
-    option = config.sampling_option
-    size = frame_size(option.resolution, option.aspect_ratio, config.size_divisor)
-    law = config.family.known_law
-    windows = law.windows(config.kind, config.ae.latent, option.num_frames) if law else ()
-    requests = [
-        Request(
-            video.prompt.text,
-            video.seed,
-            video.prompt.negative or config.negative_prompt,
-            known_pixels(video.refs, windows, size, config) if video.refs else (),
-        )
-        for video in batch
-    ]
-    watch = None if on_step is None else lambda done, total, x: on_step(done)
+    """A few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(share of all steps)` after each one."""
+    watch = None if on_step is None else lambda done, total, x: on_step(done / total)
     system = replace(system, config=config)  # captions are formed by this config, as in the `.txt`
-    return sample_videos(system, requests, option, watch, config.kind)
+    chains = [clips_of(video, config) for video in batch]
+    return torch.stack(sample_chains(system, chains, config.sampling_option, watch))
 
 
 def read_video(path: Path) -> np.ndarray:
@@ -184,7 +179,8 @@ def read_video(path: Path) -> np.ndarray:
 
 def _write(video: Video, frames: np.ndarray, config: GenerateConfig) -> Path:
     """Writes a video or still and returns its path: numbered where its name is in use by now."""
-    text = final_prompt(config, video.prompt.text, config.sampling_option.num_frames)
+    option = config.sampling_option
+    text = "\n".join(final_prompt(config, clip.text, option.num_frames) for clip in video.prompt.clips)
     path = claim_path(video.path)
     try:
         if path.suffix == ".png":

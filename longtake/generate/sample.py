@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -19,19 +19,22 @@ from longtake.data.clips.captions import segment_captions
 from longtake.diffusion import (
     NEGATIVE,
     NOTHING,
+    NOTHING_KNOWN,
     PROMPT,
     GuidanceScales,
     Guided,
-    KnownLaw,
-    Objective,
+    Places,
     Window,
     drop_text,
     frame_times,
+    known_holder,
+    make_known,
     with_held,
 )
 from longtake.random import Purpose, normals
-from longtake.system import SamplingOption, System, SystemConfig, companion_conditions, cut_pixels, fits_at_once
+from longtake.system import SamplingOption, System, SystemConfig, black_out, companion_conditions, fits_at_once
 
+OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, x)
 _OF_VIDEO = 2**16  # draw number for a whole video's posterior; those of conditioning frames count from 0
 _OF_COMPANIONS = _OF_VIDEO + 1  # that of the first companion's
 
@@ -43,7 +46,8 @@ class Request:
     text: Caption
     seed: int
     negative: Caption = ""
-    known: tuple[Tensor, ...] = ()  # conditioning frames: pixels [3, T, H, W] of each window of the kind
+    places: Places = NOTHING_KNOWN  # what is known of it, by a kind of the family's law or of its own
+    known: tuple[Tensor, ...] = ()  # pixels [3, t, H, W] of each of its windows
     start: float = 1.0  # noise level that sampling starts from, as a share; below 1 from `video` with noise added
     video: Tensor | None = None  # pixels [3, T, H, W], uint8 or in [-1, 1]
     companions: Mapping[str, Tensor] = field(default_factory=dict)  # by name, shaped as `Companion.shapes` says
@@ -67,29 +71,28 @@ def sample_videos(
     system: System,
     requests: Sequence[Request],
     option: SamplingOption,
-    on_step: Callable[[int, int, Tensor], None] | None = None,
-    kind: str = "",
+    on_step: OnStep | None = None,
 ) -> Tensor:
     """Makes one batch of videos: float32 `[B, 3, T, H, W]` in [-1, 1], on the CPU.
 
-    Steps of the chosen solver along the objective's time grid, guided by the text and by the frames that the requests
-    know; the branches of guidance that a step needs run as one batch where memory allows. Known latents are put over
-    the result before it is decoded, for every request that has some. All requests begin at the same `start`.
+    Steps of the chosen solver along the objective's time grid, guided by the text and by what the requests know; the
+    branches of guidance that a step needs run as one batch where memory allows. Latents that are known to the end are
+    put over the result before it is decoded. All requests begin at the same `start`.
     `on_step(steps done, steps in all, x)` after each step. Collective.
     """
     shape = pixel_shape(system, option)
     latent_shape, objective = system.autoencoder.latent(*shape), system.objective
     noise = x = torch.stack([seeded_noise(r.seed, latent_shape) for r in requests]).to(system.device)
-    family, law, known = system.config.family, system.law, None
-    if law is not None and kind and any(r.known for r in requests) and law.windows(kind, system.latent, shape[0]):
-        known = known_of_requests(system, law, requests, kind, shape, x)
+    family, windows = system.config.family, [window for r in requests for window in r.places.windows]
+    known = known_of_requests(system, requests, shape, x) if windows else None
     branches = branch_conditions(system, requests, option, shape, x, known)
-    scales = guidance_scales(system.config, option, kind, known is not None and family.guided_by_known)
+    stills = bool(windows) and all(len(window.frames) == 1 for window in windows)
+    scales = guidance_scales(system.config, option, stills, known is not None and family.guided_by_known)
     readers = family.readers if known else frozenset()
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         if "times" in readers:
-            held = still_held(known, t[0] / objective.noise_time)
+            held = known.held_at(t[0] / objective.noise_time)
             t = frame_times(t, held.repeat(len(x) // len(held), 1, 1, 1, 1))
         return objective.velocity(system.denoiser(x, t, conditions), x, t)
 
@@ -98,14 +101,14 @@ def sample_videos(
     if (start := requests[0].start) < 1:
         x, grid = begin_at(system, requests, noise, grid, start * objective.noise_time)
     knows = (False, family.guided_by_known) if system.mesh.data_ranks > 1 else ()
-    beside = [guidance_scales(system.config, option, kind, one) for one in knows]
+    beside = [guidance_scales(system.config, option, stills, one) for one in knows]
     with system.denoising():
         batched = option.guidance_batch
         if batched == "auto":
             batched = fits_at_once(system, len(branches) * len(requests), latent_shape)
         denoise = Guided(velocity, branches, scales, option.num_steps, batched, beside)
         solver = objective.solver(option.solver)
-        hold = known_holder(objective, known, noise) if "input" in readers else None
+        hold = known_holder(known, objective, noise) if "input" in readers else None
         latents = solver.sample(denoise, x, grid, on_step, step_noise(requests, latent_shape, system.device), hold)
     if known is not None:
         latents = with_held(latents, known)
@@ -122,9 +125,8 @@ def begin_at(
     return system.objective.noised_at(clean, noise, first), torch.cat([first, grid[grid < t]])
 
 
-def guidance_scales(config: SystemConfig, option: SamplingOption, kind: str, by_known: bool) -> GuidanceScales:
-    """The guidance scales of an option for videos of a kind; `by_known`: guided by conditioning frames as well as
-    text."""
+def guidance_scales(config: SystemConfig, option: SamplingOption, stills: bool, by_known: bool) -> GuidanceScales:
+    """The guidance scales of an option; `stills`: single frames are known; `by_known`: they guide as the text does."""
     if option.method == "distill":
         return GuidanceScales(1.0)
     return GuidanceScales(
@@ -132,7 +134,7 @@ def guidance_scales(config: SystemConfig, option: SamplingOption, kind: str, by_
         option.guidance_img if by_known else None,
         option.text_osci,
         option.image_osci,
-        option.scale_temporal_osci and by_known and kind in config.family.known_law.stills,
+        option.scale_temporal_osci and by_known and stills,
         config.family.guidance_rule(option.guidance_rule),
     )
 
@@ -161,9 +163,7 @@ def branch_conditions(
     blank |= {name: embed_prompts(system, lines, shape[0], blank[PROMPT].masks) for name, lines in texts.items()}
     blank = {name: conditions.updated(facts.masks, **facts) for name, conditions in blank.items()}
     if law is not None:
-        nothing = law.conditions(
-            known_of_requests(system, law, requests, system.config.family.kind_of_nothing, shape, x)
-        )
+        nothing = law.conditions(Known(torch.ones_like(x[:, :1, :, :1, :1]), torch.zeros_like(x)))
         blank = {name: conditions.updated(**nothing) for name, conditions in blank.items()}
     if known is None:
         return blank
@@ -221,53 +221,30 @@ def in_segments(text: Caption, needed: int) -> tuple[str, ...]:
         ) from None
 
 
-def known_of_requests(
-    system: System, law: KnownLaw, requests: Sequence[Request], kind: str, shape: tuple[int, int, int], x: Tensor
-) -> Known:
-    """What is known of requests, some of which bring frames; x: their noise [B, C, F, h, w]. Each window is encoded by
-    itself, as in training; a random posterior is drawn from by the request's seed."""
-    nothing = system.config.family.kind_of_nothing
-    given = [law.given(kind if request.known else nothing, system.latent, shape) for request in requests]
-    windows = law.windows(kind, system.latent, shape[0])
-    canvases = [canvas_of(request, windows, shape) for request in requests] if kind != nothing else []
+def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[int, int, int], x: Tensor) -> Known:
+    """What is known of requests; x: their noise [B, C, F, h, w]. Each window is encoded by itself, as in training; a
+    random posterior is drawn from by the request's seed."""
     made = 0
 
-    def encode(rows: Sequence[int], window: Window, masks: Tensor | None) -> Tensor:
+    def encode(rows: Sequence[int], window: Window) -> Tensor:
         nonlocal made
-        posterior = system.encoders.posterior(cut_pixels([canvases[row] for row in rows], window, masks))
+        some = [requests[row] for row in rows]
+        pixels = [one.known[one.places.windows.index(window)] for one in some]
+        posterior = system.encoders.posterior(black_out(torch.stack(pixels), window, [one.places for one in some]))
         made += 1
-        return drawn_latents(system, posterior, [requests[row] for row in rows], made - 1)
+        latents = drawn_latents(system, posterior, some, made - 1)
+        return latents[:, :, window.skip : window.skip + len(window.frames)]
 
-    return law.known(given, x, system.latent, shape, encode, own=False)
-
-
-def canvas_of(request: Request, windows: Sequence[Window], shape: tuple[int, int, int]) -> Tensor:
-    """A video [3, T, H, W] that has a request's known frames in their places, and is black elsewhere."""
-    pixels = request.known[0] if request.known else torch.zeros(0, dtype=torch.uint8)
-    canvas = torch.full((3, *shape), 0 if pixels.dtype == torch.uint8 else -1, dtype=pixels.dtype)
-    for window, known in zip(windows, request.known, strict=True) if request.known else ():
-        canvas[:, window.pixels.start : window.pixels.stop] = known
-    return canvas
+    return make_known([request.places for request in requests], x, shape, encode, own=False)
 
 
-def still_held(known: Known, share: Tensor) -> Tensor:
-    """bool, of the shape of `known.released`: the places that are held at a share of the way from data to noise."""
-    return (known.released < share) | known.held
-
-
-def known_holder(objective: Objective, known: Known, noise: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """What keeps known places at their clean values until they are released, with noise of that time, as x walks on."""
-    held = torch.ones_like(known.released, dtype=torch.bool)
-
-    def hold(x: Tensor, t: Tensor) -> Tensor:
-        nonlocal held
-        still = still_held(known, t / objective.noise_time)
-        clean = known.latents.to(x)
-        x = torch.where(held & ~still & (known.released < 1), objective.noised_at(clean, noise, t), x)
-        held = still
-        return torch.where(still, clean, x)
-
-    return hold
+def edited(places: Places, ratio: float, num_latents: int) -> Places:
+    """What is known is released at this share of the way at the latest, in a video of so many latent frames."""
+    if (released := places.released) is None:
+        released = torch.ones(1, num_latents, 1, 1)
+        for window in places.windows:
+            released[:, window.frames.start : window.frames.stop] = 0
+    return replace(places, released=released.clamp_min(ratio))
 
 
 def step_noise(
@@ -308,49 +285,41 @@ def fps_of(config: SystemConfig, num_frames: int) -> float | None:
     return config.fps_save if num_frames > 1 else None
 
 
-@dataclass(frozen=True)
-class Shot:
-    """One clip of a chain."""
+def sample_chains(
+    system: System, chains: Sequence[Sequence[Request]], option: SamplingOption, on_step: OnStep | None = None
+) -> list[Tensor]:
+    """Makes a batch of chains of clips, clip by clip; returns the video of each, float32 `[3, T, H, W]` in [-1, 1].
 
-    text: Caption
-    negative: Caption = ""
-    # The kind of conditioning frames that it takes from the chain: at its head the last frames of the previous shot, at
-    # its tail the first frames of the first shot, which closes a loop; None: none.
-    carries: str | None = None
-    start: float = 1.0  # noise level to start from, as a share; below 1 from the previous shot with noise added
-
-
-def sample_chain(
-    system: System,
-    shots: Sequence[Shot],
-    seed: int,
-    option: SamplingOption,
-    known: tuple[Tensor, ...] = (),
-    video: Tensor | None = None,
-    kind: str | None = None,
-) -> Iterator[Tensor]:
-    """Yields the clips of a chain in order: float32 `[3, T, H, W]` in [-1, 1]; shot i has the seed `seed + i`.
-
-    known: conditioning frames of the first shot, pixels of the windows of `kind`. video: what the first shot starts
-    from where its `start` is below 1. Collective.
+    A clip after the first that brings no pixels for what it knows takes them from its chain: at its head the last
+    frames of the clip before, which its video shows once; at its tail the first frames of the first clip, which closes
+    a loop. One with a `start` below 1 begins from the clip before. All chains have as many clips, and begin the n-th at
+    the same `start`. Collective.
     """
-    shape = pixel_shape(system, option)
-    made: list[Tensor] = []  # the first shot and the last one so far, as bytes
-    for number, shot in enumerate(shots):
-        if made and shot.carries is not None:
-            kind, known = shot.carries, _carried(system, shot.carries, made, shape[0])
-        before = made[-1] if made else video
-        request = Request(shot.text, seed + number, shot.negative, known, shot.start, before)
-        (clip,) = sample_videos(system, [request], option, kind=kind or system.config.family.kind_of_nothing)
-        yield clip
-        made, kind, known = [*made[:1], from_unit(clip)], None, ()
+    made: list[list[Tensor]] = [[] for _ in chains]
+    first: list[Tensor] = []  # clips, as bytes
+    last: list[Tensor] = []
+    total = len(chains[0])
+    for number, clips in enumerate(zip(*chains, strict=True)):
+        requests = [_continued(*one) for one in zip(clips, first, last, strict=True)] if number else clips
+
+        def watch(done: int, steps: int, x: Tensor, number: int = number) -> None:
+            if on_step is not None:
+                on_step(number * steps + done, total * steps, x)
+
+        videos = sample_videos(system, requests, option, watch)
+        for request, video, parts in zip(requests, videos, made, strict=True):
+            heads = [len(window.frames) for window in request.places.windows if number and window.is_head]
+            parts.append(video[:, system.latent.pixel_frames(max(heads)) if heads else 0 :])
+        if total > 1:
+            last = [from_unit(video) for video in videos]
+            first = first or last
+    return [torch.cat(parts, dim=1) for parts in made]
 
 
-def _carried(system: System, kind: str, made: Sequence[Tensor], num_frames: int) -> tuple[Tensor, ...]:
-    """The conditioning frames of a kind, cut from the shots made so far: uint8 [3, T, H, W] each."""
-    assert system.law is not None, "this model takes nothing from another clip"
-    found = []
-    for window in system.law.windows(kind, system.latent, num_frames):
-        count = len(window.pixels)
-        found.append(made[-1][:, -count:] if window.is_head else made[0][:, :count])
-    return tuple(torch.clone(pixels) for pixels in found)
+def _continued(request: Request, first: Tensor, last: Tensor) -> Request:
+    """A request with what it takes from the first and the last clip of its chain so far: uint8 [3, T, H, W]."""
+    known = [
+        last[:, -len(window.pixels) :] if window.is_head else first[:, : len(window.pixels)]
+        for window in request.places.windows
+    ]
+    return replace(request, known=request.known or tuple(known), video=last if request.video is None else request.video)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
         refuse_sharded_text,
     )
     from longtake.system.examples import (
+        any_masked,
+        black_out,
         companion_conditions,
-        cut_pixels,
         kinds_apart,
         make_example,
         stored_windows,

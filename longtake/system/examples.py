@@ -10,7 +10,16 @@ from torch import Tensor
 from longtake.contracts import Batch, Bucket, Conditions, Draw, Known, LatentShape, Noised, UserError
 from longtake.data import LatentSource, of_window
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import KnownLaw, Window, drop_text, keep_known, read_known
+from longtake.diffusion import (
+    NOTHING_KNOWN,
+    KnownLaw,
+    Places,
+    Window,
+    drop_text,
+    keep_known,
+    make_known,
+    read_known,
+)
 from longtake.random import Purpose
 from longtake.system.build import System
 from longtake.system.config import SystemConfig
@@ -68,7 +77,7 @@ def make_example(
             conditions = conditions.updated(**system.law.conditions(known))
             loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
             readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
-            noised = read_known(noised, known, readers)
+            noised = read_known(noised, known, readers, system.objective.noise_time)
     return noised, conditions
 
 
@@ -117,39 +126,34 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
     """
     shape = batch.bucket.shape
     if kinds is None:
-        given = [law.given(system.config.family.kind_of_nothing, system.latent, shape)] * len(latents)
+        given = [NOTHING_KNOWN] * len(latents)
     else:
         given = law.drawn(batch.choices, kinds, system.latent, shape)
 
-    def encode(rows: Sequence[int], window: Window, masks: Tensor | None) -> Tensor:
-        if batch.encoded and masks is not None:
-            raise UserError(
-                "dataset.latents: pixels are masked before they are encoded, by draws of each sample, and a store has "
-                "them without masks; set dataset.latents to None"
-            )
+    def encode(rows: Sequence[int], window: Window) -> Tensor:
         if batch.encoded:
-            apart = windows_apart(law, kinds, system.latent, shape[0])
-            stored = _posterior_of(batch.encoded, next(name for name, one in apart.items() if one == window))
+            stored = _posterior_of(batch.encoded, window.name)
             posterior = {moment: torch.stack([value[row] for row in rows]) for moment, value in stored.items()}
         else:
-            posterior = system.posterior(cut_pixels([batch.video[row] for row in rows], window, masks))
+            frames = slice(window.pixels.start, window.pixels.stop)
+            pixels = torch.stack([batch.video[row, :, frames] for row in rows])
+            posterior = system.posterior(black_out(pixels, window, [given[row] for row in rows]))
         normal = None
         if "std" in posterior:
             frames = slice(window.frames.start, window.frames.stop)
             normal = torch.stack([batch.draws["posterior"][row, :, frames] for row in rows])
         return system.draw_latents(posterior, normal)
 
-    return law.known(given, latents, system.latent, shape, encode)
+    return make_known(given, latents, shape, encode)
 
 
-def cut_pixels(videos: Sequence[Tensor], window: Window, masks: Tensor | None) -> Tensor:
-    """The pixels [n, 3, t, H, W] of a window of some videos [3, T, H, W], black where `masks` [n, 1, T, H, W] is 1."""
-    frames = slice(window.pixels.start, window.pixels.stop)
-    pixels = torch.stack([video[:, frames] for video in videos])
-    if masks is None:
-        return pixels
-    black = 0 if pixels.dtype == torch.uint8 else -1
-    return torch.where(masks[:, :, frames].to(pixels.device) > 0, torch.tensor(black, dtype=pixels.dtype), pixels)
+def black_out(pixels: Tensor, window: Window, given: Sequence[Places]) -> Tensor:
+    """The pixels [n, 3, t, H, W] of a window of some samples, black where it is masked; they may be changed."""
+    for row, one in enumerate(given if window.masked else ()):
+        if one.mask is not None:
+            mask = one.mask[:, window.pixels.start : window.pixels.stop].to(pixels.device) > 0
+            pixels[row].masked_fill_(mask, 0 if pixels.dtype == torch.uint8 else -1)
+    return pixels
 
 
 def _posterior_of(encoded: Mapping[str, Tensor], window: str) -> dict[str, Tensor]:
@@ -164,7 +168,7 @@ def windows_apart(law: KnownLaw, kinds: Weights | None, latent: LatentShape, num
     found: dict[str, Window] = {}
     for kind, weight in (kinds or {}).items():
         if weight > 0:
-            found |= law.apart(kind, latent, num_frames)
+            found |= {window.name: window for window in law.windows(kind, latent, num_frames) if window.name}
     return found
 
 
@@ -173,7 +177,7 @@ def kinds_apart(config: SystemConfig, kinds: Weights | None, latent: LatentShape
     if (law := config.family.known_law) is None:
         return ()
     long, trained = latent.pixel_frames(2**16), [kind for kind in law.kinds if (kinds or {}).get(kind, 0) > 0]
-    return tuple(kind for kind in trained if law.apart(kind, latent, long))
+    return tuple(kind for kind in trained if windows_apart(law, {kind: 1}, latent, long))
 
 
 def windows_of(
@@ -183,6 +187,11 @@ def windows_of(
     law = config.family.known_law
     lengths = sorted({bucket.shape[0] for bucket in buckets}) if law else ()
     return {length: found for length in lengths if (found := windows_apart(law, kinds, latent, length))}
+
+
+def any_masked(windows: Mapping[int, Mapping[str, Window]]) -> bool:
+    """Whether pixels of some windows are blacked out, by draws of each sample."""
+    return any(window.masked for of_length in windows.values() for window in of_length.values())
 
 
 def stored_windows(
@@ -195,7 +204,7 @@ def stored_windows(
     lacking = [
         kind
         for kind in kinds_apart(config, kinds, latent)
-        if any(law.apart(kind, latent, length).keys() - store.windows(length).keys() for length in wanted)
+        if any(windows_apart(law, {kind: 1}, latent, length).keys() - store.windows(length).keys() for length in wanted)
     ]
     if lacking:
         has = f"that of {', '.join(store.kinds)} only" if store.kinds else "whole clips only"

@@ -49,11 +49,10 @@ def open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World)
     """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
     if config.dataset.latents is None:
         return None
-    latents = open_fitting_store(config, config.dataset, config.bucket_rule, table, config.stage_number, world)
+    kinds, rule = config.condition_config, config.bucket_rule
+    latents = open_fitting_store(config, config.dataset, rule, table, config.stage_number, kinds, world)
     refuse_sharded_text(config, latents.missing)
-    stored_windows(
-        config, config.condition_config, config.bucket_rule.buckets, latents.store
-    )  # refuses what is missing
+    stored_windows(config, kinds, rule.buckets, latents.store)  # refuses what is missing
     return latents
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Known, LatentShape, Noised
-from longtake.diffusion import EndWindows, Window, keep_known, micro_batch_loss, read_known, sample_loss
+from longtake.diffusion import EndWindows, Window, keep_known, make_known, micro_batch_loss, read_known, sample_loss
+from longtake.diffusion.known import Encode, PixelShape
+from longtake.system import windows_apart
 from tests.diffusion.golden import read_tensors
 
 LAW = EndWindows()
@@ -38,15 +40,20 @@ def golden_video(tag: str) -> Tensor:
 
 
 def condition_of(video: Tensor, kinds: Sequence[str], latent: LatentShape) -> Tensor:
-    def encode(rows: Sequence[int], window: Window, masks: Tensor | None) -> Tensor:
+    def encode(rows: Sequence[int], window: Window) -> Tensor:
         return stand_in_encode(video[list(rows), :, window.pixels.start : window.pixels.stop], latent.causal)
 
     latents = stand_in_encode(video, latent.causal)
-    return LAW.conditions(LAW.known(kinds, latents, latent, tuple(video.shape[2:]), encode))["visual"]
+    return visual_of(kinds, latents, latent, tuple(video.shape[2:]), encode)
+
+
+def visual_of(kinds: Sequence[str], latents: Tensor, latent: LatentShape, shape: PixelShape, encode: Encode) -> Tensor:
+    given = [LAW.given(kind, latent, shape) for kind in kinds]
+    return LAW.conditions(make_known(given, latents, shape, encode))["visual"]
 
 
 def draw_kinds(uniforms: np.ndarray, weights: dict[str, float], latent: LatentShape, frames: int) -> list[str]:
-    return LAW.drawn({"mask": uniforms}, weights, latent, (frames, 16, 16))
+    return LAW.drawn_kinds(uniforms, weights, latent, frames)
 
 
 def kind_of(mask: Tensor, latent: LatentShape, frames: int) -> str:
@@ -119,24 +126,23 @@ def test_a_clip_too_short_for_every_kind_knows_nothing() -> None:
 def test_samples_with_one_window_are_encoded_together_and_no_other_frame_is_seen() -> None:
     calls = []
 
-    def encode(rows: Sequence[int], window: Window, masks: Tensor | None) -> Tensor:
+    def encode(rows: Sequence[int], window: Window) -> Tensor:
         calls.append((list(rows), window.pixels))
         return torch.full((len(rows), 4, len(window.frames), 2, 2), 7.0)
 
     kinds = ["i2v_head", "t2v", "i2v_loop", "v2v_tail", "i2v_tail"]
-    known = LAW.known(kinds, torch.ones(5, 4, 20, 2, 2), CAUSAL, (77, 16, 16), encode)
-    visual = LAW.conditions(known)["visual"]
+    visual = visual_of(kinds, torch.ones(5, 4, 20, 2, 2), CAUSAL, (77, 16, 16), encode)
     assert calls == [([0, 2], range(1)), ([2, 4], range(76, 77)), ([3], range(44, 77))]
     assert visual[:, 0].sum((1, 2, 3)).tolist() == [4, 0, 8, 36, 4]
     assert torch.equal(visual[:, 1:], 7.0 * visual[:, :1].expand(-1, 4, -1, -1, -1))
 
 
 def test_kinds_that_take_the_clips_own_latents_need_no_pixels() -> None:
-    assert [kind for kind in KINDS if not LAW.apart(kind, CAUSAL, 77)] == ["t2v"]
-    assert [kind for kind in KINDS if not LAW.apart(kind, OTHER, 72)] == ["t2v", *KINDS[4:]]
+    assert [kind for kind in KINDS if not windows_apart(LAW, {kind: 1}, CAUSAL, 77)] == ["t2v"]
+    assert [kind for kind in KINDS if not windows_apart(LAW, {kind: 1}, OTHER, 72)] == ["t2v", *KINDS[4:]]
     own = torch.randn(1, 4, 18, 2, 2, generator=torch.Generator().manual_seed(0))
     refused = lambda *_: pytest.fail("asked for pixels")  # noqa: E731
-    visual = LAW.conditions(LAW.known(["v2v_tail"], own, OTHER, (72, 16, 16), refused))["visual"]
+    visual = visual_of(["v2v_tail"], own, OTHER, (72, 16, 16), refused)
     assert torch.equal(visual[:, 1:, 10:], own[:, :, 10:])
     assert not visual[:, :, :10].any()
 
@@ -164,7 +170,7 @@ def test_known_frames_are_left_out_of_the_loss_and_get_no_gradient(case: str) ->
     noised = Noised(target, ones, target, ones)
 
     def loss_and_frames(reader: str) -> tuple[torch.Tensor, torch.Tensor]:
-        read = read_known(noised, Known(released, target), frozenset({reader}))
+        read = read_known(noised, Known(released, target), frozenset({reader}), 1.0)
         loss = micro_batch_loss(sample_loss, prediction, read, ones, size[0])
         [gradient] = torch.autograd.grad(loss, prediction)
         return loss.detach(), gradient.abs().sum((1, 3, 4)) == 0

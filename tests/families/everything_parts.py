@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from longtake.contracts import Draw, Known, LatentShape, Noised
 from longtake.diffusion.config import ObjectiveSection
-from longtake.diffusion.known import Window
+from longtake.diffusion.known import Places, Window
 from longtake.diffusion.objective import as_column, sample_loss
 from longtake.diffusion.solvers import Solver
 from longtake.encoders.autoencoder import Autoencoder
@@ -22,7 +23,15 @@ from longtake.encoders.config import AutoencoderSection
 from longtake.random import Purpose
 
 MODULE = "tests.families.everything_parts"
-KINDS = MappingProxyType({"none": "nothing is known", "box": "a quarter of the picture", "first": "the first frame"})
+KINDS = MappingProxyType(
+    {
+        "none": "nothing is known",
+        "box": "a quarter of the picture",
+        "first": "the first frame",
+        "edit": "all of it, until the noise is down to a share",
+        "inpaint": "pixels that a mask leaves",
+    }
+)
 
 
 class ChunkConfig(AutoencoderSection):
@@ -43,8 +52,7 @@ class Chunks(Autoencoder):
         self.config = config
 
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
-        parts = [F.pad(part, (0, 0, 0, 0, -part.shape[2] % 4, 0)) for part in video.split(17, dim=2)]
-        return {"mean": torch.cat([F.avg_pool3d(part, (4, 8, 8)) for part in parts], dim=2)}
+        return {"mean": pooled(video)}
 
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         video = F.interpolate(latents, scale_factor=(4, 8, 8)).split(20, dim=2)
@@ -56,6 +64,12 @@ class Chunks(Autoencoder):
     def decode_stream(self, latents: Tensor, num_frames: int) -> Any:
         for i, part in enumerate(latents.split(5, dim=2)):
             yield self.decode(part, min(17, num_frames - 17 * i))
+
+
+def pooled(video: Tensor) -> Tensor:
+    """Means of the pixels that a latent is made of."""
+    parts = [F.pad(part, (0, 0, 0, 0, -part.shape[2] % 4, 0)) for part in video.split(17, dim=2)]
+    return torch.cat([F.avg_pool3d(part, (4, 8, 8)) for part in parts], dim=2)
 
 
 def fading(scale: float, step: int, num_steps: int, t: float) -> float:
@@ -125,9 +139,9 @@ class Noisy(Solver):
 
 
 class Boxes:
-    """Known places: a quarter of the picture in all frames, or the first frame."""
+    """Known places: a quarter of the picture, of latents or of pixels, the first frame, or all of it for a while."""
 
-    kinds, stills = KINDS, frozenset({"first"})
+    kinds = KINDS
     draws = MappingProxyType(
         {
             name: Draw(Purpose.MASK, "uniform", shape, of_view=True, is_choice=True)
@@ -135,34 +149,39 @@ class Boxes:
         }
     )
 
-    def drawn(self, choices: Any, weights: Mapping[str, float], latent: LatentShape, shape: Any) -> list[Any]:
+    def drawn(self, choices: Any, weights: Mapping[str, float], latent: LatentShape, shape: Any) -> list[Places]:
         kinds = [kind for kind in KINDS if weights.get(kind, 0) > 0]
-        return [
-            (kinds[int(u * len(kinds))], tuple(box[1:]))
-            for u, box in zip(choices["mask"].tolist(), choices["box"].tolist(), strict=True)
-        ]
+        pairs = zip(choices["mask"].tolist(), choices["box"].tolist(), strict=True)
+        return [self._places(kinds[int(u * len(kinds))], latent, shape, None, *box) for u, *box in pairs]
 
-    def given(self, kind: str, latent: LatentShape, shape: Any) -> Any:
-        return kind, (0.0, 0.0)
+    def given(self, kind: str, latent: LatentShape, shape: Any, mask: Tensor | None = None) -> Places:
+        return self._places(kind, latent, shape, mask, [0.0, 0.0, 0.0])
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
-        return (Window(range(1), range(1)),) if kind == "first" and num_frames > 1 else ()
+        if kind == "first":
+            return (Window(range(1), range(1), "head1"),) if num_frames > 1 else ()
+        every = range(latent(num_frames, 1, 1)[1]), range(num_frames)
+        masked = kind == "inpaint"
+        return () if kind == "none" else (Window(*every, "masked" if masked else "", masked),)
 
-    def apart(self, kind: str, latent: LatentShape, num_frames: int) -> dict[str, Window]:
-        return dict(zip(("head1",), self.windows(kind, latent, num_frames), strict=False))
-
-    def known(
-        self, given: Sequence[Any], latents: Tensor, latent: LatentShape, shape: Any, encode: Any, own: bool = True
-    ) -> Known:
-        released, values = torch.ones_like(latents[:, :1]), torch.zeros_like(latents)
-        for row, (kind, (y, x)) in enumerate(given):
-            if kind == "box":
-                top, left = (int(u * (size // 2 + 1)) for u, size in zip((y, x), latents.shape[3:], strict=True))
-                box = slice(top, top + latents.shape[3] // 2), slice(left, left + latents.shape[4] // 2)
-                released[row, :, :, *box], values[row, :, :, *box] = 0, latents[row, :, :, *box]
-            for window in self.windows(kind, latent, shape[0]):
-                released[row, :, 0], values[row, :, :1] = 0, encode([row], window, None)[0]
-        return Known(released, values)
+    def _places(self, kind: str, latent: LatentShape, shape: Any, mask: Tensor | None, box: list[float]) -> Places:
+        found = Places(self.windows(kind, latent, shape[0]))
+        if kind == "box":
+            return replace(found, released=with_box(latent(*shape)[1:], box))
+        if kind == "edit":
+            return replace(found, released=torch.full((1, latent(*shape)[1], 1, 1), box[0]))
+        if kind == "inpaint":
+            mask = with_box(shape, box) if mask is None else mask
+            return replace(found, released=(pooled(mask[None])[0] > 0).float(), mask=mask)
+        return found
 
     def conditions(self, known: Known) -> dict[str, Tensor]:
-        return {"mask": known.released}
+        return {"mask": known.released.expand_as(known.latents[:, :1])}
+
+
+def with_box(shape: tuple[int, int, int], box: list[float]) -> Tensor:
+    """[1, *shape]: 0 in a quarter of the picture, 1 elsewhere."""
+    mask = torch.ones(1, *shape)
+    top, left = (int(u * (size // 2 + 1)) for u, size in zip(box[1:], shape[1:], strict=True))
+    mask[..., top : top + shape[1] // 2, left : left + shape[2] // 2] = 0
+    return mask

@@ -61,12 +61,14 @@ def make_mixed(described: Mapping[str, Any], folder: Path, world: World, *overri
     calls: list[int] = []
     system.denoiser.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
     frame = torch.rand(3, 1, 48, 128, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    requests = [Request("a red circle moves left", 5, "blue", (frame,)), Request("a green square", 6, "blue")]
+    places = system.law.given("i2v_head", system.latent, (5, 48, 128))
+    known = {"places": places, "known": (frame,)}
+    requests = [Request("a red circle moves left", 5, "blue", **known), Request("a green square", 6, "blue")]
     option = system.config.sampling_option.model_copy(
         update={"resolution": "80px", "aspect_ratio": "16:9", "num_frames": 5, "num_steps": 3, "text_osci": True}
     )
     for request in requests[world.rank :: world.size]:
-        torch.save(sample_videos(system, [request], option, kind="i2v_head"), folder / f"{request.seed}.pt")
+        torch.save(sample_videos(system, [request], option), folder / f"{request.seed}.pt")
     return {"calls": calls}
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from longtake.contracts import Known, LatentShape
-from longtake.diffusion import EndWindows, RectifiedFlow, Window
+from longtake.diffusion import EndWindows, RectifiedFlow, Window, make_known
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.generate import GenerateConfig, Prompt, Video
 from longtake.generate import sample as sampling
@@ -190,13 +190,14 @@ def test_conditions_of_every_kind_are_the_references() -> None:
         frames = (info["latent_frames"] - 1) * 4 + 1 if case["causal"] else info["latent_frames"] * 4
         law, kind = EndWindows(), case["kind"]
 
-        def encode(rows: Sequence[int], window: Window, masks: Tensor | None, case: dict[str, Any] = case) -> Tensor:
+        def encode(rows: Sequence[int], window: Window, case: dict[str, Any] = case) -> Tensor:
             count = len(window.frames)
             found = [golden[f"ref.{file_of(window, case['refs'][row])}"] for row in rows]
             return torch.stack([one[:, :count] if window.is_head else one[:, -count:] for one in found])
 
-        given = [kind if refs else "t2v" for refs in case["refs"]]
+        shape = frames, 16, 16
+        given = [law.given(kind if refs else "t2v", latent, shape) for refs in case["refs"]]
         x = torch.zeros(2, 2, info["latent_frames"], 2, 2)
-        visual = law.conditions(law.known(given, x, latent, (frames, 16, 16), encode, own=False))["visual"]
+        visual = law.conditions(make_known(given, x, shape, encode, own=False))["visual"]
         torch.testing.assert_close(visual[:, :1], golden[f"{tag}.masks"], rtol=0, atol=0, msg=tag)
         torch.testing.assert_close(visual[:, 1:], golden[f"{tag}.masked_ref"], rtol=0, atol=0, msg=tag)

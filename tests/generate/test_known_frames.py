@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from longtake.data import resize_crop, write_image, write_video
+from longtake.data import from_unit, resize_crop, write_image, write_video
 from longtake.generate import GenerateConfig, Request, Video, generate, open_system, resolve_source
 from longtake.generate import run as running
-from longtake.generate.sample import Shot, known_of_requests, pixel_shape, sample_chain, sample_videos
+from longtake.generate.sample import known_of_requests, pixel_shape, sample_chains, sample_videos
 from longtake.parallel import World, local_tensor
 from longtake.system import SamplingOption, System
 
@@ -152,14 +153,15 @@ def test_each_request_draws_its_known_frames_by_its_own_seed(system: System, mon
     monkeypatch.setattr(
         type(system.encoders), "posterior", lambda self, video: (m := plain(self, video)) | {"std": 0 * m["mean"] + 2}
     )
-    law, shape = system.law, (8, 32, 32)
+    shape = 8, 32, 32
     x = torch.zeros(3, *system.autoencoder.latent(8, 32, 32))
     still = torch.zeros(3, 1, 32, 32)
-    requests = [Request("", 1), Request("", 2, known=(still,)), Request("", 3, known=(still,))]
-    together = known_of_requests(system, law, requests, "i2v_head", shape, x).latents
+    given = {"places": system.law.given("i2v_head", system.latent, shape), "known": (still,)}
+    requests = [Request("", 1), Request("", 2, **given), Request("", 3, **given)]
+    together = known_of_requests(system, requests, shape, x).latents
     assert (together[1] != together[2]).any()
     for number in (1, 2):
-        alone = known_of_requests(system, law, [requests[number]], "i2v_head", shape, x[:1]).latents
+        alone = known_of_requests(system, [requests[number]], shape, x[:1]).latents
         torch.testing.assert_close(together[number], alone[0], rtol=0, atol=1e-6)
 
 
@@ -229,12 +231,24 @@ def option_of(system: System) -> SamplingOption:
 
 
 def test_each_shot_of_a_chain_begins_where_the_one_before_ends_and_a_loop_closes(system: System) -> None:
-    shots = [Shot("a sea"), Shot("a storm", carries="i2v_head"), Shot("a sea", carries="i2v_loop")]
-    first, second, third = sample_chain(system, shots, 3, option_of(system))
-    for before, after in ((first, second), (second, third)):
-        torch.testing.assert_close(after[:, 0], before[:, -1], rtol=0, atol=2 / 255)  # through bytes
-    torch.testing.assert_close(third[:, -1], first[:, 0], rtol=0, atol=2 / 255)
-    assert (second[:, 1:] - first[:, :-1]).abs().mean() > 0.01, "another clip"
+    kinds = {"a sea": "t2v", "a storm": "i2v_head", "a shore": "i2v_loop"}
+    shape, option = pixel_shape(system, option_of(system)), option_of(system)
+    clips = [
+        Request(text, 3 + n, places=system.law.given(kind, system.latent, shape))
+        for n, (text, kind) in enumerate(kinds.items())
+    ]
+    done: list[int] = []
+    whole, other = sample_chains(
+        system, [clips, [replace(clip, seed=9) for clip in clips]], option, lambda *n: done.append(n[:2])
+    )
+    assert done == [(n, 6) for n in range(1, 7)]
+    assert whole.shape[1] == 9 + 8 + 8, "what a clip takes from the one before is shown once"
+    (alone,) = sample_videos(system, clips[:1], option)
+    torch.testing.assert_close(whole[:, :9], alone, rtol=0, atol=1e-5)
+    (second,) = sample_videos(system, [replace(clips[1], known=(from_unit(alone)[:, -1:],))], option)
+    torch.testing.assert_close(whole[:, 9:17], second[:, 1:], rtol=0, atol=1e-4)
+    torch.testing.assert_close(whole[:, -1], whole[:, 0], rtol=0, atol=2 / 255)  # through bytes
+    assert (other - whole).abs().mean() > 0.01
 
 
 def test_a_clip_that_begins_from_a_video_is_that_video_the_nearer_the_later_it_begins(system: System) -> None:
