@@ -12,7 +12,7 @@ from longtake.cli.options import Run, run_and_overrides
 def generate(context: typer.Context, run: Run = None) -> None:
     """Make videos with RUN: a training run, a checkpoint, an exported .safetensors file, or a config file.
 
-    Prompts: --prompt "..." or --prompts FILE (.txt: one a line; .csv: columns text, ref, neg, name). Known frames:
+    Prompts: --prompt "..." or --prompts FILE (.txt: one a line; .csv: columns text, ref and others). Known frames:
     --cond-type i2v_head --ref picture.png. Often used: --save-dir, --grid, --num-sample, --negative-prompt,
     --motion-score, --ema False, --model.from_pretrained FILE OR FOLDER.
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # the check of a config asks for windows alone
     import numpy as np
     from torch import Tensor
 
-    from longtake.diffusion.objective import Objective
     from longtake.diffusion.solvers import Hold
 
 # What reads `Known`: the input (held places keep their clean values), the times (0 at held frames), the loss (held
@@ -143,14 +142,19 @@ def read_known(noised: Noised, known: Known, readers: frozenset[Reader], noise_t
     return noised
 
 
-def known_holder(known: Known, objective: Objective, noise: Tensor) -> Hold:
-    """What keeps known places at their clean values until they are released, with noise of that time, as x walks on."""
+def known_holder(
+    known: Known, noise: Tensor, noised_at: Callable[[Tensor, Tensor, Tensor], Tensor], noise_time: float
+) -> Hold:
+    """What keeps known places at their clean values until they are released, with noise of that time, as x walks on.
+
+    noised_at, noise_time: the objective's.
+    """
     before = known.released < 1
 
     def hold(x: Tensor, t: Tensor) -> Tensor:
         nonlocal before
-        held, clean = known.held_at(t / objective.noise_time), known.latents.to(x)
-        x = objective.noised_at(clean, noise, t).where(before & ~held, x)
+        held, clean = known.held_at(t / noise_time), known.latents.to(x)
+        x = noised_at(clean, noise, t).where(before & ~held, x)
         before = held
         return clean.where(held, x)
 

@@ -108,7 +108,9 @@ def sample_videos(
             batched = fits_at_once(system, len(branches) * len(requests), latent_shape)
         denoise = Guided(velocity, branches, scales, option.num_steps, batched, beside)
         solver = objective.solver(option.solver)
-        hold = known_holder(known, objective, noise) if "input" in readers else None
+        hold = None
+        if "input" in readers:
+            hold = known_holder(known, noise, objective.noised_at, objective.noise_time)
         latents = solver.sample(denoise, x, grid, on_step, step_noise(requests, latent_shape, system.device), hold)
     if known is not None:
         latents = with_held(latents, known)
