@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from longtake.contracts import UserError
+from longtake.track import StepMeter
 from tests.train.runs import metrics, train_here, write_config
 
 KEYS = {
@@ -47,6 +50,28 @@ def test_tensorboard_holds_the_curves_up_to_the_last_step(tmp_path: Path, clips:
     lines = metrics(outcome.folder)
     assert events.Scalars("loss")[0].value == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)
     assert 0 <= events.Scalars("wait_share")[-1].value <= 1
+
+
+def test_every_figure_that_a_run_writes_down_has_its_meaning_in_the_table(tmp_path: Path, clips: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    section = page.split("## Watching a run")[1].split("\n## ")[0]
+    tables = [re.findall(r"^\| (`.*?) \|", part, re.MULTILINE) for part in section.split("`metrics.jsonl`")]
+    told = [{name for row in rows for name in re.findall(r"`([^`]+)`", row)} for rows in tables]
+    meter = StepMeter(peak=1.0, clock=itertools.count().__next__)
+    for _ in range(2):
+        meter.step(clips=1, tokens=1, flops=1)
+
+    groups = [{"match": ["*.bias"], "lr": 1e-3, "name": "biases"}]
+    run = write_config(tmp_path, clips, tensorboard=True, max_steps=3, optim={"groups": groups})
+    outcome, _ = train_here(run)
+    events = EventAccumulator(str(outcome.folder / "tensorboard"))
+    events.Reload()
+    tags = {re.sub(r"^(loss|lr)/.*", r"\1/", tag) for tag in events.Tags()["scalars"]}
+    named = {re.sub(r"^(loss|lr)/.*", r"\1/", name) for name in told[0]}
+    assert named == tags | meter.read().keys() | {"cuda_gib"}
+    assert told[1] == {key for line in metrics(outcome.folder) for key in line} | {"skipped", "clips"}
 
 
 def test_weights_and_biases_writes_a_run_without_network(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

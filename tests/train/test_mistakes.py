@@ -45,7 +45,7 @@ def test_a_run_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
 def test_a_run_file_of_generation_is_told_from_one_of_training(capsys: Capture, name: str) -> None:
     preset = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / f"{name}.py"
     for words in (["train", preset], ["train", preset, "--tiny", "--stage", "x"], ["plan", preset]):
-        refused(capsys, words, f"{preset}: has ", "so it is a run file of longtake generate; give one of training")
+        refused(capsys, words, f"{preset}: has ", "so it is a run file of `longtake generate")
 
 
 def test_two_rates_of_which_one_would_not_count(capsys: Capture, config: Path) -> None:
