@@ -14,10 +14,11 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, NoReturn
 
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the parent decides what becomes of work under way
@@ -46,6 +47,31 @@ def born_deaf() -> Iterator[None]:
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def taken_signals(numbers: Collection[int], take: Callable[[int], object], once: bool = True) -> Iterator[None]:
+    """Inside, these signals go to `take` in place of where they went before; `once`: a second of the same goes there.
+
+    Python lets the main thread alone take signals: in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        take(number)
+        if once:
+            signal.signal(number, before[number])
+
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def parent_facts() -> tuple[int, bool]:

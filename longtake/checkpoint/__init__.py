@@ -12,13 +12,12 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.checkpoint.background import BackgroundSaver
     from longtake.checkpoint.contents import inspect
-    from longtake.checkpoint.export import EXPORT_BYTES, INDEX_FILE, export_safetensors
+    from longtake.checkpoint.export import EXPORT_BYTES, INDEX_FILE, CheckpointWeights, export_safetensors
     from longtake.checkpoint.folder import checkpoint_path, is_complete, read_state, verify
     from longtake.checkpoint.frozen import keep_frozen, restore_frozen
     from longtake.checkpoint.load import load_tensors
     from longtake.checkpoint.runs import hold, last_whole, list_checkpoints, resolve, retain
     from longtake.checkpoint.save import save_checkpoint, size_of
     from longtake.checkpoint.state import Clock, Frozen, RunState, Samples, SlotSizes
-    from longtake.checkpoint.weights import CheckpointWeights
 
 __getattr__ = lazy_exports(__name__)

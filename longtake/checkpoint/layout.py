@@ -6,34 +6,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import safetensors.torch
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from longtake.checkpoint.folder import SHARD_SUFFIX
-from longtake.parallel import World
+from longtake.parallel import World, local_tensor
 
 SHARD_BYTES = 512 << 20  # of one file; a reader maps whole files
-SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_DTYPES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -96,9 +82,8 @@ def lay_out(tensors: Mapping[str, Tensor], limit_bytes: int = SHARD_BYTES) -> tu
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; a plain tensor as it is."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """This rank's part, without gradient."""
+    return local_tensor(tensor.detach())
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -110,23 +95,19 @@ def _plan(tensors: dict[str, Tensor]) -> SavePlan:
     world = World.here()
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(tensors, is_coordinator=world.is_main)
-    mine = world.on_all(planner.create_local_plan)
-    if world.size == 1:
-        return planner.create_global_plan([mine])[0][0]
-    gathered: list[SavePlan | None] | None = [None] * world.size if world.is_main else None
-    dist.gather_object(mine, gathered, dst=0)
-    box: list[object] = [None]
-    plans: list[object] = [None] * world.size
-    if world.is_main:
-        try:
-            plans = list(planner.create_global_plan(gathered)[0])
-        except Exception as error:  # a name that ranks have in different shapes
-            plans = [ValueError(f"the ranks hold tensors that do not go together ({error})")] * world.size
-    dist.scatter_object_list(box, plans if world.is_main else None, src=0)
-    if isinstance(box[0], Exception):
-        raise box[0]
-    assert isinstance(box[0], SavePlan)
-    return box[0]
+    ranks = _DistWrapper(None, use_dist=world.size > 1, coordinator_rank=0)
+    try:
+        return ranks.reduce_scatter(
+            "plan", planner.create_local_plan, lambda plans: planner.create_global_plan(plans)[0]
+        )
+    except CheckpointException as error:
+        raise first_cause(error) from error
+
+
+def first_cause(error: CheckpointException) -> BaseException:
+    """The lowest rank's own error inside DCP's collection; a Ctrl-C on any rank comes first."""
+    causes = [error.failures[rank][0] for rank in sorted(error.failures)]
+    return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), causes[0])
 
 
 def deal_into_files(pieces: list[Piece], limit_bytes: int) -> list[list[Piece]]:
@@ -160,10 +141,10 @@ def safetensors_head(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]], met
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, dtype, shape in rows:
-        if dtype not in SAFETENSORS_DTYPES:
+        if dtype not in _DTYPES:
             raise TypeError(f"{name}: {dtype} has no place in a safetensors file")
         end = offset + torch.Size(shape).numel() * dtype.itemsize
-        entries[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

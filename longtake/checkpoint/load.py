@@ -7,7 +7,7 @@ No pickle is read: a `.metadata` file, or anything else that COMPLETE does not l
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from longtake.checkpoint.folder import check_all, damage_sentence
+from longtake.checkpoint.layout import first_cause
 from longtake.checkpoint.runs import held
 from longtake.contracts import UserError
 from longtake.parallel import World
@@ -111,14 +112,6 @@ def _read(reader: _ListedReader, into: dict[str, Tensor]) -> None:
         raise first_cause(error) from error
 
 
-def _some(names: Iterable[str], limit: int = 3) -> str:
+def _some(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def first_cause(error: CheckpointException) -> BaseException:
-    """The lowest rank's own error inside DCP's collection; a Ctrl-C on any rank comes first."""
-    causes = [error.failures[rank][0] for rank in sorted(error.failures)]
-    return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), causes[0])
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO
@@ -19,6 +18,7 @@ from longtake.cluster.connection import Connection, Event, ssh_command
 from longtake.cluster.output import Output
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.parallel.world import LOST_PEER
+from longtake.processes import taken_signals
 
 _BEAT_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0  # of a host that hears no beat
@@ -116,25 +116,10 @@ class Launcher:
                     connection.wait(max(0.0, end - time.monotonic()))
         return self._conclude()
 
-    @contextmanager
-    def _signals_as_events(self) -> Iterator[None]:
+    def _signals_as_events(self) -> AbstractContextManager[None]:
         """Signals that ask for an end arrive among the other events; SIGHUP under `nohup` does not ask for one."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def tell(number: int, frame: object) -> None:
-            self.events.put(Event(_USER, "signal", number))
-
-        asking = set(_SIGNALS)
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-            asking.remove(signal.SIGHUP)
-        before = {number: signal.signal(number, tell) for number in asking}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        asking = set(_SIGNALS) - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
+        return taken_signals(asking, lambda number: self.events.put(Event(_USER, "signal", number)), once=False)
 
     # --- before the start
 

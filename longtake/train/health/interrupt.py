@@ -8,57 +8,32 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
-from longtake.processes import leave_at_once
+from longtake.processes import leave_at_once, taken_signals
 
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> AbstractContextManager[None]:
     """Inside, SIGTERM and SIGUSR1 end the process as Ctrl-C does, by KeyboardInterrupt: a run that still loads leaves
     nothing behind and ends with its own code. `StopRequest` takes over once there are steps."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return taken_signals(_ENDING[1:], lambda number: signal.default_int_handler(number, None), once=False)
 
 
 @contextmanager
 def held_signals() -> Iterator[None]:
     """Inside, the first signal that would end the process waits for the end of the body: what the body makes is
     owned by the caller, who can undo it. A second one of the same acts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     held: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        held.append(number)
-        signal.signal(number, before[number] or signal.SIG_DFL)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        signal.signal(number, hold)
-    try:
+    with taken_signals(_ENDING, held.append):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
     if held:
         signal.raise_signal(held[0])
 
 
-class StopRequest:
+class StopRequest(ExitStack):
     """Turns the first SIGINT, SIGTERM or SIGUSR1 (a scheduler's warning) into a request that the loop reads; a second
     one of the same acts as usual.
 
@@ -66,25 +41,18 @@ class StopRequest:
     """
 
     def __init__(self, announce: bool = True) -> None:
+        super().__init__()
         self.asked = False
         self.announce = announce  # rank 0 alone speaks
-        self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                self._before[number] = signal.signal(number, self._ask)
+        self.enter_context(taken_signals(_ENDING, self._ask))
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _ask(self, number: int) -> None:
         self.asked = True
         if self.announce:  # not by print: the signal may have come in the middle of one
             os.write(2, b"\nstopping after this step with a checkpoint; press Ctrl-C again to stop at once\n")
-        signal.signal(number, self._before.get(number) or signal.SIG_DFL)
 
 
 class FirstStepTimer:
