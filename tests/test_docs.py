@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data import write_video
+from longtake.data import write_image, write_video
 from tests import conftest
 from tests.train.runs import run_command
 
@@ -65,6 +65,31 @@ def test_the_worked_example_trains_as_written(folder: Path, walk: Walk) -> None:
     said = [walk(line) for line in _commands()]
     assert "captions: column text, empty for 0 of 5 clips" in said[-1]
     assert "done at step 10" in said[-1]
+
+
+@pytest.mark.slow
+def test_the_way_from_own_clips_to_a_video_from_an_image_works_as_written(
+    tmp_path: Path, walk: Walk, monkeypatch
+) -> None:
+    page = (ROOT / "docs" / "generate.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## From an image on.*?\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    probe, train, from_image, from_text, grow = [
+        line
+        for block in re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 72, 96, 3), np.uint8)
+    for number in range(4):
+        write_video(tmp_path / f"{number}.mp4", pixels, 12)
+    write_image(tmp_path / "first.png", pixels[0])
+    (tmp_path / "clips.csv").write_text("path,text\n" + "".join(f"{n}.mp4,A man walks\n" for n in range(4)))
+    assert "4 clips in clips.parquet" in walk(probe)
+    assert "done at step 2" in walk(train + " --tiny --max-steps 2")
+    for line in (from_image, from_text):
+        assert "1 video in samples/" in walk(line + " --num-steps 2")
+    walk("longtake train custom --dataset.data-path clips.parquet --tiny --max-steps 2")
+    assert "it starts at zero" in walk(grow + " --tiny --max-steps 2")
 
 
 @pytest.fixture

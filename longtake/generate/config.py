@@ -138,13 +138,14 @@ class GenerateConfig(SystemConfig):
             raise ValueError(f"{place}: this model takes no conditioning frames; leave it out")
         if kinds and self.kind not in kinds:
             raise ValueError(f"{key}: choose one of {', '.join(kinds)}")
+        if (refusal := self.model.refuses_known) and (unused or not self.knows_nothing):
+            train = "in the run that trains it, with a condition_config (docs/generate.md: From an image on, by a model"
+            raise ValueError(f"{of_ref if self.knows_nothing else key}: {refusal} {train} of your own)")
         if self.knows_nothing:
             if unused:
                 fix = next((f'write cond_type = "{kind}"' for kind in self._kinds_from_files()), "leave it out")
                 raise ValueError(f"{of_ref}: {key} knows no frames; {fix}")
             return
-        if refusal := self.model.refuses_known:
-            raise ValueError(f"{key}: {refusal}")
         frames = self.sampling_option.num_frames
         if not self.family.known_law.windows(self.kind, self.ae.latent, frames):
             raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")

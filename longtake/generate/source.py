@@ -98,7 +98,11 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
         raise UserError(f"{checkpoint}: holds {loaded.surplus[0]}, which the model does not have; give its own config")
     rest = {name: value for name, value in parameters.items() if name not in held | adapters}
     frozen = {name.replace(part, "model", 1): value for name, value in rest.items()}
-    restore_frozen(checkpoint, frozen, RunState.read(checkpoint).frozen)
+    facts = RunState.read(checkpoint).frozen
+    if frozen and facts is None:
+        lacking = min(frozen).removeprefix("model.")
+        raise UserError(f"{checkpoint}: has no {lacking}, which the model asked for has; give the run's own model keys")
+    restore_frozen(checkpoint, frozen, facts)
     return part
 
 

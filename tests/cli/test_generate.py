@@ -144,3 +144,16 @@ def test_weights_that_are_not_there_are_named_before_a_model_is_built(mistake, m
     file = f"--{key}.from-pretrained", tmp_path / "gone.safetensors"
     said = mistake("generate", PRESETS / "256px.py", "--tiny", "--prompt", "x", *section, *file)
     assert "gone.safetensors" in said
+
+
+def test_a_run_without_known_frames_says_how_one_gets_them(mistake, longtake, run: Outcome, tmp_path: Path):
+    frames = ("--ref", "a.png", "--prompt", RED)
+    for flags in (frames, (*frames, "--cond-type", "i2v_head")):
+        said = mistake("generate", run.folder, *flags)
+        assert (
+            "model.cond_embed is False, so the model takes no known frames; write model.cond_embed = True in the"
+            in said
+        )
+        assert "condition_config (docs/generate.md: " in said
+    said = mistake("generate", run.folder, "--model.cond-embed", "True", "--prompt", RED, "--save-dir", tmp_path)
+    assert "has no cond_in.bias, which the model asked for has" in said
