@@ -6,7 +6,7 @@ import gc
 import json
 import os
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests import forks
 settings.register_profile("any machine", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("any machine")
 
+_FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
 SHOWN = 8  # files and tests, dearest first
 # Files with worlds of more than two processes: one worker takes them all, or two cores would have eight ranks and more.
 WORLDS = (
@@ -54,14 +55,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", metavar="FILE", type=Path, help="writes every test's processor and wall seconds there")
 
 
-def pytest_runtest_setup() -> None:
-    """What is there, such as modules, is set aside: every run of training begins and ends with a collection."""
-    if not gc.get_freeze_count():  # a run has given all back
-        gc.freeze()
+def pytest_collection_finish() -> None:
+    """All that is there, half a million objects, is set aside for good: a collection takes 0.3 s with them.
+
+    Runs of training begin and end with one, and would give back at their end what was set aside before them.
+    """
+    _set_aside()
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries complain of what the interpreter's end does not collect
+    _give_back()  # libraries complain of what the interpreter's end does not collect
+
+
+def _set_aside() -> None:
+    _FREEZE()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+def _give_back() -> None:
+    gc.freeze, gc.unfreeze = _FREEZE, _UNFREEZE
+    gc.unfreeze()
+
+
+@pytest.fixture
+def own_collector() -> Iterator[None]:
+    """The garbage collector as the code under test finds it outside of tests."""
+    _give_back()
+    yield
+    _set_aside()
 
 
 def pytest_configure(config: pytest.Config) -> None:

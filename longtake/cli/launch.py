@@ -13,6 +13,17 @@ import typer
 from longtake import cluster
 from longtake.contracts import UserError
 
+_Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        min=1,
+        help="Processes on each host; else its slots, else its GPUs.",
+        show_default=False,
+    ),
+]
+
 
 def launch(
     words: Annotated[
@@ -23,16 +34,7 @@ def launch(
     host: Annotated[str | None, typer.Option(help="Hosts in place of a file: `a,b`.")] = None,
     include: Annotated[str | None, typer.Option(help="These hosts alone: `a,b`.")] = None,
     exclude: Annotated[str | None, typer.Option(help="All hosts but these: `a,b`.")] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "--nproc-per-node",
-            "--nproc_per_node",
-            min=1,
-            help="Processes on each host; else its slots, else its GPUs.",
-            show_default=False,
-        ),
-    ] = None,
+    processes: _Processes = None,
     name: Annotated[str | None, typer.Option(help="The run's name; default: exp_name, or that of RUN.")] = None,
     workdir: Annotated[str | None, typer.Option(help="Folder on the hosts; default: this one.")] = None,
     python: Annotated[str, typer.Option(help="Python on the hosts.")] = sys.executable,

@@ -94,8 +94,14 @@ def test_a_store_made_before_there_were_windows_is_read_and_gone_on_with(config:
     facts = json.loads(path.read_text(encoding="utf-8"))
     del facts["windows"]
     path.write_text(json.dumps(facts), encoding="utf-8")
-    make_store(config, tmp_path / "store")
     assert LatentStore.open(tmp_path / "store").windows(16) == {}
+    before = contents(tmp_path / "store")
+    make_store(config, tmp_path / "store")
+    make_store(config, tmp_path / "anew")
+    after = contents(tmp_path / "store")
+    assert after == contents(tmp_path / "anew")
+    first = {name for name in before if name.endswith(".safetensors")}
+    assert first < {name for name in after if name.endswith(".safetensors")}, "the second part was added to the first"
 
 
 def test_a_flipped_bit_of_a_window_is_found_and_mended(config: Path, tmp_path: Path) -> None:

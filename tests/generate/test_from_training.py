@@ -83,8 +83,9 @@ def test_a_tiny_run_makes_tiny_videos_by_itself(run: Outcome, tmp_path: Path):
 
 
 def test_the_first_frame_of_the_file_is_the_given_image(run: Outcome, tmp_path: Path):
-    rows = np.linspace(0, 255, 48, dtype=np.uint8)
-    write_image(tmp_path / "a.png", np.broadcast_to(rows[:, None, None], (48, 80, 3)))
+    down, across = (np.linspace(0, 255, size).astype(np.uint8) for size in (48, 80))
+    colours = np.broadcast_arrays(down[:, None], across[None], np.uint8(60))  # no two channels, no two sides alike
+    write_image(tmp_path / "a.png", np.stack(colours, axis=-1))
     image = ("--cond-type", "i2v_head", "--ref", str(tmp_path / "a.png"))
     frames, _ = make(tmp_path, "--model.from-pretrained", str(run.folder), *image)
     given = resize_crop(read_video(tmp_path / "a.png"), frames.shape[1:3], still=True)[:, 0].permute(1, 2, 0).numpy()

@@ -112,7 +112,9 @@ def test_the_batch_size_does_not_change_a_video(make, monkeypatch: pytest.Monkey
 
 
 def test_only_as_many_prompts_as_asked_for_are_used(make):
-    assert len(make("--prompt", f"[{RED!r}, {BLUE!r}]", "--num-samples", "1")) == 1
+    (video,) = make("--prompt", f"[{RED!r}, {BLUE!r}]", "--num-samples", "1")
+    assert video.path.with_suffix(".txt").read_text() == f"{RED}. 8 FPS.\n"
+    assert sorted(path.name for path in video.path.parent.iterdir()) == ["prompt_0000.mp4", "prompt_0000.txt"]
 
 
 def test_a_negative_prompt_from_the_table_or_the_run_changes_the_video(make, tmp_path: Path):

@@ -118,8 +118,10 @@ def test_more_buckets_are_planned_from_the_same_traces(monkeypatch: pytest.Monke
     assert traced == few
 
 
-def test_more_gpus_need_less_of_each() -> None:
-    assert plan(gpus=8).entries[0].memory.weights < plan(gpus=2).entries[0].memory.weights
+def test_weights_states_and_nothing_of_a_batch_are_shared_out_among_the_gpus() -> None:
+    two, eight = (plan(gpus=gpus).entries[0].memory for gpus in (2, 8))
+    assert (two.weights, two.optimizer) == pytest.approx((4 * eight.weights, 4 * eight.optimizer), rel=0.02)
+    assert two.activations == eight.activations
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,18 @@ def test_commands_name_keys_and_files_that_there_are(command: str):
     assert read_run(run_file(words[0]), words[1:]).value.dataset.data_path == "clips.parquet"
 
 
-def test_presets_fit_the_gpus_that_they_name():
-    for path in FOLDER.glob("*.py"):
-        forecast = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#     ")]
-        assert forecast, path
-        assert not [line for line in forecast if "!" in line], path
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_fit_the_gpus_that_they_name(name: str):
+    """By the forecast that a preset opens with; that the plan still says so is a slow test's."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    usable = float(re.search(r"([\d.]+) GiB of \d+ GiB each to be used", text)[1])
+    head, *rows = (line.strip("# ") for line in re.findall(r"^#     .*(?:  fits|/\d+f  .*)$", text, re.MULTILINE))
+    columns = re.split(r"\s{2,}", head)
+    buckets = preset(name).bucket_config
+    assert {row.split("/")[0] for row in rows} == set(buckets)
+    for row in rows:
+        entry = dict(zip(columns, re.split(r"\s{2,}", row), strict=True))
+        resolution, frames = entry["bucket"].removesuffix("f").split("/")
+        assert int(entry["batch"]) == buckets[resolution][int(frames)][1], "the batch that is trained"
+        assert int(entry["batch"]) <= int(entry["fits"])
+        assert float(entry["GiB a GPU"]) <= usable

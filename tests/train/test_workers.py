@@ -103,6 +103,7 @@ def test_a_bound_on_memory_changes_no_bit(config: Path, undisturbed: Path, monke
 # Garbage
 
 
+@pytest.mark.usefixtures("own_collector")
 def test_garbage_is_collected_at_the_steps_asked_for_and_at_no_other_moment(
     config: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_garbage_is_collected_at_the_steps_asked_for_and_at_no_other_moment(
     assert_undisturbed(outcome.folder, undisturbed)
 
 
+@pytest.mark.usefixtures("own_collector")
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_given_back_as_it_was_also_after_an_error(enabled: bool) -> None:
     def fail() -> None:
@@ -153,6 +155,7 @@ def test_the_collector_is_given_back_as_it_was_also_after_an_error(enabled: bool
         (gc.enable if before else gc.disable)()
 
 
+@pytest.mark.usefixtures("own_collector")
 def test_a_run_that_fails_gives_the_collector_back(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: SlotDataset, slot: Slot) -> Batch:
         raise UserError("ours")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -71,10 +71,9 @@ def probe_table(
     are kept. Made, or made anew: num_frames, height, width, aspect_ratio (height / width), resolution (height x
     width), fps, duration (seconds), codec; clip_id if not there. Rows keep their order. A file that cannot be used
     costs its row: it is listed with the reason in `<target stem>.bad.csv` beside the target. With `strict` any bad
-    file is a `UserError` and only the list is written; so is a table of which no clip can be used.
-
-    Relative paths that start elsewhere than in the target's folder are rewritten to start there; made clip ids are
-    those of the paths as the target has them.
+    file is a `UserError` and only the list is written; so is a table of which no clip can be used. Relative paths that
+    start elsewhere than in the target's folder are rewritten to start there; made clip ids are those of the paths as
+    the target has them.
 
     `workers`: processes, 0 in this one; a decoder that crashes takes its file along, not the run. `root`: as in
     `ClipTable.open`. `decode_check`: also decode every file and leave out those that fail. `part`: (i, n) does the
@@ -87,9 +86,7 @@ def probe_table(
     Answers are kept in `<target>.journal` until the table is written. After an interruption of any kind the same call
     continues from it; bad files are tried again. Output files are complete or absent.
     """
-    source, target = Path(source), Path(target)
-    if part is not None:
-        target = part_path(target, *part)
+    source, target = Path(source), Path(target) if part is None else part_path(Path(target), *part)
     refuse_url(source)
     refuse_url(target)
     check_target(target, [source])
@@ -101,27 +98,16 @@ def probe_table(
     rows = _rows_of_part(len(paths), *(part or (1, 1)))
     files = [join_location(folder, path) if path else "" for path in paths[rows]]
     check_protocols(files)
-    belongs_to = {
-        "table": _digest(paths),
-        "root": folder if isinstance(folder, str) else str(folder.resolve()),
-        "decode_check": decode_check,
-        "part": list(part or (1, 1)),
-    }
     ask = partial(_ask, decode_check=decode_check, cache=cache or FileCache(default_cache_folder()))
-    with Journal(target.with_name(f"{target.name}.journal"), belongs_to) as journal:
-        answers = Answers(len(files))
-        for row, reason in unreadable.items():
-            if rows.start <= row < rows.stop:
-                answers.set(row - rows.start, reason)
+    journal_path = target.with_name(f"{target.name}.journal")
+    with Journal(journal_path, _belonging(paths, folder, decode_check, part or (1, 1))) as journal:
+        answers = Answers(len(files), {row - rows.start: reason for row, reason in unreadable.items()})
         continued = _answer_all(files, answers, journal, partial(_ASKERS[engine], ask, workers), progress)
         bad = tuple((rows.start + row, paths[rows.start + row], text) for row, text in sorted(answers.reasons.items()))
         bad_path = write_bad(target.with_name(f"{target.stem}.bad.csv"), bad)
         if bad and (strict or (part is None and len(bad) == len(files))):
             raise UserError(_complaint(source, len(files), bad, bad_path, folder))
-        paths = moved_paths(paths, folder, target.parent)
-        columns = columns.set_column(columns.column_names.index("path"), "path", pa.array(paths, pa.string()))
-        clip_ids = compute_clip_ids(paths)[rows]  # over all rows: bad files and parts do not change the others' ids
-        write_table(complete(columns, rows, answers, clip_ids), target)
+        write_table(complete(columns, rows, answers, moved_paths(paths, folder, target.parent)), target)
         journal.remove()
     return ProbeResult(target, len(files) - len(bad), len(bad), bad, bad_path, continued)
 
@@ -219,11 +205,11 @@ def _state(file: Path) -> str:
 class Answers:
     """What is known of each row so far, as arrays: 50 bytes a row, however many rows there are."""
 
-    def __init__(self, num_rows: int):
-        """`num_rows`: rows that will be answered, all open at first."""
+    def __init__(self, num_rows: int, unusable: Mapping[int, str]):
+        """`num_rows`: rows that will be answered, all open at first; `unusable`: reasons by row, of any numbers."""
         self._found = np.zeros(num_rows, _ANSWER)
         self._codecs: list[str] = []
-        self.reasons: dict[int, str] = {}  # of the rows that cannot be used
+        self.reasons = {row: why for row, why in unusable.items() if 0 <= row < num_rows}  # they cannot be used
 
     def set(self, row: int, answer: ClipInfo | str) -> None:
         """Notes a row's info, or the reason why it cannot be used."""
@@ -251,12 +237,14 @@ class Answers:
         return {name: pa.array(columns[name], kinds.get(name), from_pandas=True) for name in MADE}
 
 
-def complete(columns: pa.Table, rows: slice, answers: Answers, clip_ids: np.ndarray) -> pa.Table:
+def complete(columns: pa.Table, rows: slice, answers: Answers, paths: Sequence[str]) -> pa.Table:
     """The rows that can be used: path, text, what was probed, clip_id, then the other columns in their order.
 
-    `columns`: the whole table; `rows`: the stretch of it that `answers` are of; `clip_ids`: uint64, one a row of that
-    stretch, for a table without them.
+    `columns`: the whole table; `rows`: the stretch of it that `answers` are of; `paths`: of the whole table, as they
+    are to be written.
     """
+    columns = columns.set_column(columns.column_names.index("path"), "path", pa.array(paths, pa.string()))
+    clip_ids = compute_clip_ids(paths)[rows]  # over all rows: bad files and parts do not change the others' ids
     given = columns.slice(rows.start, rows.stop - rows.start).filter(pa.array(answers.kept))
     texts = given["text"].cast(pa.string()) if "text" in given.column_names else pa.nulls(len(given), pa.string())
     out: dict[str, pa.Array | pa.ChunkedArray] = {"path": given["path"].cast(pa.string())}
@@ -280,6 +268,12 @@ def write_bad(path: Path, bad: Sequence[tuple[int, str, str]]) -> Path | None:
 
 def _rows_of_part(num_rows: int, number: int, count: int) -> slice:
     return slice(num_rows * (number - 1) // count, num_rows * number // count)
+
+
+def _belonging(paths: Sequence[str], folder: Path | str, decode_check: bool, part: tuple[int, int]) -> dict[str, Any]:
+    """What a journal must have been begun for, to be gone on with."""
+    root = folder if isinstance(folder, str) else str(folder.resolve())
+    return {"table": _digest(paths), "root": root, "decode_check": decode_check, "part": list(part)}
 
 
 def _digest(paths: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -199,5 +200,19 @@ def test_a_slot_with_a_sample_that_is_missing_is_made_from_its_files(folder: Pat
     assert [fault.path for fault in batch.faults] == ["a.mp4", "c.mp4"]  # there are no files
 
 
-def test_a_view_that_the_store_has_not_is_missing(folder: Path, table: ClipTable) -> None:
-    assert LatentStore.open(folder).find(1, table.clip_ids).tolist() == [-1] * 3
+def test_each_view_has_entries_of_its_own_and_a_view_that_the_store_has_not_is_missing(
+    folder: Path, table: ClipTable
+) -> None:
+    first = pq.read_table(folder / LATENTS / "000000.parquet")
+    numbers = {"view": [1] * 3, "shard": [1, -1, 1]}
+    second = pa.table({name: numbers.get(name, first[name]) for name in first.column_names}, first.schema)
+    pq.write_table(second, folder / LATENTS / "000001.parquet")
+    shutil.copy(shard_path(folder, LATENTS, 0), shard_path(folder, LATENTS, 1))
+    facts = json.loads((folder / STORE_FILE).read_text())
+    facts["fingerprint"]["dataset.views"] = 2
+    (folder / STORE_FILE).write_text(json.dumps(facts))
+    store = LatentStore.open(folder)
+    found = [store.find(view, table.clip_ids).tolist() for view in range(3)]
+    assert found[1] == [entry + 3 for entry in found[0]]
+    assert sorted(found[0]) == [0, 1, 2]
+    assert found[2] == [-1] * 3

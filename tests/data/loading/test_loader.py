@@ -305,6 +305,7 @@ def test_nothing_stays_open_or_mapped_behind_the_batches() -> None:
     wait_for(lambda: left_in_shared_memory() <= shared)
 
 
+@pytest.mark.usefixtures("own_collector")
 def test_a_worker_collects_its_own_garbage_only() -> None:
     class Notes(Numbers):
         def __getitem__(self, slot: Slot) -> object:
