@@ -59,13 +59,8 @@ def plan(
     Ends with status 2 and the cheapest change where it cannot fit. --key value overrides any key of the run.
     """
     source, overrides = run_and_overrides(context, run, "plan")
-    device = track.gpu_named(gpu)
-    if memory_gib is not None:
-        device = replace(device, memory_gib=memory_gib)
-    if peak_tflops is not None:
-        device = replace(device, peak_flops=peak_tflops * 1e12)
     machine = Machine(
-        device,
+        _device(gpu, memory_gib, peak_tflops),
         gpus_per_node=gpus_per_node,
         efficiency=efficiency,
         bandwidth=bandwidth_efficiency,
@@ -85,6 +80,14 @@ def plan(
         planning.write_html(html, found, str(run), probed, price)
     _show(found, probed, price)
     planning.refuse_misfits(found)
+
+
+def _device(gpu: str, memory_gib: float | None, peak_tflops: float | None) -> track.Gpu:
+    """A kind of GPU, with what the command line says otherwise."""
+    device = track.gpu_named(gpu)
+    if memory_gib is not None:
+        device = replace(device, memory_gib=memory_gib)
+    return device if peak_tflops is None else replace(device, peak_flops=peak_tflops * 1e12)
 
 
 def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
