@@ -71,7 +71,7 @@ class Draw:
 @dataclass(frozen=True)
 class Slot:
     """One micro-batch of one bucket: a slot, or one of the S / d parts of a slot whose bucket runs at sequence degree
-    d < S (DESIGN §4).
+    d < S.
 
     All arrays have length B = `bucket.batch_size`; fillers repeat a real sample at weight 0.
     """
@@ -141,7 +141,6 @@ class Batch:
     weights: Tensor  # float32 [B], 0 = present for its shape only
     draws: Mapping[str, Tensor]  # the sample's random numbers, by purpose (see data.loading.draws)
     faults: tuple[ClipFault, ...] = ()  # samples of this slot that failed to load
-    fetch_seconds: float = 0.0  # worker time spent on this batch
     # What a latent store knows of the samples: "mean" and, for a random posterior, "std" [B, C, F, h, w], and the
     # conditions made of text by name, of the dtype stored. Empty where the encoders run in the trainer.
     encoded: Mapping[str, Tensor] = field(default_factory=dict)

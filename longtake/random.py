@@ -1,4 +1,4 @@
-"""Counter-based randomness: every random choice is a pure function of what it is about (DESIGN §4).
+"""Counter-based randomness: every random choice is a pure function of what it is about.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in integers
 on the CPU, so the numbers are the same on any machine, in any process and after any restart:

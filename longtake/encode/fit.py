@@ -86,8 +86,8 @@ def differences(present: Mapping[str, Any], stored: Mapping[str, Any], place: st
         if isinstance(here, Mapping) and isinstance(there, Mapping):
             found += differences(here, there, key)
         elif here != there:
-            shown = ["nothing" if value is _ABSENT else json.dumps(value) for value in (here, there)]
-            found.append(f"{key} is {shown[0]} here and {shown[1]} in the store")
+            ours, theirs = ("nothing" if value is _ABSENT else json.dumps(value) for value in (here, there))
+            found.append(f"{key} is {ours} here and {theirs} in the store")
     return found
 
 

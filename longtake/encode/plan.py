@@ -20,8 +20,8 @@ import pyarrow as pa
 from longtake.buckets import BucketLaw, OrderInputs, assign, keyed_draw
 from longtake.contracts import Caption, Slot, UserError
 from longtake.data import ClipTable, DatasetConfig, MixedTable, order_columns, text_hash
-from longtake.data.latents.shard import MEND, whole_file
-from longtake.data.latents.store import PARTS, as_array, has_segments, read_table
+from longtake.data.latents.shard import MEND
+from longtake.data.latents.store import PARTS, as_array, has_segments, read_table, write_table
 from longtake.random import hash64
 
 _CHUNK = 1 << 16  # samples whose captions are made at once
@@ -135,9 +135,7 @@ class Plan:
     def write(self, path: Path) -> None:
         """Writes the plan as an Arrow file that is whole or absent."""
         schema = _schema(self.parts is not None)
-        table = pa.table({name: getattr(self, name) for name in schema.names}, schema=schema)
-        with whole_file(path) as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        write_table(pa.table({name: getattr(self, name) for name in schema.names}, schema=schema), path)
 
     @property
     def crc(self) -> int:

@@ -20,17 +20,20 @@ from longtake.buckets import BucketLaw
 from longtake.contracts import ClipFault, Slot, UserError
 from longtake.data import DatasetConfig, LatentStore, SlotDataset, SlotLoader, machine_bytes, open_clips
 from longtake.data.latents import store
-from longtake.data.latents.shard import crc_of, remove_abandoned, whole_file, write_tensors
+from longtake.data.latents.shard import crc_of, write_tensors
 from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
 from longtake.data.rules import MASK
 from longtake.diffusion import Places, Window
+from longtake.durable import unfinished, write_whole
 from longtake.encode.fit import differences, encoder_digests, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
+    in_use,
     kept_as,
     missing_pieces,
     piece_path,
+    remove_abandoned,
     write_index,
     write_text_shard,
 )
@@ -118,7 +121,8 @@ def encode(
     )
     plan = world.on_all(lambda: Plan.read(options.folder / store.PLAN_FILE, facts))
     work = _EncodeJob(plan, facts, options, source, encoders, windows, draw_places, (world.rank, world.size))
-    continued = work.run(progress or (lambda done, total: None))
+    with in_use(options.folder):
+        continued = work.run(progress or (lambda done, total: None))
     world.barrier()
     missing, bad = world.on_main(lambda: work.finish())
     sizes = len(plan), len(plan.first_of_texts), dataset.views
@@ -206,8 +210,7 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
         )
     made.write(folder / store.PLAN_FILE)
     facts = facts | {"plan_crc": made.crc, "empty_crc": _write_empty(options, encoders)}
-    with whole_file(folder / store.STORE_FILE) as file:
-        file.write((json.dumps(facts, indent=1) + "\n").encode())
+    write_whole(folder / store.STORE_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
@@ -314,8 +317,7 @@ class _EncodeJob:
         for kind, table in tables.items():
             for suffix in (".parquet", ".arrow"):  # the second is what readers look for
                 write_index(table, self.folder / f"{store.INDEX_NAMES[kind]}{suffix}")
-        for folder in (self.folder, self.folder / store.LATENTS, self.folder / store.TEXTS):
-            remove_abandoned(folder)
+        remove_abandoned(self.folder)
 
     def _write_bad(self, bad: pa.Table) -> None:
         """`bad.csv`, for people: which clip, in which view, and why."""
@@ -324,8 +326,8 @@ class _EncodeJob:
             path.unlink(missing_ok=True)
             return
         names = [self.source.table.written_path(row) for row in bad["row"].to_pylist()]
-        with whole_file(path) as file:
-            pyarrow.csv.write_csv(pa.table({"path": names, "view": bad["view"], "reason": bad["reason"]}), file)
+        with unfinished(path) as partial:
+            pyarrow.csv.write_csv(pa.table({"path": names, "view": bad["view"], "reason": bad["reason"]}), partial)
 
     def _encode_latents(self, numbers: Sequence[int]) -> Iterator[int]:
         """Makes shards one after the other; yields how many entries were added, batch by batch."""

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from longtake.contracts import Batch, Caption, Slot, UserError
 from longtake.data import SlotDataset, of_window, text_hash
 from longtake.data.latents.dataset import shown
-from longtake.data.latents.shard import crc_of, shard_path, whole_file, write_tensors
-from longtake.data.latents.store import FACT_COLUMNS, FORMAT_VERSION, LATENTS, TEXTS, captions_of, index_schema
+from longtake.data.latents.shard import crc_of, shard_path, write_tensors
+from longtake.data.latents.store import (
+    FACT_COLUMNS,
+    FORMAT_VERSION,
+    LATENTS,
+    STORE_FILE,
+    TEXTS,
+    captions_of,
+    index_schema,
+    pieces_of,
+    write_table,
+)
 from longtake.diffusion import Places, Window
 from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders, black_out
@@ -33,13 +44,24 @@ def piece_path(folder: Path, kind: str, number: int) -> Path:
 
 def write_index(table: pa.Table, path: Path) -> None:
     """Writes a Parquet or Arrow file that is whole or absent."""
-    table = table.replace_schema_metadata(_METADATA)
-    with whole_file(path) as file:
-        if path.suffix == ".parquet":
-            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
-        else:
-            with pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
+    write_table(table.replace_schema_metadata(_METADATA), path)
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Inside, `remove_abandoned` of another process leaves the store alone; without locks it always does."""
+    with open(folder / STORE_FILE, "rb") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes what writers that were killed have left in a store, if nobody writes into it now."""
+    with suppress(OSError), open(folder / STORE_FILE, "r+b") as file:  # network file systems lock what can be written
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for partial in folder.rglob(".*.partial*"):
+            partial.unlink()
 
 
 class LatentShard:
@@ -171,5 +193,5 @@ def file_facts(location: str) -> tuple[int, int]:
 
 def missing_pieces(folder: Path, kind: str, numbers: Sequence[int]) -> list[int]:
     """The shards, of some, that are not whole yet."""
-    there = {path.stem for path in (folder / kind).glob("*.parquet")}
+    there = {path.stem for path in pieces_of(folder, kind)}
     return [number for number in numbers if f"{number:06d}" not in there]

@@ -98,7 +98,7 @@ class _Found:
     def pieces(self, kind: str) -> dict[int, pa.Table]:
         """Number -> piece of the index, of those that can be read."""
         found = {}
-        for path in sorted((self.folder / kind).glob("*.parquet")):
+        for path in store.pieces_of(self.folder, kind):
             try:
                 found[int(path.stem)] = store.read_table(path, store.index_schema(kind))
             except UserError as error:

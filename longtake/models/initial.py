@@ -1,4 +1,4 @@
-"""Initial parameter values: pure functions of (seed, parameter name), the same on every mesh (DESIGN §4).
+"""Initial parameter values: pure functions of (seed, parameter name), the same on every mesh.
 
 They are made on PyTorch's default device: by NumPy for a CPU, by the device itself elsewhere, since 12 B values take
 one core minutes. The bits are the same: integers, and products and differences that IEEE rounds alike.

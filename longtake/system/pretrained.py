@@ -32,8 +32,6 @@ from longtake.weights import (
     state_shapes,
 )
 
-_OF_ADAPTERS = (".lora_a", ".lora_b", ".magnitude")
-
 
 @contextmanager
 def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Iterator[tuple[ModelWeights, str]]:
@@ -167,6 +165,4 @@ class TrainedParts(Mapping[str, Tensor]):
 
 def read_adapters_of(weights: CheckpointWeights) -> dict[str, Adapter]:
     """The adapters in a checkpoint, by the layers of its model; empty where its run trained none."""
-    scaling = RunState.read(weights.path).adapters
-    tensors = {name: weights[name] for name in weights if name.endswith(_OF_ADAPTERS)}
-    return adapters_of(tensors, scaling.__getitem__)
+    return adapters_of(weights, RunState.read(weights.path).adapters.__getitem__)

@@ -50,7 +50,6 @@ _FIELDS = {
     r"alpha": "alpha",
 }
 _PREFIXES = re.compile(r"^(base_model\.model\.|transformer\.|(model\.)?diffusion_model\.)+")
-_FLAT_PREFIX = "lora_unet_"
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,13 @@ Adapters = Mapping[str, Adapter]  # layer name -> adapter
 def adapters_of(tensors: Mapping[str, Tensor], scaling: Callable[[str], float] | float) -> dict[str, Adapter]:
     """The adapters in a model's parameters `<layer>.lora_a`, `.lora_b`, `.magnitude`."""
     found = {}
-    for name, a in tensors.items():
+    for name in tensors:
         layer, _, kind = name.rpartition(".")
         if kind == "lora_a":
             scale = scaling if isinstance(scaling, float | int) else scaling(layer)
-            found[layer] = Adapter(a, tensors[f"{layer}.lora_b"], float(scale), tensors.get(f"{layer}.magnitude"))
+            found[layer] = Adapter(
+                tensors[name], tensors[f"{layer}.lora_b"], float(scale), tensors.get(f"{layer}.magnitude")
+            )
     return found
 
 
@@ -290,7 +291,7 @@ def _recognised(
     Where several know as many, as of projections alone that are called the same, it is the model's own.
     """
     layouts = [form.own(config), *map(form.as_published, form.namings)]
-    flat = any(layer.startswith(_FLAT_PREFIX) for layer in raw)
+    flat = any(layer.startswith(KOHYA.prefix) for layer in raw)
     if flat:  # written in the naming that the style names, where this is as good as another
         layouts = [form.as_published(s.names) for s in form.lora_styles.values() if s.flat and s.names] + layouts
     best, layout = {}, layouts[0]
@@ -305,7 +306,7 @@ def _recognised(
 
 
 def _flattened(layer: str) -> str:
-    return layer.removeprefix(_FLAT_PREFIX).lstrip("_").replace(".", "_")
+    return layer.removeprefix(KOHYA.prefix).lstrip("_").replace(".", "_")
 
 
 def layers_of(form: Format, config: Any, layout: WeightLayout) -> dict[str, tuple[int, ...]]:

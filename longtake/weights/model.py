@@ -66,8 +66,8 @@ class ModelWeights(Mapping[str, Tensor]):
                 self._grow(growth, covered)
         self.missing = sorted(set(self._given) - names - set(self._grown))
         self.surplus = sorted(n for n in names - set(self._given) if not matches(n, self._naming.computed))
-        self._judge_differences(place)
-        self._check_sizes(names, place)
+        self._judge_differences()
+        self._check_sizes()
         lost = {*self.missing, *(name for name, growth in self._grown.items() if growth.fill is None)}
         plan = plan_conversion(form, config, self.layout, form.own(config))
         self._plan = {name: taken for name, taken in plan.items() if not lost & {rows.tensor for rows in taken}}
@@ -115,17 +115,17 @@ class ModelWeights(Mapping[str, Tensor]):
         if (note := f"{self.files.path} has {growth.note}{by_key}") not in self.notes:
             self.notes.append(note)
 
-    def _judge_differences(self, place: str) -> None:
+    def _judge_differences(self) -> None:
         faults = differences(self.missing, self.surplus)
         if not faults:
             return
         for other in self.form.namings:
             if foreign := file_tensors(self.form, self.config, other).keys() & self.surplus:
                 raise UserError(
-                    f"{place}: mixes {self.layout.names} tensors with {other} ones ({enumerated(sorted(foreign))}); "
-                    "give one or the other"
+                    f"{self.files.path}: mixes {self.layout.names} tensors with {other} ones "
+                    f"({enumerated(sorted(foreign))}); give one or the other"
                 )
-        what = f"{place}: does not fit the model: {'; '.join(faults)}"
+        what = f"{self.files.path}: does not fit the model: {'; '.join(faults)}"
         if not self.config.strict_load:
             start = "; what is missing starts at random" if self.missing else ""
             self.notes.append(f"{what}; passed over (model.strict_load is False){start}")
@@ -137,15 +137,15 @@ class ModelWeights(Mapping[str, Tensor]):
                 raise UserError(f"{what}; {growth.if_missing}")
         raise UserError(f"{what}; change {self.form.keys} to match, or set model.strict_load to False to go on without")
 
-    def _check_sizes(self, names: set[str], place: str) -> None:
-        for name in sorted(names & set(self._given)):
+    def _check_sizes(self) -> None:
+        for name in sorted(self._names & set(self._given)):
             found, wanted = tuple(self.files.shape(self._prefix + name)), self._size_in_file(name)
             if found == wanted:
                 continue
             allowed = (g for g in self._allowed_growths() if matches(name, g.tensors) and g.allows(found, wanted))
             if (growth := next(allowed, None)) is None:
                 raise UserError(
-                    f"{place}: {name} has shape {list(found)}, the model needs {list(wanted)}; "
+                    f"{self.files.path}: {name} has shape {list(found)}, the model needs {list(wanted)}; "
                     "make the sizes of the model section those of the file"
                 )
             self._grow(growth, [name])

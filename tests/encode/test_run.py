@@ -15,10 +15,11 @@ import torch
 from longtake.buckets import BucketRule
 from longtake.contracts import UserError
 from longtake.data import LatentStore, StoredDataset, text_hash
-from longtake.data.latents.shard import whole_file
 from longtake.data.loading.dataset import SlotDataset
 from longtake.encode import make_plan, run
 from longtake.encode.plan import encode_inputs
+from longtake.encode.shards import in_use
+from longtake.encode.verify import whole_files
 from longtake.encoders import PixelAutoencoder, WordEncoder
 from longtake.system import build_encoders
 from longtake.train import read_run
@@ -111,7 +112,7 @@ def test_a_shard_that_has_lost_its_end_is_named(config: Path, tmp_path: Path) ->
     make_store(config, tmp_path / "store")
     path = tmp_path / "store" / "latents" / "000001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"latents/000001.safetensors is cut short; .* --mend"):
+    with pytest.raises(UserError, match=r"latents/000001.safetensors is cut short .*; .* --mend"):
         LatentStore.open(tmp_path / "store")
 
 
@@ -129,16 +130,16 @@ def test_an_interruption_costs_the_shard_under_way(config: Path, tmp_path: Path,
     assert 0 < result.continued < result.num_entries + result.num_texts
     assert times == {path: path.stat().st_mtime_ns for path in times}
     assert contents(folder) == contents(store)
-    assert not list(folder.rglob("*.partial"))
+    assert not list(folder.rglob("*.partial*"))
     assert make_store(config, folder).continued == result.num_entries + result.num_texts
 
 
 def test_a_half_written_shard_is_never_read(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_disk(tensor: object) -> bytes:
+    def out_of_disk(path: object, content: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr("longtake.data.latents.shard._bytes_of", out_of_disk)
+        broken.setattr("longtake.data.latents.shard.write_whole", out_of_disk)
         with pytest.raises(OSError, match="No space left"):
             make_store(config, tmp_path / "store")
     assert not list((tmp_path / "store").rglob("0*"))
@@ -267,11 +268,15 @@ def test_all_files_follow_the_umask_and_those_of_living_writers_stay(config: Pat
     before = os.umask(0o007)
     try:
         make_store(config, tmp_path / "store", part=(1, 2))
-        with whole_file(tmp_path / "store" / "latents" / "999999.safetensors"):  # another process's
-            (partial,) = tmp_path.rglob("*.partial")
-            (partial.parent / ".000001.safetensors.dead.partial").touch()
+        partial = tmp_path / "store" / "latents" / ".999999.1-ab.partial.safetensors"
+        partial.touch()
+        with in_use(tmp_path / "store"):  # by another process
             make_store(config, tmp_path / "store", part=(2, 2))
-            assert list(tmp_path.rglob("*.partial")) == [partial]
+            assert partial.exists()
+        for whole in whole_files(tmp_path / "store"):
+            whole.unlink()
+        make_store(config, tmp_path / "store", part=(2, 2))
+        assert not partial.exists()
     finally:
         os.umask(before)
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,7 +48,6 @@ class StoredDataset(SlotDataset):
         return max(bucket.batch_size * (stored + drawn), super().batch_bytes(bucket))
 
     def __getitem__(self, slot: Slot) -> Batch:
-        started = time.perf_counter()
         draws, texts = self.draw(slot), self.texts(slot)
         entries = self.source.find(view_of(slot.pass_index, self.config.views), slot.samples, slot.rows)
         if (entries < 0).any():
@@ -80,7 +78,7 @@ class StoredDataset(SlotDataset):
             for name, (dtype, shape) in of_kind.items()
         }
         nothing = torch.empty(0, dtype=torch.uint8)
-        return replace(self.batch(slot, texts, nothing, weights, faults, draws, started), encoded=encoded)
+        return replace(self.batch(slot, texts, nothing, weights, faults, draws), encoded=encoded)
 
     def _texts(self, row: int, entry: int, caption: Caption) -> Mapping[str, Tensor]:
         try:

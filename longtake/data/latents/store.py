@@ -35,6 +35,7 @@ from torch import Tensor
 from longtake.contracts import Caption, LatentShape, UserError
 from longtake.data.latents.shard import MEND, DamagedShard, LatentShards, crc_of, read_tensors
 from longtake.data.latents.source import OF_VIDEO, EncoderFacts, UnusableLatents
+from longtake.durable import unfinished
 from longtake.random import hash64
 from longtake.small_files import parse_json, read_small
 
@@ -292,8 +293,12 @@ def read_index(folder: Path, kind: str) -> pa.Table:
 
 def gather_index(folder: Path, kind: str) -> pa.Table:
     """The pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
-    pieces = sorted((folder / kind).glob("*.parquet"))
-    return join_pieces([read_table(piece, index_schema(kind)) for piece in pieces], kind)
+    return join_pieces([read_table(piece, index_schema(kind)) for piece in pieces_of(folder, kind)], kind)
+
+
+def pieces_of(folder: Path, kind: str) -> list[Path]:
+    """The pieces of the index of `LATENTS` or `TEXTS`, by the numbers of their shards, which are whole."""
+    return sorted((folder / kind).glob("[0-9]*.parquet"))  # those under way have names that begin with a dot
 
 
 def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
@@ -319,6 +324,16 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         why = getattr(error, "strerror", None) or "cut short, or other bytes than were written"
         raise UserError(f"{path}: cannot be read ({why}); {MEND}") from error
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Writes a Parquet or Arrow file that is whole or absent, and on disk when this returns. Raises OSError."""
+    with unfinished(path) as partial:
+        if path.suffix == ".parquet":
+            pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
+        else:
+            with pa.ipc.new_file(str(partial), table.schema) as writer:
+                writer.write_table(table)
 
 
 def _columns(table: pa.Table) -> dict[str, Any]:

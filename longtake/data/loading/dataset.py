@@ -91,7 +91,6 @@ class SlotDataset(Dataset[Batch]):
 
     def read(self, slot: Slot, draws: Mapping[str, Tensor]) -> Batch:
         """The batch of a slot, whose random numbers for the trainer are `draws`."""
-        started = time.perf_counter()
         weights = np.array(slot.weights, dtype=np.float32)
         places, timing = window_draws(slot, self.seed, self.stage, self.config.views), self.timing(slot)
         texts, wrong = self.captions(slot)
@@ -119,7 +118,7 @@ class SlotDataset(Dataset[Batch]):
         good = np.flatnonzero(weights)
         for values in (video, *brought.values()) if len(good) else ():
             values[weights == 0] = values[good[0]]
-        batch = self.batch(slot, texts, torch.from_numpy(video), weights, faults, draws, started)
+        batch = self.batch(slot, texts, torch.from_numpy(video), weights, faults, draws)
         return replace(batch, companions={name: torch.from_numpy(values) for name, values in brought.items()})
 
     def batch(
@@ -130,9 +129,8 @@ class SlotDataset(Dataset[Batch]):
         weights: np.ndarray,
         faults: Sequence[ClipFault],
         draws: Mapping[str, Tensor],
-        started: float,
     ) -> Batch:
-        """A batch of a slot's pixels and captions with all that the table says of it; `started`: by `perf_counter`."""
+        """A batch of a slot's pixels and captions with all that the table says of it."""
         return Batch(
             bucket=slot.bucket,
             video=video,
@@ -143,7 +141,6 @@ class SlotDataset(Dataset[Batch]):
             weights=torch.from_numpy(weights),
             draws={name: drawn for name, drawn in draws.items() if not self.draws[name].is_choice},
             faults=tuple(faults),
-            fetch_seconds=time.perf_counter() - started,
             choices={name: drawn.numpy() for name, drawn in draws.items() if self.draws[name].is_choice},
         )
 

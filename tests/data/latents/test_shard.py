@@ -14,10 +14,7 @@ from longtake.data.latents.shard import (
     DamagedShard,
     LatentShards,
     crc_of,
-    read_header,
-    remove_abandoned,
     shard_path,
-    whole_file,
     write_tensors,
 )
 
@@ -55,7 +52,7 @@ def test_a_wrong_checksum_a_row_too_many_and_a_missing_file_are_said(folder: Pat
         shards.read("latents", 5, 1, crc_of(row(1)) ^ 1)
     with pytest.raises(DamagedShard, match="cut short"):
         shards.read("latents", 5, 4, 0)
-    with pytest.raises(DamagedShard, match=r"latents/000006.safetensors cannot be read"):
+    with pytest.raises(DamagedShard, match=r"latents/000006.safetensors is cut short or cannot be read"):
         shards.read("latents", 6, 0, 0)
     assert shards.fault("latents", 5, 3) == "latents/000005.safetensors has not the 3 rows that the index names"
 
@@ -65,17 +62,15 @@ def test_another_file_is_no_shard(folder: Path, content: bytes) -> None:
     path = shard_path(folder, "latents", 5)
     path.write_bytes(content)
     with pytest.raises(DamagedShard):
-        read_header(path)
+        LatentShards(folder).read("latents", 5, 0, crc_of(row(0)))
     assert "cannot be read" in (LatentShards(folder).fault("latents", 5, 4) or "")
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "no folder").touch()
     with pytest.raises(OSError):
         write_tensors(tmp_path / "no folder" / "a.safetensors", ROWS)
-    with pytest.raises(KeyError):  # a type that shards do not hold
-        write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(4, dtype=torch.int8)})
-    with pytest.raises(TypeError), whole_file(tmp_path / "b.csv") as file:
-        file.write("no bytes")  # type: ignore[arg-type]
+    (tmp_path / "no folder").unlink()
     assert not list(tmp_path.iterdir())
 
 
@@ -91,22 +86,11 @@ def test_a_file_is_what_the_library_writes_and_follows_the_umask(tmp_path: Path)
     assert path.read_bytes() == save(ROWS)
 
 
-def test_only_files_whose_writer_has_ended_are_removed(tmp_path: Path) -> None:
-    abandoned = tmp_path / ".000001.safetensors.0123.partial"
-    abandoned.write_bytes(b"half")
-    with whole_file(tmp_path / "a.csv") as file:  # a lock counts for other files opened by the same process, too
-        remove_abandoned(tmp_path)
-        assert not abandoned.exists()
-        file.write(b"whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
-    assert (tmp_path / "a.csv").read_text() == "whole"
-
-
 def test_a_shard_of_other_tensors_than_the_store_says_is_damaged(folder: Path) -> None:
     wanted = {"latents": {"mean": {"dtype": "float32", "shape": [2, 3]}, "std": {"dtype": "float16", "shape": [5]}}}
     with pytest.raises(DamagedShard, match="its 'std' is not what the store holds"):
         LatentShards(folder, wanted).read("latents", 5, 0, crc_of(row(0)))
     path = shard_path(folder, "latents", 5)
     path.write_bytes(path.read_bytes().replace(b"[4,2,3]", b"[4,2,9]"))
-    with pytest.raises(DamagedShard, match="no safetensors file"):
+    with pytest.raises(DamagedShard, match="cannot be read"):
         LatentShards(folder).read("latents", 5, 0, crc_of(row(0)))

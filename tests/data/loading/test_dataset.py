@@ -60,11 +60,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> ClipTable:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    """Bitwise equality of everything but the time it took."""
+    """Bitwise equality of everything."""
     for field in fields(Batch):
         x, y = getattr(a, field.name), getattr(b, field.name)
-        if field.name == "fetch_seconds":
-            continue
         if field.name in ("draws", "choices"):
             if x.keys() != y.keys() or not all(np.array_equal(x[name], y[name]) for name in x):
                 return False
@@ -96,7 +94,6 @@ def test_a_sample_is_its_window_resized_with_its_caption_and_draws(table: ClipTa
     assert batch.weights.tolist() == [1, 1]
     assert batch.faults == ()
     assert batch.keys is slot.keys
-    assert batch.fetch_seconds > 0
     for name, values in draw(slot, 7, 0, LATENT, DRAWS).items():
         found = torch.from_numpy(batch.choices[name]) if DRAWS[name].is_choice else batch.draws[name]
         assert torch.equal(found, values)
@@ -187,9 +184,10 @@ def test_fillers_and_quarantined_samples_are_not_decoded(table: ClipTable, monke
 
 def test_a_clip_that_takes_too_long_is_a_fault(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "decode_frames", lambda *_: time.sleep(30))
+    started = time.monotonic()
     batch = make_dataset(table, timeout_seconds=0.05)[make_slot(table, [0])]
     assert batch.faults[0].reason == "took longer than 0.05 s (dataset.timeout_seconds)"
-    assert batch.fetch_seconds < 5
+    assert time.monotonic() - started < 5
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_bad_clip(table: ClipTable, monkeypatch: pytest.MonkeyPatch) -> None:
