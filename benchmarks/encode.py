@@ -21,9 +21,11 @@ from machine import print_table, write_json
 
 from longtake.buckets import BucketRule
 from longtake.contracts import Slot
-from longtake.data import LatentStore, SlotDataset, StoredDataset, draw, open_clips, probe_table, write_video
+from longtake.data import LatentStore, SlotDataset, StoredDataset, open_clips, probe_table, write_video
+from longtake.data.loading.draws import draw
 from longtake.diffusion import RectifiedFlow
-from longtake.encode import EncodeOptions, encode, encode_inputs, make_plan
+from longtake.encode import EncodeOptions, encode
+from longtake.encode.plan import encode_inputs, make_plan
 from longtake.parallel import World
 from longtake.system import build_encoders, wanted_draws
 from longtake.train import RunConfig, read_run

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,13 +28,6 @@ app.command(context_settings=OPEN_ENDED)(data_tables.stats)
 app.command("encode", context_settings=OPEN_ENDED)(data_encode.encode_verb)
 
 
-class Engine(StrEnum):
-    """Who spreads the files over processes."""
-
-    local = "local"
-    ray = "ray"
-
-
 @app.command()
 def probe(
     table: Annotated[
@@ -53,7 +45,9 @@ def probe(
     part: Annotated[
         str | None, typer.Option(metavar="I/N", help="Do the I-th of N parts of the table, counted from 1.")
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="`ray` spreads the files over a Ray cluster.")] = Engine.local,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="`ray` spreads the files over a Ray cluster.")
+    ] = "local",
     cache_dir: CacheFolder = None,
     cache_gb: CacheSize = 20,
 ) -> None:
@@ -72,7 +66,7 @@ def probe(
             strict=strict,
             decode_check=decode_check,
             part=None if part is None else read_part(part),
-            engine=engine.value,
+            engine=engine,
             cache=cache,
             progress=shown.update,
             warn=lambda said: console.print(f"warning: {said}", style="yellow"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,7 +31,7 @@ def encode_verb(
         str | None, typer.Option(metavar="I/N", help="Do the I-th of N parts of the work, counted from 1.")
     ] = None,
     store_dtype: Annotated[
-        str | None, typer.Option(help="bf16 or fp32: how values are kept; default: as the encoders give them.")
+        Literal["bf16", "fp32"] | None, typer.Option(help="How values are kept; default: as the encoders give them.")
     ] = None,
     shard_mb: Annotated[float, typer.Option(min=0.001, help="Size of a shard file, MB.")] = 256,
     retry_bad: Annotated[bool, typer.Option("--retry-bad", help="Try again the clips that could not be read.")] = False,
@@ -48,8 +48,6 @@ def encode_verb(
     """
     source, overrides = run_and_overrides(context, run, "data encode")
     config = train.read_run(source, overrides).value
-    if store_dtype is not None and store_dtype not in encode.DTYPES:
-        raise UserError(f"--store-dtype {store_dtype}: choose bf16 or fp32, or leave it out to round nothing")
     folder = output or _default_folder(config.dataset)
     console = track.make_console()
     if mend and (verify or part is not None):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 
 Table = Annotated[Path, typer.Argument(help="CSV, Parquet, Arrow, JSON, JSONL, or a folder of shards.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv, .parquet, .arrow, .json(l).")]
-
-
-class Repeated(StrEnum):
-    """What becomes of rows whose clip id an earlier row has."""
-
-    refuse = "refuse"
-    first = "first"
-    rename = "rename"
 
 
 def shard(
@@ -74,12 +65,12 @@ def merge(
     tables: Annotated[list[Path], typer.Argument(help="Two tables or more, or the parts of a probe, in order.")],
     output: Output,
     repeated: Annotated[
-        Repeated,
+        Literal["refuse", "first", "rename"],
         typer.Option(help="Rows with the clip id of an earlier row: refuse them, keep the first, or rename them."),
-    ] = Repeated.refuse,
+    ] = "refuse",
 ) -> None:
     """Write several tables as one, one after the other. A column that one of them lacks is empty in its rows."""
-    done = data.merge_tables(tables, output, repeated.value)
+    done = data.merge_tables(tables, output, repeated)
     console = track.make_console()
     console.print(f"{done.kept:,} rows of {len(tables)} tables in {done.target}")
     _print_left_out(console, done.left_out, done.first_unreadable)

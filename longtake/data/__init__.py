@@ -12,26 +12,25 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.data.clips.captions import caption
     from longtake.data.clips.remote import FileCache, default_cache_folder
-    from longtake.data.clips.transforms import from_unit, resize_crop, to_unit, window
+    from longtake.data.clips.transforms import from_unit, resize_crop, to_unit
     from longtake.data.clips.video import ClipError, read_frames, read_image, write_image, write_video
     from longtake.data.config import DatasetConfig, DatasetWithoutTable
     from longtake.data.latents.dataset import StoredDataset
-    from longtake.data.latents.source import EncoderFacts, LatentSource, UnusableLatents
+    from longtake.data.latents.source import EncoderFacts, LatentSource
     from longtake.data.latents.store import LatentStore, of_window, text_hash
     from longtake.data.loading.buffers import Delivery, DeviceFeed
     from longtake.data.loading.dataset import SlotDataset
-    from longtake.data.loading.draws import draw
-    from longtake.data.loading.loader import Fetched, SlotLoader, machine_bytes
+    from longtake.data.loading.loader import SlotLoader, machine_bytes
     from longtake.data.loading.parcel import Parcel
     from longtake.data.loading.quarantine import append_quarantine, list_quarantine, read_quarantine
-    from longtake.data.probing.one_file import ClipInfo, probe_file
-    from longtake.data.probing.probe import ProbeResult, part_path, probe_table
+    from longtake.data.probing.one_file import probe_file
+    from longtake.data.probing.probe import probe_table
     from longtake.data.tables.convert import make_shards
     from longtake.data.tables.mix import MixedTable, open_clips, order_columns, table_and_root
     from longtake.data.tables.rows import read_numbers
     from longtake.data.tables.select import filter_table, merge_tables, split_table
     from longtake.data.tables.stats import column_rows, table_facts, table_stats
-    from longtake.data.tables.stats_page import film_reader, short_film, stats_page
+    from longtake.data.tables.stats_page import film_reader, stats_page
     from longtake.data.tables.table import ClipTable, base_folder, told_captions
 
 __getattr__ = lazy_exports(__name__)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.encode.fit import FittingStore, make_fingerprint, open_fitting_store, weights_digest
-    from longtake.encode.plan import Plan, encode_inputs, make_plan
-    from longtake.encode.run import DTYPES, EncodeOptions, EncodeResult, encode
+    from longtake.encode.fit import FittingStore, open_fitting_store
+    from longtake.encode.run import EncodeOptions, EncodeResult, encode
     from longtake.encode.verify import VerifyResult, verify_store
 
 __getattr__ = lazy_exports(__name__)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.weights.conversion import convert, save_model, state_shapes
+    from longtake.weights.conversion import state_shapes
     from longtake.weights.files import WeightFiles, find_denoiser, save_weights
-    from longtake.weights.format import Format, WeightLayout
+    from longtake.weights.format import Format
     from longtake.weights.lora import (
         Adapter,
         Adapters,

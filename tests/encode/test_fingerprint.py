@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from longtake.encode import weights_digest
-from longtake.encode.fit import differences
+from longtake.encode.fit import differences, weights_digest
 from longtake.encoders import WordEncoder
 
 

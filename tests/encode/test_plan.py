@@ -7,7 +7,7 @@ import pytest
 
 from longtake.buckets import BucketRule, OrderInputs, plan_pass
 from longtake.contracts import Slot
-from longtake.encode import Plan, make_plan
+from longtake.encode.plan import Plan, make_plan
 
 RULE = BucketRule.from_config({"256px": {1: (1.0, 4), 17: ((0.7, 0.2), 3), 5: (0.6, 2)}}, 16)
 

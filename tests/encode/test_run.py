@@ -16,8 +16,8 @@ from longtake.buckets import BucketRule
 from longtake.contracts import UserError
 from longtake.data import LatentStore, StoredDataset, text_hash
 from longtake.data.loading.dataset import SlotDataset
-from longtake.encode import make_plan, run
-from longtake.encode.plan import encode_inputs
+from longtake.encode import run
+from longtake.encode.plan import encode_inputs, make_plan
 from longtake.encode.shards import in_use
 from longtake.encode.verify import whole_files
 from longtake.encoders import PixelAutoencoder, WordEncoder

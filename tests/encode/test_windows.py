@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from longtake.contracts import UserError
 from longtake.data import LatentStore, SlotDataset, StoredDataset, probe_table
-from longtake.encode import make_plan, verify_store
-from longtake.encode.plan import encode_inputs
+from longtake.encode import verify_store
+from longtake.encode.plan import encode_inputs, make_plan
 from longtake.system import build_encoders, windows_of
 from longtake.train import RunConfig, read_run
 from tests.data.made_clips import encode

@@ -12,7 +12,8 @@ from torch import Tensor
 from longtake.contracts import Conditions, UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.models.layers import patchify
-from longtake.weights import ModelWeights, save_model
+from longtake.weights import ModelWeights
+from longtake.weights.conversion import save_model
 from longtake.weights.mmdit import DIFFUSERS, FORMAT
 from tests.models.golden import random_inputs, tiny_config
 from tests.weights.test_mmdit import model_of

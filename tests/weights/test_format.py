@@ -13,16 +13,9 @@ from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.models import target_layers
-from longtake.weights import (
-    Format,
-    ModelWeights,
-    WeightLayout,
-    read_adapters,
-    save_adapters,
-    save_model,
-    save_weights,
-)
-from longtake.weights.format import Form, Growth, Naming
+from longtake.weights import Format, ModelWeights, read_adapters, save_adapters, save_weights
+from longtake.weights.conversion import save_model
+from longtake.weights.format import Form, Growth, Naming, WeightLayout
 from longtake.weights.lora import KOHYA, PEFT
 
 D, K = 4, 2

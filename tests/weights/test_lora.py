@@ -17,9 +17,7 @@ from longtake.models import LoraConfig, LoraLinear, MMDiT, MMDiTConfig, adapt, i
 from longtake.system.lora import adapter_sizes, fill
 from longtake.weights import (
     Adapter,
-    WeightLayout,
     adapters_of,
-    convert,
     convert_adapters,
     find_adapters,
     merged,
@@ -27,6 +25,8 @@ from longtake.weights import (
     save_adapters,
     tensors_of,
 )
+from longtake.weights.conversion import convert
+from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import random_inputs, tiny_config
 from tests.test_hub import put

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.models import MMDiT, MMDiTConfig, initialise
-from longtake.weights import ModelWeights, WeightLayout, convert, save_model, save_weights
-from longtake.weights.conversion import plan_conversion, reorder_heads
+from longtake.weights import ModelWeights, save_weights
+from longtake.weights.conversion import convert, plan_conversion, reorder_heads, save_model
+from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import (
     CASES,

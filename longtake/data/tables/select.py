@@ -99,8 +99,8 @@ def check_condition(where: str, source: Path, names: Sequence[str], made: Sequen
     """The columns that a condition asks about, of `names` and `made`.
 
     Raises `UserError` where it is empty, not SQL, more than one expression, or asks about other rows. DuckDB reads
-    it twice, alone and in brackets; only for one complete expression do both mean the same. `source` and its columns
-    `names` are named in errors. Whether columns and kinds are right is not looked at.
+    it twice, alone and in brackets; only one complete expression is right in both. `source` and its columns `names`
+    are named in errors. Whether columns and kinds are right is not looked at.
     """
     columns = f"the columns of {source} are {', '.join(names)}"
     if not where.strip():
@@ -110,8 +110,6 @@ def check_condition(where: str, source: Path, names: Sequence[str], made: Sequen
         if tree["error"]:
             said = " ".join(tree["error_message"].split())
             raise UserError(f"--where {where!r}: {said}; write one condition such as {_EXAMPLE!r}; {columns}")
-    if _without_places(alone) != _without_places(bracketed):
-        raise UserError(f"--where {where!r}: is more than a condition; write one such as {_EXAMPLE!r}; {columns}")
     if any(node.get("class") == "SUBQUERY" for node in _nodes(alone)):
         raise UserError(
             f"--where {where!r}: has a SELECT in it; a condition looks at one row at a time, such as {_EXAMPLE!r}"
@@ -128,13 +126,6 @@ def _tree(statement: str) -> dict[str, Any]:
         found = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
     assert found is not None
     return json.loads(found[0])
-
-
-def _without_places(tree: Any) -> Any:
-    """The tree without the positions in the text."""
-    if isinstance(tree, dict):
-        return {key: _without_places(part) for key, part in tree.items() if not key.startswith("query_location")}
-    return [_without_places(part) for part in tree] if isinstance(tree, list) else tree
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

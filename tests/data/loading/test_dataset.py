@@ -25,10 +25,10 @@ from longtake.data import (
     probe_table,
     read_frames,
     resize_crop,
-    window,
     write_image,
     write_video,
 )
+from longtake.data.clips.transforms import window
 from longtake.data.loading import dataset
 from longtake.data.loading.dataset import ClipCache, time_limit
 from longtake.data.loading.draws import draw, window_draws

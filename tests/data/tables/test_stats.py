@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtake.data import ClipError, short_film, stats_page, table_facts, table_stats
+from longtake.data import ClipError, stats_page, table_facts, table_stats
+from longtake.data.tables.stats_page import short_film
 from longtake.data.clips.video import write_image, write_video
 from longtake.data.tables import stats
 from longtake.pages import html
