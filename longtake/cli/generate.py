@@ -20,14 +20,7 @@ def generate(context: typer.Context, run: Run = None) -> None:
     keys of sampling_option; --lora FILE --lora-scale 0.8 puts adapters upon the model. --tiny shrinks everything to
     a size that a CPU samples in seconds. Runs under torchrun too: prompts are shared out.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     words = run_and_overrides(context, run, "generate", "inference")
     source = generation.resolve_source(*words, dialect=context.obj)
@@ -38,10 +31,9 @@ def generate(context: typer.Context, run: Run = None) -> None:
         for line in doubts:
             say(line)
         live = world.is_main and console.is_terminal
-        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("videos"))
-        columns += (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, disable=not live, transient=True) as bar:
-            task = bar.add_task("generate", total=None)
+            task = bar.add_task("generating", total=None)
             videos = generation.generate_from(
                 source, world, say, progress=lambda done, total: bar.update(task, completed=done, total=total)
             )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from longtake import __version__, presets
@@ -237,13 +237,11 @@ class Demo:
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, markup=False)
 
-    @contextmanager
-    def bar(self) -> Iterator[Progress]:
+    def bar(self) -> Progress:
         """A live bar on a terminal, nothing elsewhere."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         live = self.console.is_terminal and self.world.is_main
-        with Progress(*columns, console=self.console, transient=True, disable=not live) as bar:
-            yield bar
+        return Progress(*columns, console=self.console, transient=True, disable=not live)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

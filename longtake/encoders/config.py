@@ -19,7 +19,6 @@ Placement = Literal["resident", "offloaded"]
 
 _FROM = "local path, or the name of weights on the Hugging Face hub: owner/name, or owner/name/file.safetensors"
 _CACHE = "folder for files from the hub; None: the hub's own cache"
-_POSTERIOR = "`sample` draws latents from the posterior, `mode` takes its mean"
 
 
 class EncoderSection(Section):
@@ -90,6 +89,16 @@ class PixelConfig(AutoencoderSection):
 class KLSection(AutoencoderSection):
     """What learned autoencoders with a normal posterior have in common."""
 
+    AUTOENCODER: ClassVar[str] = "longtake.encoders.kl:build_kl"
+
+    cache_dir: str | None = Field(None, description=_CACHE)
+    posterior: Literal["sample", "mode"] = Field(
+        "sample", description="`sample` draws latents from the posterior, `mode` takes its mean"
+    )
+    dtype: Dtype = Field("bf16", description="compute dtype; float32 on a CPU without bf16 instructions")
+    placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
+    compile: bool = Field(False, description="compile the residual blocks")
+
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for a length or size that does not divide into latent cells."""
         latent = self.latent
@@ -109,12 +118,10 @@ class KLSection(AutoencoderSection):
 class HunyuanVAEConfig(KLSection):
     """HunyuanVideo's causal video autoencoder: 4 x 8 x 8 pixels to a latent cell, the first frame alone."""
 
-    AUTOENCODER: ClassVar[str] = "longtake.encoders.kl:build_hunyuan"
     WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"piece_elements"}
 
     type: Literal["hunyuan_vae"] = Field("hunyuan_vae", description="HunyuanVideo's causal autoencoder")
     from_pretrained: str = Field("hpcai-tech/Open-Sora-v2/hunyuan_vae.safetensors", description=_FROM)
-    cache_dir: str | None = Field(None, description=_CACHE)
     in_channels: Literal[3] = Field(3, description="colours")
     out_channels: Literal[3] = Field(3, description="colours")
     layers_per_block: int = Field(2, ge=1, description="residual blocks per level; the decoder has one more")
@@ -128,10 +135,6 @@ class HunyuanVAEConfig(KLSection):
     sample_size: int = Field(256, ge=16, description="side of a tile in pixels")
     sample_tsize: int = Field(64, ge=8, description="frames of a tile")
     tile_overlap_factor: float = Field(0.25, ge=0, lt=1, description="part of a tile that its neighbour covers too")
-    posterior: Literal["sample", "mode"] = Field("sample", description=_POSTERIOR)
-    dtype: Dtype = Field("bf16", description="compute dtype; float32 on a CPU without bf16 instructions")
-    placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
-    compile: bool = Field(False, description="compile the residual blocks")
     piece_elements: int = Field(
         2**29,
         ge=1,
@@ -159,11 +162,8 @@ class HunyuanVAEConfig(KLSection):
 class Autoencoder2DConfig(KLSection):
     """FLUX's image autoencoder: 8 x 8 pixels to a latent cell, every frame by itself."""
 
-    AUTOENCODER: ClassVar[str] = "longtake.encoders.kl:build_image"
-
     type: Literal["autoencoder_2d"] = Field("autoencoder_2d", description="FLUX's image autoencoder")
     from_pretrained: str = Field("black-forest-labs/FLUX.1-dev/ae.safetensors", description=_FROM)
-    cache_dir: str | None = Field(None, description=_CACHE)
     resolution: int = Field(256, ge=8, description="side of the images it was trained on; decides nothing")
     in_channels: Literal[3] = Field(3, description="colours")
     out_ch: Literal[3] = Field(3, description="colours")
@@ -174,10 +174,6 @@ class Autoencoder2DConfig(KLSection):
     z_channels: int = Field(16, ge=1, description="channels of a latent cell")
     scale_factor: float = Field(0.3611, gt=0, description="latents are multiplied by this, after the shift")
     shift_factor: float = Field(0.1159, description="subtracted from the latents first")
-    posterior: Literal["sample", "mode"] = Field("sample", description=_POSTERIOR)
-    dtype: Dtype = Field("bf16", description="compute dtype; float32 on a CPU without bf16 instructions")
-    placement: Placement = Field("resident", description="`offloaded`: in the host's memory between uses")
-    compile: bool = Field(False, description="compile the residual blocks")
 
     @property
     def latent(self) -> LatentShape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -207,19 +206,11 @@ def image_module(config: Autoencoder2DConfig) -> nn.Module:
     )
 
 
-def build_hunyuan(config: HunyuanVAEConfig, dtype: torch.dtype) -> HunyuanAutoencoder:
+def build_kl(config: HunyuanVAEConfig | Autoencoder2DConfig, dtype: torch.dtype) -> KLAutoencoder:
     """The autoencoder of a section on the meta device, to be filled with weights."""
-    return HunyuanAutoencoder(config, _frozen(hunyuan_module, config, dtype), dtype)
-
-
-def build_image(config: Autoencoder2DConfig, dtype: torch.dtype) -> ImageAutoencoder:
-    """The autoencoder of a section on the meta device, to be filled with weights."""
-    return ImageAutoencoder(config, _frozen(image_module, config, dtype), dtype)
-
-
-def _frozen(make: Callable[[Any], nn.Module], config: Any, dtype: torch.dtype) -> nn.Module:
+    is_hunyuan = isinstance(config, HunyuanVAEConfig)
     with torch.device("meta"):
-        model = make(config)
+        model = hunyuan_module(config) if is_hunyuan else image_module(config)
         for part in model.children():  # diffusers warns where the whole is cast
             part.to(dtype)
-    return model.requires_grad_(False).eval()
+    return (HunyuanAutoencoder if is_hunyuan else ImageAutoencoder)(config, model.requires_grad_(False).eval(), dtype)

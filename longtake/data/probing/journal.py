@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -125,17 +126,12 @@ class Journal:
 
     def _drop_half_line(self) -> int:
         """Cuts off what follows the last line's end. Returns the size that is left."""
-        size = at = self._file.seek(0, os.SEEK_END)
-        while at > 0:
-            before = max(0, at - (1 << 16))
-            found = os.pread(self._file.fileno(), at - before, before).rfind(b"\n")
-            if found >= 0:
-                at = before + found + 1
-                break
-            at = before
-        if at < size:
-            os.ftruncate(self._file.fileno(), at)
-        return at
+        if not self._file.seek(0, os.SEEK_END):
+            return 0
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        os.ftruncate(self._file.fileno(), end)
+        return end
 
     def _write(self) -> None:
         data = memoryview("".join(self._held).encode())

@@ -33,12 +33,13 @@ from longtake.data.tables.checks import (
 )
 from longtake.data.tables.ids import path_hashes
 from longtake.data.tables.rows import Rows, byte_texts, id_values, open_rows
-from longtake.data.tables.shards import INDEX, KIND, NPY_HEADER_BYTES, NUMBERS, ROWS_PER_FILE, is_shards
+from longtake.data.tables.shards import INDEX, KIND, NUMBERS, ROWS_PER_FILE, is_shards
 from longtake.data.tables.write_rows import moved_batch
 from longtake.durable import sync_file, unfinished_folder, write_whole
 
 LARGE_BYTES = 256 << 20  # a table file above this is converted to shards without being asked for
 _CONTENT_BYTES = 1 << 16  # read from either end of a file to tell whether it has changed
+_NPY_HEADER_BYTES = 128  # of a file whose length is not known before it is written
 _INVALID = pa.schema(
     [("row", pa.int64()), ("reason", pa.string()), ("unreadable", pa.bool_())],
     metadata={"longtake_format": "invalid rows", "longtake_format_version": str(SHARDS_VERSION)},
@@ -124,7 +125,7 @@ class _NumberFile:
     def __init__(self, file: BinaryIO):
         self._file, self.count = file, 0
         self._dtype = np.dtype(np.float64)
-        file.write(bytes(NPY_HEADER_BYTES))
+        file.write(bytes(_NPY_HEADER_BYTES))
 
     def append(self, values: np.ndarray) -> None:
         self._dtype, self.count = values.dtype, self.count + len(values)
@@ -134,7 +135,7 @@ class _NumberFile:
         self._file.seek(0)
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.count,)}
         np.lib.format.write_array_header_1_0(self._file, header)
-        assert self._file.tell() == NPY_HEADER_BYTES
+        assert self._file.tell() == _NPY_HEADER_BYTES
 
 
 def _complete_ids(folder: Path, rows: Rows) -> None:

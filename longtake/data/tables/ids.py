@@ -8,8 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from longtake.random import hash64
+from longtake.random import hash64, sample_ids
 
+_TWIN = 1 << 32  # copies of one clip are counted far below this, so a twin's id is never that of a copy
 _ROWS_AT_ONCE = 1 << 22  # sorted together: bounds the memory of a search
 
 
@@ -52,6 +53,12 @@ def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows, ordinals = np.concatenate(found_rows), np.concatenate(found_ordinals)
     order = np.argsort(rows)
     return rows[order], ordinals[order]
+
+
+def rename_repeats(ids: np.ndarray) -> None:
+    """Makes all ids, uint64 [N], differ, in place: one that has occurred in n earlier rows is mixed with n."""
+    rows, ordinals = repeats(ids)
+    ids[rows] = sample_ids(ids[rows], _TWIN + ordinals)
 
 
 def first_repeated(ids: np.ndarray) -> tuple[int, int, int] | None:

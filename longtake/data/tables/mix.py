@@ -13,13 +13,11 @@ from longtake.contracts import UserError
 from longtake.data.config import DatasetConfig
 from longtake.data.probing.folder import folder_table
 from longtake.data.tables.checks import FINGERPRINTED
-from longtake.data.tables.ids import repeats
+from longtake.data.tables.ids import rename_repeats
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import ClipTable
-from longtake.random import hash64, sample_ids
-
-_TWIN = 1 << 32  # copies of one clip are counted far below this, so a twin's id is never that of a copy
+from longtake.random import hash64
 
 
 class JoinedColumn:
@@ -95,7 +93,9 @@ class MixedTable:
     @cached_property
     def clip_ids(self) -> np.ndarray:
         """uint64 [N], all different."""
-        return _distinct([table.clip_ids for table in self.tables])
+        ids = np.concatenate([table.clip_ids for table in self.tables])
+        rename_repeats(ids)
+        return ids
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -186,11 +186,3 @@ def _open_source(path: str, config: DatasetConfig, columns: Sequence[str], lenie
                 f"{', '.join(names)})"
             )
     return ClipTable.open(source, root, (*captions, *columns), config.memory_efficient)
-
-
-def _distinct(ids: Sequence[np.ndarray]) -> np.ndarray:
-    """The ids of all tables, uint64 [N]: one that has occurred n times in earlier tables is mixed with n."""
-    joined = np.concatenate(ids)
-    rows, ordinals = repeats(joined)
-    joined[rows] = sample_ids(joined[rows], _TWIN + ordinals)
-    return joined

@@ -19,13 +19,12 @@ import pyarrow.compute as pc
 from longtake.contracts import UserError
 from longtake.data.tables.cells import joined_schema, readable_cells
 from longtake.data.tables.checks import check_path, readable
-from longtake.data.tables.ids import repeats
+from longtake.data.tables.ids import rename_repeats, repeats
 from longtake.data.tables.rows import Chunk, open_rows
 from longtake.data.tables.write_rows import TableWriter, check_target, moved_batch
 from longtake.random import hash64, sample_ids
 
 Repeated = Literal["refuse", "first", "rename"]
-_TWIN = 1 << 32  # as in a mix: copies of a clip are counted far below
 _SHARE = 1 << 33  # the number that a clip id is mixed with to say which part it falls into
 _MET = "longtake_met"  # the condition's answer, as a column behind the table's
 _EXAMPLE = "resolution >= 65536 AND fps > 8"
@@ -151,14 +150,14 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
     ids = [table.ids() for table in tables]
     starts = [0, *accumulate(map(len, ids))]
     joined = np.concatenate(ids)
-    rows, ordinals = repeats(joined)
+    rows, _ = repeats(joined)
     if len(rows) and repeated == "refuse":
         raise UserError(_repeated_ids(joined, int(rows[0]), len(rows), starts, sources))
     keep = np.ones(len(joined), bool)
     if repeated == "first":
         keep[rows] = False
     else:
-        joined[rows] = sample_ids(joined[rows], _TWIN + ordinals)
+        rename_repeats(joined)
     with TableWriter(target, schema) as writer:
         for table, start in zip(tables, starts, strict=False):
             for chunk in table.chunks():

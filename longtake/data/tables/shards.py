@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import re
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -37,7 +36,6 @@ NUMBERS = ("num_frames", "height", "width", "fps", "motion_score", "clip_ids")
 ROWS_PER_BATCH = 1 << 16
 ROWS_PER_FILE = 1 << 20
 AGAIN = "write the shards again"
-NPY_HEADER_BYTES = 128
 
 
 def is_shards(path: Path) -> bool:
@@ -193,20 +191,16 @@ class _Texts:
 
 
 _TWO_OFFSETS = struct.Struct("<ii")
-_NPY_HEADER = re.compile(
-    rb"\x93NUMPY\x01\0v\0\{'descr': '(<[fiu]8)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n"
-)
 _KINDS = {"fps": "<f8", "motion_score": "<f8", "clip_ids": "<u8"}  # of the files of numbers; others "<i8"
 
 
 def mapped_array(file: Path, rows: int) -> np.ndarray:
     """A one-dimensional `.npy` as a read-only array over its map. Raises `UserError` where it is another one."""
-    with readable(file), open(file, "rb") as opened:
-        header = _NPY_HEADER.match(opened.read(NPY_HEADER_BYTES))
-        if header is None or header[1].decode() != _KINDS.get(file.stem, "<i8") or int(header[2]) != rows:
-            raise UserError(f"{file}: is damaged (its head is not that of {rows} numbers); {AGAIN}")
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, header[1].decode(), rows, NPY_HEADER_BYTES)
+    with readable(file), suppress(ValueError):  # of another kind of file
+        found = np.lib.format.open_memmap(file, mode="r")
+        if (found.dtype.str, found.shape) == (_KINDS.get(file.stem, "<i8"), (rows,)):
+            return np.asarray(found)
+    raise UserError(f"{file}: is damaged (its head is not that of {rows} numbers); {AGAIN}")
 
 
 def refuse_other_than_text(name: str, kind: pa.DataType, source: Path) -> None:

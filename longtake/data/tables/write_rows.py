@@ -32,23 +32,23 @@ class TableWriter:
         self._schema = schema.with_metadata(FORMAT | (metadata or {}))
         self._held: list[pa.RecordBatch] = []
         self._count = 0
-        self._files = ExitStack()
 
     def __enter__(self) -> TableWriter:
-        path = self._files.enter_context(unfinished(self.target))
+        with ExitStack() as files:
+            path = files.enter_context(unfinished(self.target))
+            self._writer = files.enter_context(closing(self._open(path)))
+            self._files = files.pop_all()
+        return self
+
+    def _open(self, path: Path) -> Any:
         suffix = self.target.suffix.lower()
         if suffix == ".csv":
             flat = [field.with_type(pa.string()) if pa.types.is_nested(field.type) else field for field in self._schema]
             self._schema = pa.schema(flat)
-            self._writer = pyarrow.csv.CSVWriter(str(path), self._schema)
-        elif suffix == ".parquet":
-            self._writer = pyarrow.parquet.ParquetWriter(str(path), self._schema)
-        elif suffix == ".arrow":
-            self._writer = pa.ipc.new_file(str(path), self._schema)
-        else:
-            self._writer = JsonWriter(path)
-        self._files.enter_context(closing(self._writer))
-        return self
+            return pyarrow.csv.CSVWriter(str(path), self._schema)
+        if suffix == ".parquet":
+            return pyarrow.parquet.ParquetWriter(str(path), self._schema)
+        return pa.ipc.new_file(str(path), self._schema) if suffix == ".arrow" else JsonWriter(path)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Adds rows, whose columns are those of the schema."""
