@@ -17,6 +17,7 @@ from longtake.contracts import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+_SHOWN = 10  # sentences of a kind
 _LONGEST_WAIT_SECONDS = 7 * 24 * 3600.0  # of a process for the slowest of its peers
 
 
@@ -89,10 +90,10 @@ def _verified(config: train.RunConfig, folder: Path, console: Console) -> encode
 
 def _find_damage(config: train.RunConfig, options: encode.EncodeOptions, console: Console) -> encode.VerifyResult:
     found = _verified(config, options.folder, console)
-    for line in found.damaged:
+    for line in found.damaged[:_SHOWN]:
         console.print(line)
     again = f"to make again: {_to_make(found)}" if found.is_damaged else "nothing to mend"
-    console.print(f"{options.folder}: {found.num_damaged} damaged; {again}")
+    console.print(f"{options.folder}: {len(found.damaged)} damaged; {again}")
     return found
 
 
@@ -115,11 +116,11 @@ def _report(console: Console, world: parallel.World, result: encode.EncodeResult
 
 
 def _report_verified(console: Console, folder: Path, result: encode.VerifyResult) -> int:
-    for line in (*result.damaged, *result.changed):
+    for line in (*result.damaged[:_SHOWN], *result.changed[:_SHOWN]):
         console.print(line)
     console.print(
         f"{folder}: {result.num_entries} samples ({result.bad} could not be read) and {result.num_texts} captions; "
-        f"{result.num_damaged} damaged, {result.num_changed} clips changed since"
+        f"{len(result.damaged)} damaged, {len(result.changed)} clips changed since"
     )
     if result.is_damaged:
         console.print(
@@ -129,7 +130,7 @@ def _report_verified(console: Console, folder: Path, result: encode.VerifyResult
     elif not result.complete:
         again = f"longtake data encode RUN -o {shlex.quote(str(folder))}"
         console.print(f"not every shard is there yet: repeat `{again}`, or wait for its other parts")
-    return 1 if result.is_damaged or result.num_changed or not result.complete else 0
+    return 1 if result.is_damaged or result.changed or not result.complete else 0
 
 
 def _to_make(found: encode.VerifyResult) -> str:

@@ -238,8 +238,8 @@ class _Comparison:
             if same:
                 rows, ids = self.store.samples(view)
             else:
-                rows, ids, codes = view_samples(self.inputs, view)
-                missing += self._look_up(view, rows, ids, codes)
+                rows, ids, _ = view_samples(self.inputs, view)
+                missing += self._look_up(view, rows, ids)
             needed += len(ids)
             tried = _spread(len(ids), _CAPTIONS_TRIED)
             self._refuse_other_captions(view, rows[tried], ids[tried])
@@ -248,7 +248,7 @@ class _Comparison:
                 self._refuse_other_files(rows[tried], self.store.find(view, ids[tried]))
         return needed, missing
 
-    def _look_up(self, view: int, rows: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> int:
+    def _look_up(self, view: int, rows: np.ndarray, ids: np.ndarray) -> int:
         """How many samples of a view are missing."""
         missing = 0
         for start in range(0, len(ids), _CHUNK):
@@ -257,7 +257,6 @@ class _Comparison:
             there = entries >= 0
             missing += int((~there).sum())
             self._refuse_other_numbers(rows[chunk][there], entries[there])
-            self._refuse_other_buckets(rows[chunk][there], codes[chunk][there], entries[there])
         return missing
 
     def _written(self, row: int) -> str:
@@ -275,20 +274,6 @@ class _Comparison:
                     f"{there[first]:g} in the store (so it is with {len(wrong)} samples); train with the table that "
                     "was encoded, or encode this one into another folder"
                 )
-
-    def _refuse_other_buckets(self, rows: np.ndarray, codes: np.ndarray, entries: np.ndarray) -> None:
-        """Equal settings and equal numbers give equal buckets, unless the program that made the store was another."""
-        places = {name: number for number, name in enumerate(self.store.buckets)}
-        buckets, stored = self.inputs.rule.buckets, self.store.column("bucket")[entries]
-        ours = np.array([places.get(bucket.name, -1) for bucket in buckets], np.int64)
-        wrong = np.flatnonzero(ours[codes] != stored)
-        if len(wrong):
-            first = wrong[0]
-            raise UserError(
-                f"dataset.latents: {self._written(rows[first])} is in bucket {buckets[codes[first]].name} here and in "
-                f"{self.store.buckets[stored[first]]} in the store (so it is with {len(wrong)} samples); encode again "
-                "into another folder"
-            )
 
     def _refuse_other_captions(self, view: int, rows: np.ndarray, ids: np.ndarray) -> None:
         store, rule = self.store, self.inputs.rule

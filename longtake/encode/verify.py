@@ -18,27 +18,23 @@ from longtake.data.latents.shard import DamagedShard, LatentShards
 from longtake.encode.plan import Plan
 from longtake.encode.shards import file_facts
 
-_SHOWN = 10
 
-
-@dataclass(frozen=True)
+@dataclass
 class VerifyResult:
-    """What was found: counts, the first few sentences of each kind, and what there is to make again."""
+    """What was found: counts, sentences, and what there is to make again."""
 
-    num_entries: int
-    num_texts: int
-    bad: int  # entries whose clip could not be read when the store was made
-    complete: bool  # every shard of the plan is there
-    damaged: tuple[str, ...]  # what has other bytes than were written
-    changed: tuple[str, ...]  # clips whose file has another size or time than when it was encoded
-    num_damaged: int
-    num_changed: int
-    shards: tuple[tuple[str, int], ...]  # (kind, number) of those damaged, or of a clip whose file has another size
-    files: tuple[str, ...]  # names of other files that are damaged
+    num_entries: int = 0
+    num_texts: int = 0
+    bad: int = 0  # entries whose clip could not be read when the store was made
+    complete: bool = False  # every shard of the plan is there
+    damaged: list[str] = field(default_factory=list)  # what has other bytes than were written
+    changed: list[str] = field(default_factory=list)  # clips whose file has another size or time than when encoded
+    shards: dict[tuple[str, int], None] = field(default_factory=dict)  # (kind, number) of those to make again
+    files: list[str] = field(default_factory=list)  # names of other files that are damaged
 
     @property
     def is_damaged(self) -> bool:
-        """Whether there is something to make again."""
+        """Whether there is something to make again: what is damaged, or is of a clip whose file has another size."""
         return bool(self.shards or self.files)
 
 
@@ -57,99 +53,89 @@ def verify_store(
     """
     folder = Path(folder).absolute()
     facts = store.read_facts(folder)
-    found = _Found(folder, facts)
-    pieces = {kind: found.pieces(kind) for kind in store.INDEX_NAMES}
+    found = VerifyResult()
+    pieces = {kind: _read_pieces(folder, kind, found) for kind in store.INDEX_NAMES}
     index = {kind: store.join_pieces(list(of_kind.values()), kind) for kind, of_kind in pieces.items()}
-    bad = int((store.as_array(index[store.LATENTS]["shard"]) < 0).sum())
+    found.num_entries, found.num_texts = len(index[store.LATENTS]), len(index[store.TEXTS])
+    found.bad = int((store.as_array(index[store.LATENTS]["shard"]) < 0).sum())
     changed: dict[int, tuple[str, bool]] = {}
     if facts["made"]["table"] == table.fingerprint:
         changed = _changed_files(index[store.LATENTS], table)
+    found.changed = [sentence for sentence, _ in changed.values()]
     other = [row for row, (_, has_other_size) in changed.items() if has_other_size]
-    done, total = 0, sum(map(len, index.values()))
+    shards = LatentShards(folder, store.tensors_of(facts))
+    done, total = 0, found.num_entries + found.num_texts
     progress = progress or (lambda done, total: None)
     progress(done, total)
     for kind in (store.LATENTS, store.TEXTS):
         for number, piece in pieces[kind].items():
-            found.read(kind, number, piece)
-            if kind == store.LATENTS and np.isin(store.as_array(piece["row"]), other).any():
-                found.shards.append((kind, number))
+            faults = _shard_faults(shards, kind, number, piece)
+            found.damaged += faults
+            if faults or (kind == store.LATENTS and np.isin(store.as_array(piece["row"]), other).any()):
+                found.shards[kind, number] = None
             done += len(piece)
             progress(done, total)
-    complete = found.look_at_files(index)
-    numbers = len(index[store.LATENTS]), len(index[store.TEXTS]), bad, complete
-    shown = tuple(found.damaged[:_SHOWN]), tuple(sentence for sentence, _ in changed.values())[:_SHOWN]
-    again = tuple(dict.fromkeys(found.shards)), tuple(found.files)
-    return VerifyResult(*numbers, *shown, len(found.damaged), len(changed), *again)
+    _look_at_files(folder, facts, index, found)
+    return found
 
 
-@dataclass
-class _Found:
-    """What is damaged, as it is found."""
+def _read_pieces(folder: Path, kind: str, found: VerifyResult) -> dict[int, pa.Table]:
+    """Number -> piece of the index, of those that can be read."""
+    pieces = {}
+    for path in store.pieces_of(folder, kind):
+        if (piece := _tried(found, lambda path=path: store.read_table(path, store.index_schema(kind)))) is None:
+            found.shards[kind, int(path.stem)] = None
+        else:
+            pieces[int(path.stem)] = piece
+    return pieces
 
-    folder: Path
-    facts: Mapping[str, Any]
-    damaged: list[str] = field(default_factory=list)
-    shards: list[tuple[str, int]] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._shards = LatentShards(self.folder, store.tensors_of(self.facts))
-
-    def pieces(self, kind: str) -> dict[int, pa.Table]:
-        """Number -> piece of the index, of those that can be read."""
-        found = {}
-        for path in store.pieces_of(self.folder, kind):
-            try:
-                found[int(path.stem)] = store.read_table(path, store.index_schema(kind))
-            except UserError as error:
-                self._note(str(error))
-                self.shards.append((kind, int(path.stem)))
-        return found
-
-    def read(self, kind: str, number: int, piece: pa.Table) -> None:
-        """Reads every row of a shard."""
-        shards, places, crcs = (store.as_array(piece[name]).tolist() for name in ("shard", "place", "crc"))
-        faults = []
-        if any(shard not in (-1, number) for shard in shards):
-            faults.append(f"{kind}/{number:06d}.parquet names another shard than its own")
-        for shard, place, crc in zip(shards, places, crcs, strict=True):
-            try:
-                if shard >= 0:
-                    self._shards.read(kind, number, place, crc)
-            except DamagedShard as error:
-                faults.append(str(error))
-        count = shards.count(number)
-        if count and not faults and (fault := self._shards.fault(kind, number, count)):
-            faults.append(fault)
-        if faults:
-            self.damaged += faults
-            self.shards.append((kind, number))
-
-    def look_at_files(self, index: Mapping[str, pa.Table]) -> bool:
-        """Looks at everything but the shards, given what their pieces say; returns whether all of it is there."""
-        self._try(store.PLAN_FILE, lambda: Plan.read(self.folder / store.PLAN_FILE, self.facts))
-        self._try(store.EMPTY_FILE, lambda: store.read_empty(self.folder, self.facts))
-        whole = whole_files(self.folder)
-        for path in filter(Path.is_file, whole):
-            kind = next(kind for kind, name in store.INDEX_NAMES.items() if name == path.stem)
-            self._try(path.name, lambda path=path, kind=kind: _compare(path, kind, index[kind]))
-        return all(map(Path.is_file, whole))
-
-    def _try(self, name: str, read: Callable[[], object]) -> None:
+def _shard_faults(store_shards: LatentShards, kind: str, number: int, piece: pa.Table) -> list[str]:
+    """Reads every row of a shard; what is wrong with it."""
+    shards, places, crcs = (store.as_array(piece[name]).tolist() for name in ("shard", "place", "crc"))
+    faults = []
+    if any(shard not in (-1, number) for shard in shards):
+        faults.append(f"{kind}/{number:06d}.parquet names another shard than its own")
+    for shard, place, crc in zip(shards, places, crcs, strict=True):
         try:
-            read()
-        except UserError as error:
-            self._note(str(error))
-            self.files.append(name)
+            if shard >= 0:
+                store_shards.read(kind, number, place, crc)
+        except DamagedShard as error:
+            faults.append(str(error))
+    count = shards.count(number)
+    if count and not faults and (fault := store_shards.fault(kind, number, count)):
+        faults.append(fault)
+    return faults
 
-    def _note(self, sentence: str) -> None:
-        self.damaged.append(sentence.rpartition("; ")[0])  # without the remedy, which is said once
+
+def _look_at_files(folder: Path, facts: Mapping[str, Any], index: Mapping[str, pa.Table], found: VerifyResult) -> None:
+    """Looks at everything but the shards, given what their pieces say, and whether all of it is there."""
+    reads: dict[str, Callable[[], object]] = {
+        store.PLAN_FILE: lambda: Plan.read(folder / store.PLAN_FILE, facts),
+        store.EMPTY_FILE: lambda: store.read_empty(folder, facts),
+    }
+    whole = whole_files(folder)
+    for path in filter(Path.is_file, whole):
+        kind = next(kind for kind, name in store.INDEX_NAMES.items() if name == path.stem)
+        reads[path.name] = lambda path=path, kind=kind: _compare(path, kind, index[kind])
+    found.files = [name for name, read in reads.items() if _tried(found, read) is None]
+    found.complete = all(map(Path.is_file, whole))
 
 
-def _compare(path: Path, kind: str, index: pa.Table) -> None:
+def _tried(found: VerifyResult, read: Callable[[], Any]) -> Any:
+    """What is read; None where it is damaged, which is noted."""
+    try:
+        return read()
+    except UserError as error:
+        found.damaged.append(str(error).rpartition("; ")[0])  # without the remedy, which is said once
+        return None
+
+
+def _compare(path: Path, kind: str, index: pa.Table) -> pa.Table:
     whole = store.read_table(path, store.index_schema(kind))
     if len(whole) != len(index) or not all(_same(whole[name], index[name]) for name in index.column_names):
         raise UserError(f"{path}: says something else than the pieces in {kind}; ")
+    return whole
 
 
 def _same(here: pa.ChunkedArray, there: pa.ChunkedArray) -> bool:

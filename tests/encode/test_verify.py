@@ -19,7 +19,7 @@ def test_an_undamaged_store_passes(config: Path, tmp_path: Path) -> None:
     made = make_store(config, tmp_path / "store")
     found = verify_store(tmp_path / "store", open_table(config))
     assert (found.num_entries, found.num_texts, found.complete) == (made.num_entries, made.num_texts, True)
-    assert (found.num_damaged, found.num_changed, found.bad) == (0, 0, 0)
+    assert (found.damaged, found.changed, found.bad) == ([], [], 0)
 
 
 @pytest.mark.parametrize("kind", ["latents", "texts"])
@@ -49,7 +49,7 @@ def test_a_clip_that_was_replaced_is_named(tmp_path: Path, clips: Path) -> None:
         "clips/clip_00002.mp4 has changed since it was encoded, or is a copy: same size",
         "clips/clip_00004.mp4 is gone",
     )
-    assert found.shards == ()  # nothing that could be made again
+    assert not found.shards  # nothing that could be made again
 
 
 def test_a_part_is_not_called_complete(config: Path, tmp_path: Path) -> None:

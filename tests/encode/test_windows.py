@@ -112,8 +112,8 @@ def test_a_flipped_bit_of_a_window_is_found_and_mended(config: Path, tmp_path: P
     tensors["tail1.mean"].view(torch.uint8).flatten()[0] ^= 1
     save_file(tensors, path)
     found = verify_store(tmp_path / "store", open_table(config))
-    assert found.num_damaged == 1
-    assert found.shards == (("latents", int(path.stem)),)
+    assert len(found.damaged) == 1
+    assert list(found.shards) == [("latents", int(path.stem))]
     make_store(config, tmp_path / "store", *LOOP, mend=found)
     assert contents(tmp_path / "store") == sound
 
