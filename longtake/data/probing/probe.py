@@ -240,20 +240,18 @@ class Answers:
 def complete(columns: pa.Table, rows: slice, answers: Answers, paths: Sequence[str]) -> pa.Table:
     """The rows that can be used: path, text, what was probed, clip_id, then the other columns in their order.
 
-    `columns`: the whole table; `rows`: the stretch of it that `answers` are of; `paths`: of the whole table, as they
-    are to be written.
+    `columns` and `paths` (as the output has them): of the whole table; `rows`: the stretch that `answers` are of.
     """
-    columns = columns.set_column(columns.column_names.index("path"), "path", pa.array(paths, pa.string()))
-    clip_ids = compute_clip_ids(paths)[rows]  # over all rows: bad files and parts do not change the others' ids
-    given = columns.slice(rows.start, rows.stop - rows.start).filter(pa.array(answers.kept))
-    texts = given["text"].cast(pa.string()) if "text" in given.column_names else pa.nulls(len(given), pa.string())
-    out: dict[str, pa.Array | pa.ChunkedArray] = {"path": given["path"].cast(pa.string())}
-    out["text"] = pc.fill_null(texts, "")
+    kept = pa.array(answers.kept)
+    given = columns.slice(rows.start, rows.stop - rows.start).filter(kept)
+    out: dict[str, Any] = {"path": pa.array(paths[rows], pa.string()).filter(kept)}
+    out["text"] = given["text"] if "text" in given.column_names else pa.array([""] * len(given), pa.string())
     out |= answers.columns()
-    known = "clip_id" in given.column_names
-    out["clip_id"] = given["clip_id"].cast(pa.uint64()) if known else pa.array(clip_ids[answers.kept])
-    out |= {name: given[name] for name in given.column_names if name not in out}
-    return pa.table(out)
+    if "clip_id" not in given.column_names:  # made over all rows: bad files and parts do not change the others' ids
+        out["clip_id"] = pa.array(compute_clip_ids(paths)[rows]).filter(kept)
+    else:
+        out["clip_id"] = given["clip_id"]
+    return pa.table(out | {name: given[name] for name in given.column_names if name not in out})
 
 
 def write_bad(path: Path, bad: Sequence[tuple[int, str, str]]) -> Path | None:
