@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,66 +31,6 @@ class Done(Protocol):
     def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
-
-
-@dataclass(eq=False)
-class HostBuffer:
-    """Host memory that is lent out for one copy at a time."""
-
-    data: Tensor  # uint8 [num_bytes]
-    lent: bool = False
-    copied: Done | None = None  # the last copy out of it
-
-    @property
-    def free(self) -> bool:
-        return not self.lent and (self.copied is None or self.copied.query())
-
-
-class HostBuffers:
-    """`limit` buffers at most, each as large as the largest batch known when it was made; reused for ever.
-
-    `pin`: page-locked, which a copy beside the trainer's kernels needs. Making one is slow, so each is made once, and
-    again only for a batch that is larger than all before.
-    """
-
-    def __init__(self, limit: int = NUM_BUFFERS, pin: bool = True):
-        self.limit, self.pin = limit, pin
-        self._buffers: list[HostBuffer] = []
-        self._largest = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """What all buffers take together."""
-        return sum(len(buffer.data) for buffer in self._buffers)
-
-    def expect(self, num_bytes: int) -> None:
-        """Announces how large batches will become: buffers made from now on are at least as large."""
-        self._largest = max(self._largest, num_bytes)
-
-    def take(self, num_bytes: int) -> HostBuffer:
-        """Lends out a buffer of at least `num_bytes`, waiting if need be. `AssertionError`: all are lent out."""
-        self.expect(num_bytes)
-        free = sorted((buffer for buffer in self._buffers if buffer.free), key=lambda buffer: len(buffer.data))
-        found = next((buffer for buffer in free if len(buffer.data) >= num_bytes), None)
-        if found is None and len(self._buffers) >= self.limit:  # one too small makes way, or the largest is waited for
-            unlent = [buffer for buffer in self._buffers if not buffer.lent]
-            assert unlent, "every buffer is lent out"
-            found = free[0] if free else max(unlent, key=lambda buffer: len(buffer.data))
-            if not found.free and found.copied is not None:
-                found.copied.synchronize()
-            if len(found.data) < num_bytes:
-                self._buffers.remove(found)
-                found = None
-        if found is None:
-            found = HostBuffer(torch.empty(self._largest, dtype=torch.uint8, pin_memory=self.pin))
-            self._buffers.append(found)
-        found.lent = True
-        return found
-
-    def give_back(self, buffer: HostBuffer, copied: Done | None) -> None:
-        """Takes a buffer back; it is lent out again once `copied` is over (None: at once)."""
-        assert buffer.lent
-        buffer.lent, buffer.copied = False, copied
 
 
 class Lane(Protocol):
@@ -125,13 +66,44 @@ class CudaLane:
         sent.record_stream(stream)
 
 
-@dataclass(frozen=True)
-class _OnItsWay:
-    """A parcel whose copy to the device has been asked for."""
+class HostBuffers:
+    """Host memory that copies to a device are made from: `NUM_BUFFERS` pieces at most, each as large as the largest
+    batch known when it was made; reused for ever.
 
-    parcel: Parcel
-    loaded: int
-    copied: Done
+    `pin`: page-locked, which a copy beside the trainer's kernels needs. Making one is slow, so each is made once, and
+    again only for a batch that is larger than all before.
+    """
+
+    def __init__(self, pin: bool = True):
+        self.pin = pin
+        self._used: deque[tuple[Tensor, Done]] = deque()  # with the last copy out of each, the earliest first
+        self._largest = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What all buffers take together."""
+        return sum(len(data) for data, _ in self._used)
+
+    def expect(self, num_bytes: int) -> None:
+        """Announces how large batches will become: buffers made from now on are at least as large."""
+        self._largest = max(self._largest, num_bytes)
+
+    def send(self, parcel: Parcel, lane: Lane) -> tuple[Parcel, Done]:
+        """Asks for the copy of a parcel to the device, waiting for a buffer if need be; the parcel's own memory is
+        free afterwards."""
+        self.expect(len(parcel.data))
+        data = torch.empty(0, dtype=torch.uint8)
+        if self._used and (len(self._used) == NUM_BUFFERS or self._used[0][1].query()):
+            data, copied = self._used.popleft()
+            copied.synchronize()
+        if len(data) < len(parcel.data):
+            del data
+            data = torch.empty(self._largest, dtype=torch.uint8, pin_memory=self.pin)
+        staged = parcel.on(data)
+        staged.data.copy_(parcel.data)
+        sent, copied = lane.send(staged.data)
+        self._used.append((data, copied))
+        return parcel.on(sent), copied
 
 
 class DeviceFeed:
@@ -163,24 +135,19 @@ class DeviceFeed:
             return
         coming = self._send(fetched.parcel(), self._lane)
         while coming is not None:
-            here, loaded = coming.parcel, coming.loaded
-            self._lane.receive(here.data, coming.copied)
+            here, loaded, copied = coming
+            self._lane.receive(here.data, copied)
             coming = self._send(fetched.parcel(), self._lane) if fetched.ready() else None
             handed = [(here, loaded)]
             del here  # whoever takes it may let go of it before it asks for the next one
             yield handed.pop()
             coming = coming or self._send(fetched.parcel(), self._lane)
 
-    def _send(self, parcel: Parcel | None, lane: Lane) -> _OnItsWay | None:
-        """Asks for the copy of a parcel to the device; its own memory is free afterwards."""
+    def _send(self, parcel: Parcel | None, lane: Lane) -> tuple[Parcel, int, Done] | None:
         if parcel is None:
             return None
-        buffer = self.buffers.take(len(parcel.data))
-        staged = parcel.on(buffer.data)
-        staged.data.copy_(parcel.data)
-        sent, copied = lane.send(staged.data)
-        self.buffers.give_back(buffer, copied)
-        return _OnItsWay(parcel.on(sent), _num_loaded(parcel.batch), copied)
+        sent, copied = self.buffers.send(parcel, lane)
+        return sent, _num_loaded(parcel.batch), copied
 
 
 def _num_loaded(batch: Batch) -> int:

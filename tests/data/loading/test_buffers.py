@@ -11,7 +11,7 @@ import torch
 from longtake.contracts import Batch
 from longtake.data import DeviceFeed, SlotLoader
 from longtake.data.loading.buffers import HostBuffers
-from longtake.data.loading.parcel import pack, plan_parcel
+from longtake.data.loading.parcel import Parcel, pack, plan_parcel
 from tests.data.sources import Numbers, same, slot_of, slots_of
 from tests.train.runs import PATIENCE_SECONDS
 
@@ -21,14 +21,32 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 class Copy:
     """Stands for the event behind a copy: over when `over` is set, or when somebody waits for it."""
 
-    def __init__(self) -> None:
-        self.over, self.waited = False, False
+    def __init__(self, staged: torch.Tensor, over: bool) -> None:
+        self.address, self.over, self.waited = staged.data_ptr(), over, False
 
     def query(self) -> bool:
         return self.over
 
     def synchronize(self) -> None:
-        self.over = self.waited = True
+        self.waited = not self.over
+        self.over = True
+
+
+class NotedLane:
+    """Notes what is sent; copies are `over` at once, or when they are waited for."""
+
+    def __init__(self, over: bool) -> None:
+        self.over, self.copies = over, list[Copy]()
+
+    def send(self, staged: torch.Tensor) -> tuple[torch.Tensor, Copy]:
+        self.copies.append(Copy(staged, self.over))
+        return staged.clone(), self.copies[-1]
+
+    def receive(self, sent: torch.Tensor, copied: Copy) -> None: ...
+
+
+def parcel(num_bytes: int) -> Parcel:
+    return Parcel(Numbers()[slot_of([1])], torch.zeros(num_bytes, dtype=torch.uint8))
 
 
 def batch() -> Batch:
@@ -40,80 +58,49 @@ def batch() -> Batch:
 
 def test_a_packed_batch_is_the_same_batch() -> None:
     for original in (batch(), Numbers()[slot_of([4, 5])]):
-        parcel = pack(original)
-        assert same(parcel.batch, original)
+        packed = pack(original)
+        assert same(packed.batch, original)
         assert all(place.start % 256 == 0 for place, _ in plan_parcel(original)[1])
-        moved = torch.full((len(parcel.data) + 100,), 7, dtype=torch.uint8)
-        there = parcel.on(moved)
-        there.data.copy_(parcel.data)
+        moved = torch.full((len(packed.data) + 100,), 7, dtype=torch.uint8)
+        there = packed.on(moved)
+        there.data.copy_(packed.data)
         assert same(there.batch, original), "a longer buffer does as well"
 
 
 def test_a_packed_batch_has_no_memory_of_its_own() -> None:
-    parcel = pack(Numbers()[slot_of([1, 2])])
-    parcel.batch.video[:] = 9
-    assert (parcel.batch.video == 9).all()
-    plan, contents, num_bytes = plan_parcel(parcel.batch)
-    assert sum(place.num_bytes for place, _ in contents) <= num_bytes == len(parcel.data)
-    assert plan == parcel.plan
+    packed = pack(Numbers()[slot_of([1, 2])])
+    packed.batch.video[:] = 9
+    assert (packed.batch.video == 9).all()
+    plan, contents, num_bytes = plan_parcel(packed.batch)
+    assert sum(place.num_bytes for place, _ in contents) <= num_bytes == len(packed.data)
+    assert plan == packed.plan
 
 
 def test_buffers_are_made_once_and_used_again() -> None:
-    buffers = HostBuffers(limit=2, pin=False)
+    buffers, lane = HostBuffers(pin=False), NotedLane(over=True)
     buffers.expect(1000)
-    seen = set()
     for size in (10, 1000, 300, 1000, 1, 999):
-        buffer = buffers.take(size)
-        assert len(buffer.data) == 1000
-        seen.add(buffer.data.data_ptr())
-        done = Copy()
-        done.over = True
-        buffers.give_back(buffer, done)
-    assert len(seen) == 1
+        buffers.send(parcel(size), lane)
+    assert len({copy.address for copy in lane.copies}) == 1
     assert buffers.num_bytes == 1000
 
 
-def test_a_buffer_whose_copy_is_not_over_is_not_handed_out() -> None:
-    buffers = HostBuffers(limit=2, pin=False)
-    first, under_way = buffers.take(100), Copy()
-    buffers.give_back(first, under_way)
-    second = buffers.take(100)
-    assert second is not first
-    buffers.give_back(second, later := Copy())
-    assert not under_way.waited
-    assert buffers.take(100) in (first, second)
-    assert [under_way.waited, later.waited].count(True) == 1, "both were busy: one was waited for"
-
-
-def test_a_lent_buffer_is_nobody_elses() -> None:
-    buffers = HostBuffers(limit=2, pin=False)
-    first, second = buffers.take(100), buffers.take(100)
-    assert first is not second
-    with pytest.raises(AssertionError, match="every buffer is lent out"):
-        buffers.take(100)
-    buffers.give_back(first, None)
-    assert buffers.take(100) is first
-    with pytest.raises(AssertionError):
-        buffers.give_back(replace_lent(first), None)
-
-
-def replace_lent(buffer: object) -> object:
-    buffer.lent = False  # type: ignore[attr-defined]
-    return buffer
+def test_a_buffer_whose_copy_is_not_over_is_waited_for_once_both_are_in_use() -> None:
+    buffers, lane = HostBuffers(pin=False), NotedLane(over=False)
+    for _ in range(3):
+        buffers.send(parcel(100), lane)
+    first, second, third = lane.copies
+    assert first.address == third.address != second.address
+    assert (first.waited, second.waited) == (True, False)
+    assert buffers.num_bytes == 200
 
 
 def test_a_larger_batch_than_all_before_replaces_a_buffer_once_its_copy_is_over() -> None:
-    buffers = HostBuffers(limit=2, pin=False)
-    small = [buffers.take(100), buffers.take(100)]
-    copies = [Copy(), Copy()]
-    for buffer, copy in zip(small, copies, strict=True):
-        buffers.give_back(buffer, copy)
-    large = buffers.take(500)
-    assert len(large.data) == 500
-    assert [copy.waited for copy in copies].count(True) == 1
+    buffers, lane = HostBuffers(pin=False), NotedLane(over=False)
+    for size in (100, 100, 500):
+        buffers.send(parcel(size), lane)
+    assert [copy.waited for copy in lane.copies] == [True, False, False]
     assert buffers.num_bytes == 600
-    buffers.give_back(large, None)
-    assert buffers.take(50) is large, "the other one is still being read"
 
 
 def test_on_the_cpu_batches_pass_as_they_are() -> None:
@@ -168,7 +155,7 @@ def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> Non
         assert same(delivery.batch, Numbers()[slot])
         assert delivery.loaded == 2
         time.sleep(0.005)  # training: workers make the next batch meanwhile
-    assert len(feed.buffers._buffers) <= 2
+    assert len(feed.buffers._used) <= 2
 
 
 def test_the_next_batch_is_on_its_way_before_this_one_is_used() -> None:
@@ -214,5 +201,5 @@ def test_on_a_device_two_pinned_buffers_serve_for_ever() -> None:
     slots = slots_of(50)
     for _ in range(2):
         list(feed.batches(SlotLoader(Numbers(), 1).fetch(slots)))
-    assert len(feed.buffers._buffers) <= 2
-    assert all(buffer.data.is_pinned() for buffer in feed.buffers._buffers)
+    assert len(feed.buffers._used) <= 2
+    assert all(data.is_pinned() for data, _ in feed.buffers._used)
