@@ -23,10 +23,10 @@ from longtake import __version__, presets
 from longtake.contracts import UserError
 from longtake.data import ClipTable, probe_table
 from longtake.data.shapes import COLOURS, make_shapes, split_prompts
+from longtake.demo.judge import Accuracy, judge, score
 from longtake.demo.place import REPORT, Note, choose_folder, find_run, free_folder, read_note
 from longtake.demo.report import DemoReport, Group, ShownSample, clock, percent, write_report
 from longtake.durable import replace
-from longtake.evaluate import Accuracy, judge, score
 from longtake.generate import GenerationSource, Video, generate, open_system, read_video, resolve_source
 from longtake.parallel import World, start_world
 from longtake.system import System

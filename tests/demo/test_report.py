@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from longtake.data.shapes import draw_clip
+from longtake.demo.judge import Accuracy, judge
 from longtake.demo.report import DemoReport, Group, ShownSample, loss_curve, percent, write_report
-from longtake.evaluate import Accuracy, judge
 from tests.demo.pages import Page
 
 RED = "a red circle moves left"

@@ -124,7 +124,7 @@ def test_a_clip_of_another_size_is_encoded_again(tmp_path: Path, clips: Path) ->
     with open(tmp_path / "clips" / "clip_00002.mp4", "ab") as file:
         file.write(b"more")
     found = verify_store(tmp_path / "store", open_table(config))
-    assert found.changed == ("clips/clip_00002.mp4 has changed since it was encoded: its size is another",)
+    assert found.changed == ["clips/clip_00002.mp4 has changed since it was encoded: its size is another"]
     assert len(found.shards) == 2  # one of each view
     make_store(config, tmp_path / "store", mend=found)
     assert verify_store(tmp_path / "store", open_table(config)).changed == []

@@ -45,10 +45,10 @@ def test_a_clip_that_was_replaced_is_named(tmp_path: Path, clips: Path) -> None:
     os.utime(tmp_path / "clips" / "clip_00002.mp4", (1, 1))
     (tmp_path / "clips" / "clip_00004.mp4").unlink()
     found = verify_store(tmp_path / "store", open_table(config))
-    assert found.changed == (
+    assert found.changed == [
         "clips/clip_00002.mp4 has changed since it was encoded, or is a copy: same size",
         "clips/clip_00004.mp4 is gone",
-    )
+    ]
     assert not found.shards  # nothing that could be made again
 
 

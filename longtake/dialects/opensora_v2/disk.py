@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import glob
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from longtake.config.tree import Leaf
+from longtake.contracts import UserError
+from longtake.data.tables.rows import open_rows
 from longtake.dialects.translation import Translation
 
 _STATE_FILE = "running_states.json"  # in every checkpoint of Open-Sora
@@ -68,11 +66,7 @@ def place_clips(work: Translation) -> None:
 
 def _first_paths(table: Path) -> list[Path]:
     """Column `path` of the first rows; nothing where the file is no table, which is said where training opens it."""
-    try:
-        if table.suffix == ".parquet":
-            batches = parquet.ParquetFile(table).iter_batches(_ROWS, columns=["path"])
-            return [Path(path) for batch in islice(batches, 1) for path in batch.column(0).to_pylist() if path]
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            return [Path(row["path"]) for row in islice(csv.DictReader(file), _ROWS) if row.get("path")]
-    except (OSError, ValueError, KeyError, IndexError, csv.Error, pa.ArrowException):
-        return []
+    with suppress(UserError, KeyError):
+        for batch in open_rows(table, as_text=True).batches(["path"]):
+            return [Path(path) for path in batch.column(0)[:_ROWS].to_pylist() if path]
+    return []

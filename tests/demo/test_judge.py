@@ -9,7 +9,7 @@ import pytest
 
 from longtake.data.clips.video import read_frames, read_image
 from longtake.data.shapes import COLOURS, DIRECTIONS, SHAPES, caption, draw_clip, make_shapes
-from longtake.evaluate import Accuracy, judge, score
+from longtake.demo.judge import Accuracy, judge, score
 
 GREY = np.full((8, 32, 32, 3), 120, np.uint8)
 MIDDLE = [0.9, 0.9, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
