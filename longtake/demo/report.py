@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from longtake.durable import write_whole
 from longtake.demo.judge import Accuracy, Judgement, is_right
+from longtake.durable import write_whole
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c2330;--soft:#5d687b;--line:#e3e7ee;--paper:#fff;--card:#f6f8fb;--accent:#2f6fde;
