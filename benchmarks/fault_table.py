@@ -73,8 +73,8 @@ FAULTS = (
     _fault(
         "dropout draws with the purpose of the condition's kind",
         "system/examples",
-        'Draw(Purpose.DROPOUT, "uniform"',
-        'Draw(Purpose.MASK, "uniform"',
+        'Purpose.DROPOUT, "uniform"',
+        'Purpose.MASK, "uniform"',
         *("system/test_build", "data/loading/test_draws", "data/loading/test_dataset"),
     ),
     _fault(

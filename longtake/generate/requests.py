@@ -49,9 +49,7 @@ def check_request(config: GenerateConfig) -> list[str]:
     _check_names(prompts, config)
     stills = (config.of_stills(),) if config.use_t2i2v else ()
     for part in (config, *stills):
-        option = part.sampling_option
-        height, width = frame_size(option.resolution, option.aspect_ratio, part.size_divisor)
-        part.ae.check(option.num_frames, height, width)
+        part.ae.check(*shape_of(part))
     faults += _reference_faults(prompts, config)
     if faults:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
@@ -71,7 +69,7 @@ def plan_videos(config: GenerateConfig) -> list[Video]:
     suffix = ".png" if option.num_frames == 1 else ".mp4"
     paths = unused_paths(folder, [_file_name(prompt, k, config) for prompt, k in chosen], suffix)
     return [
-        Video(prompt, first + prompt.row * each + k, path, prompt.refs if takes_refs(prompt, config) else ())
+        Video(prompt, first + prompt.row * each + k, path, refs_of(prompt, config))
         for (prompt, k), path in zip(chosen, paths, strict=True)
     ]
 
@@ -119,9 +117,9 @@ def ratio_of(clip: Prompt, config: GenerateConfig) -> float:
     return config.edit_ratio if clip.edit_ratio is None else clip.edit_ratio
 
 
-def takes_refs(prompt: Prompt, config: GenerateConfig) -> bool:
-    """Whether the references of a prompt are used, if it has any."""
-    return not config.knows_nothing or strength_of(prompt, config) < 1
+def refs_of(prompt: Prompt, config: GenerateConfig) -> tuple[str, ...]:
+    """The references of a prompt that are used."""
+    return () if config.knows_nothing and strength_of(prompt, config) == 1 else prompt.refs
 
 
 def unused_paths(folder: Path, names: Sequence[str], suffix: str) -> list[Path]:
@@ -184,35 +182,33 @@ def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list
             "a column ref"
         )
     first: dict[str, int] = {}
-    for prompt in prompts:
-        for fault in _clip_faults(prompt, config):
-            first.setdefault(fault, prompt.row + 1)
-    return [f"{fault} in row {row}" if config.prompts else fault for fault, row in first.items()]
+    for prompt in {replace(prompt, text="", name="", negative=None): prompt for prompt in reversed(prompts)}.values():
+        for row, fault in _clip_faults(prompt, config):
+            first[fault] = min(row, first.get(fault, row))
+    found = sorted(first.items(), key=lambda item: item[1])
+    return [f"{fault} in row {row + 1}" if config.prompts else fault for fault, row in found]
 
 
-def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[str]:
-    """What is wrong with what the clips of a prompt know beforehand, a clause for each."""
-    law, latent, frames = config.family.known_law, config.ae.latent, config.sampling_option.num_frames
-    windows = law.windows(config.kind, latent, frames) if law and prompt.refs else ()
-    every, strength = whole_clip(config), strength_of(prompt, config)
+def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, str]]:
+    """What is wrong with what the clips of a prompt know beforehand: row and clause of each."""
+    family, latent, frames = config.family, config.ae.latent, config.sampling_option.num_frames
+    law, every, strength, refs = family.known_law, whole_clip(config), strength_of(prompt, config), prompt.refs
+    windows = law.windows(config.kind, latent, frames) if law and refs else ()
+    faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
     if path := prompt.mask or config.mask:
-        if not any(window.masked for window in windows):
-            yield f'mask {path!r}: cond_type = "{config.kind}" takes none'
-        else:
-            yield from reference_faults([path], [replace(every, masked=True)], config, "mask")
-    if strength < 1 and not prompt.refs:
-        yield f"strength = {strength:g}: there is no ref to begin from"
-    yield from reference_faults(prompt.refs, (*windows, *([every] if prompt.refs and strength < 1 else [])), config)
+        takes = any(window.masked for window in windows)
+        none = [f'mask {path!r}: cond_type = "{config.kind}" takes none']
+        faults += reference_faults([path], [replace(every, masked=True)], config, "mask") if takes else none
+    if strength < 1 and not refs:
+        faults.append(f"strength = {strength:g}: there is no ref to begin from")
+    yield from ((prompt.row, fault) for fault in faults)
     for clip in prompt.clips:
-        if ratio_of(clip, config) and "input" not in config.family.readers:
-            yield f"edit_ratio = {ratio_of(clip, config):g}: this model keeps what is known to the end"
-        if clip.carries in (None, config.family.kind_of_nothing):
-            continue
-        if law is None or clip.carries not in config.family.kinds:
-            kinds = ", ".join(config.family.kinds) or "none, for this model has no kinds"
-            yield f'carries = "{clip.carries}": choose one of {kinds}'
-        elif not law.windows(clip.carries, latent, frames):
-            yield f'carries = "{clip.carries}": leaves no frame of {frames} to be made'
+        if (ratio := ratio_of(clip, config)) and "input" not in family.readers:
+            yield clip.row, f"edit_ratio = {ratio:g}: this model keeps what is known to the end"
+        if clip.carries is not None and clip.carries not in family.kinds:
+            yield clip.row, f'carries = "{clip.carries}": choose one of {", ".join(family.kinds) or "no kinds"}'
+        elif clip.carries not in (None, family.kind_of_nothing) and not law.windows(clip.carries, latent, frames):
+            yield clip.row, f'carries = "{clip.carries}": leaves no frame of {frames} to be made'
 
 
 def _check_weights(config: GenerateConfig) -> list[str]:
@@ -249,7 +245,8 @@ def known_pixels(
     paths: Sequence[str], windows: Sequence[Window], size: tuple[int, int], config: GenerateConfig
 ) -> tuple[Tensor, ...]:
     """The frames of each window: uint8 or float32 `[3, T, H, W]`, resized to cover `size` and centre-cropped, as in
-    training. Raises `UserError` for a file that cannot be read."""
+    training; of a masked one the last of several files gives the last frame. Raises `UserError` for a file that cannot
+    be read."""
     found = []
     for window in windows:
         path = file_of(window, paths)
@@ -257,6 +254,8 @@ def known_pixels(
             still, numbers = is_image(path), frame_numbers(path, window, config)
             frames = read_image(path)[numbers] if still else read_frames(path, numbers)
             found.append(resize_crop(frames, size, config.sample_rules.pixels, still))
+            if window.masked and len(paths) > 1:
+                found[-1][:, -1:] = known_pixels(paths[-1:], [Window(range(1, 2), range(1))], size, config)[0]
         except ClipError as error:
             raise UserError(f"ref {path!r}: {error}; give another file") from error
     return tuple(found)

@@ -47,7 +47,8 @@ class Request:
     seed: int
     negative: Caption = ""
     places: Places = NOTHING_KNOWN  # what is known of it, by a kind of the family's law or of its own
-    known: tuple[Tensor, ...] = ()  # pixels [3, t, H, W] of each of its windows
+    # Pixels [3, t, H, W] of each of its windows; None: of the clips before it in its chain.
+    known: tuple[Tensor | None, ...] = ()
     start: float = 1.0  # noise level that sampling starts from, as a share; below 1 from `video` with noise added
     video: Tensor | None = None  # pixels [3, T, H, W], uint8 or in [-1, 1]
     companions: Mapping[str, Tensor] = field(default_factory=dict)  # by name, shaped as `Companion.shapes` says
@@ -292,7 +293,7 @@ def sample_chains(
 ) -> list[Tensor]:
     """Makes a batch of chains of clips, clip by clip; returns the video of each, float32 `[3, T, H, W]` in [-1, 1].
 
-    A clip after the first that brings no pixels for what it knows takes them from its chain: at its head the last
+    A clip after the first that brings no pixels for a window takes them from its chain: at its head the last
     frames of the clip before, which its video shows once; at its tail the first frames of the first clip, which closes
     a loop. One with a `start` below 1 begins from the clip before. All chains have as many clips, and begin the n-th at
     the same `start`. Collective.
@@ -320,8 +321,9 @@ def sample_chains(
 
 def _continued(request: Request, first: Tensor, last: Tensor) -> Request:
     """A request with what it takes from the first and the last clip of its chain so far: uint8 [3, T, H, W]."""
-    known = [
-        last[:, -len(window.pixels) :] if window.is_head else first[:, : len(window.pixels)]
-        for window in request.places.windows
+    known = request.known or (None,) * len(request.places.windows)
+    taken = [
+        (last[:, -len(window.pixels) :] if window.is_head else first[:, : len(window.pixels)]) if own is None else own
+        for window, own in zip(request.places.windows, known, strict=True)
     ]
-    return replace(request, known=request.known or tuple(known), video=last if request.video is None else request.video)
+    return replace(request, known=tuple(taken), video=last if request.video is None else request.video)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, Conditions, Draw, Known, LatentShape, Noised, UserError
-from longtake.data import LatentSource, of_window
+from longtake.data import LatentSource, of_window, to_unit
 from longtake.data.rules import MASK, Companion
 from longtake.diffusion import (
     NOTHING_KNOWN,
@@ -149,10 +149,14 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
 
 def black_out(pixels: Tensor, window: Window, given: Sequence[Places]) -> Tensor:
     """The pixels [n, 3, t, H, W] of a window of some samples, black where it is masked; they may be changed."""
-    for row, one in enumerate(given if window.masked else ()):
+    if not window.masked:
+        return pixels
+    pixels, frames = to_unit(pixels), slice(window.pixels.start, window.pixels.stop)
+    for own, one in zip(pixels, given, strict=True):
         if one.mask is not None:
-            mask = one.mask[:, window.pixels.start : window.pixels.stop].to(pixels.device) > 0
-            pixels[row].masked_fill_(mask, 0 if pixels.dtype == torch.uint8 else -1)
+            own.masked_fill_(one.mask[:, frames].to(own.device) > 0, -1)
+        if one.noise is not None:
+            own += one.noise[:, frames].to(own.device) * (own > -1)
     return pixels
 
 

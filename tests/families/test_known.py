@@ -18,7 +18,7 @@ from longtake.generate import Request, check_request, generate, open_system, res
 from longtake.generate import run as running
 from longtake.generate.sample import edited, sample_chains, seeded_noise
 from longtake.parallel import start_world
-from longtake.system import SamplingOption, System
+from longtake.system import SamplingOption, System, black_out
 from longtake.system.examples import make_example
 from tests.cli.conftest import longtake
 from tests.families.everything_parts import pooled
@@ -110,6 +110,16 @@ def test_a_place_of_a_video_is_clean_until_it_is_released(everything: System, ki
     assert (made - clean[:, 1:]).abs().mean() > 0.01
 
 
+def test_noise_is_added_to_the_pixels_that_a_mask_leaves(everything: System) -> None:
+    every = everything.law.given("inpaint", everything.latent, SHAPE)
+    noisy = replace(every, noise=torch.full((3, *SHAPE), 0.5))
+    video = video_of(1).clamp_min(1)[None]
+    plain, found = (black_out(video.clone(), every.windows[0], [one]) for one in (every, noisy))
+    given = every.mask.expand(1, 3, *SHAPE) == 0
+    assert torch.equal(found, torch.where(given, to_unit(video) + 0.5, -1.0))
+    assert torch.equal(plain, torch.where(given, to_unit(video), -1.0))
+
+
 def test_the_next_clip_of_a_loop_takes_latents_of_the_whole_clip_before(everything: System) -> None:
     option = OPTION.model_copy(update={"num_frames": 34})
     after = replace(
@@ -185,7 +195,11 @@ def test_rows_of_a_table_ask_for_masks_strengths_and_further_clips(
     [
         ("inpaint", "x,clip.mp4,,,,first", "carries stands in row 1, which has no video above it"),
         ("inpaint", "x,clip.mp4,,,,\ny,clip.mp4,,,,first", "ref is given in row 2, which carries on the video above"),
-        ("inpaint", "x,clip.mp4,,,,\ny,,,,,last", 'carries = "last": choose one of none, box, first, edit, inpaint'),
+        (
+            "inpaint",
+            "x,clip.mp4,,,,\ny,,,,,last",
+            'carries = "last": choose one of none, box, first, edit, inpaint in row 2',
+        ),
         ("inpaint", "x,clip.mp4,,,2,", "edit_ratio in row 1 is '2', no number from 0 to 1"),
         ("inpaint", "x,clip.mp4,none.png,,,", "none.png': "),
         ("edit", "x,clip.mp4,mask.png,,,", 'mask.png\': cond_type = "edit" takes none in row 1'),

@@ -10,6 +10,7 @@ from PIL import Image
 
 from longtake.contracts import LatentShape, UserError
 from longtake.data import write_image, write_video
+from longtake.diffusion import Window
 from longtake.families import OPENSORA_V2
 from longtake.generate.requests import frame_numbers, known_pixels, reference_faults
 
@@ -102,3 +103,16 @@ def test_every_fault_of_a_reference_is_a_clause_with_its_file(tmp_path: Path):
 def test_a_file_that_is_gone_by_the_time_it_is_read_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"gone\.png'.*no such file"):
         known_pixels((str(tmp_path / "gone.png"),), LAW.windows("i2v_head", CAUSAL, 9), (32, 32), asked("i2v_head"))
+
+
+def test_a_still_fills_a_masked_window_and_a_second_one_its_last_frame(tmp_path: Path):
+    one = picture(tmp_path / "one.png", 32, 48)
+    other = video(tmp_path / "other.mp4", 20, 24)
+    window = Window(range(5), range(17), "masked", masked=True)
+    size, config = (32, 48), asked("t2v")
+    (still,) = known_pixels([one], [window], size, config)
+    (both,) = known_pixels([one, other], [window], size, config)
+    assert still.shape == both.shape == (3, 17, 32, 48)
+    assert torch.equal(both[:, :-1], still[:, :1].expand(3, 16, 32, 48))
+    assert torch.equal(still[:, -1], still[:, 0])
+    assert both[:, -1].float().mean() == pytest.approx(57, abs=2), "its last frame"
