@@ -24,6 +24,10 @@ class UserError(ValueError):
     """
 
 
+class WeightsMisfit(UserError):
+    """Weights that were made for a model of another size or kind."""
+
+
 def in_one_line(error: BaseException) -> str:
     """A library's error message on one line, at most 160 characters, to be quoted in a sentence."""
     return " ".join(str(error).split())[:160]

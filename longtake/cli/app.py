@@ -13,7 +13,7 @@ from longtake import __version__
 from longtake.cli import checkpoint, config, data, demo, generate, launch, plan, preset, train
 from longtake.cli.console import EXIT_MISTAKE, complain
 from longtake.cli.options import GROUP, OPEN_ENDED, help_without_verb
-from longtake.contracts import UserError
+from longtake.contracts import UserError, WeightsMisfit
 
 if TYPE_CHECKING:
     from longtake.config import Dialect
@@ -77,7 +77,8 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
     except typer.Exit as done:
         code = done.exit_code
     except UserError as error:
-        complain(str(error))
+        tiny = isinstance(error, WeightsMisfit) and "--tiny" in words
+        complain(f"{error}; --tiny has made the model small: leave it out, or the weights" if tiny else str(error))
         code = EXIT_MISTAKE
     except ParseError as error:
         path = error.ctx.command_path if getattr(error, "ctx", None) else NAME

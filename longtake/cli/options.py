@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,9 @@ def found_run(run: str, kind: str = "train") -> str:
         nothing = f"{run}: there is no such file, folder or preset"
         if (meant := nearest_preset(run)) is not None:
             raise UserError(f"{nothing}; did you mean the preset {meant}?")
+        beside = [str(path) for path in Path(run).parent.glob("*") if path.is_dir()]
+        if alike := difflib.get_close_matches(str(Path(run)), beside, n=1, cutoff=0.8):
+            raise UserError(f"{nothing}; did you mean {alike[0]}?")
         if not Path(run).suffix:
             fix = "a .py or .toml file, or a run's folder" if kind == "train" else "a checkpoint or run, or 'latest'"
             raise UserError(f"{nothing}; give {fix}; `longtake preset` lists the presets")

@@ -139,8 +139,10 @@ def all_names(schema: Any) -> Iterator[KeyPath]:
 def suggest(schema: Any, path: KeyPath, key: str, tree: Node | None = None) -> str:
     """What the user may have meant by the unknown `key` at `path`: the nearest name there, the same one elsewhere, or
     the nearest one elsewhere; else the names there are."""
-    sections = filter(is_section, forms_at(schema, path, tree))
+    sections = [form for form in forms_at(schema, path, tree) if is_section(form)]
     here = list(dict.fromkeys(name for form in sections for name in fields(form) if name != key))
+    if known := next((form.OTHER_WORDS[key] for form in sections if key in getattr(form, "OTHER_WORDS", {})), None):
+        return f"did you mean {known}?"
     if key.startswith("no_") and key[3:] in here:
         return f"write --{dotted((*path, key[3:]))} False"
     near = difflib.get_close_matches(key, here, n=1, cutoff=0.75)

@@ -27,6 +27,8 @@ class Section(BaseModel):
     has no upper bound has that of all numbers; no text has a NUL byte, which no file name may hold.
     """
 
+    OTHER_WORDS: ClassVar[Mapping[str, str]] = {}  # what other programs call a key -> the key, for hints
+
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,

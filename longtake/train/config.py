@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator, model_validator
 
@@ -28,6 +29,44 @@ class RunConfig(SystemConfig, TrackingConfig):
         description="share of the samples whose text is replaced by that of no text, for classifier-free guidance; by "
         "the section of the text encoder, each on its own",
     )
+
+    OTHER_WORDS: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "lr",
+        "batch_size": "bucket_config, whose entries hold the sizes of batches",
+        "train_batch_size": "bucket_config, whose entries hold the sizes of batches",
+        "resolution": "bucket_config, whose keys are the resolutions",
+        "num_frames": "bucket_config, whose keys are numbers of frames",
+        "steps": "max_steps",
+        "num_steps": "max_steps",
+        "train_steps": "max_steps",
+        "max_train_steps": "max_steps",
+        "num_epochs": "epochs",
+        "num_train_epochs": "epochs",
+        "gradient_accumulation_steps": "accumulation_steps",
+        "grad_accum_steps": "accumulation_steps",
+        "gradient_checkpointing": "model.grad_ckpt_settings",
+        "max_grad_norm": "grad_clip",
+        "mixed_precision": "dtype",
+        "precision": "dtype",
+        "lr_warmup_steps": "warmup_steps",
+        "checkpointing_steps": "ckpt_every",
+        "save_steps": "ckpt_every",
+        "save_every": "ckpt_every",
+        "logging_steps": "log_every",
+        "resume_from_checkpoint": "resume",
+        "output_dir": "outputs",
+        "output": "outputs",
+        "name": "exp_name",
+        "run_name": "exp_name",
+        "data": "dataset.data_path",
+        "data_dir": "dataset.data_path",
+        "dataset_path": "dataset.data_path",
+        "use_ema": "ema_decay",
+        "dataloader_num_workers": "num_workers",
+        "lora_rank": "lora.rank",
+        "pretrained": "model.from_pretrained",
+        "pretrained_model_name_or_path": "model.from_pretrained",
+    }
 
     condition_config: dict[str, NonNegativeFloat] | None = Field(
         None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longtake.contracts import UserError
+from longtake.contracts import UserError, WeightsMisfit
 from longtake.weights.conversion import assemble, differences, enumerated, file_tensors, plan_conversion
 from longtake.weights.files import TensorSource, open_source
 from longtake.weights.format import Format, Growth, Rope, Shape, WeightLayout, matches, rope_in
@@ -135,7 +135,9 @@ class ModelWeights(Mapping[str, Tensor]):
                 raise UserError(f"{what}; {growth.if_unknown}")
             if not self.surplus and growth.if_missing and growth.is_all_of(self.missing):
                 raise UserError(f"{what}; {growth.if_missing}")
-        raise UserError(f"{what}; change {self.form.keys} to match, or set model.strict_load to False to go on without")
+        raise WeightsMisfit(
+            f"{what}; change {self.form.keys} to match, or set model.strict_load to False to go on without"
+        )
 
     def _check_sizes(self) -> None:
         for name in sorted(self._names & set(self._given)):
@@ -144,7 +146,7 @@ class ModelWeights(Mapping[str, Tensor]):
                 continue
             allowed = (g for g in self._allowed_growths() if matches(name, g.tensors) and g.allows(found, wanted))
             if (growth := next(allowed, None)) is None:
-                raise UserError(
+                raise WeightsMisfit(
                     f"{self.files.path}: {name} has shape {list(found)}, the model needs {list(wanted)}; "
                     "make the sizes of the model section those of the file"
                 )

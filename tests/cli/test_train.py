@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from longtake.train import Outcome
+
 
 def test_training_ends_with_a_checkpoint_and_status_0(longtake, home: Path, tmp_path: Path):
     code, out, err = longtake("train", home / "tiny.py", "--outputs", tmp_path, "--max-steps=1")
@@ -47,3 +49,17 @@ def test_the_demo_config_is_a_module_that_does_nothing_when_it_is_imported():
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     assert module.bucket_config
+
+
+def test_weights_of_another_size_than_tiny_are_told_so(longtake, mistake, run: Outcome, home: Path, tmp_path: Path):
+    full = tmp_path / "full.safetensors"
+    assert longtake("checkpoint", "export", run.folder, full)[0] == 0
+    words = ("train", home / "tiny.py", "--model.from-pretrained", full, "--outputs", tmp_path / "outputs")
+    assert mistake(*words, "--tiny").endswith("--tiny has made the model small: leave it out, or the weights")
+    assert "--tiny" not in mistake(*words, "--model.depth", "2")
+
+
+def test_a_misspelt_run_folder_gets_the_nearest(mistake, run: Outcome):
+    near = str(run.folder)[:-1] + "m"
+    for verb in ("train", "generate", "plan"):
+        assert f"{near}: there is no such file, folder or preset; did you mean {run.folder}?" == mistake(verb, near)

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from longtake.config import ConfigError, load_config
+from longtake.config.schema import all_names
 from longtake.contracts import UserError
+from longtake.presets import find_preset
+from longtake.train import RunConfig
 from tests.train.optimizer.test_schedule import run_config
 
 
@@ -37,3 +41,12 @@ def test_a_run_that_cannot_work_is_refused(values: dict[str, Any], said: str) ->
 @pytest.mark.parametrize("count", [-1, 1, 7])
 def test_checkpoints_kept_are_all_or_some(count: int) -> None:
     assert run_config(keep_n_latest=count).keep_n_latest == count
+
+
+def test_what_other_programs_call_a_key_leads_to_ours() -> None:
+    names = {".".join(map(str, path)) for path in all_names(RunConfig)}
+    for word, hint in RunConfig.OTHER_WORDS.items():
+        with pytest.raises(ConfigError) as refused:
+            load_config(find_preset("custom"), [f"--{word}", "3"], RunConfig)
+        assert f"is no key; did you mean {hint}?" in str(refused.value)
+        assert hint.split(",")[0] in names | {"lora.rank"}
