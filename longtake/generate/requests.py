@@ -191,9 +191,8 @@ def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list
 
 def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, str]]:
     """What is wrong with what the clips of a prompt know beforehand: row and clause of each."""
-    family, latent, frames = config.family, config.ae.latent, config.sampling_option.num_frames
-    law, every, strength, refs = family.known_law, whole_clip(config), strength_of(prompt, config), prompt.refs
-    windows = law.windows(config.kind, latent, frames) if law and refs else ()
+    law, every, strength, refs = config.family.known_law, whole_clip(config), strength_of(prompt, config), prompt.refs
+    windows = law.windows(config.kind, config.ae.latent, len(every.pixels)) if law and refs else ()
     faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
     if path := prompt.mask or config.mask:
         takes = any(window.masked for window in windows)
@@ -203,12 +202,23 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
         faults.append(f"strength = {strength:g}: there is no ref to begin from")
     yield from ((prompt.row, fault) for fault in faults)
     for clip in prompt.clips:
-        if (ratio := ratio_of(clip, config)) and "input" not in family.readers:
+        if (ratio := ratio_of(clip, config)) and "input" not in config.family.readers:
             yield clip.row, f"edit_ratio = {ratio:g}: this model keeps what is known to the end"
-        if clip.carries is not None and clip.carries not in family.kinds:
-            yield clip.row, f'carries = "{clip.carries}": choose one of {", ".join(family.kinds) or "no kinds"}'
-        elif clip.carries not in (None, family.kind_of_nothing) and not law.windows(clip.carries, latent, frames):
-            yield clip.row, f'carries = "{clip.carries}": leaves no frame of {frames} to be made'
+        if clip.carries is not None and (fault := _carries_fault(clip.carries, config)):
+            yield clip.row, f'carries = "{clip.carries}": {fault}'
+
+
+def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
+    """Why a clip cannot take the known frames of a kind from the one before."""
+    family, frames = config.family, config.sampling_option.num_frames
+    if kind not in family.kinds:
+        return f"choose one of {', '.join(family.kinds) or 'no kinds'}"
+    if frames == 1:
+        return "a still has no further clips"
+    if kind == family.kind_of_nothing or config.model.refuses_known:
+        return None if kind == family.kind_of_nothing else config.model.refuses_known
+    taken = family.known_law.windows(kind, config.ae.latent, frames)
+    return None if taken else f"leaves no frame of {frames} to be made"
 
 
 def _check_weights(config: GenerateConfig) -> list[str]:
