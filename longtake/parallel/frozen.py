@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from longtake.parallel.host import Lanes, host_memory, lay_out
 from longtake.parallel.shard import local_tensor, own_part
@@ -35,6 +34,8 @@ def shard_frozen(module: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh
     Call it on the meta device, then `fill_frozen`. Each forward gathers weights, so all ranks of `mesh` must call the
     module equally often.
     """
+    from torch.distributed.fsdp import fully_shard
+
     module.requires_grad_(False)
     for unit in units:
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)
