@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         T5EncoderConfig,
         WordsConfig,
     )
-    from longtake.encoders.cost import EncodeCost, autoencoder_cost, text_cost
+    from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
     from longtake.encoders.files import CheckedWeights, find_encoder
     from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, hunyuan_module, image_module
     from longtake.encoders.pixel import PixelAutoencoder

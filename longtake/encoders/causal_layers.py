@@ -62,8 +62,9 @@ class FramewiseCausalConv(nn.Module):
         self.conv, self.mode, self.most_elements = layer.conv, layer.pad_mode, most_elements
         left, right, top, bottom, front, _ = layer.time_causal_padding
         self.sides, self.front = (left, right, top, bottom), front
+        # the number of pieces follows from the shape: a graph would be good for one shape only
+        self.forward = torch.compiler.disable(self.forward)  # here, for it imports the compiler
 
-    @torch.compiler.disable  # the number of pieces follows from the shape: a graph would be good for one shape only
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
         frames = x.shape[2]

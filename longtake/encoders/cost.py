@@ -1,28 +1,42 @@
 """What it costs to encode a micro-batch: FLOPs, and activations at the worst moment, seen by tracing the real encoders.
 
-An encoder on the meta device runs one piece (a tile, a frame, a few captions); FLOPs of other pieces follow by the law
-of their sizes. Weights are not counted, nor what kernels take as scratch.
+An encoder on the meta device runs a few pieces (a tile, a frame, a few captions); what others take follows by the law
+of their sizes. Weights are not counted, nor what kernels take as scratch. To import what builds the published encoders
+takes 3 s, so what was seen of them lies in `published.json`, which `tools/encoder_costs.py` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from math import ceil, prod
+from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.encoders.autoencoder import Autoencoder
-from longtake.encoders.text import LearnedTextEncoder, TextEncoder
-from longtake.models import Law, Trace, fit
+from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+from longtake.encoders.config import AutoencoderSection, HunyuanVAEConfig, WordsConfig
+from longtake.encoders.kl import HunyuanAutoencoder
+from longtake.encoders.text import LearnedTextEncoder, build_text_encoder, text_facts
+from longtake.models import Trace, fit
 from longtake.parallel import Tile, deal
 
 Shape = tuple[int, int, int]  # frames, rows, columns
-_TRACED = ((33, 128, 128), (1, 256, 256), (129, 256, 256), (17, 192, 192), (65, 256, 128), (1, 64, 64), (9, 128, 256))
+Numbers = Mapping[str, Any]
+PUBLISHED = Path(__file__).with_name("published.json")
+_TRACED = ((33, 128, 128), (1, 256, 256), (129, 256, 256), (17, 192, 192), (61, 256, 256), (1, 64, 64), (9, 128, 256))
+_WHOLE = 65 * 256 * 256  # pixels of a piece above which convolutions are cut in time: its bytes follow no simple law
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# of a section, what changes neither FLOPs nor bytes of a piece
+_BESIDE = {"from_pretrained", "cache_dir", "placement", "compile", "shardformer", "posterior", "scale_factor"}
+_BESIDE |= {"shift_factor", "use_spatial_tiling", "use_temporal_tiling", "sample_size", "sample_tsize"}
+_BESIDE |= {"tile_overlap_factor"}
 
 
 @dataclass(frozen=True)
@@ -50,44 +64,171 @@ class EncodeCost:
         return self.input_bytes + self.bytes_of(ceil(len(self.piece_flops) / ranks))
 
 
-def autoencoder_cost(autoencoder: Autoencoder, shape: Shape, batch: int) -> EncodeCost:
-    """The cost of encoding `batch` samples of (T, H, W) pixels, in pieces as they will run, by an autoencoder on the
-    meta device. The frames are there as bytes, and as float32 before and after; one that learned nothing takes no
-    more."""
+def autoencoder_cost(section: AutoencoderSection, shape: Shape, batch: int) -> EncodeCost:
+    """The cost of encoding `batch` samples of (T, H, W) pixels, in pieces as they will run. The frames are there as
+    bytes, and as float32 before and after; an autoencoder that learned nothing takes no more."""
     frames = (1 + 2 * torch.float32.itemsize) * batch * 3 * prod(shape)
-    if not autoencoder.encoding:
+    numbers = seen(section)
+    if not numbers["parts"]:
         return EncodeCost(input_bytes=frames)
-    pieces = _shapes(autoencoder, shape, 1) * batch
-    if batch > 1 and _shapes(autoencoder, shape, 2) != pieces[: 2 * len(pieces) // batch]:  # several samples in a piece
-        pieces = _shapes(autoencoder, shape, batch)
-    law = _law_of_pieces(autoencoder)
-    flops = {piece: piece[0] * round(law(_sizes(piece))["flops"]) for piece in dict.fromkeys(pieces)}
-    results = autoencoder.dtype.itemsize * sum(map(prod, pieces))
+    pieces = _shapes(section, shape, 1) * batch
+    if batch > 1 and _shapes(section, shape, 2) != pieces[: 2 * len(pieces) // batch]:  # several samples in a piece
+        pieces = _shapes(section, shape, batch)
+    flops = {piece: piece[0] * _flops(section, _sizes(piece)) for piece in dict.fromkeys(pieces)}
+    results = _DTYPES[getattr(section, "dtype", "fp32")].itemsize * sum(map(prod, pieces))
     together = max(piece[0] for piece in pieces)
 
     def num_bytes(_: int) -> int:
-        prepared, most = _bytes_of_a_sample(autoencoder, shape)
+        prepared, most = _bytes_of_a_sample(section, shape)
         return batch * prepared + results + max(together * most, results)
 
     return EncodeCost(tuple(flops[piece] for piece in pieces), num_bytes, frames)
 
 
-def text_cost(encoder: TextEncoder, batch: int) -> EncodeCost:
-    """The cost of `batch` captions of an encoder on the meta device. One that learned nothing takes nothing."""
-    if not isinstance(encoder, LearnedTextEncoder):
+def text_cost(numbers: Numbers, batch: int) -> EncodeCost:
+    """The cost of `batch` captions of an encoder of which these numbers were seen."""
+    if not numbers["flops"]:
         return EncodeCost()
-    law, dtype = _law_of_captions(encoder), encoder.module.dtype
-    results = batch * round(law((1,))["result"]) * (dtype.itemsize + torch.float32.itemsize) // dtype.itemsize
-    return EncodeCost(
-        (round(law((1,))["flops"]),) * batch,
-        lambda captions: max(round(law((captions,))["bytes"]), results),  # which every rank has in the end
-    )
+    slope, least = numbers["bytes"]
+    results = batch * (numbers["result"] + numbers["result"] * torch.float32.itemsize // numbers["itemsize"])
+    # results: which every rank has in the end
+    return EncodeCost((numbers["flops"],) * batch, lambda captions: max(slope * captions + least, results))
+
+
+@lru_cache(maxsize=16)
+def seen(section: Any) -> Numbers:
+    """What was seen of the encoder of a section, see `look_at_autoencoder` and `look_at_text`: of a published one
+    before, of others now."""
+    if isinstance(section, WordsConfig):
+        return {"units": [], "rest": 0, "flops": 0}
+    known = _published().get(json.dumps(facts_of(section), sort_keys=True))
+    if known is not None:
+        return known
+    return look(section)
+
+
+def look(section: Any) -> dict[str, Any]:
+    """What a trace says of the encoder of a section."""
+    return (look_at_autoencoder if isinstance(section, AutoencoderSection) else look_at_text)(on_meta(section))
+
+
+@cache
+def _published() -> dict[str, Numbers]:
+    listed = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return {json.dumps(one["facts"], sort_keys=True): one["seen"] for one in listed}
+
+
+def facts_of(section: Any) -> dict[str, Any]:
+    """All that the numbers of an encoder depend on, fit for JSON."""
+    own = section.model_dump(mode="json", exclude=_BESIDE)
+    return own if isinstance(section, AutoencoderSection) else own | text_facts(section, _folder(section))
+
+
+def _folder(section: Any) -> Path | None:
+    """The local folder of a text encoder's weights, where there is one."""
+    local = Path(section.from_pretrained).expanduser()
+    return local if (local / "config.json").is_file() else None
+
+
+@lru_cache(maxsize=16)
+def on_meta(section: Any) -> Any:
+    """The encoder of a section on the meta device, for counting."""
+    dtype = _DTYPES[getattr(section, "dtype", "fp32")]
+    if isinstance(section, AutoencoderSection):
+        return build_autoencoder(section, dtype)
+    return build_text_encoder(section, _folder(section), dtype, tokenizer=False)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+def look_at_text(encoder: LearnedTextEncoder) -> dict[str, Any]:
+    """By a trace: bytes of each of its units and of the rest; FLOPs and bytes of the embedding of a caption, bytes at
+    the worst moment for each caption and beside them."""
+
+    def measure(sizes: tuple[int, ...]) -> dict[str, int]:
+        ids = torch.zeros(*sizes, encoder.max_length, dtype=torch.long, device="meta")
+        with torch.no_grad(), Trace(encoder, ids) as trace:
+            out = encoder.embed_ids(ids, torch.ones_like(ids))
+        return {"flops": trace.flops, "bytes": trace.peak, "result": out.nbytes}
+
+    law = fit(((2,), (4,)), measure, lambda sizes: (sizes[0], 1), tolerance=1e-9)
+    one, two = law((1,)), law((2,))
+    slope = round(two["bytes"] - one["bytes"])
+    units = [_size(unit) for unit in encoder.units]
+    return {
+        "units": units,
+        "rest": _size(encoder.module) - sum(units),
+        "flops": round(one["flops"]),
+        "bytes": [slope, round(one["bytes"]) - slope],
+        "result": round(one["result"]),
+        "itemsize": encoder.module.dtype.itemsize,
+    }
+
+
+def look_at_autoencoder(autoencoder: Autoencoder) -> dict[str, Any]:
+    """By a trace: bytes of each part by whether it is needed for encoding, and whether it has several layers; factors
+    of the FLOPs of a piece, and of its bytes at the worst moment where these follow a law."""
+    parts = {
+        name: [_size(part), int(encodes), int(any(part.children()))]
+        for encodes, of in ((True, autoencoder.encoding), (False, autoencoder.decoding))
+        for name, part in of.items()
+    }
+    if not autoencoder.encoding:
+        return {"parts": parts}
+    pieces: dict[tuple[int, ...], Tile] = {}
+    small: list[tuple[int, ...]] = []
+    for frames, *sides in _TRACED:
+        has_length = autoencoder.config.has_length(frames)
+        shape = (frames if has_length else frames + 7, *sides)  # 4k+1 frames, or whole blocks of 4 or 8
+        try:
+            autoencoder.check(*shape)
+        except UserError:
+            continue
+        piece = _cut(autoencoder, torch.empty(1, 3, *shape, device="meta"))[0]
+        pieces.setdefault(_sizes(piece.shape), piece)
+        small += [_sizes(piece.shape)] * (prod(shape) < _WHOLE)
+
+    @cache
+    def measure(sizes: tuple[int, ...]) -> dict[str, int]:
+        with torch.no_grad(), Trace(*autoencoder.encoding.values()) as trace:
+            pieces[sizes].run()
+        return {"flops": trace.flops, "bytes": trace.peak}
+
+    flops = fit(tuple(pieces), lambda sizes: {"flops": measure(sizes)["flops"]}, _flops_terms, tolerance=1e-9)
+    held = fit(tuple(small), lambda sizes: {"bytes": measure(sizes)["bytes"]}, _bytes_terms)
+    most = max(map(prod, small), default=0) if held.holds else 0
+    return {"parts": parts, "flops": flops.factors[:, 0].tolist(), "bytes": held.factors[:, 0].tolist(), "most": most}
+
+
+def _flops_terms(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    frames, cells = sizes
+    return frames * cells, cells, frames * cells**2, (frames * cells) ** 2, cells**2
+
+
+def _bytes_terms(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    frames, cells = sizes
+    return frames * cells, cells, frames, 1
 
 
 @lru_cache(maxsize=4096)
-def _shapes(autoencoder: Any, shape: Shape, batch: int) -> tuple[tuple[int, ...], ...]:
+def _flops(section: Any, sizes: tuple[int, ...]) -> int:
+    return round(float(np.dot(_flops_terms(sizes), seen(section)["flops"])))
+
+
+@lru_cache(maxsize=8192)
+def _shapes(section: Any, shape: Shape, batch: int) -> tuple[tuple[int, ...], ...]:
     """Of the results of the pieces."""
-    return tuple(piece.shape for piece in _cut(autoencoder, torch.empty(batch, 3, *shape, device="meta")))
+    return tuple(piece.shape for piece in _cut(_cutter(section), torch.empty(batch, 3, *shape, device="meta")))
+
+
+@lru_cache(maxsize=8)
+def _cutter(section: Any) -> Any:
+    """An autoencoder that says which pieces there are; it may be without the layers that would compute them."""
+    if isinstance(section, HunyuanVAEConfig):
+        return HunyuanAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
+    return on_meta(section)
 
 
 class _Reached(Exception):
@@ -121,61 +262,40 @@ def _sizes(piece: Sequence[int]) -> tuple[int, int]:
     return prod(piece[2:-2]), height * width
 
 
-@lru_cache(maxsize=8)
-def _law_of_pieces(autoencoder: Any) -> Law:
-    """FLOPs of a piece of one sample by the sizes of its result."""
-    pieces: dict[tuple[int, ...], Tile] = {}
-    for frames, *sides in _TRACED:
-        has_length = autoencoder.config.has_length(frames)
-        shape = (frames if has_length else frames + 7, *sides)  # 4k+1 frames, or whole blocks of 4 or 8
-        try:
-            autoencoder.check(*shape)
-        except UserError:
-            continue
-        pieces |= {
-            _sizes(piece.shape): piece for piece in _cut(autoencoder, torch.empty(1, 3, *shape, device="meta"))[:1]
-        }
-
-    def measure(sizes: tuple[int, ...]) -> dict[str, int]:
-        with torch.no_grad(), Trace(*autoencoder.encoding.values()) as trace:
-            pieces[sizes].run()
-        return {"flops": trace.flops}
-
-    def terms(sizes: tuple[int, ...]) -> tuple[int, ...]:
-        frames, cells = sizes
-        return frames * cells, cells, frames * cells**2, (frames * cells) ** 2, cells**2
-
-    return fit(tuple(pieces), measure, terms, tolerance=1e-9)
-
-
-@lru_cache(maxsize=4096)
-def _bytes_of_a_sample(autoencoder: Any, shape: Shape) -> tuple[int, int]:
+@lru_cache(maxsize=8192)
+def _bytes_of_a_sample(section: Any, shape: Shape) -> tuple[int, int]:
     """Bytes that are made before the first piece of one sample runs, and at the worst moment of the largest."""
     video = torch.empty(1, 3, *shape, device="meta")
-    with torch.no_grad(), Trace(*autoencoder.encoding.values(), video) as trace:
-        largest = max(_cut(autoencoder, video), key=lambda piece: prod(piece.shape))
-        prepared = trace.peak = trace.live
-        peaks = _peaks(autoencoder)
-        if largest.shape not in peaks:
+    with torch.no_grad(), Trace(video) as trace:
+        pieces = _cut(_cutter(section), video)
+        prepared = trace.live
+    del pieces
+    numbers, sizes = seen(section), largest_piece(section, shape)
+    if prod(sizes) <= numbers["most"]:
+        return prepared, round(float(np.dot(_bytes_terms(sizes), numbers["bytes"])))
+    known = numbers.get("pieces", {}).get("x".join(map(str, sizes)))
+    return prepared, peak_of_piece(section, shape) if known is None else known
+
+
+def largest_piece(section: Any, shape: Shape) -> tuple[int, int]:
+    """Frames and cells of each, of the result of the largest piece of one sample."""
+    return _sizes(max(_shapes(section, shape, 1), key=prod))
+
+
+def peak_of_piece(section: Any, shape: Shape) -> int:
+    """Bytes at the worst moment of the largest piece of one sample, by a trace."""
+    peaks, sizes = _peaks(section), largest_piece(section, shape)
+    if sizes not in peaks:
+        autoencoder, video = on_meta(section), torch.empty(1, 3, *shape, device="meta")
+        with torch.no_grad(), Trace(*autoencoder.encoding.values(), video) as trace:
+            largest = max(_cut(autoencoder, video), key=lambda piece: prod(piece.shape))
+            prepared = trace.peak = trace.live
             largest.run()
-            peaks[largest.shape] = trace.peak - prepared
-    return prepared, peaks[largest.shape]
+            peaks[sizes] = trace.peak - prepared
+    return peaks[sizes]
 
 
 @lru_cache(maxsize=8)
-def _peaks(autoencoder: Any) -> dict[tuple[int, ...], int]:
-    """Bytes at the worst moment of pieces, by the shapes of their results: filled as they are asked for."""
+def _peaks(section: Any) -> dict[tuple[int, int], int]:
+    """Bytes at the worst moment of pieces, by the sizes of their results: filled as they are asked for."""
     return {}
-
-
-@lru_cache(maxsize=8)
-def _law_of_captions(encoder: LearnedTextEncoder) -> Law:
-    """FLOPs, bytes at the worst moment and bytes of the embeddings by the number of captions."""
-
-    def measure(sizes: tuple[int, ...]) -> dict[str, int]:
-        ids = torch.zeros(*sizes, encoder.max_length, dtype=torch.long, device="meta")
-        with torch.no_grad(), Trace(encoder, ids) as trace:
-            out = encoder.embed_ids(ids, torch.ones_like(ids))
-        return {"flops": trace.flops, "bytes": trace.peak, "result": out.nbytes}
-
-    return fit(((2,), (4,)), measure, lambda sizes: (sizes[0], 1), tolerance=1e-9)

@@ -229,20 +229,20 @@ class Law:
     def __init__(
         self, like: Numbers, terms: Callable[[Sizes], Sequence[float]], factors: np.ndarray, holds: bool = True
     ) -> None:
-        self._like, self._terms, self._factors = like, terms, factors
+        self._like, self._terms, self.factors = like, terms, factors
         self.holds = holds  # False: the terms do not give all that was measured
         self._ends = np.cumsum([np.size(of) for of in like.values()])[:-1]
 
     def __call__(self, sizes: Sizes) -> dict[Any, Any]:
         """The numbers at these sizes, by name: a float, or an array where there are several."""
-        parts = np.split(np.array(self._terms(sizes), float) @ self._factors, self._ends)
+        parts = np.split(np.array(self._terms(sizes), float) @ self.factors, self._ends)
         return {
             name: part if np.ndim(of) else part[0] for (name, of), part in zip(self._like.items(), parts, strict=True)
         }
 
     def foretells(self, sizes: Sizes, measured: Numbers, tolerance: float = 1e-4) -> bool:
         """Whether the numbers at these sizes are as they were measured, but for a share of them."""
-        said, numbers = np.array(self._terms(sizes), float) @ self._factors, _flat(measured)
+        said, numbers = np.array(self._terms(sizes), float) @ self.factors, _flat(measured)
         return said.shape == numbers.shape and bool(_near(said, numbers, tolerance).all())
 
 

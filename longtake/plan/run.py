@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from longtake.buckets import BucketLaw, BucketReport, OrderInputs, plan_pass
 from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.data import open_clips, order_columns
-from longtake.encoders import EncodeCost, build_autoencoder
+from longtake.encoders import EncodeCost
 from longtake.models import denoiser_class
 from longtake.parallel import EntryKey, Mesh, bucket_degrees, check_bucket_sequence, check_budget, resolve_degrees
 from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
@@ -233,10 +231,8 @@ class RunPlan:
 def read_work(config: RunConfig, ranks_per_node: int = 1) -> Work:
     """The work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot take."""
     rule = config.bucket_rule
-    with torch.device("meta"):
-        autoencoder = build_autoencoder(config.ae)
     for bucket in rule.buckets:
-        autoencoder.check(*bucket.shape)
+        config.ae.check(*bucket.shape)
     return Work(config, rule, config.ae.latent, config.text_length, _encoder_bytes(config, ranks_per_node))
 
 

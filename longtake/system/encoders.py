@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,6 +31,7 @@ from longtake.encoders import (
     build_autoencoder,
     build_text_encoder,
     find_encoder,
+    seen,
     text_cost,
 )
 from longtake.families import Text
@@ -52,7 +52,6 @@ from longtake.weights import WeightFiles
 C = TypeVar("C", bound=SystemConfig)
 CaptionEncoders = Mapping[str, TextEncoder]  # by condition
 _CPU = torch.device("cpu")
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -314,40 +313,22 @@ def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool =
     Counted on the meta device: nothing is read but a `config.json` that lies in a local folder; without one the
     published sizes are taken. `decodes`: the autoencoder's decoder too.
     """
-    found = dict.fromkeys(encoder_sections(config), 0)
-    autoencoder = _on_meta(config.ae)
-    parts = {**autoencoder.encoding, **(autoencoder.decoding if decodes else {})}
-    away = [_size(part) for part in _offloaded_parts(config.ae, parts)]  # they run one after another
-    found["ae"] = sum(map(_size, parts.values())) - sum(away) + max(away, default=0)
+    parts = [(size, many) for size, encodes, many in seen(config.ae)["parts"].values() if encodes or decodes]
+    away = [size for size, many in parts if many and _placement(config.ae) == "offloaded"]  # they run in turn
+    found = {"ae": sum(size for size, _ in parts) - sum(away) + max(away, default=0)}
     for text in config.family.texts:
         section = getattr(config, text.section)
-        if isinstance(section, WordsConfig):
-            continue
-        encoder = _on_meta(section)
-        units = [_size(unit) for unit in encoder.units]
-        rest = _size(encoder.module) - sum(units)
-        found[text.section] = frozen_bytes(units, rest, section.placement, ranks_per_node)
+        numbers = seen(section)
+        found[text.section] = frozen_bytes(
+            numbers["units"], numbers["rest"], _placement(section) or "resident", ranks_per_node
+        )
     return found
 
 
 def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
     """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
     `encoder_bytes` reads."""
-    found = {"ae": autoencoder_cost(_on_meta(config.ae), shape, batch)}
+    found = {"ae": autoencoder_cost(config.ae, shape, batch)}
     return found | {
-        text.section: text_cost(_on_meta(getattr(config, text.section)), batch) for text in config.family.texts
+        text.section: text_cost(seen(getattr(config, text.section)), batch) for text in config.family.texts
     }
-
-
-@lru_cache(maxsize=16)
-def _on_meta(section: Any) -> Any:
-    """The encoder of a section, for counting."""
-    dtype = _DTYPES[getattr(section, "dtype", "fp32")]
-    if isinstance(section, AutoencoderSection):
-        return build_autoencoder(section, dtype)
-    local = Path(getattr(section, "from_pretrained", "")).expanduser()
-    return build_text_encoder(section, local if (local / "config.json").is_file() else None, dtype, tokenizer=False)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in module.state_dict().values())
