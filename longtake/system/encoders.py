@@ -329,6 +329,4 @@ def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int
     """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
     `encoder_bytes` reads."""
     found = {"ae": autoencoder_cost(config.ae, shape, batch)}
-    return found | {
-        text.section: text_cost(seen(getattr(config, text.section)), batch) for text in config.family.texts
-    }
+    return found | {text.section: text_cost(seen(getattr(config, text.section)), batch) for text in config.family.texts}

@@ -24,14 +24,14 @@ from longtake.encoders import (
     T5EncoderConfig,
     WordsConfig,
     autoencoder_cost,
-    build_autoencoder,
-    build_text_encoder,
     clip_module,
     hunyuan_module,
     image_module,
+    seen,
     t5_module,
     text_cost,
 )
+from longtake.encoders.cost import largest_piece, look, look_at_text, peak_of_piece
 from tests.encoders.counted import counted_bytes, counted_flops
 
 HUNYUAN, FLUX = HunyuanVAEConfig(), Autoencoder2DConfig()
@@ -68,7 +68,7 @@ def test_an_autoencoder_costs_what_whole_encodings_do(config: Any, shape: tuple[
     def run(model: Any) -> torch.Tensor:
         return model._raw_posterior(torch.empty(batch, 3, *shape, dtype=torch.bfloat16))
 
-    said = autoencoder_cost(build_autoencoder(config, torch.bfloat16), shape, batch)
+    said = autoencoder_cost(config, shape, batch)
     assert said.flops == counted_flops(autoencoder(config), run)
     assert said.input_bytes == 9 * batch * 3 * math.prod(shape)
     assert said.rank_bytes() - said.input_bytes == pytest.approx(counted_bytes(autoencoder(config), run), rel=0.1)
@@ -95,34 +95,45 @@ def check_text(config: T5EncoderConfig | ClipEncoderConfig, build: Callable[[], 
     def run(model: nn.Module) -> object:
         return model(input_ids=torch.zeros(batch, config.max_length, dtype=torch.long)).last_hidden_state
 
-    said = text_cost(text_encoder(config, build), batch)
+    said = text_cost(look_at_text(text_encoder(config, build)), batch)
     assert said.flops == counted_flops(build, run)
     assert said.rank_bytes() == pytest.approx(counted_bytes(build, run), rel=0.1)
 
 
 def test_folding_pixels_and_looking_up_words_cost_nothing() -> None:
-    folding = autoencoder_cost(build_autoencoder(PixelConfig()), (16, 256, 256), 4)
-    for said in (folding, text_cost(build_text_encoder(WordsConfig()), 4)):
+    folding = autoencoder_cost(PixelConfig(), (16, 256, 256), 4)
+    for said in (folding, text_cost(seen(WordsConfig()), 4)):
         assert (said.flops, said.rank_bytes() - said.input_bytes, said.rank_flops(4)) == (0, 0, 0)
 
 
 def test_ranks_share_pieces_and_no_piece_is_cut() -> None:
-    model = build_autoencoder(HUNYUAN, torch.bfloat16)
-    tiles = autoencoder_cost(model, (17, 768, 1344), 1)
+    tiles = autoencoder_cost(HUNYUAN, (17, 768, 1344), 1)
     assert len(tiles.piece_flops) == 4 * 7  # 18 of them whole, which four ranks cannot share evenly
     assert tiles.flops / 4 < tiles.rank_flops(4) < 1.05 * tiles.flops / 4
     assert tiles.rank_flops(1) == tiles.flops
-    one = autoencoder_cost(model, (17, 192, 256), 1)
+    one = autoencoder_cost(HUNYUAN, (17, 192, 256), 1)
     assert one.rank_flops(4) == one.flops
     assert tiles.rank_bytes(4) == tiles.rank_bytes()
 
 
 @pytest.mark.parametrize("config", [T5EncoderConfig(), ClipEncoderConfig()], ids=["t5", "clip"])
 def test_ranks_share_captions_and_each_has_the_embeddings_of_all(config: Any) -> None:
-    encoder = build_text_encoder(config, dtype=torch.bfloat16, tokenizer=False)
-    one, three, nine, many = (text_cost(encoder, batch) for batch in (1, 3, 9, 64))
+    one, three, nine, many = (text_cost(seen(config), batch) for batch in (1, 3, 9, 64))
     assert nine.flops == 9 * one.flops
     assert [nine.rank_flops(ranks) for ranks in (1, 2, 3, 4, 9, 16)] == [n * one.flops for n in (9, 5, 3, 3, 1, 1)]
     assert nine.rank_bytes(3) == three.rank_bytes() < nine.rank_bytes()
     embeddings = 64 * config.dim * (config.max_length if isinstance(config, T5EncoderConfig) else 1)
     assert many.rank_bytes(64) == max(one.rank_bytes(), (2 + 4) * embeddings)
+
+
+@pytest.mark.parametrize("config", [HUNYUAN, FLUX, T5EncoderConfig(), ClipEncoderConfig()], ids=lambda one: one.type)
+def test_what_was_seen_of_a_published_encoder_is_what_a_trace_says(config: Any) -> None:
+    """See `tools/encoder_costs.py`."""
+    known = dict(seen(config))
+    pieces = known.pop("pieces", {})
+    now = look(config)
+    assert known.keys() == now.keys()
+    for name, numbers in now.items():
+        assert known[name] == (pytest.approx(numbers, rel=1e-6, abs=0.1) if isinstance(numbers, list) else numbers)
+    for shape in [(129, 256, 256), (97, 208, 256)] if pieces else []:
+        assert pieces["x".join(map(str, largest_piece(config, shape)))] == peak_of_piece(config, shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from longtake.contracts import Bucket
 from longtake.encoders import (
@@ -13,8 +12,7 @@ from longtake.encoders import (
     HunyuanVAEConfig,
     T5EncoderConfig,
     autoencoder_cost,
-    build_autoencoder,
-    build_text_encoder,
+    seen,
     text_cost,
 )
 from longtake.plan import Machine, RunPlan, plan_json, plan_run
@@ -35,11 +33,11 @@ RATE = MACHINE.gpu.peak_flops * MACHINE.efficiency
 
 
 def video_cost(bucket: Bucket, batch: int) -> EncodeCost:
-    return autoencoder_cost(build_autoencoder(HunyuanVAEConfig(), torch.bfloat16), bucket.shape, batch)
+    return autoencoder_cost(HunyuanVAEConfig(), bucket.shape, batch)
 
 
 def caption_cost(batch: int) -> EncodeCost:
-    return text_cost(build_text_encoder(T5EncoderConfig(), dtype=torch.bfloat16, tokenizer=False), batch)
+    return text_cost(seen(T5EncoderConfig()), batch)
 
 
 def planned(gpus: int = 8, **changes: Any) -> RunPlan:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from longtake.config import resolve
 from longtake.contracts import LatentShape, UserError
 from longtake.encode.fit import encoder_digests
-from longtake.encoders import Autoencoder, AutoencoderSection, autoencoder_cost, build_autoencoder
+from longtake.encoders import Autoencoder, AutoencoderSection, autoencoder_cost, cost
 from longtake.parallel import Tile, TileShare
 from longtake.system import SystemConfig, build_encoders, encoder_bytes
 
@@ -124,10 +124,13 @@ def test_modules_of_any_name_are_filled_used_counted_and_told_apart(
     assert [encoder_bytes(config(first), decodes=decodes)["ae"] for decodes in (False, True)] == wanted
 
     in_space, in_time = 2 * 8 * 2 * 3 * 5 * 3 * 8 * 8, 2 * 2 * 2 * 3 * 4 * 5 * 4
-    in_tiles, whole = (build_autoencoder(config(first).ae) for _ in range(2))
-    whole.compute = None
-    for autoencoder in (in_tiles, whole):
-        assert autoencoder_cost(autoencoder, (8, 16, 24), 2).flops == 2 * (in_space + in_time)
+    section = config(first).ae
+    for _ in ("in tiles", "whole"):
+        assert autoencoder_cost(section, (8, 16, 24), 2).flops == 2 * (in_space + in_time)
+        cost.on_meta(section).compute = None
+        for cached in (cost.seen, cost._shapes, cost._flops, cost._bytes_of_a_sample):
+            cached.cache_clear()
+    cost.on_meta.cache_clear()
     encoders.share(lambda: None)
     assert isinstance(encoders.autoencoder.compute, TileShare)
     assert torch.equal(encoders.posterior(video)["mean"], mean)
