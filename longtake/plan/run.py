@@ -344,38 +344,31 @@ def forecast_run(
 
 def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine) -> int:
     """The largest batch size of a bucket that fits; 0: none does."""
-
-    def spare(batch: int) -> int:
-        return machine.usable_bytes - work.memory(bucket, layout, batch).total
-
-    one, two = spare(1), spare(2)
-    return _most(lambda batch: spare(batch) >= 0, 1 + one // max(1, one - two))
+    return _most(lambda batch: machine.usable_bytes - work.memory(bucket, layout, batch).total, _MOST_SAMPLES)
 
 
 def balanced_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, most: int, limit: float) -> int:
     """The largest batch size of a bucket, up to `most`, that takes no more than `limit` seconds; 0: none does."""
 
-    def seconds(batch: int) -> float:
-        return work.time(bucket, layout, machine, batch).seconds
+    def spare(batch: int) -> float:
+        return limit - work.time(bucket, layout, machine, batch).seconds
 
-    if not most or seconds(most) <= limit:
-        return most
-    return _most(lambda batch: seconds(batch) <= limit, int(most * limit / seconds(most)))
+    return most if not most or spare(most) >= 0 else _most(spare, most)
 
 
-def _most(is_fine: Callable[[int], bool], guess: int) -> int:
-    """The largest number for which `is_fine` holds, as it does for all smaller ones; 0 where it never does."""
-    low, high, step = 0, _MOST_SAMPLES + 1, 1
-    number = min(max(guess, 1), _MOST_SAMPLES)
-    while high - low > 1:
-        if is_fine(number):
-            low, number = number, number + step
-        else:
-            high, number = number, number - step
-        step *= 2
-        if not low < number < high:
-            number = (low + high) // 2
-    return low
+def _most(spare: Callable[[int], float], most: int) -> int:
+    """The largest number up to `most` for which `spare`, which falls nearly evenly, is not below 0; 0: none."""
+    left, tries = {number: spare(number) for number in (1, 2)}, 0
+    while True:
+        low = max((number for number in left if left[number] >= 0), default=0)
+        high = min((number for number in left if left[number] < 0), default=most + 1)
+        if high - low <= 1:
+            return min(low, most)
+        ends = sorted(left, key=lambda number: abs(number - low))[:2] if high not in left else (low, high)
+        (one, other), tries = sorted(ends), tries + 1
+        fall = (left[one] - left[other]) / (other - one)
+        guess = low + int(left[low] / fall) if fall > 0 and tries % 4 else (low + high) // 2
+        left[number] = spare(number := min(max(guess, low + 1), high - 1))
 
 
 def longest_seconds(work: Work, layout: Layout, machine: Machine, largest: Mapping[Bucket, int]) -> float:

@@ -46,7 +46,7 @@ def told(monkeypatch: pytest.MonkeyPatch, world: World, **parallel: Any) -> tupl
         options.update(given)
         return units[-1]
 
-    monkeypatch.setattr("longtake.parallel.shard.fully_shard", fully_shard)
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", fully_shard)
     monkeypatch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0)
     shard_model(model, Mesh.create(ParallelConfig(**parallel), world), torch.bfloat16)
     return units, options
