@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
 
@@ -48,7 +49,12 @@ class Denoiser(Protocol):
 
 def denoiser_class(config: Any) -> type[Any]:
     """The class of a `model` section's denoiser, which the section names by `DENOISER` = "module:class"."""
-    return resolve_name(type(config).DENOISER)
+    return _named(type(config).DENOISER)
+
+
+@cache
+def _named(name: str) -> Any:
+    return resolve_name(name)
 
 
 def build_denoiser(config: Any) -> nn.Module:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from longtake.models import block_counts
@@ -112,20 +113,23 @@ class Placed:
     spared: float  # FLOPs that these spare
     waits: bool  # whether its input waits with the host, as those of recomputed ones do while there is room
 
-    @property
+    @cached_property
     def held(self) -> float:
         """Bytes from forward to backward."""
         return self.kept + (not self.waits) * self.block.input if self.again else self.block.saved
 
 
 def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed]:
-    """The blocks of a micro-batch, in the order of the forward."""
+    """The blocks of a micro-batch, in the order of the forward; those alike are one object."""
     counts, kept = block_counts(config), kept_by_lists(config, layout.budget, layout.tensor)
     first = layout.remat or (0,) * len(counts)
     blocks, placed, room = iter(count_blocks(config, batch, layout).blocks), [], layout.buffer_bytes
     for (name, count), most in zip(counts.items(), first, strict=True):
+        alike: dict[tuple[int, bool, bool], Placed] = {}
         for i, block in zip(range(count), blocks, strict=False):
-            waits = i < most and block.input <= room
+            again, waits = i < most, i < most and block.input <= room
             room -= block.input if waits else 0
-            placed.append(Placed(block, i < most, *block.keeps(kept[name]), waits))
+            if (key := (id(block), again, waits)) not in alike:
+                alike[key] = Placed(block, again, *block.keeps(kept[name]), waits)
+            placed.append(alike[key])
     return placed

@@ -10,6 +10,7 @@ number a few times. Data and waiting for slower ranks are not in it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +44,16 @@ def forecast_time(
     training = 3 * counted.flops
     compute, launches, exchange, inputs = training / machine.rate, counted.launches, 0.0, 0.0
     links = {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
-    for one in placed_blocks(config, batch, layout):
-        block, forwards = one.block, 2 if one.again else 1
-        launches += forwards * block.launches[0] + block.launches[1]
-        exchange += sum((forwards * there + back) / links[axis] for axis, (there, back) in block.sent.items())
-        inputs += 2 * block.input * one.waits
+    placed = placed_blocks(config, batch, layout)
+    count_of = Counter(map(id, placed))
+    for one in {id(one): one for one in placed}.values():
+        block, count, forwards = one.block, count_of[id(one)], 2 if one.again else 1
+        launches += count * (forwards * block.launches[0] + block.launches[1])
+        exchange += count * sum((forwards * there + back) / links[axis] for axis, (there, back) in block.sent.items())
+        inputs += 2 * count * block.input * one.waits
         if one.again:
             made = 2 * (block.saved - block.input - one.kept) if one.kept else 0.0
-            compute += max((block.flops - one.spared) / machine.rate, made / machine.memory_rate)
+            compute += count * max((block.flops - one.spared) / machine.rate, made / machine.memory_rate)
     compute = max(compute, launches * machine.launch)
     weights = max(0.0, _weights_seconds(config, layout, machine) + inputs / machine.host - compute)
     encoding = encoder_flops / machine.rate

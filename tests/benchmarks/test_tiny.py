@@ -16,10 +16,23 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["balance", "encode", "fetch", "finetune", "generate", "optimizer", "order", "probe", "solver", "startup", "table"],
+    [
+        "balance",
+        "encode",
+        "fetch",
+        "finetune",
+        "generate",
+        "optimizer",
+        "order",
+        "plan",
+        "probe",
+        "solver",
+        "startup",
+        "table",
+    ],
 )
 def test_a_benchmark_runs_at_its_tiny_size(name: str, tmp_path: Path) -> None:
-    program = [str(FOLDER / "startup.py")] if name == "startup" else ["-m", "tests.benchmarks.program", name]
+    program = [str(FOLDER / f"{name}.py")] if name in ("plan", "startup") else ["-m", "tests.benchmarks.program", name]
     done = forks.run([sys.executable, *program, "--tiny", "--json", tmp_path / "figures.json"], timeout=900)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 2, "a head and at least one row"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +12,9 @@ from longtake.contracts import UserError
 from longtake.pages import money, number
 from longtake.plan import Machine, blocks, find_remedies, plan_json, plan_run, refuse_misfits, write_html
 from longtake.plan.report import stage_words
-from longtake.plan.run import RunPlan, forecast_run
+from longtake.plan.run import RunPlan, _most, forecast_run
 from longtake.track import gpu_named
+from tests import forks
 from tests.pages import Page
 from tests.plan.runs import run_config, write_table
 
@@ -282,3 +286,36 @@ def test_a_run_that_nobody_ends_is_told_by_the_pass(tmp_path: Path) -> None:
     assert f", {number(hours)} GPU-hours; no end" in said
     write_html(tmp_path / "plan.html", endless, "run")
     assert "GPU-hours, a pass" in Page((tmp_path / "plan.html").read_text()).texts
+
+
+SLOW_TO_IMPORT = {"diffusers", "transformers", "peft", "torchao"}
+IMPORTED = """
+import json, sys
+from longtake.cli import main
+try:
+    main(["plan", *sys.argv[1:]])
+except SystemExit:
+    pass
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_a_preset_is_planned_without_what_takes_long_to_import(tmp_path: Path) -> None:
+    """`benchmarks/plan.py` measures the seconds."""
+    words = ["opensora_v2/image", "--gpus", "8", "--dataset.data-path", str(tmp_path / "clips.csv")]
+    done = forks.run([sys.executable, "-c", IMPORTED, *words], timeout=300)
+    assert "11.89 B parameters" in done.stdout
+    assert SLOW_TO_IMPORT & set(json.loads(done.stderr.splitlines()[-1])) == set()
+
+
+def test_a_largest_batch_is_found_in_few_forecasts() -> None:
+    def tries(spare: Callable[[int], float], most: int = 4096) -> tuple[int, int]:
+        asked: list[int] = []
+        found = _most(lambda number: asked.append(number) or spare(number), most)
+        return found, len(asked)
+
+    for limit in (0, 1, 2, 3, 57, 4095, 4096, 9999):
+        for bend in (0.0, 0.3, -0.3):  # even, ever steeper, ever flatter
+            found, asked = tries(lambda n, limit=limit, bend=bend: limit ** (1 + bend) - n ** (1 + bend) + 1e-9)
+            assert found == min(limit, 4096)
+            assert asked <= (5 if not bend else 14)

@@ -1,0 +1,87 @@
+"""What `longtake plan` takes from its start to its end: processor time and wall clock of the whole process.
+
+python benchmarks/plan.py                 every preset of training on 8 GPUs, and 1,025 entries; the best of 3 starts
+python benchmarks/plan.py --before TREE   another checkout beside this one, in turns
+python benchmarks/plan.py --tiny          one start for two presets
+
+The 1,025 entries are 41 lengths at each of 25 resolutions, each at its largest aspect ratio, of stage 1's model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import commit_of, print_table, write_json
+
+from longtake.presets import find_preset, presets
+
+HERE = Path(__file__).resolve().parents[1]
+PRESET_SECONDS, MANY_SECONDS = 5.0, 15.0  # targets, of two cores
+FULL = "opensora_v2/"  # presets of full-size models; those that are stages of others have no plan of their own
+
+
+def many_entries(folder: Path) -> Path:
+    """A run of stage 1's model with 1,025 entries in its bucket table."""
+    sizes = {f"{side}px": dict.fromkeys(range(1, 162, 4), (1.0, 1)) for side in range(192, 592, 16)}
+    run = folder / "many.py"
+    stage = str(find_preset("opensora_v2/stage1"))
+    run.write_text(f"_base_ = {stage!r}\nbucket_config = {sizes | {'_delete_': True}!r}\n", encoding="utf-8")
+    return run
+
+
+def one_plan(tree: Path, run: Path) -> tuple[float, float]:
+    """Processor and wall seconds of one plan."""
+    words = [sys.executable, "-m", "longtake", "plan", str(run), "--dataset.data-path", "clips.parquet"]
+    variables = {**os.environ, "PYTHONPATH": str(tree)}
+    start = time.perf_counter()
+    child = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tree)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode in (0, 2), run  # 2: it does not fit
+    return used.ru_utime + used.ru_stime, time.perf_counter() - start
+
+
+def measure(run: Path, trees: dict[str, Path], starts: int) -> dict[str, Any]:
+    """The least processor and wall seconds in each tree."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in trees}
+    for _ in range(starts):
+        for name, tree in trees.items():
+            found[name].append(one_plan(tree, run))
+    figures: dict[str, Any] = {}
+    for name, taken in found.items():
+        figures["processor_seconds" + name], figures["wall_seconds" + name] = map(min, zip(*taken, strict=True))
+    return figures
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    trees = {"": HERE} | ({"_before": args.before.resolve()} if args.before else {})
+    listed = {one.name: one.path for one in presets() if one.kind == "train" and one.name.startswith(FULL)}
+    listed.pop("opensora_v2/curriculum", None)
+    with tempfile.TemporaryDirectory() as place:
+        runs = dict([*listed.items()][:2]) if args.tiny else listed | {"1,025 entries": many_entries(Path(place))}
+        figures = []
+        for name, run in runs.items():
+            target = PRESET_SECONDS if name in listed else MANY_SECONDS
+            figures.append({"run": name, **measure(run, trees, 1 if args.tiny else 3), "target": target})
+    rows = [(line["run"], *(f"{number:.2f}" for number in [*line.values()][1:])) for line in figures]
+    columns = [f"{kind} s{name.replace('_', ' ')}" for name in trees for kind in ("processor", "wall")]
+    print_table(("run", *columns, "at most"), rows)
+    before = {"commit_before": commit_of(args.before)} if args.before else {}
+    write_json(args.json, "plan", {**before, "plans": figures})
+
+
+if __name__ == "__main__":
+    main()
