@@ -12,7 +12,7 @@ import pytest
 from longtake.parallel import start_world
 from tests.parallel.matrix import CHOSEN, MATRIX
 from tests.parallel.one_step import Facts, compare, on_ranks
-from tests.parallel.plays import CASES, degrees_and_groups, forwards_of_peers
+from tests.parallel.plays import CASES, COMPILED, degrees_and_groups, forwards_of_peers
 from tests.parallel.runs_on_peers import continue_all, play_run, save_once
 from tests.train.conftest import clips
 from tests.train.runs import write_config
@@ -43,6 +43,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Worlds:
     def found(size: int, name: str) -> list[Any]:
         play = {
             "law": partial(compare, CASES.get(size, {})),
+            "compiled": partial(compare, COMPILED),
             "some ways": partial(compare, CHOSEN.get(size, {})),
             "all ways": partial(compare, MATRIX.get(size, {})),
             "mesh": degrees_and_groups,

@@ -7,7 +7,7 @@ import pytest
 from tests.parallel.conftest import Worlds
 from tests.parallel.matrix import CHOSEN, MATRIX
 from tests.parallel.one_step import Facts
-from tests.parallel.plays import CASES
+from tests.parallel.plays import CASES, COMPILED
 
 NAMES = [
     pytest.param(size, name, marks=[pytest.mark.slow] * (size > 2)) for size, cases in CASES.items() for name in cases
@@ -27,6 +27,12 @@ def assert_one_step(ranks: list[Facts], name: str) -> None:
         assert far["norm"] <= 1e-5
         assert far["gradient"] <= 1e-5
         assert far["weight"] <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_step_of_compiled_blocks_is_that_of_one_process(worlds: Worlds, name: str) -> None:
+    assert_one_step(worlds(2, "compiled"), name)
 
 
 @pytest.mark.slow

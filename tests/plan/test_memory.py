@@ -116,7 +116,16 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+# Each kind of term of the forecast, and each pair that meets in one; the other cases have none of their own.
+AT_ONCE = (
+    *("gradients above all", "some remat", "keeps half but scores", "peers keep half", "zero 2", "accumulation"),
+    *("ring of peers", "adapters on 4 bits, remat", "the last blocks", "all axes"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in STEPS]
+)
 def test_the_most_that_a_step_holds_is_foretold_within_a_tenth(name: str) -> None:
     check_step(*STEPS[name])
 

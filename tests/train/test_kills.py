@@ -30,9 +30,9 @@ from tests.train.runs import (
     write_config,
 )
 
-STEPS = 40
-SAVED_EVERY = 5
-PAUSE = 20  # steps that a run makes before it waits to be killed or stopped
+STEPS = 18
+SAVED_EVERY = 3
+PAUSE = 8  # steps that a run makes before it waits to be killed or stopped
 SETTINGS = {"max_steps": STEPS, "ckpt_every": SAVED_EVERY}
 
 
@@ -148,7 +148,7 @@ def test_a_run_killed_twice_and_then_torchrun_with_two_processes_keep_order_and_
     wait_until(process, lambda: len(metrics(folder)) >= seen + 2 * SAVED_EVERY)
     kill(process)
     process.communicate()
-    code, out, error = finish(start("train", config, "--resume", "auto", processes=2, fresh=True))
+    code, out, error = finish(start("train", config, "--resume", "auto", processes=2))
     assert code == 0, error
     assert "2 processes" in out
     assert f"done at step {STEPS}; checkpoint: {last(folder)}" in out
