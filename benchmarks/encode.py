@@ -109,8 +109,8 @@ def main() -> None:
 
         def from_store(slot: Slot) -> None:
             (entry,) = store.find(0, slot.samples).tolist()
-            store.read(entry)
-            store.read_text(int(store.column("text")[entry]))
+            store.latents(entry)
+            store.texts(entry, *stored.texts(slot))
 
         ways = {
             "decode, scale, encode": decoded_and_encoded,

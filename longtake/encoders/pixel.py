@@ -23,18 +23,15 @@ class PixelAutoencoder(Autoencoder):
         self.config = config
 
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
-        """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" `[B, C, F, h, w]`: the latents, which are never drawn."""
-        return {"mean": self.encode(video)}
-
-    def encode(self, video: Tensor) -> Tensor:
-        """`[B, 3, T, H, W]` in [-1, 1] -> latents `[B, C, F, h, w]` of the same dtype, C in the order (c, t, y, x)."""
+        """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" `[B, C, F, h, w]` of the same dtype, C in the order
+        (c, t, y, x): the latents, which are never drawn."""
         if video.shape[2] == 1:
             video = video.expand(-1, -1, self.config.temporal, -1, -1)
         b, c, t, height, width = video.shape
         pt, ps = self.config.temporal, self.config.spatial
         blocks = video.reshape(b, c, t // pt, pt, height // ps, ps, width // ps, ps)
         latents = blocks.permute(0, 1, 3, 5, 7, 2, 4, 6).flatten(1, 4)
-        return latents * self.config.scaling_factor
+        return {"mean": latents * self.config.scaling_factor}
 
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """Latents `[B, C, F, h, w]` -> `[B, 3, T, H, W]` in [-1, 1]; a still (`num_frames` 1) averages its repeats."""

@@ -81,9 +81,9 @@ def test_each_clip_is_encoded_once_a_view_and_each_caption_once(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     videos, captions = [], []
-    encode_video, encode_text = PixelAutoencoder.encode, WordEncoder.encode
+    encode_video, encode_text = PixelAutoencoder.posterior, WordEncoder.encode
 
-    def count_video(self: PixelAutoencoder, video: torch.Tensor) -> torch.Tensor:
+    def count_video(self: PixelAutoencoder, video: torch.Tensor) -> dict[str, torch.Tensor]:
         videos.append(len(video))
         return encode_video(self, video)
 
@@ -91,7 +91,7 @@ def test_each_clip_is_encoded_once_a_view_and_each_caption_once(
         captions.extend(texts)
         return encode_text(self, texts)
 
-    monkeypatch.setattr(PixelAutoencoder, "encode", count_video)
+    monkeypatch.setattr(PixelAutoencoder, "posterior", count_video)
     monkeypatch.setattr(WordEncoder, "encode", count_text)
     result = make_store(config, tmp_path / "store")
     assert sum(videos[1:]) == result.num_entries  # the first call asks for shapes

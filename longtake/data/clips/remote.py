@@ -260,12 +260,9 @@ class FileCache:
 def _ask(url: str) -> tuple[Any, str, int | None]:
     """The file system of a URL, the file's name there, and its size in bytes where the server says it."""
     _system_of(url)
-    try:
-        import fsspec
+    import fsspec
 
-        system, place = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise _lacking(url, error) from error
+    system, place = fsspec.core.url_to_fs(url)
     info = system.info(place)
     if info.get("type") == "directory":
         raise IsADirectoryError("is a folder, not a file")
@@ -285,16 +282,14 @@ def _system_of(url: str) -> None:
 
             fsspec.get_filesystem_class(protocol)
         except ImportError as error:
-            raise _lacking(url, error) from error
+            raise UserError(
+                f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'"
+            ) from error
         except ValueError as error:
             raise UserError(
                 f"{url}: {protocol}:// is no protocol that fsspec knows; write s3://, gs://, https:// ... in the "
                 "table's paths, dataset.root or --root"
             ) from error
-
-
-def _lacking(url: str, error: ImportError) -> UserError:
-    return UserError(f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'")
 
 
 def _in_time(function: Callable[[], Result], deadline: float, progress: Callable[[], Any]) -> Result:

@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Caption, LatentShape, UserError, in_one_line
-from longtake.small_files import parse_json
+from longtake.data.tables.json_table import objects_of_lines
 
 OF_VIDEO = ("mean", "std")  # the moments of a clip's latents
-
 
 Line = Mapping[str, Any]  # of the list
 Read = Callable[[Line, Callable[[str], Any]], Mapping[str, Tensor]]
@@ -149,26 +148,16 @@ class ListedLatents:
 
 def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> list[Line | None]:
     """The lines of a JSONL whose `key` is one of `names`. Raises `UserError` for another file, repeated names."""
-    path = Path(path)
     lines: dict[str, Line] = {}
-    number = 0
     try:
-        with open(path, encoding="utf-8") as file:
-            for number, text in enumerate(file, start=1):
-                if not text.strip():
-                    continue
-                line = parse_json(text)
-                name = line.get(key) if isinstance(line, Mapping) else None
-                if not isinstance(name, str) or name in lines:
-                    why = "occurs before" if isinstance(name, str) else "is no text"
-                    raise UserError(f"{path}: {key} of line {number} {why}; each line must name a clip of its own")
-                lines[name] = line
+        for line in objects_of_lines(Path(path)):
+            name = line.get(key)
+            if not isinstance(name, str) or name in lines:
+                why = "occurs twice" if isinstance(name, str) else "is no text"
+                raise UserError(f"{path}: {key} = {str(name)[:80]!r} {why}; each line must name a clip of its own")
+            lines[name] = line
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check dataset.latents") from error
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{path}: line {number} is no JSON object ({in_one_line(error)}); mend it") from error
     return [lines.get(name) for name in names]
 
 

@@ -19,7 +19,7 @@ could not be read; its `shard` is -1).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -161,33 +161,20 @@ class LatentStore:
         return self._index[LATENTS]["reason"][entry].as_py()
 
     def latents(self, entry: int) -> dict[str, Tensor]:
-        """As `read`, of an entry whose clip could be read."""
+        """As stored, on the CPU: "mean" [C, F, h, w] and the like, those of windows included."""
         if reason := self.reason(entry):
             raise UnusableLatents(reason)
-        return _undamaged(self.read, entry)
-
-    def texts(self, entry: int, caption: Caption) -> dict[str, Tensor]:
-        """The caption that was encoded with an entry; of segments each is read by its own hash."""
-        stored = int(self.column("text")[entry])
-        if text_hash(caption) != stored:
-            raise ValueError("it is not the one that was encoded")
-        if isinstance(caption, str):
-            return _undamaged(self.read_text, stored)
-        parts = [_undamaged(self.read_text, text_hash(part)) for part in caption]
-        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-
-    def read(self, entry: int) -> dict[str, Tensor]:
-        """The latents of one entry, CPU, as stored: "mean" [C, F, h, w] and the like, those of windows included. Raises
-        `DamagedShard` where its bytes are not those that were written."""
         return self._read(LATENTS, entry)
 
-    def read_text(self, text: int) -> dict[str, Tensor]:
-        """The embedding of the caption with a hash: "text" [L, Dt] and "vector" [Dv]. Raises KeyError where the store
-        has no such caption, and `DamagedShard`."""
-        place = int(_find(self._index[TEXTS]["text"], np.array([text], np.uint64), 0)[0])
-        if place < 0:
-            raise KeyError(text)
-        return self._read(TEXTS, place)
+    def texts(self, entry: int, caption: Caption) -> dict[str, Tensor]:
+        """The caption of an entry that `find` gave: "text" [L, Dt] and "vector" [Dv]; of segments they are stacked."""
+        if text_hash(caption) != int(self.column("text")[entry]):
+            raise ValueError("it is not the one that was encoded")
+        hashes = np.array([text_hash(part) for part in captions_of(caption)], np.uint64)
+        parts = [self._read(TEXTS, place) for place in _find(self._index[TEXTS]["text"], hashes, 0).tolist()]
+        if isinstance(caption, str):
+            return parts[0]
+        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 
     def check_sizes(self) -> None:
         """Raises `UserError` where a shard that the index names is missing or has lost bytes at its end."""
@@ -210,9 +197,12 @@ class LatentStore:
         return np.unique(texts[np.diff(counted[starts]) == np.diff(starts)])
 
     def _read(self, kind: str, place: int) -> dict[str, Tensor]:
-        columns = self._index[kind]
-        shard, row, crc = (int(columns[name][place]) for name in ("shard", "place", "crc"))
-        return self._shards.read(kind, shard, row, crc)
+        assert place >= 0, "an entry that `find` did not give"
+        shard, row, crc = (int(self._index[kind][name][place]) for name in ("shard", "place", "crc"))
+        try:
+            return self._shards.read(kind, shard, row, crc)
+        except DamagedShard as error:
+            raise UnusableLatents(f"{error}; {MEND}") from error
 
 
 def text_hash(caption: Caption) -> int:
@@ -223,13 +213,6 @@ def text_hash(caption: Caption) -> int:
 def captions_of(caption: Caption) -> tuple[str, ...]:
     """Each caption of a clip."""
     return (caption,) if isinstance(caption, str) else caption
-
-
-def _undamaged(read: Callable[[int], dict[str, Tensor]], place: int) -> dict[str, Tensor]:
-    try:
-        return read(place)
-    except DamagedShard as error:
-        raise UnusableLatents(f"{error}; {MEND}") from error
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

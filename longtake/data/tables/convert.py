@@ -36,9 +36,9 @@ from longtake.data.tables.rows import Rows, byte_texts, id_values, open_rows
 from longtake.data.tables.shards import INDEX, KIND, NUMBERS, ROWS_PER_FILE, is_shards
 from longtake.data.tables.write_rows import moved_batch
 from longtake.durable import sync_file, unfinished_folder, write_whole
+from longtake.random import hash64
 
 LARGE_BYTES = 256 << 20  # a table file above this is converted to shards without being asked for
-_CONTENT_BYTES = 1 << 16  # read from either end of a file to tell whether it has changed
 _NPY_HEADER_BYTES = 128  # of a file whose length is not known before it is written
 _INVALID = pa.schema(
     [("row", pa.int64()), ("reason", pa.string()), ("unreadable", pa.bool_())],
@@ -181,7 +181,7 @@ def cached_shards(source: Path, root: str | os.PathLike[str] | None = None) -> P
     where its paths start, if given, which makes no difference to the shards.
 
     It lies beside the file as `.<name>.<key>.shards`, or in the user's cache folder where that cannot be written; the
-    key is made of the file's size, time and both ends. One process of a machine converts, the others wait. Shards of
+    key is made of the file's size and time. One process of a machine converts, the others wait. Shards of
     an earlier state of the file are removed when no process reads them any more. Raises `UserError` as `make_shards`.
     """
     if not source.is_file():
@@ -242,12 +242,7 @@ def lock(path: Path) -> Iterator[bool]:
 def _key(source: Path) -> str:
     """16 hex digits that change with the file."""
     stat = source.stat()
-    digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8)
-    with open(source, "rb") as file:
-        digest.update(file.read(_CONTENT_BYTES))
-        file.seek(max(0, stat.st_size - _CONTENT_BYTES))
-        digest.update(file.read(_CONTENT_BYTES))
-    return digest.hexdigest()
+    return f"{hash64(stat.st_size, stat.st_mtime_ns):016x}"
 
 
 def _remove_earlier(folder: Path, name: str, target: Path) -> None:

@@ -23,7 +23,7 @@ def tables_of(source: Path) -> Iterator[pa.Table]:
     A key that an object lacks is empty in its row; `path` and `text` are text. Text that is no Unicode comes as bytes
     that are not UTF-8. Raises `UserError` with the line or row where the file is no such table.
     """
-    objects = _objects_of_lines(source) if source.suffix.lower() == ".jsonl" else _objects_of_list(source)
+    objects = objects_of_lines(source) if source.suffix.lower() == ".jsonl" else _objects_of_list(source)
     names: dict[str, None] = {}
     while rows := list(islice(objects, _ROWS)):
         for row in rows:
@@ -56,7 +56,8 @@ class JsonWriter:
         self._file.close()
 
 
-def _objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:
+def objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a `.jsonl`. Raises `UserError` with the line where it holds something else, and OSError."""
     with open(source, "rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
