@@ -177,7 +177,7 @@ def measure(place: Path, kills: int, processes: int, seed: int) -> dict:
     start = time.perf_counter()
     made = make_shapes(place / "clips", num_clips=32, num_stills=8)
     table = place / "clips" / "clips.parquet"
-    probe_table(made.table, table)
+    probe_table(made, table)
     steps = min(20 + STEPS_A_KILL * kills, MOST_STEPS)
     calm = Chaos(place / "calm", table, processes, steps, seed)
     calm.finish()

@@ -36,7 +36,7 @@ def measure_overhead(tiny: bool = False) -> dict[str, Any]:
     watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
         made = make_shapes(folder, num_clips=64, num_stills=0)
-        probe_table(made.table, Path(folder) / "clips.parquet")
+        probe_table(made, Path(folder) / "clips.parquet")
         batch = 4 if tiny else 32
         overrides = {
             "dataset.data_path": f"{folder}/clips.parquet",

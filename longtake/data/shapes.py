@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +40,6 @@ _WIDE_SHARE, _LONG_SHARE = 0.25, 0.25
 _NUM_DRAWS = 9  # uniforms for each clip
 
 
-@dataclass(frozen=True)
-class ShapesSet:
-    """What `make_shapes` has written."""
-
-    table: Path  # clips.csv: path (relative to its folder), text
-    train_prompts: tuple[str, ...]  # captions of the moving clips, each once
-    heldout_prompts: tuple[str, ...]  # captions of combinations that no moving clip shows
-
-
 def caption(colour: str, shape: str, direction: str | None = None) -> str:
     """`a red circle moves left`; without a direction, `a red circle`."""
     return f"a {colour} {shape}" + (f" moves {direction}" if direction else "")
@@ -78,8 +68,8 @@ def make_shapes(
     num_clips: int = 960,
     num_stills: int = 120,
     progress: Callable[[int, int], None] | None = None,
-) -> ShapesSet:
-    """Writes clips, stills, `clips.csv`, `train_prompts.txt` and `heldout_prompts.txt` into `folder`.
+) -> Path:
+    """Writes clips, stills, `train_prompts.txt`, `heldout_prompts.txt` and `clips.csv`, the table; returns its path.
 
     Captions come in turns, so that each is shown equally often. `progress(files done, files in all)` is called after
     each file. Takes about 2 ms for a clip on one core.
@@ -107,7 +97,7 @@ def make_shapes(
         csv.writer(file, lineterminator="\n").writerows([("path", "text"), *rows])
     for name, prompts in (("train_prompts.txt", train), ("heldout_prompts.txt", heldout)):
         (folder / name).write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
-    return ShapesSet(folder / "clips.csv", train, heldout)
+    return folder / "clips.csv"
 
 
 def draw_clip(text: str, draws: Sequence[float] | np.ndarray) -> np.ndarray:

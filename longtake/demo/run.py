@@ -157,8 +157,8 @@ class Demo:
 
             if not table.exists():
                 counts = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills}
-                shapes = make_shapes(table.parent, **counts, progress=shown("making clips"))
-                probe_table(shapes.table, table, progress=shown("probing"))
+                made = make_shapes(table.parent, **counts, progress=shown("making clips"))
+                probe_table(made, table, progress=shown("probing"))
             clips = ClipTable.open(table)
             pairs = ((clips.caption(row), read_video(Path(clips.location(row)))) for row in range(len(clips)))
             real = score(bar.track(pairs, total=len(clips), description="judging them"))

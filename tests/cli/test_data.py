@@ -14,7 +14,7 @@ from longtake.data.shapes import make_shapes
 @pytest.fixture
 def clips(tmp_path: Path) -> Path:
     """A table of four clips and two stills, with a file cut short and one that is not there in the middle."""
-    table = make_shapes(tmp_path, num_clips=4, num_stills=2).table
+    table = make_shapes(tmp_path, num_clips=4, num_stills=2)
     lines = table.read_text().splitlines()
     (tmp_path / "clips" / "empty.mp4").write_bytes(b"")
     table.write_text("\n".join([*lines[:3], "clips/empty.mp4,nothing", "clips/gone.mp4,nobody", *lines[3:]]) + "\n")
@@ -47,13 +47,13 @@ def test_strict_fails_and_writes_no_table(mistake, clips: Path):
 
 
 def test_a_table_of_good_files_gives_no_warning(longtake, tmp_path: Path):
-    table = make_shapes(tmp_path, num_clips=2, num_stills=1).table
+    table = make_shapes(tmp_path, num_clips=2, num_stills=1)
     code, out, _ = longtake("data", "probe", table, "--output", tmp_path / "t.csv")
     assert (code, out) == (0, f"3 clips in {tmp_path / 't.csv'}\n")
 
 
 def test_captions_under_another_name_are_said_to_be_missing_before_the_first_file(longtake, tmp_path: Path):
-    table = make_shapes(tmp_path, num_clips=2, num_stills=1).table
+    table = make_shapes(tmp_path, num_clips=2, num_stills=1)
     table.write_text(table.read_text().replace("path,text", "path,caption"))
     code, out, _ = longtake("data", "probe", table, "--output", tmp_path / "t.parquet")
     assert code == 0

@@ -19,7 +19,7 @@ from tests.train.runs import write_config
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     shapes = make_shapes(folder, num_clips=6, num_stills=3)
-    return probe_table(shapes.table, folder / "clips.parquet").target
+    return probe_table(shapes, folder / "clips.parquet").target
 
 
 @pytest.fixture

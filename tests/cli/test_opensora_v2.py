@@ -26,7 +26,7 @@ def test_the_page_leads_from_a_list_of_clips_to_a_trained_model(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     made = make_shapes(tmp_path / "made", num_clips=12, num_stills=4)
-    table = made.table.read_text(encoding="utf-8").splitlines()
+    table = made.read_text(encoding="utf-8").splitlines()
     (tmp_path / "clips.csv").write_text(
         "\n".join([table[0], *(f"made/{line}" for line in table[1:])]) + "\n", encoding="utf-8"
     )

@@ -16,7 +16,6 @@ from longtake.data.shapes import (
     SHAPES,
     SQUARE,
     WIDE,
-    ShapesSet,
     draw_clip,
     make_shapes,
     split_prompts,
@@ -26,7 +25,7 @@ NUM_CLIPS, NUM_STILLS = 120, 18
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> ShapesSet:
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shapes(tmp_path_factory.mktemp("shapes"), seed=3, num_clips=NUM_CLIPS, num_stills=NUM_STILLS)
 
 
@@ -35,24 +34,24 @@ def read_rows(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_table_names_every_file_by_a_relative_path_and_its_caption(shapes: ShapesSet) -> None:
-    rows = read_rows(shapes.table)
+def test_the_table_names_every_file_by_a_relative_path_and_its_caption(shapes: Path) -> None:
+    rows = read_rows(shapes)
     assert [list(row) for row in rows] == [["path", "text"]] * (NUM_CLIPS + NUM_STILLS)
-    assert all((shapes.table.parent / row["path"]).is_file() for row in rows)
+    assert all((shapes.parent / row["path"]).is_file() for row in rows)
     assert Counter(Path(row["path"]).suffix for row in rows) == {".mp4": NUM_CLIPS, ".png": NUM_STILLS}
 
 
-def test_captions_come_equally_often_and_never_from_the_held_out_ones(shapes: ShapesSet) -> None:
-    texts = Counter(row["text"] for row in read_rows(shapes.table))
-    assert {texts[prompt] for prompt in shapes.train_prompts} == {NUM_CLIPS // 60}
-    assert not any(texts[prompt] for prompt in shapes.heldout_prompts)
+def test_captions_come_equally_often_and_never_from_the_held_out_ones(shapes: Path) -> None:
+    texts = Counter(row["text"] for row in read_rows(shapes))
+    assert {texts[prompt] for prompt in split_prompts()[0]} == {NUM_CLIPS // 60}
+    assert not any(texts[prompt] for prompt in split_prompts()[1])
     assert texts["a red circle"] == 1
 
 
-def test_prompt_files_hold_the_two_sets(shapes: ShapesSet) -> None:
-    folder = shapes.table.parent
-    assert tuple((folder / "train_prompts.txt").read_text().splitlines()) == shapes.train_prompts
-    assert tuple((folder / "heldout_prompts.txt").read_text().splitlines()) == shapes.heldout_prompts
+def test_prompt_files_hold_the_two_sets(shapes: Path) -> None:
+    folder = shapes.parent
+    assert tuple((folder / "train_prompts.txt").read_text().splitlines()) == split_prompts()[0]
+    assert tuple((folder / "heldout_prompts.txt").read_text().splitlines()) == split_prompts()[1]
 
 
 def test_twelve_of_seventy_two_are_held_out_and_every_pair_of_properties_is_still_seen() -> None:
@@ -66,10 +65,10 @@ def test_twelve_of_seventy_two_are_held_out_and_every_pair_of_properties_is_stil
         assert all(any({a, b} <= caption for caption in words) for a, b in product(one, other))
 
 
-def test_files_come_in_two_sizes_and_two_lengths_with_room_for_the_temporal_crop(shapes: ShapesSet) -> None:
+def test_files_come_in_two_sizes_and_two_lengths_with_room_for_the_temporal_crop(shapes: Path) -> None:
     found = Counter()
-    for row in read_rows(shapes.table):
-        path = shapes.table.parent / row["path"]
+    for row in read_rows(shapes):
+        path = shapes.parent / row["path"]
         if path.suffix == ".png":
             assert read_image(path).shape[1:3] in {(32, 32), (24, 40)}
             continue
@@ -92,23 +91,23 @@ def test_the_two_sizes_fall_into_the_two_main_buckets_of_32px(compat: str | None
     assert [list(table.values())[place] for place in places] == [(32, 32), (24, 40)]
 
 
-def test_the_encoder_keeps_the_pixels(shapes: ShapesSet) -> None:
-    again = {row["path"]: row["text"] for row in read_rows(shapes.table)}
+def test_the_encoder_keeps_the_pixels(shapes: Path) -> None:
+    again = {row["path"]: row["text"] for row in read_rows(shapes)}
     errors = []
     for path, text in again.items():
         if path.endswith(".mp4"):
-            frames = read_frames(shapes.table.parent / path).astype(np.float32)
+            frames = read_frames(shapes.parent / path).astype(np.float32)
             paint = np.array(COLOURS[text.split()[1]], np.float32)
             errors.append(np.abs(frames - paint).max(-1).min())  # the pixel nearest to the pure colour
     assert np.mean(errors) < 40  # shades darken it by up to 35
 
 
-def test_the_same_seed_makes_the_same_files_and_another_seed_others(shapes: ShapesSet, tmp_path: Path) -> None:
+def test_the_same_seed_makes_the_same_files_and_another_seed_others(shapes: Path, tmp_path: Path) -> None:
     same = make_shapes(tmp_path / "same", seed=3, num_clips=4, num_stills=1)
     other = make_shapes(tmp_path / "other", seed=4, num_clips=4, num_stills=1)
-    for row in read_rows(same.table)[:4]:
-        first = read_frames(shapes.table.parent / row["path"])
-        again, another = (read_frames(made.table.parent / row["path"]) for made in (same, other))
+    for row in read_rows(same)[:4]:
+        first = read_frames(shapes.parent / row["path"])
+        again, another = (read_frames(made.parent / row["path"]) for made in (same, other))
         assert first.shape == again.shape
         assert (first == again).all()
         assert first.shape != another.shape or difference(first, another) > 2

@@ -24,7 +24,7 @@ def blur(frames: np.ndarray) -> np.ndarray:
 def test_real_clips_score_one_hundred_percent_in_every_window_of_eight_frames(tmp_path: Path) -> None:
     made = make_shapes(tmp_path, seed=11, num_clips=120, num_stills=18)
     clips = []
-    with made.table.open(newline="") as file:
+    with made.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["path"].endswith(".png"):
                 clips.append((row["text"], read_image(tmp_path / row["path"])))

@@ -40,7 +40,7 @@ def write_config(folder: Path) -> Path:
     """Makes clips, their table and a config file in `folder`; returns the config file."""
     clips = make_shapes(folder / "clips", num_clips=16, num_stills=4)
     table = folder / "clips" / "clips.parquet"
-    probe_table(clips.table, table)
+    probe_table(clips, table)
     config = folder / "tiny.py"
     config.write_text(CONFIG.format(table=str(table), outputs=str(folder / "outputs")))
     return config

@@ -25,7 +25,7 @@ TINY = ("--tiny", "--device", "cpu", "--dtype", "fp32", "--master-dtype", "fp32"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shapes")
     clips = make_shapes(folder, num_clips=4, num_stills=0)
-    probe_table(clips.table, folder / "clips.parquet")
+    probe_table(clips, folder / "clips.parquet")
     return folder
 
 

@@ -123,7 +123,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     clips = make_shapes(folder / "clips", num_clips=12, num_stills=4)
     table = folder / "clips.parquet"
-    probe_table(clips.table, table)
+    probe_table(clips, table)
     with start_world("cpu") as alone, pretended_gpu():
         world = dataclasses.replace(alone, device=GPU)
         found = {"mistakes": mistakes(), "waiting": waiting()}

@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     (folder / "scripts").symlink_to(ROOT / "scripts")
     made = make_shapes(folder / "made", num_clips=12, num_stills=4)
-    with made.table.open(newline="") as file:
+    with made.open(newline="") as file:
         rows = [(f"made/{row['path']}", row["text"]) for row in csv.DictReader(file)]
     (folder / "tables").mkdir()
     with (folder / "tables" / "videos.csv").open("w", newline="") as file:

@@ -16,7 +16,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The probed table of 32 clips and 8 stills. Nobody changes it or its files."""
     folder = tmp_path_factory.mktemp("clips")
     made = make_shapes(folder, num_clips=32, num_stills=8)
-    probe_table(made.table, folder / "clips.parquet")
+    probe_table(made, folder / "clips.parquet")
     return folder / "clips.parquet"
 
 

@@ -64,7 +64,7 @@ RUN = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The run, over square and wide clips of moving shapes."""
     folder = tmp_path_factory.mktemp("i2v")
-    probe_table(make_shapes(folder, num_clips=320, num_stills=0).table, folder / "clips.parquet")
+    probe_table(make_shapes(folder, num_clips=320, num_stills=0), folder / "clips.parquet")
     dataset = {"data_path": str(folder / "clips.parquet"), "cache_mb": 256}
     config = write_config(folder, folder / "clips.parquet", **RUN, dataset=dataset)
     return train_here(config, "--exp-name", "i2v")[0]
@@ -74,7 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def unseen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, tuple[str, ...]]:
     """16 square clips of other draws: uint8 [16, 3, 8, 32, 32], and their captions."""
     folder = tmp_path_factory.mktemp("unseen")
-    probe_table(make_shapes(folder, seed=1, num_clips=48, num_stills=0).table, folder / "clips.parquet")
+    probe_table(make_shapes(folder, seed=1, num_clips=48, num_stills=0), folder / "clips.parquet")
     table = ClipTable.open(folder / "clips.parquet")
     rows = [row for row in range(len(table)) if table.height[row] == table.width[row]][:16]
     clips = [read_frames(table.location(row), range(FRAMES)) for row in rows]

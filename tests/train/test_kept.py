@@ -20,7 +20,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_as_it_would_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    probe_table(make_shapes(tmp_path / "clips", num_clips=2, num_stills=8).table, tmp_path / "clips" / "clips.parquet")
+    probe_table(make_shapes(tmp_path / "clips", num_clips=2, num_stills=8), tmp_path / "clips" / "clips.parquet")
     run = Path(shutil.copytree(KEPT, tmp_path / "outputs" / "kept"))
     state = RunState.read(run / "epoch0-global_step2")
     assert (state.clock.global_step, state.samples, state.slots_per_step) == (2, Samples(7, 0), 2)
