@@ -34,22 +34,22 @@ def test_a_still_repeats_to_one_block_and_comes_back() -> None:
     autoencoder = pixel()
     pixels = video(1)
     latents = autoencoder.posterior(pixels)["mean"]
-    assert torch.equal(latents, autoencoder.encode(pixels.expand(-1, -1, 8, -1, -1)))
+    assert torch.equal(latents, autoencoder.posterior(pixels.expand(-1, -1, 8, -1, -1))["mean"])
     torch.testing.assert_close(autoencoder.decode(latents, 1), pixels, rtol=0, atol=1e-6)
 
 
 def test_each_token_holds_one_block_of_pixels() -> None:
     """Channels run over colour, frame, row, column of the block at (0, 1, 2)."""
     pixels = video(8)
-    latents = pixel().encode(pixels)
+    latents = pixel().posterior(pixels)["mean"]
     assert torch.equal(latents[:, :, 0, 1, 2], pixels[:, :, :, 8:16, 16:24].flatten(1))
 
 
 def test_latents_are_scaled_and_scaled_back() -> None:
     plain, scaled = pixel(), pixel(scaling_factor=2.0)
     pixels = video(8)
-    assert torch.equal(scaled.encode(pixels), 2 * plain.encode(pixels))
-    assert torch.equal(scaled.decode(scaled.encode(pixels), 8), pixels)
+    assert torch.equal(scaled.posterior(pixels)["mean"], 2 * plain.posterior(pixels)["mean"])
+    assert torch.equal(scaled.decode(scaled.posterior(pixels)["mean"], 8), pixels)
 
 
 def test_decoded_pixels_stay_in_range() -> None:
