@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from longtake.models.initial import held_as, initial_values, initialise
     from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers
     from longtake.models.mmdit import MMDiT
-    from longtake.models.plans import Exchange, SequencePlan, TensorSplit
+    from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch, TensorSplit
     from longtake.models.trace import Law, Trace, as_on_cuda, fit, meta_conditions
 
 __getattr__ = lazy_exports(__name__)

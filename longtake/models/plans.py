@@ -43,21 +43,49 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """Own units at all their places for all units at own places, and back: for attention over time at each place.
+
+    The submodule is called on tensors [B, units x places, ...] of the tokens of `split`, which a plan cuts by units.
+    """
+
+    split: str
+
+
+@dataclass(frozen=True)
+class Halo:
+    """The end of the share before this one goes in front of the first tensor of a submodule, [B, l, ...], and what the
+    submodule makes of it is added to that share: for windows that reach over a cut.
+
+    split: whose tokens; width: how much, a name in the class's `units`. Of several results the first is such a tensor.
+    """
+
+    split: str
+    width: str
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The result of a submodule, which each peer computes from its own tokens, is summed over all: for an inner
+    gradient, or a statistic."""
+
+
+@dataclass(frozen=True)
 class SequencePlan:
     """Where sequence parallelism cuts tokens, puts them together again, and exchanges them.
 
     `split`: module name -> dim of that module's output which is cut. `gather`: module name -> the module of `split`
-    whose tokens its output has, to be collected. `exchanges`: pattern (`*` is a block number) of a submodule -> its
-    exchange; a submodule that is not named works on its own tokens alone (cross-attention to a text that every peer has
-    whole, attention within a frame where frames are the unit). `entry`: module name -> the modules of `split` whose
-    tokens are its first arguments; from there to `gather`, tensor parallelism cuts the tokens between its regions
-    (`TensorSplit`) once more. `units`: module of `split` -> what is not cut apart, a name in the class's `units`; a
-    module that is not named is cut between any two tokens.
+    whose tokens its output has, to be collected. `exchanges`: pattern (`*` is a block number) of a submodule -> what
+    peers exchange around it; a submodule that is not named works on its own tokens alone (cross-attention to a text
+    that every peer has whole, attention within a frame where frames are the unit). `entry`: module name -> the modules
+    of `split` whose tokens are its first arguments; from there to `gather`, tensor parallelism cuts the tokens between
+    its regions (`TensorSplit`) once more. `units`: module of `split` -> what is not cut apart, a name in the class's
+    `units`, of which the first may be longer; a module that is not named is cut between any two tokens.
     """
 
     split: Mapping[str, int]
     gather: Mapping[str, str]
-    exchanges: Mapping[str, Exchange]
+    exchanges: Mapping[str, Exchange | Switch | Halo | Sum]
     entry: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
 

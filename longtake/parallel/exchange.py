@@ -5,6 +5,7 @@ Shapes: B batch, l tokens of a share, L tokens of all shares, D width. Dim 1 is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -67,6 +68,51 @@ def exchange(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Grou
     return _Linear.apply(x, there, partial(_all_to_all, send=receive, receive=send, group=group))
 
 
+def switch(x: Tensor, rows: Sequence[int], columns: Sequence[int], group: Group) -> Tensor:
+    """Own rows and all columns [B, r, C, ...] -> all rows and own columns [B, R, c, ...], such as tokens and heads.
+
+    rows, columns: of each rank of the group, in their order.
+    """
+    own, one = rank_in(group), len(x) * math.prod(x.shape[3:])  # numbers at one row and column
+    send = [rows[own] * count * one for count in columns]
+    receive = [count * columns[own] * one for count in rows]
+    parts = [part.transpose(0, 1).flatten() for part in x.split(list(columns), 2)]
+    out = exchange(torch.cat(parts), send, receive, group)
+    return out.view(sum(rows), len(x), columns[own], *x.shape[3:]).transpose(0, 1)
+
+
+def with_halo(x: Tensor, width: int, sizes: Sequence[int], group: Group) -> Tensor:
+    """This rank's [B, l, ...] -> [B, width + l, ...]: behind the last `width` tokens of the rank before, where there is
+    one and this share is not empty. sizes: tokens of each rank."""
+    send, receive = _halo(width, sizes, group)
+    end = x[:, x.shape[1] - sum(send) :].transpose(0, 1)
+    return torch.cat([exchange(end, send, receive, group).transpose(0, 1), x], dim=1)
+
+
+def fold_halo(x: Tensor, width: int, sizes: Sequence[int], group: Group) -> Tensor:
+    """The adjoint of `with_halo`: [B, width + l, ...] -> [B, l, ...], where the first `width` tokens are added to the
+    last ones of the rank before."""
+    send, receive = _halo(width, sizes, group)
+    halo, own = x[:, : sum(receive)], x[:, sum(receive) :]
+    end = exchange(halo.transpose(0, 1), receive, send, group).transpose(0, 1)
+    before, last = own.split([own.shape[1] - sum(send), sum(send)], dim=1)
+    return torch.cat([before, last + end], dim=1)
+
+
+def _halo(width: int, sizes: Sequence[int], group: Group) -> tuple[list[int], list[int]]:
+    """Tokens that this rank sends to each and receives from each. Empty shares are the last ones."""
+    own = rank_in(group)
+    assert all(size >= width for size in sizes if size), f"{width} tokens of shares of {sizes}"
+    send = [width * (i == own + 1 and size > 0) for i, size in enumerate(sizes)]
+    return send, [width * (i == own - 1 and sizes[own] > 0) for i in range(len(sizes))]
+
+
+def sum_of_all(x: Tensor, group: Group) -> Tensor:
+    """The sum of x over the ranks, on each of them; so is the gradient, of which each has a term."""
+    there = partial(_all_reduce, group=group)
+    return _Linear.apply(x, there, there)
+
+
 class _Linear(torch.autograd.Function):
     """A linear map, and what its backward does to the gradient."""
 
@@ -115,6 +161,15 @@ def _in_order(sizes: Sizes) -> list[tuple[int, int, int]]:
             pieces.append((rank, starts[rank], own[sequence]))
             starts[rank] += own[sequence]
     return pieces
+
+
+def _all_reduce(x: Tensor, group: Group) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    if isinstance(group, CountedGroup):
+        group.sent += 2 * x.nbytes
+    else:
+        dist.all_reduce(x, group=group)
+    return x
 
 
 def _all_to_all(x: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longtake.contracts import UserError
+from longtake.models.plans import Exchange
 from longtake.parallel.config import ParallelConfig, divisors, one_of, resolve_degrees
 from longtake.parallel.exchange import CountedGroup, Group
 from longtake.parallel.world import World
@@ -37,12 +38,13 @@ class TokenPeers:
     tensor_group: Group | None
     ulysses_group: Group | None
     ring_group: Group | None
+    sequence_group: Group | None = None
 
     @classmethod
     def counted(cls, sequence: int, tensor: int, attention: str, heads: int) -> TokenPeers:
         """The first of so many peers, in groups that count what it would send (`CountedGroup`)."""
         ulysses = ulysses_degree(attention, sequence, heads // tensor)
-        sizes = (sequence * tensor, tensor, ulysses, sequence // ulysses)
+        sizes = (sequence * tensor, tensor, ulysses, sequence // ulysses, sequence)
         groups = (CountedGroup() if size > 1 else None for size in sizes)
         return cls(sequence, tensor, ulysses, 0, 0, *groups)
 
@@ -128,7 +130,8 @@ class Mesh:
                 f"choose one of {one_of(divisors(heads))}"
             )
         own = heads // self.tensor
-        needs_heads = plan is not None and not all(exchange.ring for exchange in plan.exchanges.values())
+        exchanges = () if plan is None else plan.exchanges.values()
+        needs_heads = any(isinstance(exchange, Exchange) and not exchange.ring for exchange in exchanges)
         if needs_heads and own % self.sequence:
             raise UserError(
                 f"parallel.sequence = {self.sequence}: {own} heads do not divide by it, as this model needs; choose "
@@ -186,6 +189,7 @@ class Mesh:
                 )
             ),
             ring_group=group(*(range(i, block, ulysses * tensor) for i in range(ulysses * tensor))),
+            sequence_group=group(*(range(i, block, tensor) for i in range(tensor))),
         )
 
 

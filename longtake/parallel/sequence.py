@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from longtake.models import Exchange
-from longtake.parallel.exchange import exchange, gather_output
+from longtake.models import Exchange, Halo, Sum, Switch
+from longtake.parallel.exchange import fold_halo, gather_output, sum_of_all, switch, with_halo
 from longtake.parallel.ring import ring_attention
-from longtake.parallel.tokens import TokenCut
+from longtake.parallel.tokens import TokenCut, share
+
+Exchanged = Exchange | Switch | Halo | Sum
 
 
 def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
@@ -39,7 +41,7 @@ def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
 
 def _note_units(cut: TokenCut, units: Mapping[str, str], model: nn.Module, args: Any) -> None:
     sizes = type(model).units(model.config, tuple(args[0].shape[1:]))
-    cut.note_units({name: sizes[unit] for name, unit in units.items()})
+    cut.note_units({**sizes, **{name: sizes[unit] for name, unit in units.items()}})
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -70,60 +72,76 @@ def _collect_output(cut: TokenCut, tokens: str, entered: bool, module: nn.Module
 
 
 class AmongPeers(nn.Module):
-    """A submodule that mixes the tokens of all peers, such as attention, called with this rank's share (`Exchange`).
+    """A submodule in which the tokens of all peers meet, called with this rank's share (`models.plans`).
 
     Shares may have any lengths. Differentiable.
     """
 
-    _apart: ClassVar[Callable[..., Tensor] | None] = None  # left out of compiled code; one function for all blocks
+    _apart: ClassVar[Callable[..., Any] | None] = None  # left out of compiled code; one function for all blocks
 
-    def __init__(self, inner: nn.Module, cut: TokenCut, exchanged: Exchange) -> None:
+    def __init__(self, inner: nn.Module, cut: TokenCut, exchanged: Exchanged) -> None:
         super().__init__()
         self.inner, self.exchanged = inner, exchanged
         self._cut = cut
         if AmongPeers._apart is None:  # here, for it imports the compiler
             AmongPeers._apart = staticmethod(torch.compiler.disable(AmongPeers._exchange_and_run))
 
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> Any:
         if self._cut.peers.sequence == 1:
-            return self.inner(first, *others)
-        return self._apart(self, first, *others)
+            return self.inner(*tensors)
+        return self._apart(self, *tensors)
 
-    def _exchange_and_run(self, first: Tensor, *others: Tensor) -> Tensor:
-        peers, own = self._cut.peers, self.exchanged
-        sizes = self._cut.joined_sizes(own.queries)
-        of_others = sizes if own.keys is None else self._cut.joined_sizes(own.keys)
+    def _exchange_and_run(self, *tensors: Tensor) -> Any:
+        group, how = self._cut.peers.sequence_group, self.exchanged
+        if isinstance(how, Exchange):
+            return self._at_own_heads(how, *tensors)
+        if isinstance(how, Switch):
+            return self._at_own_places(how, tensors)
+        if isinstance(how, Sum):
+            return sum_of_all(self.inner(*tensors), group)
+        width, sizes = self._cut.unit(how.width), self._cut.joined_sizes((how.split,))
+        first = with_halo(tensors[0], width, sizes, group)
+        out = self.inner(first, *tensors[1:])
+        found, *others = (out,) if isinstance(out, Tensor) else out
+        if first.requires_grad and not found.requires_grad:  # an empty share; backward is collective all the same
+            found = found + 0 * first.sum()
+        folded = fold_halo(found, width, sizes, group)
+        return folded if isinstance(out, Tensor) else (folded, *others)
+
+    def _at_own_heads(self, how: Exchange, first: Tensor, *others: Tensor) -> Tensor:
+        peers = self._cut.peers
+        sizes = self._cut.joined_sizes(how.queries)
+        of_others = sizes if how.keys is None else self._cut.joined_sizes(how.keys)
         for tensor, expected in ((first, sizes), *((one, of_others) for one in others)):
             assert tensor.shape[1] == expected[peers.sequence_index], f"{tensor.shape[1]} tokens, shares of {expected}"
         start = peers.sequence_index - peers.sequence_index % peers.ulysses
         near, near_others = (of[start : start + peers.ulysses] for of in (sizes, of_others))
+        heads = [first.shape[2] // peers.ulysses] * peers.ulysses
         if peers.ulysses > 1:
             if near == near_others:
-                first, *others = _tokens_for_heads((first, *others), near, peers.ulysses_group)
+                first, *others = _switched((first, *others), near, heads, peers.ulysses_group)
             else:
-                (first,) = _tokens_for_heads((first,), near, peers.ulysses_group)
-                others = _tokens_for_heads(tuple(others), near_others, peers.ulysses_group)
+                (first,) = _switched((first,), near, heads, peers.ulysses_group)
+                others = _switched(others, near_others, heads, peers.ulysses_group)
         if peers.ring > 1:
             lengths = [sum(of_others[i : i + peers.ulysses]) for i in range(0, peers.sequence, peers.ulysses)]
             out = ring_attention(first, *others, lengths, peers.ring_group, self.inner.backend)
         else:
             out = self.inner(first, *others)
         if peers.ulysses > 1:
-            out = _heads_for_tokens(out, near, peers.sequence_index - start, peers.ulysses_group)
+            out = switch(out.transpose(1, 2), heads, near, peers.ulysses_group).transpose(1, 2)
         return out
 
+    def _at_own_places(self, how: Switch, tensors: Sequence[Tensor]) -> Tensor:
+        peers, unit, own = self._cut.peers, self._cut.unit(how.split), self._cut.peers.sequence_index
+        units = [size // unit for size in self._cut.joined_sizes((how.split,))]
+        places = [share(unit, peers.sequence, i)[1] for i in range(peers.sequence)]
+        grids = [x.unflatten(1, (units[own], unit)) for x in tensors]
+        out = self.inner(*(x.flatten(1, 2) for x in _switched(grids, units, places, peers.sequence_group)))
+        out = out.unflatten(1, (sum(units), places[own])).transpose(1, 2)
+        return switch(out, places, units, peers.sequence_group).transpose(1, 2).flatten(1, 2)
 
-def _tokens_for_heads(tensors: Sequence[Tensor], sizes: list[int], group: Any) -> tuple[Tensor, ...]:
-    """[B, l, N, K] of own tokens -> [B, L, N / u, K]: the tokens of all u ranks, own heads. One exchange for all."""
-    u = len(sizes)
-    rows = torch.stack([x.unflatten(2, (u, -1)) for x in tensors])  # [n, B, l, u, N / u, K]
-    rows = rows.permute(3, 2, 1, 0, 4, 5).flatten(0, 1)  # [u * l, B, n, N / u, K]
-    rows = exchange(rows, [tensors[0].shape[1]] * u, sizes, group)
-    return tuple(x.transpose(0, 1) for x in rows.unbind(2))
 
-
-def _heads_for_tokens(out: Tensor, sizes: list[int], index: int, group: Any) -> Tensor:
-    """[B, L, N / u, K] -> [B, l, N, K], the way back."""
-    u, own = len(sizes), sizes[index]
-    rows = exchange(out.transpose(0, 1), sizes, [own] * u, group)  # [u * l, B, N / u, K]
-    return rows.unflatten(0, (u, own)).permute(2, 1, 0, 3, 4).flatten(2, 3)
+def _switched(tensors: Sequence[Tensor], rows: list[int], columns: list[int], group: Any) -> tuple[Tensor, ...]:
+    """`switch` of several tensors of one shape, in one exchange."""
+    return switch(torch.cat(list(tensors)), rows, columns, group).chunk(len(tensors))

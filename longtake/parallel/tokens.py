@@ -11,10 +11,14 @@ from longtake.parallel.mesh import TokenPeers
 
 
 def share(whole: int, num: int, index: int, unit: int = 1) -> tuple[int, int]:
-    """(offset, size) of share `index` of `num`: contiguous, in order, of whole units; sizes differ by one at most."""
-    assert whole % unit == 0, f"{whole} tokens in units of {unit}"
-    base, extra = divmod(whole // unit, num)
-    return unit * (index * base + min(index, extra)), unit * (base + (index < extra))
+    """(offset, size) of share `index` of `num`: contiguous, in order, of whole units; sizes differ by one at most.
+
+    The first unit is longer by what is left over, such as the one frame before the segments of a causal autoencoder.
+    """
+    units, left = divmod(whole, unit)
+    base, extra = divmod(units, num)
+    offset, size = unit * (index * base + min(index, extra)), unit * (base + (index < extra))
+    return (offset + left, size) if index else (0, size + left)
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,20 @@ class TokenCut:
             self._now = replace(self._now, whole={**self._now.whole, name: tokens})
 
     def note_units(self, units: Mapping[str, int]) -> None:
-        """Records the tokens per unit of these modules: they are cut between units only."""
+        """Records the tokens per unit of these modules, cut between units only, and of units by their own names."""
         if self._now.units != units:
             self._now = replace(self._now, units=units)
 
     def _share(self, name: str, index: int) -> tuple[int, int]:
-        return share(self._now.whole[name], self.peers.sequence, index, self._now.units.get(name, 1))
+        return share(self._now.whole[name], self.peers.sequence, index, self.unit(name))
 
     def sequence_share(self, name: str) -> tuple[int, int]:
         """(offset, size) of this rank's sequence share of the tokens of `name`."""
         return self._share(name, self.peers.sequence_index)
+
+    def unit(self, name: str) -> int:
+        """Tokens in a unit of the module `name`, or in the unit of that name."""
+        return self._now.units.get(name, 1)
 
     def joined_sizes(self, names: Sequence[str]) -> list[int]:
         """Tokens of each sequence peer's share, all of `names` together."""

@@ -313,7 +313,7 @@ class _Run:
     def _sent(self) -> tuple[int, int]:
         """Bytes that this rank has sent to sequence peers and to tensor peers so far."""
         peers = self._peers
-        groups = (peers.ulysses_group, peers.ring_group), (peers.tensor_group,)
+        groups = (peers.ulysses_group, peers.ring_group, peers.sequence_group), (peers.tensor_group,)
         sequence, tensor = (sum(group.sent for group in of if group is not None) for of in groups)
         return sequence, tensor
 

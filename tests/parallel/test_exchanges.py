@@ -1,0 +1,147 @@
+"""Every kind of exchange that a plan may name gives the results and gradients of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtake.models import Attention, Exchange, Halo, SequencePlan, Sum, Switch
+from longtake.parallel import Mesh, ParallelConfig, World
+from longtake.parallel.shard import cut_among
+from tests.parallel.one_step import Facts, on_ranks
+
+WIDTH, PLACES, SEGMENT, CAPTION = 8, 3, 2, 2  # tokens of a frame, frames of a segment, tokens of its caption
+SPLIT = {"x_in": 1, "text_in": 1}
+
+
+class OverTime(nn.Module):
+    """Attention over the frames at each place."""
+
+    frames = 0
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = [x.unflatten(1, (self.frames, -1)).movedim(1, 3) for x in (q, k, v)]  # [B, S, N, F, K]
+        return F.scaled_dot_product_attention(*heads).movedim(3, 1).flatten(1, 2)
+
+
+class Windows(nn.Module):
+    """Attention of segments to themselves, the last frame of the one before and their caption; what visits sum to."""
+
+    def forward(self, x: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        sums, captions = torch.zeros_like(x), text.unflatten(1, (text.shape[1] // CAPTION, CAPTION)).unbind(1)
+        for i, caption in enumerate(captions):
+            start, size = i * SEGMENT * PLACES, (SEGMENT + 1) * PLACES
+            own = torch.cat([x.narrow(1, start, size), caption], 1)
+            found = F.scaled_dot_product_attention(own, own, own)[:, :size]
+            sums = sums + F.pad(found, (0, 0, start, x.shape[1] - start - size))
+        return sums, text
+
+
+class Outer(nn.Module):
+    """A gradient of inner weights: the sum over tokens of k v'."""
+
+    def forward(self, k: Tensor, v: Tensor) -> Tensor:
+        return k.transpose(1, 2) @ v
+
+
+KINDS: dict[str, tuple[SequencePlan, type[nn.Module]]] = {
+    "keys": (
+        SequencePlan(SPLIT, {"x_out": "x_in"}, {"mix": Exchange(("x_in",), ("text_in",))}),
+        partial(Attention, "auto"),  # type: ignore[dict-item]
+    ),
+    "switch": (SequencePlan(SPLIT, {"x_out": "x_in"}, {"mix": Switch("x_in")}, units={"x_in": "frame"}), OverTime),
+    "halo": (
+        SequencePlan(
+            SPLIT,
+            {"x_out": "x_in"},
+            {"mix": Halo("x_in", "frame")},
+            units={"x_in": "segment", "text_in": "caption"},
+        ),
+        Windows,
+    ),
+    "sum": (SequencePlan(SPLIT, {"x_out": "x_in"}, {"mix": Sum()}), Outer),
+}
+
+
+class Toy(nn.Module):
+    """Tokens of video and text, one submodule in which they meet, and a gathered output."""
+
+    def __init__(self, kind: str, heads: int) -> None:
+        super().__init__()
+        self.kind, self.heads, self.config = kind, heads, SimpleNamespace()
+        self.sequence_plan, mix = KINDS[kind]
+        self.x_in, self.text_in, self.x_out = (nn.Linear(WIDTH, n * WIDTH) for n in (3, 2, 1))
+        self.mix = mix()
+
+    units = staticmethod(
+        lambda config, latent: {"frame": PLACES, "segment": SEGMENT * PLACES, "caption": CAPTION},
+    )
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """x [B, F, S, D], text [B, L, D] -> [B, F * S, D]."""
+        q, k, v = self.x_in(x.flatten(1, 2)).chunk(3, -1)
+        heads = [one.unflatten(-1, (self.heads, -1)) for one in (q, k, v)]
+        if self.kind == "keys":
+            keys = [one.unflatten(-1, (self.heads, -1)) for one in self.text_in(text).chunk(2, -1)]
+            return self.x_out(self.mix(heads[0], *keys).flatten(2))
+        if self.kind == "switch":
+            getattr(self.mix, "inner", self.mix).frames = x.shape[1]
+            return self.x_out(self.mix(*heads).flatten(2))
+        if self.kind == "halo":
+            return self.x_out(self.mix(q, self.text_in(text)[..., :WIDTH])[0])
+        return self.x_out(q @ self.mix(k, v))
+
+
+def outcome(frames: int, kind: str, heads: int, mesh: Mesh | None = None) -> dict[str, Tensor]:
+    """The output and the gradients of inputs and parameters, whole."""
+    torch.manual_seed(1)
+    model = Toy(kind, heads)
+    inputs = torch.randn(2, frames, PLACES, WIDTH), torch.randn(2, max(1, frames // SEGMENT) * CAPTION, WIDTH)
+    target = torch.randn(2, frames * PLACES, WIDTH)
+    if mesh is not None:
+        cut_among(model, mesh.token_peers(heads))
+    out = model(*(x.requires_grad_() for x in inputs))
+    (out * target).sum().backward()
+    leaves = {**dict(model.named_parameters()), "x": inputs[0], "text": inputs[1]}
+    found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in leaves.items()}
+    for gradient in found.values() if mesh is not None else ():
+        torch.distributed.all_reduce(gradient)
+        gradient /= mesh.sequence
+    return {"out": out.detach()} | found
+
+
+CASES = {
+    f"{kind} {frames} {heads}": (frames, kind, heads)
+    for kind, lengths in {"keys": (1, 3), "switch": (1, 2, 5), "halo": (3, 5, 7), "sum": (1, 3)}.items()
+    for frames in lengths
+    for heads in ((1, 2) if kind == "keys" else (2,))
+}
+
+
+def farthest(world: World) -> Facts:
+    mesh = Mesh.create(ParallelConfig(sequence=world.size), world)
+    return {name: compared(outcome(*case), outcome(*case, mesh)) for name, case in CASES.items()}
+
+
+def compared(alone: Mapping[str, Tensor], together: Mapping[str, Tensor]) -> dict[str, float]:
+    assert alone["x"].abs().max() > 0.01
+    return {name: float((value - together[name]).abs().max()) for name, value in alone.items()}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return [facts["apart"] for facts in on_ranks(2, Path(tmp_path_factory.mktemp("exchanges")), {"apart": farthest})]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_peers_compute_what_one_process_does(found: list[Any], case: str) -> None:
+    for of_rank in found:
+        assert max(of_rank[case].values()) < 2e-5, of_rank[case]
