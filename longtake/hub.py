@@ -8,15 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from longtake.contracts import UserError, in_one_line
+from longtake.presets import PUBLISHED
 
-# Files that the presets and their documentation name: where they are published.
-_PUBLISHED = {
-    "Open_Sora_v2.safetensors": "hpcai-tech/Open-Sora-v2",
-    "hunyuan_vae.safetensors": "hpcai-tech/Open-Sora-v2",
-    "flux1-dev.safetensors": "hpcai-tech/Open-Sora-v2",
-    "flux1-dev-ae.safetensors": "hpcai-tech/Open-Sora-v2",
-    "flux1-dev-fused-rope.safetensors": "hpcai-tech/flux1-dev-fused-rope",
-}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.safetensors)?")
 
 
@@ -38,7 +31,7 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
     if local.exists():
         return local
     if not is_hub_name(name):
-        home = _PUBLISHED.get(local.name)
+        home = PUBLISHED.get(local.name)
         get = f"`hf download {home} {local.name} --local-dir {local.parent}`" if home else "download the weights there"
         raise UserError(
             f"{key} = {name!r}: no such file or folder (looked for {local.absolute()}); {get}, "

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any, Literal
 
-# `rate`: the caption, then its frame rate and motion score; `rate_as_published`: the same in the two forms of Open-Sora
-# 2.0's program, one for training and one for inference; `plain`: the caption as it is.
-CaptionForm = Literal["plain", "rate", "rate_as_published"]
-# `even`: the stride is exact and every window is as likely as any other; `spread`: Open-Sora 2.0's even spacing over
-# the span, with fractions cut off.
-WindowLaw = Literal["even", "spread"]
-# `bytes`: frames are scaled as bytes, bicubic; `float32`: Open-Sora 2.0's scaling in float32, and stills by Pillow.
-PixelLaw = Literal["bytes", "float32"]
 MASK = ".mask"  # after a tensor's name: what of it is there
 
 
@@ -47,11 +40,17 @@ class Companion:
 
 @dataclass(frozen=True)
 class SampleRules:
-    """The laws by which a clip's frames and caption become a sample's."""
+    """The laws by which a clip's frames and caption become a sample's.
 
-    caption: CaptionForm = "rate"
-    window: WindowLaw = "even"
-    pixels: PixelLaw = "bytes"
+    The first three are names: of `data.clips.captions.FORMS`, and of `WINDOWS` and `PIXELS` in `data.clips.transforms`,
+    or of functions of a family that are called as those are, "module:name".
+    """
+
+    caption: str = "rate"
+    window: str = "even"
+    pixels: str = "bytes"  # any but `bytes` gives float32 in [-1, 1]
+    facts: tuple[str, ...] = ()  # columns of the clip table that the caption's form is told of
+    told: Mapping[str, str] = field(default_factory=dict)  # what it is told in generation
     stride: int | None = None  # every n-th source frame, whatever the rate; None: by the frame-rate rule
     still_fps: float = 0  # the rate that is given for a still; 0: what its table says
     segments: Callable[[int], int] | None = None  # frames of a sample -> captions it must have; None: one, as a text
@@ -59,13 +58,22 @@ class SampleRules:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the clip table that name what clips bring along."""
-        return tuple(companion.column for companion in self.companions)
+        """Columns of the clip table that are read beside captions and numbers."""
+        return *self.facts, *(companion.column for companion in self.companions)
 
     @property
     def pixel_bytes(self) -> int:
         """Bytes of one colour of one pixel."""
-        return 4 if self.pixels == "float32" else 1
+        return 1 if self.pixels == "bytes" else 4
+
+    def content(self) -> dict[str, Any]:
+        """What decides the pixels and captions of a sample, fit for JSON."""
+        return {name: getattr(self, name) for name in ("caption", "window", "pixels", "facts", "stride", "still_fps")}
+
+
+def named(name: str, ours: Mapping[str, Any]) -> Any:
+    """One of our functions by its name, or one of a family, "module:name"."""
+    return ours[name] if name in ours else resolve_name(name)
 
 
 OWN = SampleRules()

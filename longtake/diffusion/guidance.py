@@ -25,8 +25,8 @@ def oscillate(scale: float, step: int, num_held: int = 10) -> float:
     return scale if step < num_held or step % 2 == 0 else 1.0
 
 
-# (scale, step, steps, time on the objective's grid) -> the text scale of that step
-GuidanceRule = Callable[[float, int, int, float], float]
+# (scale, step, steps, time on the objective's grid, numbers of its own by name) -> the text scale of that step
+GuidanceRule = Callable[..., float]
 
 
 @dataclass(frozen=True)

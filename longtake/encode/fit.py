@@ -69,12 +69,18 @@ def make_fingerprint(
         **rule.content(),
         "ae": config.ae.content(),
         **{text.section: getattr(config, text.section).content() for text in config.family.texts},
+        "rules": config.sample_rules.content(),
     }
     if companions := config.sample_rules.companions:
         found["companions"] = [asdict(companion) for companion in companions]
     if any_masked(windows_of(config, kinds, rule.buckets, config.ae.latent)):
         found["condition_config"] = dict(kinds or {})
     return json.loads(json.dumps(found))
+
+
+def known_fingerprint(facts: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint of a store; an old one has no rules, since `compat` alone decided them."""
+    return {"rules": fingerprint["rules"], **facts["fingerprint"]}
 
 
 def differences(present: Mapping[str, Any], stored: Mapping[str, Any], place: str = "") -> list[str]:
@@ -171,7 +177,7 @@ def open_fitting_store(
     fingerprint = make_fingerprint(config, dataset, rule, stage, kinds)
 
     def compare() -> tuple[int, int]:
-        different = differences(fingerprint, read_facts(Path(dataset.latents))["fingerprint"])
+        different = differences(fingerprint, known_fingerprint(read_facts(Path(dataset.latents)), fingerprint))
         if different:
             raise UserError(
                 f"{place}: the store was made for other settings ({'; '.join(different)}); train with those, or "

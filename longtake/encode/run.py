@@ -25,7 +25,7 @@ from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
 from longtake.data.rules import MASK
 from longtake.diffusion import Places, Window
 from longtake.durable import unfinished, write_whole
-from longtake.encode.fit import differences, encoder_digests, make_fingerprint
+from longtake.encode.fit import differences, encoder_digests, known_fingerprint, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
@@ -188,7 +188,8 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
     folder = options.folder
     if (folder / store.STORE_FILE).is_file():
         known = store.read_facts(folder)
-        found = differences(facts["fingerprint"], known["fingerprint"]) + differences(facts["made"], known["made"])
+        found = differences(facts["fingerprint"], known_fingerprint(known, facts["fingerprint"]))
+        found += differences(facts["made"], known["made"])
         if found:
             raise UserError(
                 f"{folder}: holds a store of something else ({'; '.join(found)}); choose another folder with -o, or "

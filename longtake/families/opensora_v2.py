@@ -27,8 +27,9 @@ TINY_CELL = 16  # pixels along one side of a token
 TINY_WORDS = 64
 
 
-def rules(quirks: frozenset[str]) -> SampleRules:
+def rules(config: Any) -> SampleRules:
     """How clips become samples: captions with a rate; under quirks as the published program has it."""
+    quirks = config.quirks
     return SampleRules(
         caption="rate_as_published" if "published_captions" in quirks else "rate",
         window="spread" if "spread_windows" in quirks else "even",

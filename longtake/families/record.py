@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
+from inspect import signature
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +51,7 @@ class Family:
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
     segments: Callable[[int], int] | None = None  # frames of a clip -> captions it must have; None: one
     quirks: Mapping[str, str] = field(default_factory=dict)  # name -> what the published program does otherwise
-    rules: Callable[[frozenset[str]], SampleRules] = lambda quirks: SampleRules()  # quirks -> clips to samples
+    rules: Callable[[Any], SampleRules] = lambda config: SampleRules()  # a config with its quirks -> clips to samples
     bucket_law: Callable[[frozenset[str]], str | None] = lambda quirks: None  # quirks -> a key of `buckets.LAWS`
     # A run's config -> a law of its own from the numbers of clips to buckets; None: that of `bucket_config`.
     bucket_rule: Callable[[Any], BucketLaw] | None = None
@@ -71,9 +73,17 @@ class Family:
         """The law of what may be known; None where there is none."""
         return None if self.known is None else resolve_name(self.known)()
 
-    def guidance_rule(self, name: str | None) -> GuidanceRule | None:
-        """How the text scale changes over the steps; None: not at all."""
-        return None if name is None else resolve_name(self.guidance[name])
+    def guidance_rule(self, name: str | None, numbers: Mapping[str, float]) -> GuidanceRule | None:
+        """How the text scale changes over the steps; None: not at all. Raises `ValueError` for a number that is none of
+        the rule's own."""
+        if name is None:
+            return None
+        rule = resolve_name(self.guidance[name])
+        own = list(signature(rule).parameters)[4:]
+        if unknown := [number for number in numbers if number not in own]:
+            fix = f"choose {', '.join(own)}" if own else "it has none"
+            raise ValueError(f"sampling_option.guidance_numbers.{unknown[0]}: is no number of the rule {name!r}; {fix}")
+        return partial(rule, **numbers)
 
     @property
     def weight_format(self) -> Any:

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
+from longtake.contracts import UserError, in_one_line
 from longtake.families.opensora_v2 import OPENSORA_V2
 from longtake.families.record import Family
 from longtake.models.config import ModelSection
 
+GROUP = "longtake.families"  # of the entry points by which installed packages bring families of their own
 _FAMILIES: dict[type[ModelSection], Family] = {OPENSORA_V2.model: OPENSORA_V2}  # the first is the default
 
 
 def register(family: Family) -> Family:
-    """Makes a family known to everything above, until the process ends."""
+    """Makes a family known to everything above, in this process alone."""
     _FAMILIES[family.model] = family
     return family
 
 
 def families() -> tuple[Family, ...]:
-    """All of them, the default first."""
+    """All of them, the default first. Raises `UserError` where one that is installed cannot be loaded."""
+    _load_installed()
     return tuple(_FAMILIES.values())
+
+
+@cache
+def _load_installed() -> None:
+    for point in entry_points(group=GROUP):
+        try:
+            register(point.load())
+        except Exception as error:
+            raise UserError(
+                f"the model family {point.name} ({point.value}) cannot be loaded: {type(error).__name__}: "
+                f"{in_one_line(error)}; mend or uninstall the package that brings it"
+            ) from error
 
 
 def family_of(model: ModelSection) -> Family:

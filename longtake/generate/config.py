@@ -112,8 +112,7 @@ class GenerateConfig(SystemConfig):
     def _parts_can_be_made(self) -> GenerateConfig:
         if self.sampling_option.method == "distill" and "guidance" not in self.model.conditions:
             raise ValueError(
-                'sampling_option.method = "distill": model.guidance_embed is False, so the model takes no guidance '
-                'scale; write "i2v"'
+                'sampling_option.method = "distill": this model takes no guidance scale as a condition; write "i2v"'
             )
         if self.use_t2i2v:
             self._check_stills()

@@ -138,7 +138,7 @@ def guidance_scales(config: SystemConfig, option: SamplingOption, stills: bool, 
         option.text_osci,
         option.image_osci,
         option.scale_temporal_osci and by_known and stills,
-        config.family.guidance_rule(option.guidance_rule),
+        config.family.guidance_rule(option.guidance_rule, option.guidance_numbers),
     )
 
 
@@ -280,7 +280,8 @@ def final_prompt(config: SystemConfig, text: Caption, num_frames: int) -> Captio
     fps = fps_of(config, num_frames)
     if fps is not None and fps.is_integer():
         fps = int(fps)  # the published form prints the number as it is: "24 FPS", not "24.0 FPS"
-    return caption(text, fps, config.motion_score, config.sample_rules.caption, kind="inference")
+    rules = config.sample_rules
+    return caption(text, fps, config.motion_score, rules.caption, kind="inference", facts=rules.told)
 
 
 def fps_of(config: SystemConfig, num_frames: int) -> float | None:

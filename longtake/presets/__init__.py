@@ -16,6 +16,14 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 KINDS = ("train", "inference")
 _BASES = "parts.py"  # what several presets have as their base, and no run
+# Files that presets and their documentation name: where they are published.
+PUBLISHED = {
+    "Open_Sora_v2.safetensors": "hpcai-tech/Open-Sora-v2",
+    "hunyuan_vae.safetensors": "hpcai-tech/Open-Sora-v2",
+    "flux1-dev.safetensors": "hpcai-tech/Open-Sora-v2",
+    "flux1-dev-ae.safetensors": "hpcai-tech/Open-Sora-v2",
+    "flux1-dev-fused-rope.safetensors": "hpcai-tech/flux1-dev-fused-rope",
+}
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class SamplingDefaults(Section):
     guidance_rule: str | None = Field(
         None, description="how the scale changes over the steps, by a name of the model's family; None: not at all"
     )
+    guidance_numbers: dict[str, float] = Field({}, description="numbers of that rule, by name")
     text_osci: bool = Field(False, description="after 10 steps, text guidance at every second step only")
     image_osci: bool = Field(False, description="the same for guidance by known frames")
     scale_temporal_osci: bool = Field(
@@ -47,7 +48,8 @@ class SamplingDefaults(Section):
         description="guidance by known single frames grows over the frames and fades over the steps",
     )
     method: Literal["i2v", "distill"] = Field(
-        "i2v", description="`i2v`: guided by branches; `distill`: the scale is told to a model with guidance_embed"
+        "i2v",
+        description="`i2v`: guided by branches; `distill`: the scale is a condition of the model",
     )
     guidance_batch: Literal["auto"] | bool = Field(
         "auto", description="True: branches of guidance as one batch, False: in turn; `auto`: as the memory allows"
@@ -100,7 +102,7 @@ class SystemConfig(EncodersConfig):
         None, description="folder of your own in which compiled code waits for the next launch; None: PyTorch's choice"
     )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="`auto` takes CUDA where there is one")
-    guidance: float = Field(4.0, description="guidance scale told to a model with model.guidance_embed")
+    guidance: float = Field(4.0, description="guidance scale told to a model that takes one as a condition")
     cpu_threads: int | None = Field(
         None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
     )
@@ -156,6 +158,10 @@ class SystemConfig(EncodersConfig):
         if (rule := self.sampling_option.guidance_rule) not in (None, *self.family.guidance):
             choices = "choose " + ", ".join(self.family.guidance) if self.family.guidance else "this model has none"
             raise ValueError(f"sampling_option.guidance_rule = {rule!r}: is not known; {choices}")
+        if numbers := self.sampling_option.guidance_numbers:
+            if rule is None:
+                raise ValueError(f"sampling_option.guidance_numbers = {numbers}: there is no guidance_rule they are of")
+            self.family.guidance_rule(rule, numbers)
         if (solver := self.sampling_option.solver) not in solvers:
             raise ValueError(f'sampling_option.solver = "{solver}": choose {" or ".join(solvers)}')
         return self
@@ -189,7 +195,7 @@ class SystemConfig(EncodersConfig):
     @property
     def sample_rules(self) -> SampleRules:
         family = self.family
-        return replace(family.rules(self.quirks), segments=family.segments, companions=family.companions(self.model))
+        return replace(family.rules(self), segments=family.segments, companions=family.companions(self.model))
 
     @property
     def size_divisor(self) -> int:

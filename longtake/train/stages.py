@@ -146,7 +146,7 @@ def _refuse_generation_file(path: Path, dialect: Dialect | None) -> None:
         return
     raise UserError(
         f"{path}: has {min(of_generation)}, so it is a run file of `longtake generate {shlex.quote(str(path))}`; "
-        "give one of training, such as the preset opensora_v2/stage1, or the folder of an earlier run"
+        "give one of training, such as a preset (`longtake preset` lists them), or the folder of an earlier run"
     )
 
 

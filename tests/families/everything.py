@@ -21,6 +21,7 @@ from longtake.models.layers import timestep_features, unpatchify
 from longtake.models.plans import ANY, check_conditions
 from longtake.weights.format import Format, Naming, WeightLayout
 from longtake.weights.lora import PEFT
+from tests.buckets.own_law import TokenBudget
 from tests.families.everything_parts import KINDS, FlowOf1000
 
 MODULE, PARTS = "tests.families.everything", "tests.families.everything_parts"
@@ -135,7 +136,8 @@ EVERYTHING = Family(
     readers=frozenset({"input", "times", "loss"}),
     segments=segments_of,
     guidance={"fading": f"{PARTS}:fading"},
-    rules=lambda quirks: SampleRules(caption="plain"),
+    rules=lambda config: SampleRules(caption="plain"),
+    bucket_rule=lambda config: TokenBudget((16, 32), 17 * 32**2, stride=1),
     companions=lambda model: (Companion("control", "control", "video", "control"),),
     sources={"*.jsonl": "tests.families.foreign:open_list"},
     sampling={"solver": "noisy", "guidance": 2.0, "guidance_rule": "fading"},

@@ -72,9 +72,9 @@ def pooled(video: Tensor) -> Tensor:
     return torch.cat([F.avg_pool3d(part, (4, 8, 8)) for part in parts], dim=2)
 
 
-def fading(scale: float, step: int, num_steps: int, t: float) -> float:
+def fading(scale: float, step: int, num_steps: int, t: float, power: float = 1.0) -> float:
     """Guidance that fades with the noise."""
-    return 1 + (scale - 1) * t / 1000
+    return 1 + (scale - 1) * (t / 1000) ** power
 
 
 class FlowOf1000(ObjectiveSection):

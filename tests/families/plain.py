@@ -190,7 +190,7 @@ PLAIN = Family(
     objectives=(VConfig,),
     texts=(Text("t5", "text", masked=True),),
     weights=f"{MODULE}:FORMAT",
-    rules=lambda quirks: SampleRules(caption="plain"),
+    rules=lambda config: SampleRules(caption="plain"),
     sampling={"solver": "ddim", "guidance": 2.0},
     tiny=lambda model: {"model": {"width": 16, "heads": 2, "layers": 1}},
 )

@@ -67,6 +67,21 @@ def run(request: pytest.FixtureRequest, clips: Path, tmp_path_factory: pytest.Te
     return write_family(tmp_path_factory.mktemp(request.param), clips, request.param)
 
 
+def test_an_installed_package_brings_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "my_family-0.1.dist-info").mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-family\nVersion: 0.1\n")
+    (points := folder / "entry_points.txt").write_text("[longtake.families]\nmine = my_family:FAMILY\n")
+    (tmp_path / "my_family.py").write_text("from tests.families.plain import PLAIN as FAMILY\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(registry._FAMILIES, PLAIN.model)
+    registry._load_installed.cache_clear()
+    assert PLAIN in registry.families()
+    points.write_text("[longtake.families]\nmine = my_family:NONE\n")
+    registry._load_installed.cache_clear()
+    with pytest.raises(UserError, match=r"the model family mine \(my_family:NONE\) cannot be loaded: AttributeError"):
+        registry.families()
+
+
 def test_it_trains_and_resumes_as_if_it_had_not_stopped(run: Path) -> None:
     whole, _ = train_here(run, "--exp_name", "whole", "--max_steps", "6")
     cut, _ = train_here(run, "--exp_name", "cut", "--max_steps", "3")
@@ -122,6 +137,11 @@ NOTHING_TAKEN = "this model takes no conditioning frames; leave it out"
         ("plain", "--ref r.png", f"ref = 'r.png': {NOTHING_TAKEN}"),
         ("plain", "--cond-type i2v_head --ref r.png", f'cond_type = "i2v_head": {NOTHING_TAKEN}'),
         ("plain", "--cond-type banana", f'cond_type = "banana": {NOTHING_TAKEN}'),
+        (
+            "everything",
+            "--sampling-option.guidance-numbers.powr 2",
+            "powr: is no number of the rule 'fading'; choose power",
+        ),
         ("everything", "--ref r.png", 'ref = \'r.png\': cond_type = "none" knows no frames; write cond_type = "box"'),
         ("everything", "--cond-type t2v", 'cond_type = "t2v": choose one of none, box, first, edit, inpaint'),
         ("everything", "--cond-type first --num-frames 1", "sampling_option.num_frames = 1 leaves no frame to be made"),
@@ -231,7 +251,9 @@ def test_it_is_planned(longtake: Any, run: Path) -> None:
     assert code == 0, err
     assert "remat 1 layers blocks" in out
     config = read_run(str(run), ()).value
-    plan = plan_run(config, 1, Machine(replace(gpu_named("h100"), memory_gib=0.001), headroom=0))
+    plan = plan_run(config, 1, Machine(replace(gpu_named("h100"), memory_gib=1e-4), headroom=0))
+    sizes = {entry.bucket.resolution for entry in plan.entries}
+    assert sizes == ({"32px"} if config.family is PLAIN else {"16px", "32px"}), "a law of buckets of its own"
     assert plan.num_parameters == sum(p.numel() for p in build_denoiser(config.model).parameters())
     with pytest.raises(UserError, match="a micro-batch of"):
         refuse_misfits(plan)

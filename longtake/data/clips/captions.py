@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from longtake.data.clips.video import ClipError
-from longtake.data.rules import CaptionForm
+from longtake.data.rules import named
 from longtake.small_files import parse_json, read_small
 
 Kind = Literal["train", "inference"]
@@ -27,8 +29,9 @@ def caption(
     text: str,
     fps: float | None = None,
     motion_score: float | str | None = None,
-    form: CaptionForm = "rate",
+    form: str = "rate",
     kind: Kind = "train",
+    facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """`text` with what is known about rate and motion: `a cat` -> `a cat. 24 FPS, 4 motion score.`
 
@@ -37,17 +40,14 @@ def caption(
     gets a full stop; one that already ends in such a suffix is returned as it is. Training and generation share this
     form.
 
-    form: `rate_as_published` gives the two forms of Open-Sora 2.0's program, `kind` chooses which: in training `a cat
-    24 FPS, 4 motion score.`, with the rate as stored; in inference `a cat. 24 FPS. 4 motion score.` `plain` returns the
-    text as it is.
+    form: one of `FORMS`, or a family's (`SampleRules`). facts: what else it may tell, `source_fps` and `fps_max` in
+    training and what the family's rules name.
     """
-    if form == "plain":
-        return text
     known_fps = None if fps is None or not math.isfinite(fps) or fps <= 0 else fps
-    score = _score(motion_score)
-    if form == "rate_as_published":
-        published = _published_train if kind == "train" else _published_prompt
-        return published(text, known_fps, score)
+    return named(form, FORMS)(text, known_fps, _score(motion_score), kind, facts)
+
+
+def _rate(text: str, known_fps: float | None, score: int | None, kind: Kind, facts: Mapping[str, Any]) -> str:
     text = text.strip()
     if _SUFFIX.search(text):
         return text
@@ -134,7 +134,14 @@ def _score(value: float | str | None) -> int | None:
     return math.floor(number + 0.5) if math.isfinite(number) else None
 
 
-def _published_train(text: str, fps: float | None, score: int | None) -> str:
+def _published(text: str, fps: float | None, score: int | None, kind: Kind, facts: Mapping[str, Any]) -> str:
+    """Open-Sora 2.0's two forms: in training `a cat 24 FPS, 4 motion score.`, with the rate as stored, and only under a
+    ceiling; in inference `a cat. 24 FPS. 4 motion score.`"""
+    if kind == "inference":
+        return _published_prompt(text, fps, score)
+    if "fps_max" in facts:
+        ceiling = facts["fps_max"]
+        fps = (published_rate(fps or 0.0, facts["source_fps"], ceiling) or None) if ceiling else None
     parts = [] if fps is None else [f"{fps} FPS"]
     if score is not None:
         parts.append(f"{score} motion score")
@@ -148,3 +155,10 @@ def _published_prompt(text: str, fps: float | None, score: int | None) -> str:
     if fps is not None and not _ENDS_IN_RATE.search(text):
         text += f" {fps} FPS."
     return text if score is None else f"{text} {score} motion score."
+
+
+CaptionForm = Callable[[str, float | None, int | None, Kind, Mapping[str, Any]], str]  # as `caption`, all known
+
+FORMS: Mapping[str, CaptionForm] = MappingProxyType(
+    {"plain": lambda text, *_: text, "rate": _rate, "rate_as_published": _published}
+)

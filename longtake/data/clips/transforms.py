@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from longtake.data.rules import PixelLaw, WindowLaw
+from longtake.data.rules import named
 
 
-def window(total: int, num_frames: int, interval: int, u: float | np.floating, law: WindowLaw = "even") -> np.ndarray:
+def window(total: int, num_frames: int, interval: int, u: float | np.floating, law: str = "even") -> np.ndarray:
     """The frame numbers of one sample: int64 [num_frames].
 
     `total`: frames of the clip; `interval`: stride in source frames; `u`: uniform in [0, 1), the place of the window.
-    The stride is exactly `interval` and each of the `total - span + 1` windows that fit is equally likely. Raises
-    `ValueError` where none fits. law `spread`: see `spread_window`.
+    law: one of `WINDOWS`, or a family's (`SampleRules`). Raises `ValueError` where none fits.
     """
-    if law == "spread":
-        starts = max(0, total - num_frames * interval - 1) + 1
-        return spread_window(total, num_frames, interval, int(float(u) * starts))
+    return named(law, WINDOWS)(total, num_frames, interval, float(u))
+
+
+def even_window(total: int, num_frames: int, interval: int, u: float) -> np.ndarray:
+    """The stride is exactly `interval` and each of the `total - span + 1` windows that fit is equally likely."""
     span = (num_frames - 1) * interval + 1
     if num_frames < 1 or interval < 1 or span > total:
         raise ValueError(f"{num_frames} frames at a stride of {interval} do not fit into a clip of {total} frames")
-    start = int(float(u) * (total - span + 1))
+    start = int(u * (total - span + 1))
     return start + interval * np.arange(num_frames, dtype=np.int64)
 
 
@@ -39,26 +42,33 @@ def spread_window(total: int, num_frames: int, interval: int, start: int) -> np.
     return np.linspace(start, stop - 1, num_frames).astype(np.int64)
 
 
-def resize_crop(frames: np.ndarray, size: tuple[int, int], law: PixelLaw = "bytes", still: bool = False) -> Tensor:
+def _drawn_spread(total: int, num_frames: int, interval: int, u: float) -> np.ndarray:
+    starts = max(0, total - num_frames * interval - 1) + 1
+    return spread_window(total, num_frames, interval, int(u * starts))
+
+
+WINDOWS = MappingProxyType({"even": even_window, "spread": _drawn_spread})
+
+
+def resize_crop(frames: np.ndarray, size: tuple[int, int], law: str = "bytes", still: bool = False) -> Tensor:
     """`fit_frame` of each frame: uint8 [T, H, W, 3] -> [3, T, height, width], contiguous."""
     fitted = [fit_frame(pixels, size, law, still) for pixels in frames]
     return torch.from_numpy(np.ascontiguousarray(np.stack(fitted, axis=1)))
 
 
-def fit_frame(pixels: np.ndarray, size: tuple[int, int], law: PixelLaw = "bytes", still: bool = False) -> np.ndarray:
+def fit_frame(pixels: np.ndarray, size: tuple[int, int], law: str = "bytes", still: bool = False) -> np.ndarray:
     """One frame that covers `size` with nothing stretched, the overhang cut evenly.
 
-    `pixels`: uint8 [H, W, 3]; `size`: (height, width) wanted. Returns uint8 [3, height, width], maybe a view.
-
-    Scaling is bicubic with antialiasing, on bytes: cheaper than swscale's bicubic straight from the decoder's YUV
-    (benchmarks/fetch.py compares them), and far cheaper than in fp32. Nothing is computed when the size already
-    matches.
-
-    law `float32` returns float32 in [-1, 1] as Open-Sora 2.0 made it: videos bilinear in fp32 without
-    antialiasing, stills (`still=True`) bicubic on bytes by Pillow, and the two cut with differently rounded offsets.
+    `pixels`: uint8 [H, W, 3]; `size`: (height, width) wanted. Returns [3, height, width], maybe a view: uint8, float32
+    in [-1, 1] under any other law than `bytes`. law: one of `PIXELS`, or a family's (`SampleRules`).
     """
-    if law == "float32":
-        return _float32(pixels, size, still)
+    return named(law, PIXELS)(pixels, size, still)
+
+
+def _bytes(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray:
+    """Scaling is bicubic with antialiasing, on bytes: cheaper than swscale's bicubic straight from the decoder's YUV
+    (benchmarks/fetch.py compares them), and far cheaper than in fp32. Nothing is computed when the size already
+    matches."""
     height, width = pixels.shape[:2]
     if (height, width) != size:
         covered = cover_size((height, width), size)
@@ -90,7 +100,8 @@ def from_unit(video: Tensor) -> Tensor:
 
 
 def _float32(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray:
-    """uint8 [H, W, 3] of a still or a video -> float32 [3, height, width] in [-1, 1]."""
+    """As Open-Sora 2.0 made it: videos bilinear in fp32 without antialiasing, stills bicubic on bytes by Pillow, and
+    the two cut with differently rounded offsets."""
     covered = _float32_cover(pixels.shape[:2], size)
     whole = round if still else int
     top, left = whole((covered[0] - size[0]) / 2), whole((covered[1] - size[1]) / 2)
@@ -109,3 +120,6 @@ def _float32_cover(source: tuple[int, ...], target: tuple[int, int]) -> tuple[in
     if scale_height > scale_width:
         return wanted_height, round(width * scale_height)
     return round(height * scale_width), wanted_width
+
+
+PIXELS = MappingProxyType({"bytes": _bytes, "float32": _float32})

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Slot
-from longtake.data.clips.captions import caption, names_in, published_rate, read_frame_numbers, segment_captions
+from longtake.data.clips.captions import caption, names_in, read_frame_numbers, segment_captions
 from longtake.data.clips.remote import FileCache, default_cache_folder, file_name
 from longtake.data.clips.transforms import fit_frame, window
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
@@ -189,7 +189,7 @@ class SlotDataset(Dataset[Batch]):
 
     @property
     def _dtype(self) -> type:
-        return np.float32 if self.rules.pixels == "float32" else np.uint8
+        return np.uint8 if self.rules.pixels == "bytes" else np.float32
 
     def _blank_companions(self, slot: Slot) -> dict[str, np.ndarray]:
         """Zeros for all that the clips of a slot bring along, by the names of tensors."""
@@ -263,9 +263,9 @@ class SlotDataset(Dataset[Batch]):
 
     def _suffixed(self, text: str, row: int, rate: float) -> str:
         score = self.table.motion_score[row] if self.config.vmaf else None
-        if self.rules.caption == "rate_as_published":  # Open-Sora 2.0 tells the rate only under a ceiling
-            rate = published_rate(rate, self.table.fps[row], self.config.fps_max) if self.config.fps_max else 0
-        return caption(text, rate, score, self.rules.caption)
+        facts = {"source_fps": self.table.fps[row], "fps_max": self.config.fps_max}
+        facts |= {column: self.table.caption(row, column) for column in self.rules.facts}
+        return caption(text, rate, score, self.rules.caption, facts=facts)
 
 
 def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tuple[list[int], np.ndarray]]:
