@@ -33,7 +33,8 @@ FRAMES = {"opensora_v2": 16, "everything": 17}
 @pytest.fixture
 def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Clips as long as their bucket, and beside them what the encoders make of them, in files of another form."""
-    family = replace(getattr(request, "param", OPENSORA_V2), sources={"*.jsonl": "tests.families.foreign:open_list"})
+    sources = {"*.jsonl": "tests.families.foreign:open_list"}
+    family = replace(getattr(request, "param", OPENSORA_V2), sources=sources, bucket_rule=None)  # all clips of one size
     monkeypatch.setitem(registry._FAMILIES, family.model, family)
     for row in range(COUNT):
         write_video(tmp_path / f"{row}.mp4", noise_frames(FRAMES[family.name], 32, 32, seed=row), 12)
