@@ -33,7 +33,8 @@ h2{font-size:1.2rem;margin:2.6rem 0 .8rem;padding-bottom:.3rem;border-bottom:1px
 h3{font-size:.95rem;margin:1.6rem 0 .6rem}
 p{margin:.3rem 0 .8rem;max-width:56rem}h3 span,.note{color:var(--soft);font-weight:400}.note{font-size:.88rem}
 figcaption span{color:var(--soft);display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:5;overflow:hidden}
-figcaption span:first-child{color:var(--ink)}.charts h3{margin:.4rem 0 .5rem}
+figcaption span:first-child{color:var(--ink)}figcaption:hover span{-webkit-line-clamp:unset}
+.charts h3{margin:.4rem 0 .5rem}
 .good{color:var(--good)}.bad{color:var(--bad)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.7rem;margin:1.4rem 0}
 .tiles div,figure,.plot{background:var(--card);border:1px solid var(--line);border-radius:10px}
@@ -59,16 +60,15 @@ border-radius:3px;overflow:hidden}
 .meter{display:grid;grid-template-columns:minmax(3rem,1fr) 4.2rem;min-width:8rem;align-items:center}
 .meter .bar{min-width:0;height:.5rem;margin:0}
 .grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(10rem,1fr))}
-.charts{display:grid;gap:1.2rem;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr))}
+.charts{display:grid;gap:1.2rem;grid-template-columns:repeat(auto-fit,minmax(min(16rem,100%),1fr))}
 figure{margin:0;overflow:hidden;min-width:0}figcaption{font-size:.82rem;line-height:1.35;padding:.45rem .6rem .55rem;
 overflow-wrap:anywhere}
 .screen{aspect-ratio:4/3;display:grid;place-items:center;background:#8883;padding:.4rem;text-align:center}
 .film{overflow:hidden}.film img{display:block;height:100%;max-width:none}
-.screen>img{width:100%;height:100%;object-fit:contain}.squares{image-rendering:pixelated}
-.film:hover img,.film:focus img{animation:play var(--s) steps(var(--n)) infinite}
-@media (hover:none),(prefers-reduced-motion:no-preference){.plays .film img{animation:play var(--s) steps(var(--n))
-infinite}}
-@media (hover:none){.film img{animation:play var(--s) steps(var(--n)) infinite}}
+.squares{image-rendering:pixelated}
+.film img{animation:none var(--s) steps(var(--n)) infinite}.film:hover img,.film:focus img{animation-name:play}
+@media (prefers-reduced-motion:no-preference){.plays .film img{animation-name:play}}
+@media (hover:none) and (prefers-reduced-motion:no-preference){.film img{animation-name:play}}
 @keyframes play{from{transform:none}to{transform:translateX(-100%)}}
 .plot{position:relative;padding:.6rem .8rem 1.7rem 3.4rem;border-radius:10px}
 .plot div{position:relative}.plot svg{display:block;width:100%;height:9rem;overflow:visible}
@@ -139,15 +139,20 @@ def bar(parts: Sequence[tuple[float, str]], whole: float, mark: float | None = N
 
     What does not go into the whole is cut off at its end."""
     pieces, left = [], whole
-    for number, (size, title) in enumerate(parts):
-        width = 100 * max(0.0, min(size, left)) / whole if whole else 0.0
+    for place, (size, title) in enumerate(parts):
+        if width := max(0.0, min(size, left)):
+            colour, share = _COLOURS[place % len(_COLOURS)], f"{100 * width / whole:.3f}"
+            pieces.append(html('<i style="width:{}%;background:{}" title="{}"></i>', share, colour, title))
         left -= size
-        if width:
-            colour = _COLOURS[number % len(_COLOURS)]
-            pieces.append(html('<i style="width:{}%;background:{}" title="{}"></i>', f"{width:.3f}", colour, title))
     if mark is not None:
         pieces.append(html('<u style="left:{}%"></u>', f"{100 * mark / whole:.3f}"))
     return html('<div class="{}">{}</div>', kind, joined(pieces))
+
+
+def breakdown(parts: Sequence[tuple[float, str]]) -> Html:
+    """(size, what it is) pairs as the parts of one large bar, and what its colours stand for."""
+    shown = {place: name for place, (size, name) in enumerate(parts) if size}
+    return joined([bar(parts, sum(size for size, _ in parts), kind="bar big"), keys(shown)])
 
 
 def keys(names: Mapping[int, str]) -> Html:
@@ -171,7 +176,7 @@ def grid(figures: Iterable[Html], plays: bool = False) -> Html:
 
 def figure(picture: Html, *captions: object) -> Html:
     """A film, still or word of what is missing, of the size of all, with captions below; the first is set off."""
-    lines = joined(html('<span title="{}">{}</span>', caption, caption) for caption in captions if caption)
+    lines = joined(html("<span>{}</span>", caption) for caption in captions if caption)
     return html('<figure><div class="screen">{}</div><figcaption>{}</figcaption></figure>', picture, lines)
 
 
@@ -188,18 +193,11 @@ def film(frames: np.ndarray, fps: float, alt: str) -> Html:
     file = io.BytesIO()
     strip.save(file, "PNG" if small else "JPEG", **({} if small else {"quality": 80}))
     data = f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode()}"
-    look = ' class="squares"' if small else ""
-    if len(frames) == 1:
-        return html(f'<img{look} alt="{{}}" src="{{}}">', alt, data)
     side = "width" if width * 3 >= height * 4 else "height"
-    rest = 100 * (len(frames) // 2) / len(frames)
     box = f"--n:{len(frames)};--s:{seconds:.3f}s;{side}:100%;aspect-ratio:{width}/{height}"
-    moved = f"width:{len(frames)}00%;transform:translateX(-{rest:.4f}%)"
-    return html(
-        f'<div class="film" tabindex="0" style="{box}"><img{look} style="{moved}" alt="{{}}" src="{{}}"></div>',
-        alt,
-        data,
-    )
+    moved = f"width:{len(frames)}00%;transform:translateX(-{100 * (len(frames) // 2) / len(frames):.4f}%)"
+    look = f'class="{"squares" if small else ""}" style="{moved}"'
+    return html(f'<div class="film" tabindex="0" style="{box}"><img {look} alt="{{}}" src="{{}}"></div>', alt, data)
 
 
 def thumbnail(frame: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longtake.pages import Html, bar, folded, html, joined, keys, meter, percent, table
+from longtake.pages import Html, breakdown, folded, html, joined, meter, percent, table
 
 _MOST_ROWS = 24  # buckets that are shown at once
 
@@ -21,8 +21,7 @@ def bucket_picture(report: Mapping[str, Any]) -> Html:
     )
     parts = [
         html(said, *counted, *kept),
-        bar([(report["used"], used), *((line["clips"], line["reason"]) for line in unused)], clips, kind="bar big"),
-        keys({0: used} | {place: _unused(line) for place, line in enumerate(unused, 1)}),
+        breakdown([(report["used"], used), *((line["clips"], _unused(line)) for line in unused)]),
     ]
     buckets = sorted(report["buckets"].items(), key=lambda item: -item[1]["samples"])
     most = max((line["samples"] for _, line in buckets), default=1)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from longtake.checkpoint.background import BackgroundSaver
     from longtake.checkpoint.contents import inspect
     from longtake.checkpoint.export import EXPORT_BYTES, INDEX_FILE, CheckpointWeights, export_safetensors
-    from longtake.checkpoint.folder import checkpoint_path, is_complete, read_state, verify
+    from longtake.checkpoint.folder import checkpoint_path, glance, is_complete, read_state, verify
     from longtake.checkpoint.frozen import keep_frozen, restore_frozen
     from longtake.checkpoint.load import load_tensors
     from longtake.checkpoint.runs import hold, last_whole, list_checkpoints, resolve, retain

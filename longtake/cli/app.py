@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longtake import __version__
-from longtake.cli import checkpoint, config, data, demo, generate, launch, plan, preset, train
+from longtake.cli import checkpoint, config, data, demo, generate, launch, plan, preset, report, train
 from longtake.cli.console import EXIT_MISTAKE, complain
 from longtake.cli.options import GROUP, OPEN_ENDED, help_without_verb
 from longtake.contracts import UserError, WeightsMisfit
@@ -42,6 +42,7 @@ app = typer.Typer(
 for verb in (train.train, generate.generate, demo.demo, plan.plan):
     app.command(context_settings=OPEN_ENDED)(verb)
 app.command()(launch.launch)
+app.command()(report.report)
 for name, group in {"preset": preset, "data": data, "config": config, "checkpoint": checkpoint}.items():
     app.add_typer(group.app, name=name)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.config.dump import dump_config
+    from longtake.config.dump import dump_config, literal
     from longtake.config.faults import ConfigError, Fault
     from longtake.config.load import Dialect, Heights, Resolved, describe, key_names, load_config, resolve
     from longtake.config.section import OpenSection, Section

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -25,13 +24,13 @@ from longtake.data import ClipTable, probe_table
 from longtake.data.shapes import COLOURS, make_shapes, split_prompts
 from longtake.demo.judge import Accuracy, judge, score
 from longtake.demo.place import REPORT, Note, choose_folder, find_run, free_folder, read_note
-from longtake.demo.report import DemoReport, Group, ShownSample, clock, percent, write_report
+from longtake.demo.report import Group, ShownSample, write_report
 from longtake.durable import replace
 from longtake.generate import GenerationSource, Video, generate, open_system, read_video, resolve_source
+from longtake.pages import duration, percent
 from longtake.parallel import World, start_world
 from longtake.system import System
-from longtake.track import METRICS_FILE, read_lines
-from longtake.train import Outcome, RunConfig, read_run, train
+from longtake.train import Outcome, RunConfig, read_record, read_run, train
 
 CONFIG = presets.FOLDER / "demo" / "shapes.py"
 NUM_CLIPS, NUM_STILLS = 1440, 180
@@ -137,9 +136,9 @@ class Demo:
             groups = self.samples(str(run.checkpoint))
         self.say("[4/4] report", "bold")
         report = self.folder / REPORT
-        self.world.on_main(lambda: write_report(report, self.findings(config, run, groups, real)))
+        self.world.on_main(lambda: self.write(report, run, groups, real))
         self.console.print(_accuracy_table(groups))
-        self.say(f"{clock(sum(self.note.seconds.values()))} in all; open in a browser: {report}")
+        self.say(f"{duration(sum(self.note.seconds.values()))} in all; open in a browser: {report}")
         accuracy = self.world.broadcast(
             {kind.name: group.accuracy for kind, group in zip(kinds(), groups, strict=False)}
         )
@@ -204,35 +203,13 @@ class Demo:
         config = source.config.model_copy(update=own)
         return generate(system, config, self.world, lambda line: None, progress)
 
-    def findings(self, config: RunConfig, run: Outcome, groups: Sequence[Group], real: Accuracy) -> DemoReport:
-        lines = read_lines(run.folder / METRICS_FILE)
-        buckets = json.loads((run.folder / "bucket_report.json").read_text(encoding="utf-8"))
+    def write(self, path: Path, run: Outcome, groups: Sequence[Group], real: Accuracy) -> None:
+        """The report. Rank 0."""
         on_cuda, cpu = self.world.device.type == "cuda", f"CPU, {os.cpu_count()} cores, {platform.machine()}"
         device = torch.cuda.get_device_name(self.world.device) if on_cuda else cpu
-        place = shlex.quote(str(run.folder))
-        return DemoReport(
-            num_steps=run.clock.global_step,
-            num_clips=buckets["clips"],
-            real=real,
-            groups=groups,
-            losses=[(line["step"], line["loss"]) for line in lines],
-            buckets=buckets["buckets"],
-            seconds=list(self.note.seconds.items()),
-            facts=[
-                ("device", f"{self.world.size} x {device}" if self.world.size > 1 else device),
-                ("versions", f"longtake {__version__}, torch {torch.__version__}, Python {platform.python_version()}"),
-                ("seed", str(config.seed)),
-                ("samples trained on", f"{run.clock.samples:,}, from {run.clock.pass_index + 1} passes"),
-                ("run folder", str(run.folder)),
-                ("checkpoint", str(run.checkpoint)),
-            ],
-            commands=[
-                ("more videos", f'longtake generate {place} --prompt "a green square moves up" --grid'),
-                ("train further", f"longtake train {place} --max-steps {2 * run.clock.global_step}"),
-                ("every setting, and where it comes from", f"longtake config show {place}"),
-            ],
-            fps=config.fps_save,
-        )
+        versions = f"longtake {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+        facts = [("device", f"{self.world.size} x {device}" if self.world.size > 1 else device), ("versions", versions)]
+        write_report(path, read_record(run.folder), groups, real, self.note.seconds, facts)
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, markup=False)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from longtake.train.health.watchdog import EXIT_HANG
     from longtake.train.preview import preview_buckets, read_previewed
     from longtake.train.read import read_run
+    from longtake.train.report import RunRecord, read_record, run_sections, write_report
     from longtake.train.run import Outcome, train, train_run
     from longtake.train.stages import keys_of_generation
     from longtake.train.trial import make_update

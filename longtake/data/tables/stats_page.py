@@ -13,7 +13,7 @@ from longtake.data.probing.one_file import probe_file
 from longtake.data.tables.stats import TableStats, column_rows, named_columns, table_facts
 from longtake.pages import Html, figure, film, grid, histogram, html, joined, page, pairs, table, thumbnail, tiles
 
-_FILM_FRAMES, _FILM_SECONDS = 12, 2.0  # the most of a clip that is shown, from around its middle
+FILM_SECONDS = 2.0  # the most of a clip that is shown, from around its middle
 Film = tuple[np.ndarray, float]  # uint8 [T, H, W, 3], frames a second
 
 
@@ -29,7 +29,7 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Htm
         sections += [
             html(
                 '<h2>Clips</h2><p class="note">Drawn at random. Point at one to play up to {} s of it.</p>{}',
-                f"{_FILM_SECONDS:g}",
+                f"{FILM_SECONDS:g}",
                 examples,
             )
         ]
@@ -61,14 +61,14 @@ def film_reader(start: Path | str, cache: FileCache) -> Callable[[str], Film]:
     return read
 
 
-def short_film(path: str) -> Film:
+def short_film(path: str, most_seconds: float = FILM_SECONDS, most_frames: int = 12) -> Film:
     """A piece from around the middle of a video, or a still: small frames, and their rate. Raises `ClipError`."""
     if is_image(path):
         return thumbnail(read_image(path)[0])[None], 1.0
     clip = probe_file(path)
     fps = clip.fps if clip.fps > 0 else 8.0
-    span = min(clip.num_frames, max(1, round(_FILM_SECONDS * fps)))
-    count = min(span, _FILM_FRAMES)
+    span = int(min(clip.num_frames, max(1, most_seconds * fps)))
+    count = min(span, most_frames)
     places = (clip.num_frames - span) // 2 + np.arange(count) * span // count
     frames = [np.empty(0)] * count
     for wanted, pixels in decode_frames(path, places):

@@ -102,6 +102,11 @@ class Stopwatch:
         write_whole(self._path, json.dumps(content, indent=1) + "\n", synced=False)
 
 
+def read_seconds(folder: Path) -> Seconds:
+    """Those that lie in a run's folder; none where there is no file."""
+    return Seconds.from_json(_read(folder / FILE))
+
+
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         content = parse_json(read_small(path))

@@ -1,0 +1,227 @@
+"""A run as parts of an HTML page: its curves, data used and lost, where its time went, settings, how to go on."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from longtake.buckets import bucket_picture
+from longtake.checkpoint import list_checkpoints
+from longtake.config import literal
+from longtake.config.section import Section
+from longtake.contracts import ClipFault, UserError
+from longtake.data import ClipError, list_quarantine, short_film
+from longtake.durable import write_whole
+from longtake.pages import (
+    Html,
+    breakdown,
+    curve,
+    duration,
+    figure,
+    film,
+    folded,
+    grid,
+    html,
+    joined,
+    number,
+    page,
+    pairs,
+    percent,
+    table,
+    tiles,
+)
+from longtake.small_files import read_object, read_small
+from longtake.track import METRICS_FILE, read_lines
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.folder import QUARANTINE_FILE
+from longtake.train.health.goodput import Seconds, read_seconds
+from longtake.train.read import CONFIG_FILE, read_run
+
+_BUCKETS_FILE = "bucket_report.json"
+_PARTS = ("steps that count", "starting", "steps made again", "saving", "waiting for data", "steps left out")
+_MOST_FILMS, _MOST_CURVES, _MOST_LOST = 24, 12, 100
+_LAST = 25  # steps whose mean is the loss of a run
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What lies in a run's folder."""
+
+    folder: Path
+    config: RunConfig
+    lines: Sequence[dict[str, Any]]  # of `metrics.jsonl`
+    buckets: Html | None  # of the last launch
+    seconds: Seconds
+    lost: Sequence[ClipFault]
+
+    @property
+    def step(self) -> int:
+        return self.lines[-1]["step"] if self.lines else 0
+
+    @property
+    def samples(self) -> int:
+        """Trained on, repeats included."""
+        counts = (line.get("samples") for line in self.lines if not line.get("skipped"))
+        return sum(count for count in counts if isinstance(count, int))
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(astuple(self.seconds))
+
+
+def read_record(folder: Path) -> RunRecord:
+    """Reads the folder of a run, also of one that goes on meanwhile. Raises `UserError` where it is none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is no folder of a run; give one, such as outputs/demo/run")
+    config = read_run(str(folder), schema=RunWithoutTable).value
+    metrics, buckets = folder / METRICS_FILE, folder / _BUCKETS_FILE
+    lines = read_lines(metrics) if metrics.exists() else []
+    lost = list_quarantine(folder / QUARANTINE_FILE)
+    return RunRecord(folder, config, lines, _buckets(buckets) if buckets.exists() else None, read_seconds(folder), lost)
+
+
+def _buckets(path: Path) -> Html:
+    remedy = "remove it: the next launch writes it anew"
+    report = read_object(path, {"buckets": dict, "unused": dict}, remedy)
+    try:
+        return bucket_picture(report)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is no report of buckets ({error!r}); {remedy}") from error
+
+
+def write_report(path: Path, record: RunRecord, samples: Path | None = None) -> None:
+    """Writes the page of a run, with the videos and stills in the folder `samples`, whole or not at all."""
+    config, films = record.config, [] if samples is None else sample_films(samples)
+    last = f"{config.max_steps:,}" if config.max_steps else "no last one"
+    shown = [html("<h2>Samples</h2>{}", grid(films, plays=True))] if films else []
+    figures = [
+        (f"steps, of {last}", f"{record.step:,}"),
+        ("samples trained on", f"{record.samples:,}"),
+        (f"loss, mean of the last {_LAST} steps", number(_mean_loss(record))),
+        ("in all launches", duration(record.total_seconds)),
+        ("of the time in steps that count", percent(record.seconds.goodput)),
+        ("samples that could not be loaded", f"{len(record.lost):,}"),
+    ]
+    write_whole(path, page(f"Run {record.folder.resolve().name}", tiles(figures), *shown, *run_sections(record)))
+
+
+def _mean_loss(record: RunRecord) -> float:
+    losses = [line.get("loss") for line in record.lines[-_LAST:]]
+    kept = [loss for loss in losses if isinstance(loss, float) and math.isfinite(loss)]
+    return sum(kept) / len(kept) if kept else math.nan
+
+
+def run_sections(
+    record: RunRecord, facts: Sequence[tuple[str, str]] = (), prompt: str = "what the video shows"
+) -> list[Html]:
+    """The parts of every report of a run. `facts`: more about it; `prompt`: of a video that it may make."""
+    commands = [(what, html("<code>{}</code>", line)) for what, line in going_on(record, prompt)]
+    return [
+        html("<h2>Curves</h2>{}", _curves(record)),
+        html("<h2>Data</h2>{}", _data(record)),
+        html("<h2>Time</h2>{}", _time(record.seconds)),
+        html("<h2>Settings</h2>{}", _settings(record, facts)),
+        html("<h2>Go on</h2>{}", pairs(commands)),
+    ]
+
+
+def sample_films(folder: Path) -> list[Html]:
+    """The videos and stills in a folder, at most 24 evenly chosen, each with the text beside it. Raises `UserError`
+    where there is no such folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the one that `longtake generate` has written to")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".mp4", ".png") and path.stem != "grid")
+    return [_sample(path) for path in files[:: -(-len(files) // _MOST_FILMS) or 1]]
+
+
+def _sample(path: Path) -> Html:
+    prompt = path.with_suffix(".txt")
+    text = read_small(prompt).decode("utf-8", "replace").strip() if prompt.is_file() else path.name
+    try:
+        return figure(film(*short_film(str(path), math.inf, 24), alt=text), text)
+    except ClipError as error:
+        return figure(html('<p class="bad">cannot be read: {}</p>', error), text)
+
+
+def _curves(record: RunRecord) -> Html:
+    def points(name: str) -> list[tuple[int, Any]]:
+        return [(line["step"], line[name]) for line in record.lines if name in line]
+
+    shown = {"loss": True, "grad_norm": True, "lr": False, "seconds": True}
+    drawn = html('<div class="charts">{}</div>', joined(curve(name, points(name), log) for name, log in shown.items()))
+    losses = [(line["step"], line["buckets"]) for line in record.lines if isinstance(line.get("buckets"), dict)]
+    common = Counter(name for _, found in losses for name in found).most_common()
+    if len(common) < 2:
+        return drawn
+    each = (
+        curve(name, [(step, found[name]) for step, found in losses if name in found], log=True)
+        for name, _ in common[:_MOST_CURVES]
+    )
+    head = f"loss by bucket, {min(len(common), _MOST_CURVES)} of {len(common)}, the most frequent first"
+    return joined([drawn, folded(head, html('<div class="charts">{}</div>', joined(each)))])
+
+
+def _data(record: RunRecord) -> Html:
+    skipped = sum(bool(line.get("skipped")) for line in record.lines)
+    said = (
+        f"{record.samples:,} samples were trained on, {len(record.lost):,} could not be loaded, and {skipped:,} steps "
+        "were left out for a loss or gradient that was not finite or too large."
+    )
+    parts = [html("<p>{}</p>", said)]
+    if record.buckets is not None:
+        parts.append(html('<p class="note">As the last launch found the clips:</p>{}', record.buckets))
+    if record.lost:
+        rows = [(fault.path, fault.reason, fault.pass_index) for fault in record.lost[:_MOST_LOST]]
+        name = f"{len(record.lost):,} samples that could not be loaded, of which {len(rows)} are shown"
+        parts.append(folded(name, table(("clip", "reason", "pass"), rows, words=(0, 1))))
+    return joined(parts)
+
+
+def _time(seconds: Seconds) -> Html:
+    total, parts = sum(astuple(seconds)), zip(astuple(seconds), _PARTS, strict=True)
+    said = html("<p>{} in all launches, {} of it in steps that count.</p>", duration(total), percent(seconds.goodput))
+    return joined([said, breakdown([(spent, f"{name} {duration(spent)}") for spent, name in parts])])
+
+
+def _settings(record: RunRecord, facts: Sequence[tuple[str, str]]) -> Html:
+    found = [info for info in list_checkpoints(record.folder) if info.complete]
+    last = ("last checkpoint", str(found[-1].path) if found else "none")
+    rows = [
+        *facts,
+        ("folder", str(record.folder)),
+        last,
+        *((name, html("<code>{}</code>", text)) for name, text in _changed(record.config)),
+    ]
+    whole = html("<pre>{}</pre>", read_small(record.folder / CONFIG_FILE).decode("utf-8", "replace"))
+    note = html('<p class="note">Of the keys those whose values are not the defaults.</p>')
+    return joined([note, pairs(rows), folded(f"all of {CONFIG_FILE}", whole)])
+
+
+def _changed(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a config, sections included, whose value is not its default."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _changed(value, f"{above}{name}.")
+        elif value != field.get_default(call_default_factory=True):
+            yield above + name, literal(value, "", 0)
+
+
+def going_on(record: RunRecord, prompt: str) -> Iterator[tuple[str, str]]:
+    """(what for, command line) pairs that a finished or stopped run allows."""
+    run, config = shlex.quote(str(record.folder)), record.config
+    ended = config.max_steps is not None and record.step >= config.max_steps
+    yield "train on", f"longtake train {run}" + (f" --max-steps {2 * record.step}" if ended else "")
+    if any(info.complete for info in list_checkpoints(record.folder)):
+        place = shlex.quote(str(record.folder / "samples"))
+        yield "make a video", f"longtake generate {run} --prompt {shlex.quote(prompt)} --save-dir {place}"
+        yield "take the weights away", f"longtake checkpoint export {run} weights.safetensors"
+    yield "write this page anew, with what lies in its samples/", f"longtake report {run}"
+    yield "see every setting, and where it comes from", f"longtake config show {run}"
+    if config.tensorboard:
+        yield "watch the curves", f"tensorboard --logdir {run}"
