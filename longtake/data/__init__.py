@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from longtake.data.tables.rows import read_numbers
     from longtake.data.tables.select import filter_table, merge_tables, split_table
     from longtake.data.tables.stats import column_rows, table_facts, table_stats
-    from longtake.data.tables.stats_page import film_reader, stats_page
+    from longtake.data.tables.stats_page import film_reader, short_film, stats_page
     from longtake.data.tables.table import ClipTable, base_folder, told_captions
 
 __getattr__ = lazy_exports(__name__)
