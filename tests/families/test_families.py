@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError
 from longtake.data import read_frames
+from longtake.data.rules import SampleRules
 from longtake.families import registry
 from longtake.families.registry import read_model, register
 from longtake.generate import Request, resolve_source, sample_videos
-from longtake.generate.sample import branch_conditions
+from longtake.generate.sample import branch_conditions, final_prompt
 from longtake.models import build_denoiser
 from longtake.parallel import Mesh, World, start_world
 from longtake.plan import (
@@ -229,6 +231,17 @@ def test_a_request_brings_its_companion_into_every_branch_of_guidance(everything
     assert all(torch.equal(branch["control"], expected) for branch in branches.values())
     with pytest.raises(UserError, match="companion 'control': some videos of a batch have it"):
         branch_conditions(everything, [*requests, Request("a sea", 2)], option, (17, 32, 32), x, None)
+
+
+def told(text: str, fps: float | None, score: int | None, kind: str, facts: dict[str, str]) -> str:
+    return f"{kind}: {text}, aesthetic score: {facts['aes']}"
+
+
+def test_prompts_have_the_form_of_the_family_with_what_its_config_says() -> None:
+    family = replace(PLAIN, rules=lambda config: SampleRules(caption=f"{__name__}:told", told={"aes": config.aes}))
+    config = SimpleNamespace(aes="6.5", sample_rules=family.rules(SimpleNamespace(aes="6.5")))
+    config.fps_save, config.motion_score = 24.0, None
+    assert final_prompt(config, "a sea", 17) == "inference: a sea, aesthetic score: 6.5"
 
 
 def test_adapters_train_alone_and_are_exported(longtake: Any, run: Path, trained: Path, tmp_path: Path) -> None:

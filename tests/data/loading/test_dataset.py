@@ -122,6 +122,27 @@ def test_published_rules_give_the_floats_and_texts_of_the_reference(table: ClipT
     assert unlimited.text == ("clip 3 3 motion score.",), "no rate is told without a ceiling"
 
 
+def listed(text: str, fps: float | None, score: int | None, kind: str, facts: dict[str, str]) -> str:
+    return f"{kind} {text} {fps} of {facts['source_fps']:g}, {facts['text']}"
+
+
+def from_the_start(total: int, num_frames: int, interval: int, u: float) -> np.ndarray:
+    return interval * np.arange(num_frames)
+
+
+def halved(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray:
+    return pixels[: size[0], : size[1]].transpose(2, 0, 1).astype(np.float32) / 510
+
+
+def test_a_family_may_have_forms_of_its_own(table: ClipTable) -> None:
+    names = {"caption": "listed", "window": "from_the_start", "pixels": "halved"}
+    rules = SampleRules(**{key: f"{__name__}:{form}" for key, form in names.items()}, facts=("text",))
+    batch = make_dataset(table, rules=rules)[make_slot(table, [3])]
+    frames = read_frames(table.location(3))[:5, :16, :16].transpose(3, 0, 1, 2)
+    assert torch.equal(batch.video[0], torch.from_numpy(frames.astype(np.float32) / 510))
+    assert batch.text == ("train clip 3 12.0 of 12, clip 3",)
+
+
 def test_another_pass_takes_another_window_and_views_come_back(table: ClipTable) -> None:
     passes = [make_dataset(table)[make_slot(table, [0, 1, 2], pass_index=number)].video for number in range(3)]
     assert not torch.equal(passes[0], passes[1])
