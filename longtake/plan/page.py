@@ -103,8 +103,9 @@ def _entries(plan: RunPlan) -> Html:
     rows: list[Sequence[object]] = []
     for resolution, entries in groupby(order, key=lambda entry: entry.bucket.resolution):
         found = list(entries)
-        height, width = (max(entry.bucket.shape[side] for entry in found) for side in (1, 2))
-        rows += [(f"{resolution}, up to {height} x {width}",), *(_row(entry, plan, whole) for entry in found)]
+        sizes = {entry.bucket.shape[1:] for entry in found}
+        size = "".join(f", at {height} x {width}" for height, width in sizes) if len(sizes) == 1 else ""
+        rows += [(resolution + size,), *(_row(entry, plan, whole) for entry in found)]
     note = (
         f"Bars: memory at the worst moment of a step, from 0 to {gib(whole)}; the line is at {gib(usable)}, what a GPU "
         "has for the run, and what is longer is cut off. Gradients that come later are not in them. Each entry is at "

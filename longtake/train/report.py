@@ -169,8 +169,8 @@ def _curves(record: RunRecord) -> Html:
 def _data(record: RunRecord) -> Html:
     skipped = sum(bool(line.get("skipped")) for line in record.lines)
     said = (
-        f"{record.samples:,} samples were trained on, {len(record.lost):,} could not be loaded, and {skipped:,} steps "
-        "were left out for a loss or gradient that was not finite or too large."
+        f"Samples trained on: {record.samples:,}; samples that could not be loaded: {len(record.lost):,}; steps left "
+        f"out for a loss or gradient that was not finite or too large: {skipped:,}."
     )
     parts = [html("<p>{}</p>", said)]
     if record.buckets is not None:

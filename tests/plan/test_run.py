@@ -249,7 +249,7 @@ def test_the_page_draws_all_entries_against_what_a_gpu_has_the_worst_first(tmp_p
     assert page.marks == pytest.approx([100 * usable / whole] * 3, abs=0.01)
     assert text.count("not fit") == 1
     assert page.section("What to change")[0] == f"{len(found.misfits)} entries do not fit"
-    heads = [words.split(",")[0] for words in page.section("Memory and time") if ", up to " in words]
+    heads = [words.split(",")[0] for words in page.section("Memory and time") if "px, at " in words]
     assert heads == ["64px", "32px"]
     shown = page.section("What to change")
     assert [words for words in shown if words in {remedy.words for remedy in find_remedies(found)}] == [

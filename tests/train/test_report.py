@@ -74,7 +74,10 @@ def test_a_report_tells_what_was_trained_on_and_what_was_lost(tmp_path: Path) ->
         "samples that could not be loaded": "1",
     }
     data = found.section("Data")
-    assert data[0].startswith("236 samples were trained on, 1 could not be loaded, and 1 steps were left out")
+    assert data[0] == (
+        "Samples trained on: 236; samples that could not be loaded: 1; steps left out for a loss or gradient that was "
+        "not finite or too large: 1."
+    )
     assert "10 unused: too <short> (rows 1, 2, ...)" in data
     assert {"a <bad> clip.mp4", "the file is empty"} <= set(data)
     assert found.bars[0] == [("30 used", 75.0), ("10 unused: too <short> (rows 1, 2, ...)", 25.0)]

@@ -200,7 +200,7 @@ def table_facts(stats: TableStats) -> list[tuple[str, str]]:
     lines = [("rows", f"{stats.rows:,}")]
     if "num_frames" in stats.numbers:
         lines += [("videos", f"{stats.videos:,}"), ("stills", f"{stats.stills:,}")]
-        lines.append(("hours", f"{hours:,.2f}" if hours >= 0.1 else f"{hours:.2g}"))
+        lines.append(("hours", number(hours)) if hours >= 0.1 else ("seconds", number(stats.seconds)))
     if stats.unknown_length:
         lines.append(("videos without a rate", f"{stats.unknown_length:,} (not in the hours)"))
     if invalid:

@@ -21,7 +21,7 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Htm
     """The page. `open_clip(path as written)` gives a piece of a clip or raises `ClipError`; `buckets`: the picture of a
     run's buckets."""
     facts = table_facts(stats)
-    sections = [tiles(fact for fact in facts if fact[0] in ("rows", "videos", "stills", "hours"))]
+    sections = [tiles(fact for fact in facts if fact[0] in ("rows", "videos", "stills", "hours", "seconds"))]
     if buckets is not None:
         sections += [html("<h2>Buckets</h2>{}", buckets)]
     if stats.examples:
