@@ -49,7 +49,7 @@ def write_index(table: pa.Table, path: Path) -> None:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Inside, `remove_abandoned` of another process leaves the store alone; without locks it always does."""
+    """Inside, `remove_abandoned` of another process removes nothing; on a file system without locks it never does."""
     with open(folder / STORE_FILE, "rb") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -16,6 +16,7 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 
+_HEAD_BYTES = 1 << 16
 _MAPPED = 128  # shards that a process keeps mapped, those used last
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
 MEND = "`longtake data encode RUN -o FOLDER --mend` makes again what is damaged"
@@ -81,8 +82,11 @@ class LatentShards:
         return None
 
     def _open(self, kind: str, number: int) -> safe_open:
+        path = shard_path(self.folder, kind, number)
         try:
-            file = safe_open(shard_path(self.folder, kind, number), framework="pt")
+            with open(path, "rb") as head:  # waits for a slow disk as other threads run, which `safe_open` holds up
+                head.read(_HEAD_BYTES)
+            file = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise DamagedShard(f"{kind}/{number:06d}.safetensors is cut short or cannot be read ({error})") from error
         found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
