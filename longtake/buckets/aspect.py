@@ -50,8 +50,6 @@ def aspect_table(name: str, divisor: int, training: bool = True, law: str | None
     Under a `law` with tables of its own: that table; scaled sides are cut down to multiples of D, literal ones are
     as they are. Raises UserError where the name is not one, or D is too coarse for it.
     """
-    if divisor < 1:
-        raise ValueError(f"divisor = {divisor}: the size divisor must be 1 or more")
     written = _written_table(name, law, divisor)
     if written is not None:
         return dict(written.shapes)

@@ -210,8 +210,6 @@ def frame_interval(fps: ArrayLike, fps_max: float | None, stride: int | None = N
         return rate / stride, np.full(rate.shape, stride, np.int64)
     if fps_max is None:
         return rate, np.ones(rate.shape, np.int64)
-    if not fps_max > 0:
-        raise ValueError(f"fps_max = {fps_max}: the frame-rate ceiling must be above 0, or None for no ceiling")
     interval = np.maximum(np.ceil(rate / fps_max), 1.0)
     new_fps = np.where(rate <= fps_max, rate, np.floor(rate / interval))
     return new_fps, interval.astype(np.int64)

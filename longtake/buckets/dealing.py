@@ -34,10 +34,6 @@ def deal(
     forward f is made by rank f mod R. All ranks make the same number of them; where R does not divide it, the ranks
     left over get one of weight 0, the cheapest of the step.
     """
-    if not 0 <= rank < num_ranks:
-        raise ValueError(f"rank = {rank}: it must lie in 0..{num_ranks - 1}")
-    if not slots:
-        raise ValueError("0 slots: a step has at least one")
     forwards = _forwards(slots, at_once)
     dealt = forwards[rank::num_ranks]
     if len(dealt) < -(-len(forwards) // num_ranks):

@@ -42,18 +42,8 @@ class OrderInputs:
     # entry of bucket_config -> micro-batches of one slot; 1 where it is not named
 
     def __post_init__(self) -> None:
-        for name in ("num_frames", "height", "width", "fps"):
-            if len(getattr(self, name)) != len(self.clip_ids):
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, clip_ids has {len(self.clip_ids)}")
-        if self.slots_per_step < 1 or self.window_steps < 1 or self.views < 0:
-            raise ValueError("slots_per_step and window_steps must be at least 1, views at least 0")
-        if min(self.slot_sizes.values(), default=1) < 1:
-            raise ValueError(f"slot_sizes {dict(self.slot_sizes)}: a slot has at least one micro-batch")
-        if self.cost is not None and self.slots_per_step % self.cost.side_by_side:
-            raise ValueError(f"side_by_side = {self.cost.side_by_side} does not divide {self.slots_per_step} slots")
+        assert self.cost is None or self.slots_per_step % self.cost.side_by_side == 0
         weights = np.asarray(self.weights, np.float64)
-        if weights.ndim and weights.shape != (self.num_clips,):
-            raise ValueError(f"weights has shape {weights.shape}: one number or one for each of {self.num_clips} clips")
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise UserError("dataset: mix weights must be finite numbers of at least 0")
         if weights.size and not weights.any():

@@ -40,8 +40,6 @@ class CostModel:
         constants = (self.per_sample, self.linear, self.quadratic)
         if not (np.isfinite(constants).all() and min(constants) >= 0 and max(constants) > 0):
             raise UserError(f"cost constants {constants}: numbers of at least 0 are expected, and one above 0")
-        if self.side_by_side < 1 or self.patch < 1:
-            raise ValueError("side_by_side and patch must be at least 1")
 
     def tokens(self, shape: tuple[int, int, int]) -> int:
         """Video tokens of one sample of (T, H, W) pixels."""

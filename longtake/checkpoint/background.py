@@ -64,7 +64,7 @@ class BackgroundSaver:
         self.wait()
         target = checkpoint_path(run_folder, epoch, step)
         world = World.here()
-        partial = world.on_main(lambda: open_partial(target, state))
+        partial = world.on_main(lambda: open_partial(target))
         try:
             files = self._lay_out(tensors)
             world.on_all(lambda: self._begin(partial, target, files, tensors, state, (epoch, step), then))

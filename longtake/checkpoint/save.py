@@ -35,7 +35,7 @@ def save_checkpoint(
     `state`: all that is not a tensor, as JSON types with string keys; rank 0's counts.
 
     Raises UserError on every rank, after removing the half-written folder, where that checkpoint exists already or
-    the disk is full or not writable; TypeError where `state` would not come back from JSON as it is.
+    the disk is full or not writable.
     """
     return save_into(checkpoint_path(run_folder, epoch, step), epoch, step, tensors, state)
 
@@ -44,7 +44,7 @@ def save_into(target: Path, epoch: int, step: int, tensors: Mapping[str, Tensor]
     """`save_checkpoint` into a folder of another name."""
     assert tensors, "a checkpoint without tensors"
     world = World.here()
-    partial = world.on_main(lambda: open_partial(target, state))
+    partial = world.on_main(lambda: open_partial(target))
     try:
         files = lay_out(tensors)
         shares = world.gather(world.on_all(lambda: _write_shards(partial, files, tensors)))
@@ -76,9 +76,8 @@ def discard(partial: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def open_partial(target: Path, state: Mapping[str, Any]) -> Path:
+def open_partial(target: Path) -> Path:
     """Make the empty working folder `<target>.partial`; sweep away what was cut off beside it."""
-    _check_json(state, "state")
     if is_complete(target):
         raise UserError(f"{target}: is a complete checkpoint already and is not overwritten; move it away or resume it")
     partial = target.with_name(target.name + PARTIAL_SUFFIX)
@@ -105,22 +104,6 @@ def _write_shards(
             yield memoryview(bytes_of(local_part(tensors[piece.name]).cpu()).numpy())
 
     return {file.name: writer.write_shard(partial / file.name, file.header, pieces(file)) for file in files}
-
-
-def _check_json(value: Any, place: str) -> None:
-    """Raise TypeError for what JSON would change in silence (keys that are not strings) or cannot write."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{place}: key {key!r} is not a string; JSON would turn it into one")
-            _check_json(item, f"{place}.{key}")
-        if place == "state" and "format_version" in value:
-            raise TypeError("state.format_version: is written by save_checkpoint itself; leave it out")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check_json(item, f"{place}[{index}]")
-    elif not (value is None or isinstance(value, str | int | float)):
-        raise TypeError(f"{place}: {type(value).__name__} cannot be written as JSON; give plain numbers and strings")
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

@@ -185,7 +185,6 @@ class Evaluator:
             parts = [(None, argument) for argument in expr.args]
             parts += [(keyword.arg, keyword.value) for keyword in expr.keywords]
         items: list[tuple[object, Node]] = []
-        written: set[object] = set()
         failed = False
         for name, item in parts:
             try:
@@ -193,9 +192,6 @@ class Evaluator:
                     items.extend(self.entries(item, local))
                     continue
                 key = name if isinstance(name, str) else self.key(name, local)
-                if key in written and isinstance(name, ast.expr):
-                    self.fault(name, "is a key of this dict already", "keep one of the two")
-                written.add(key)
                 items.append((key, self.node(item, local)))
             except Stop:
                 failed = True

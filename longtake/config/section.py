@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from annotated_types import Le, Lt
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ModelWrapValidatorHandler,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 LARGEST_INT, LARGEST_FLOAT = 10**6, 1e30

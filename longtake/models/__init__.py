@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from longtake.models.attention import Attention, AttentionChoice, choose_attention, use_attention
     from longtake.models.build import Denoiser, block_counts, build_denoiser, denoiser_class, example_conditions
     from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
-    from longtake.models.initial import held_as, initial_values, initialise
+    from longtake.models.initial import held_as, initial_values
     from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers
     from longtake.models.mmdit import MMDiT
     from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch, TensorSplit

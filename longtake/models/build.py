@@ -60,7 +60,7 @@ def _named(name: str) -> Any:
 def build_denoiser(config: Any) -> nn.Module:
     """The denoiser of a config on the current default device (`with torch.device("meta")` allocates nothing).
 
-    Its parameters are not a run's values yet: fill them with `initialise` or from a file.
+    Its parameters are not a run's values yet: fill them with `initial_values` or from a file.
     """
     return denoiser_class(config)(config)
 

@@ -88,12 +88,3 @@ def _may_hold_codes(layer: nn.Module) -> bool:
 def _layer_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     layer, _, kind = name.rpartition(".")
     return model.get_submodule(layer), kind
-
-
-@torch.no_grad()
-def initialise(model: nn.Module, seed: int) -> None:
-    """Fills every parameter of a model on one device with its initial value for `seed`, in the parameter's dtype."""
-    parameters = dict(model.named_parameters())
-    for name in parameters:
-        for part, value in initial_values(model, name, seed).items():
-            parameters[part].copy_(value)

@@ -190,9 +190,7 @@ class MMDiT(nn.Module):
         video = MMDiT.tokens(config, latent)
         total = video + text_tokens
         block = total * 2 * D * (4 * D + 2 * mlp) + 4 * total**2 * D  # q, k, v, output, MLP; attention: in either kind
-        modulations = (
-            config.depth * 2 * 6 * D + config.depth_single_blocks * 3 * D + 2 * D
-        )  # features; the last layer's
+        modulations = (12 * config.depth + 3 * config.depth_single_blocks + 2) * D  # features; 2: the last layer's
         num_embedded = 2 if config.guidance_embed else 1
         vectors = 2 * D * (num_embedded * (TIME_FEATURES + D) + config.vec_in_dim + D + modulations)
         ends = 2 * config.in_channels + (config.visual_channels if config.cond_embed else 0)

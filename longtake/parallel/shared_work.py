@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -67,7 +68,7 @@ class RowShare:
         device: torch.device,
         every_rank: bool = False,
     ) -> None:
-        self._group, self._dtype, self._device, self._every_rank = group, dtype, device, every_rank
+        self._group, self._tiles, self._every_rank = group, TileShare(group, dtype, device), every_rank
 
     def __call__(self, rows: Sequence[R], run: Callable[[Sequence[R]], Tensor], shape: tuple[int, ...]) -> Tensor:
         """`[B, *shape]` on the device; `run` makes `[n, *shape]` of n rows, called at most once. Collective over the
@@ -75,22 +76,12 @@ class RowShare:
         group = self._group()
         if group is None:
             return run(rows)
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        stretches = [slice(start, start + count) for start, count in (share(len(rows), size, i) for i in range(size))]
-        own = rows[stretches[rank]]
-        if own:
-            made = run(own)
-            assert made.shape == (len(own), *shape), f"found {tuple(made.shape)}, expected {(len(own), *shape)}"
-            assert made.dtype == self._dtype, f"found {made.dtype}, expected {self._dtype}"
-        elif self._every_rank:
+        size = dist.get_world_size(group)
+        ranges = [share(len(rows), size, rank) for rank in range(size)]  # longer ones first, as `deal` takes them
+        if self._every_rank and not ranges[dist.get_rank(group)][1]:
             run(rows[:1])
-        results = torch.empty((len(rows), *shape), dtype=self._dtype, device=self._device)
-        if own:
-            results[stretches[rank]] = made
-        for owner, stretch in enumerate(stretches):
-            if rows[stretch]:
-                dist.broadcast(results[stretch].view(-1).view(torch.uint8), group=group, group_src=owner)
-        return results
+        tiles = [Tile(partial(run, rows[at : at + count]), (count, *shape)) for at, count in ranges if count]
+        return torch.cat(self._tiles(tiles))
 
 
 def deal(costs: Sequence[int], ranks: int) -> list[int]:

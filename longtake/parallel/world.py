@@ -122,8 +122,6 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     `device`: "auto" (CUDA where there is one), "cuda" or "cpu". Backend nccl on CUDA, gloo on the CPU.
     Raises `UserError` where CUDA is asked for and there is none, or less than one device for each process.
     """
-    if device not in ("auto", "cuda", "cpu"):
-        raise UserError(f'device = {device!r}: not a device Longtake runs on; choose "auto", "cuda" or "cpu"')
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise UserError('device = "cuda": PyTorch finds no CUDA device here; choose "cpu" or "auto"')

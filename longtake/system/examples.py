@@ -10,16 +10,7 @@ from torch import Tensor
 from longtake.contracts import Batch, Bucket, Conditions, Draw, Known, LatentShape, Noised, UserError
 from longtake.data import LatentSource, of_window, to_unit
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import (
-    NOTHING_KNOWN,
-    KnownLaw,
-    Places,
-    Window,
-    drop_text,
-    keep_known,
-    make_known,
-    read_known,
-)
+from longtake.diffusion import NOTHING_KNOWN, KnownLaw, Places, Window, drop_text, keep_known, make_known, read_known
 from longtake.random import Purpose
 from longtake.system.build import System
 from longtake.system.config import SystemConfig
@@ -33,9 +24,7 @@ def wanted_draws(config: SystemConfig, draws: Mapping[str, Draw], posterior: boo
     """The random numbers that training wants of each sample: the objective's `draws`, those of the conditions and, with
     `posterior`, those that latents are drawn with."""
     found = dict(draws)
-    found[DROPOUT] = Draw(
-        Purpose.DROPOUT, "uniform", (len(config.family.texts),)
-    )  # of each text encoder, in their order
+    found[DROPOUT] = Draw(Purpose.DROPOUT, "uniform", (len(config.family.texts),))  # in the order of the encoders
     if posterior:
         found["posterior"] = Draw(Purpose.POSTERIOR, "normal", "latent")
         for number, companion in enumerate(config.sample_rules.companions):

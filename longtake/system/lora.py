@@ -7,15 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from longtake.models import (
-    AdapterSize,
-    LoraConfig,
-    LoraLinear,
-    adapt,
-    freeze,
-    frozen_names,
-    target_layers,
-)
+from longtake.models import AdapterSize, LoraConfig, LoraLinear, adapt, freeze, frozen_names, target_layers
 from longtake.parallel import local_tensor, own_part
 from longtake.system.config import SystemConfig
 from longtake.weights import Adapters, Format, find_adapters, read_adapters, tensors_of

@@ -10,13 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longtake.checkpoint import (
-    CheckpointWeights,
-    RunState,
-    hold,
-    is_complete,
-    list_checkpoints,
-)
+from longtake.checkpoint import CheckpointWeights, RunState, hold, is_complete, list_checkpoints
 from longtake.config import load_config
 from longtake.contracts import UserError
 from longtake.families import family_of, read_model

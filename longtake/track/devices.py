@@ -51,9 +51,8 @@ GPUS: tuple[Gpu, ...] = (
     _gpu("3090", r"\bRTX 3090\b", 71, 24, 936, 32),
     _gpu("mi300x", r"\bMI300X\b", 1307.4, 192, 5300, 448),
 )
-_OTHER_CHIPS = re.compile(
-    r"Laptop|Max-Q|\b(4090|5090) D\b|\b\d0[789]0 Ti\b"
-)  # the same number on a smaller or larger chip
+# The same number on a smaller or larger chip.
+_OTHER_CHIPS = re.compile(r"Laptop|Max-Q|\b(4090|5090) D\b|\b\d0[789]0 Ti\b")
 
 
 def peak_flops(device_name: str) -> float | None:

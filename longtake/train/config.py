@@ -212,32 +212,19 @@ class RunConfig(SystemConfig, TrackingConfig):
             raise ValueError("no_i2v_ref_loss = True: no conditioning frames; name kinds in condition_config")
         return self
 
-    @model_validator(mode="after")
-    def _dropout_is_of_its_encoders(self) -> RunConfig:
-        sections = [text.section for text in self.family.texts]
-        if fault := unknown_name("dropout_ratio", self.dropout_ratio, sections):
-            raise ValueError(fault)
-        return self
-
     @property
     def text_dropout(self) -> dict[str, float]:
         """`dropout_ratio` by the conditions that the text encoders make."""
         return {text.condition: self.dropout_ratio.get(text.section, 0.0) for text in self.family.texts}
 
     @model_validator(mode="after")
-    def _adapters_train_at_full_strength(self) -> RunConfig:
+    def _keys_go_together(self) -> RunConfig:
+        if fault := unknown_name("dropout_ratio", self.dropout_ratio, [text.section for text in self.family.texts]):
+            raise ValueError(fault)
         if self.lora is not None and self.lora.strength != 1:
             raise ValueError(f"lora.strength = {self.lora.strength}: is for generation; training wants 1")
-        return self
-
-    @model_validator(mode="after")
-    def _an_ema_to_offload(self) -> RunConfig:
         if self.ema_offload and self.ema_decay is None:
             raise ValueError("ema_offload = True: there is no EMA; write ema_decay = 0.99, or leave ema_offload out")
-        return self
-
-    @model_validator(mode="after")
-    def _one_decay(self) -> RunConfig:
         if self.use_cosine_scheduler and self.decay_fraction:
             raise ValueError(
                 f"decay_fraction = {self.decay_fraction}: use_cosine_scheduler already lowers lr; keep one of the two"

@@ -165,11 +165,6 @@ def take_over_quarantine(place: RunFolder, world: World) -> None:
     world.on_main(copy)
 
 
-def save_config(place: RunFolder, config: RunConfig, world: World) -> None:
-    """Writes `config.py` on rank 0, once the config has proved to fit the checkpoint. Collective."""
-    world.on_main(lambda: _save_config(place.path, config))
-
-
 def give_up(place: RunFolder, world: World) -> None:
     """Removes a folder that this launch has made."""
     if world.is_main and not place.continues and not place.restarted:
@@ -266,7 +261,7 @@ def _new_folder(outputs: Path, name: str) -> Path:
             number += 1
 
 
-def _save_config(folder: Path, config: RunConfig) -> None:
+def save_config(folder: Path, config: RunConfig) -> None:
     """Writes `config.py`; an earlier one that differs is kept under a name with its number.
 
     What a launch started from is left out: the folder says that by itself when the run is continued.

@@ -165,7 +165,7 @@ class RunLaunch:
             begun, stream = self.open_stream(model, data, start, place)
             parts.callback(stream.loader.close)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
-            save_config(place, config, world)
+            world.on_main(lambda: save_config(place.path, config))
             begun = replace(begun, frozen=_keep_frozen(config, place, model.system))
             settings, step = config.model_dump(mode="json"), start.state.clock.global_step
             trackers = Trackers(TrackedRun(place.path, config, settings, step), world.is_main)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,10 +81,3 @@ def test_the_digest_knows_the_samples_and_their_order() -> None:
     slots = _step(5)
     assert 0 <= step_digest(slots) < 1 << 64
     assert len({step_digest(slots), step_digest(slots[::-1]), step_digest(slots[:4]), step_digest(ORDER.step(1))}) == 4
-
-
-def test_a_rank_outside_the_group_or_an_empty_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank = 4"):
-        deal(_step(3), 4, 4)
-    with pytest.raises(ValueError, match="0 slots"):
-        deal([], 4, 0)

@@ -32,8 +32,3 @@ def test_no_clip_ends_up_above_the_ceiling() -> None:
         new_fps, interval = frame_interval(rates, ceiling)
         assert (new_fps <= ceiling).all()
         assert (new_fps <= rates / interval).all()
-
-
-def test_a_ceiling_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="fps_max = 0"):
-        frame_interval([24.0], 0)

@@ -277,8 +277,3 @@ def test_two_clips_with_the_same_id_are_refused() -> None:
     columns |= {"num_frames": np.array([1, 1]), "height": np.array([64, 64]), "width": np.array([64, 64])}
     with pytest.raises(UserError, match=r"clip_id \d+ occurs more than once"):
         plan_pass(inputs(2, **columns, rule=rule({"32px": CONFIG["32px"]})), 0)
-
-
-def test_columns_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="height has 3 rows"):
-        inputs(5, height=np.ones(3))

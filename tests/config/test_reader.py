@@ -71,7 +71,6 @@ REFUSED = {
     "x = [1][2]": "no entry 2",
     "x = dict(a=1)['b']": 'no key "b"',
     "x = [1, 2][0:1]": "slices",
-    "x = {1: 1, 1: 2}": "already",
     "x = {1: 1, '1': 2}": "same entry",
     "x = {1.5: 1}": "cannot be a key",
     "x = dict(_delete_=3)": "_delete_ must be True or False",

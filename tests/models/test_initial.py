@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longtake.models import MMDiT, initial, initialise
+from longtake.models import MMDiT, initial
 from longtake.random import parameter_uniforms
 from tests.models.golden import random_inputs, tiny_config
+from tests.models.initialised import initialise
 
 
 def values(seed: int, **changes: object) -> dict[str, torch.Tensor]:

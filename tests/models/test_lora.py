@@ -18,11 +18,11 @@ from longtake.models import (
     freeze,
     frozen_names,
     initial_values,
-    initialise,
     target_layers,
 )
 from longtake.weights.mmdit import FORMAT
 from tests.models.golden import random_inputs, tiny_config
+from tests.models.initialised import initialise
 
 
 def tiny(**changes: Any) -> MMDiTConfig:

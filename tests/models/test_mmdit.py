@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig, build_denoiser, initialise
+from longtake.models import MMDiT, MMDiTConfig, build_denoiser
 from tests.models.golden import (
     CASES,
     FOLDER,
@@ -23,6 +23,7 @@ from tests.models.golden import (
     random_inputs,
     tiny_config,
 )
+from tests.models.initialised import initialise
 
 FULL_SIZE = {
     "open_sora_v2": MMDiTConfig(cond_embed=True),

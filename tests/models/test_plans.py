@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.models import MMDiT, MMDiTConfig, TensorSplit, initialise
+from longtake.models import MMDiT, MMDiTConfig, TensorSplit
 from tests.models.golden import tiny_config
+from tests.models.initialised import initialise
 
 
 def patterns(model: MMDiT) -> set[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from longtake.models import LoraConfig, MMDiT, MMDiTConfig, adapt, initialise
+from longtake.models import LoraConfig, MMDiT, MMDiTConfig, adapt
 from longtake.models.initial import linear_uniform
 from longtake.parallel import (
     Mesh,
@@ -31,6 +31,7 @@ from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.weights.mmdit import FORMAT
 from tests.forks import on_processes
 from tests.models.golden import random_inputs
+from tests.models.initialised import initialise
 from tests.train.optimizer.test_schedule import run_config
 from tests.train.runs import free_port
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, initialise
+from longtake.models import MMDiT
 from longtake.parallel import (
     Mesh,
     ParallelConfig,
@@ -21,6 +21,7 @@ from longtake.parallel import (
     remat_blocks,
     shard_model,
 )
+from tests.models.initialised import initialise
 from tests.parallel.one_step import Case, Facts, micro_loss, tiny, whole
 
 FUSED, TWO_HEADS = {"fused_qkv": True}, {"num_heads": 2, "axes_dim": (4, 6, 6)}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig, initialise
+from longtake.models import MMDiT, MMDiTConfig
 from longtake.parallel import (
     BlockCompiler,
     Mesh,
@@ -28,6 +28,7 @@ from longtake.parallel import (
     use_compile_cache,
 )
 from tests.models.golden import random_inputs, tiny_config
+from tests.models.initialised import initialise
 from tests.parallel.one_step import Facts, on_ranks, whole
 
 CONFIG = tiny_config(depth=3, depth_single_blocks=3, cond_embed=True)

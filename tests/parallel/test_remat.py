@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, initialise, use_attention
+from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, use_attention
 from longtake.parallel import (
     InputStore,
     Mesh,
@@ -24,6 +24,7 @@ from longtake.parallel import (
     shard_model,
 )
 from longtake.parallel.offload import Room
+from tests.models.initialised import initialise
 from tests.parallel.one_step import micro_loss, on_ranks, tiny
 from tests.parallel.plays import farthest
 

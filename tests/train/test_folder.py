@@ -40,7 +40,7 @@ def opened(outputs: Path, source: str = "tiny.py", **values: Any) -> RunFolder:
         given_up_on_error(taken, ALONE),
         starting_point(taken, config, ALONE) as place,
     ):
-        save_config(place, config, ALONE)
+        save_config(place.path, config)
     return place
 
 
@@ -260,10 +260,10 @@ def test_a_mistake_found_before_the_first_step_leaves_only_folders_of_earlier_la
 def test_the_saved_config_says_the_same_and_an_earlier_one_is_kept(tmp_path: Path) -> None:
     config = read_run(str(write_config(tmp_path, tmp_path / "clips.parquet"))).value
     with open_folder(config, ALONE, "tiny.py") as place:
-        save_config(place, config, ALONE)
+        save_config(place.path, config)
         assert read_run(str(place.path)).value == config
         changed = read_run(str(place.path), ["--lr", "0.5", "--start-epoch", "0"]).value
-        save_config(place, changed, ALONE)
+        save_config(place.path, changed)
     assert read_run(str(place.path)).value == config.model_copy(update={"lr": 0.5})
     assert sorted(path.name for path in place.path.glob("*.py")) == ["config.before-1.py", "config.py"]
 
@@ -272,12 +272,12 @@ def test_a_config_that_is_no_text_is_kept_and_one_without_end_refused(tmp_path: 
     config = read_run(str(write_config(tmp_path, tmp_path / "clips.parquet"))).value
     with open_folder(config, ALONE, "tiny.py") as place:
         (place.path / "config.py").write_bytes(b"\xff\x00")
-        save_config(place, config, ALONE)
+        save_config(place.path, config)
         assert (place.path / "config.before-1.py").read_bytes() == b"\xff\x00"
         (place.path / "config.py").unlink()
         (place.path / "config.py").symlink_to("/dev/zero")
         with pytest.raises(UserError, match=r"config.py: cannot be kept .*no regular file"):
-            save_config(place, config, ALONE)
+            save_config(place.path, config)
 
 
 @pytest.mark.parametrize("moment", range(4))

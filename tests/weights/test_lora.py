@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import LoraConfig, LoraLinear, MMDiT, MMDiTConfig, adapt, initialise, target_layers
+from longtake.models import LoraConfig, LoraLinear, MMDiT, MMDiTConfig, adapt, target_layers
 from longtake.system.lora import adapter_sizes, fill
 from longtake.weights import (
     Adapter,
@@ -29,6 +29,7 @@ from longtake.weights.conversion import convert
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import random_inputs, tiny_config
+from tests.models.initialised import initialise
 from tests.test_hub import put
 
 FAMILIES = ("peft", "diffusers", "comfy")

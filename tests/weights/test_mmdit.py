@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig, initialise
+from longtake.models import MMDiT, MMDiTConfig
 from longtake.weights import ModelWeights, save_weights
 from longtake.weights.conversion import convert, plan_conversion, reorder_heads, save_model
 from longtake.weights.format import WeightLayout
@@ -28,6 +28,7 @@ from tests.models.golden import (
     tiny_config,
     weights_path,
 )
+from tests.models.initialised import initialise
 
 LAYOUTS = [WeightLayout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
 WITH_DIFFUSERS = [*LAYOUTS, DIFFUSERS]
