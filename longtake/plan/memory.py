@@ -58,7 +58,7 @@ def forecast_memory(config: Any, batch: MicroBatch, layout: Layout, encoder_byte
         ema=FP32 * weights.owned if layout.ema and not (layout.offload or upkeep.ema_offloaded) else 0,
         encoders=encoder_bytes,
         gathered=int(gathered),
-        activations=int(activations),
+        activations=int(activations) + batch.beside_bytes,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from longtake.buckets import BucketLaw, BucketReport, OrderInputs, plan_pass
@@ -122,7 +123,18 @@ class Work:
         most = 0
         if encoders_of:
             most = max(cost.rank_bytes(encoders_of) for cost in self.encoding(bucket.shape, batch).values())
-        return MicroBatch(batch, self.latent(*bucket.shape), self.text_tokens, most)
+        beside = FP32 * batch * self._once(("beside", bucket.shape), lambda: self._brought(bucket.shape))
+        return MicroBatch(batch, self.latent(*bucket.shape), self.text_tokens, most, beside)
+
+    def _brought(self, shape: tuple[int, int, int]) -> int:
+        """Numbers of a sample's companions that the denoiser's `needs` do not name: it takes them where they are."""
+        latent = self.latent(*shape)
+        needs = denoiser_class(self.model).needs(self.model, latent, self.text_tokens)
+        still = self.latent(1, *shape[1:])
+        of = {"video": lambda one: prod(latent), "stills": lambda one: one.most * prod(still)}
+        of["numbers"] = lambda one: shape[0] * one.width
+        found = self.config.family.companions(self.model)
+        return sum(of[one.kind](one) for one in found if one.condition not in needs)
 
     def encoding(self, shape: tuple[int, int, int], batch: int) -> Mapping[str, EncodeCost]:
         """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""

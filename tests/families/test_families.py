@@ -270,6 +270,10 @@ def test_it_is_planned(longtake: Any, run: Path) -> None:
     assert plan.num_parameters == sum(p.numel() for p in build_denoiser(config.model).parameters())
     with pytest.raises(UserError, match="a micro-batch of"):
         refuse_misfits(plan)
+    sizes = plan.work.micro_batch(plan.entries[0].bucket)
+    brought = sizes.latent_bytes if config.model.type == "everything" else 0  # the control video, as latents
+    bare = forecast_memory(config.model, replace(sizes, beside_bytes=0), plan.layout)
+    assert forecast_memory(config.model, sizes, plan.layout).total - bare.total == sizes.beside_bytes == brought
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
