@@ -15,7 +15,8 @@ Denoise = Callable[[Tensor, Tensor, int], Tensor]
 # on_step(steps done, number of steps, x): called after each step, for progress and previews.
 OnStep = Callable[[int, int, Tensor], None]
 Scale = float | Tensor  # of a branch of guidance: one number, or one for each latent frame, float32 [F]
-# What a solver remembers of the sample under way: branch of guidance -> (time, velocity) when it was last computed.
+# What a solver remembers of the sample under way: branch of guidance -> (time, velocity) when it was last computed; the
+# velocity is NaN where x has since been set to another value than the steps led to.
 Past = dict[str, tuple[Tensor, Tensor]]
 Hold = Callable[[Tensor, Tensor], Tensor]  # hold(x, t) -> x with what is known of it at time t
 # noise(index of a step) -> standard normal numbers [B, C, F, h, w]: each video's own, by its seed.
@@ -61,7 +62,8 @@ class Solver(ABC):
         past: Past = {}
         for index in range(num_steps):
             if hold is not None:
-                x = hold(x, grid[index])
+                led_to, x = x, hold(x, grid[index])
+                past.update((name, (t, v.masked_fill(x != led_to, torch.nan))) for name, (t, v) in past.items())
             x = self.step(denoise, x, grid[index], grid[index + 1], index, past, noise or _no_noise)
             if on_step is not None:
                 on_step(index + 1, num_steps, x)
@@ -91,7 +93,8 @@ class AdamsBashforth2(Solver):
 
     Branches of guidance are continued each by itself, before they are scaled and added up: where the scales change from
     step to step (oscillating guidance, frame scales), the line through two sums would take the change of scale for a
-    change of the velocity. A branch that a step left out is continued from where it was last computed.
+    change of the velocity. A branch that a step left out is continued from where it was last computed. Where a known
+    place has just been released, the velocity before was that of another path, and the step is Euler's.
 
     The line overshoots where the velocity bends within a step: at ten steps, or under strong guidance of a small model,
     Euler can be the better of the two (`benchmarks/results/solver.json`).
@@ -110,7 +113,8 @@ class AdamsBashforth2(Solver):
             mean = velocity
             if name in past:
                 t_before, before = past[name]
-                mean = velocity + (t_next - t) / 2 / (t - t_before) * (velocity - before)
+                change = torch.where(before.isnan(), 0.0, velocity - before)
+                mean = velocity + (t_next - t) / 2 / (t - t_before) * change
             past[name] = t, velocity
             total += over_frames(scale, mean) * mean
         return x + (t_next - t) * total

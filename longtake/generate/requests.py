@@ -54,7 +54,7 @@ def check_request(config: GenerateConfig) -> list[str]:
     if faults:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
-    doubts = [line for part in (config, *stills) for line in _check_weights(part)]
+    doubts = _check_weights(config, prompts) + [line for part in stills for line in _check_weights(part, ())]
     for part in (config, *stills):  # last, since this downloads from the hub
         find_encoders(part)
     return doubts
@@ -221,16 +221,19 @@ def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
     return None if taken else f"leaves no frame of {frames} to be made"
 
 
-def _check_weights(config: GenerateConfig) -> list[str]:
+def _check_weights(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[str]:
     """Compares the names and shapes in a file's header with the model's; returns warnings."""
     if config.model.from_pretrained is None:
         return []
+    asked = [("cond_type", config.kind), *(("carries", clip.carries) for prompt in prompts for clip in prompt.then)]
+    known = next(((key, kind) for key, kind in asked if kind != config.family.kind_of_nothing), None)
     with open_pretrained(config.model) as (weights, _):
-        if config.knows_nothing or weights.unread_known is None:
+        if known is None or weights.unread_known is None:
             return []
+    key, kind = known
     return [
-        f"model.from_pretrained = {config.model.from_pretrained!r}: has {weights.unread_known}, so for cond_type = "
-        f'"{config.kind}" the model was never trained on conditioning frames; they are copied into the videos, and the '
+        f"model.from_pretrained = {config.model.from_pretrained!r}: has {weights.unread_known}, so for {key} = "
+        f'"{kind}" the model was never trained on conditioning frames; they are copied into the videos, and the '
         "other frames do not depend on them"
     ]
 

@@ -83,6 +83,8 @@ class FrozenLinear(nn.Linear):
 class LoraLinear(FrozenLinear):
     """A frozen linear layer with an adapter; `lora_a`, `lora_b` and, for DoRA, `magnitude` [out] train."""
 
+    PARAMETERS = "lora_a", "lora_b", "magnitude"  # that it has beside those of a frozen layer
+
     def __init__(self, layer: nn.Linear, size: AdapterSize, kind: storage.Kind | None = None) -> None:
         super().__init__(layer, kind)
         device = layer.weight.device

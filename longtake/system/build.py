@@ -78,8 +78,7 @@ class System:
 
     def adapter_parameters(self) -> set[str]:
         """The names of the adapters' parameters."""
-        kinds = ("lora_a", "lora_b", "magnitude")
-        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in kinds}
+        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in LoraLinear.PARAMETERS}
         return {name for name, _ in self.denoiser.named_parameters() if name in names}
 
     def num_parameters(self) -> tuple[int, int]:

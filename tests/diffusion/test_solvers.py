@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.contracts import Conditions
+from longtake.contracts import Conditions, Known
 from longtake.diffusion import (
     AdamsBashforth2,
     Euler,
@@ -15,6 +15,7 @@ from longtake.diffusion import (
     Guided,
     RectifiedFlow,
     Solver,
+    known_holder,
     make_grid,
 )
 
@@ -58,6 +59,18 @@ def test_two_steps_follow_the_written_rule() -> None:
     h, before = -0.6, -0.2
     assert x.item() == pytest.approx(-0.2 * 2.0 + h * (5.0 + h / 2 * (5.0 - 2.0) / before))
     assert times == pytest.approx([1.0, 0.8]), "one call of the network in a step"
+
+
+def test_a_place_that_is_released_forgets_the_slope_it_had_while_it_was_held() -> None:
+    solver, grid, flow = AdamsBashforth2(), make_grid(8), RectifiedFlow(FlowConfig(sigma_min=0.0), patch_size=1)
+    clean, released = torch.full_like(NOISE, 3.0), torch.ones(2, 1, 2, 1, 1)
+    released[:, :, 0] = 0.55
+    hold = known_holder(Known(released, clean), NOISE, flow.noised_at, 1.0)
+    found = solver.sample(lambda x, *_: x, NOISE, grid, hold=hold)
+    first = next(i for i, t in enumerate(grid) if t <= 0.55)
+    anew = solver.sample(lambda x, *_: x, flow.noised_at(clean, NOISE, grid[first]), grid[first:])
+    assert torch.equal(found[:, :, 0], anew[:, :, 0])
+    assert torch.equal(found[:, :, 1], solver.sample(lambda x, *_: x, NOISE, grid)[:, :, 1])
 
 
 def test_nothing_is_remembered_from_one_sample_to_the_next() -> None:

@@ -119,6 +119,10 @@ def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path:
     (line,) = check_request(resolve_source(preset, [*words, *known]).config)
     assert "has no cond_in" in line
     assert "never trained on conditioning frames" in line
+    (tmp_path / "chain.csv").write_text("text,carries\nx,\ny,i2v_head\n")
+    chained = [*TINY, "--prompts", str(tmp_path / "chain.csv"), *words[words.index("--num-frames") :]]
+    (line,) = check_request(resolve_source(preset, chained).config)
+    assert 'so for carries = "i2v_head" the model was never trained on conditioning frames' in line
     with pytest.raises(UserError, match=r"set model\.grow_cond_in to True"):
         check_request(resolve_source(preset, [*words, *known, "--model.grow-cond-in", "False"]).config)
 
