@@ -45,6 +45,7 @@ figcaption span:first-child{color:var(--ink)}figcaption:hover span{-webkit-line-
 th{font-weight:600;font-size:.82rem;color:var(--soft);text-align:left;vertical-align:bottom}
 th,td{padding:.32rem 1.1rem .32rem 0;border-bottom:1px solid var(--line)}td{vertical-align:top}
 .n{text-align:right;white-space:nowrap}th:last-child,td:last-child{padding-right:0}
+.pairs td:last-child{overflow-wrap:anywhere}
 th[colspan]{color:var(--ink);font-size:.95rem;padding-top:1.1rem}
 code,pre{font:.84rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 pre{white-space:pre-wrap;background:var(--card);border-radius:10px;padding:.9rem}
@@ -60,7 +61,7 @@ border-radius:3px;overflow:hidden}
 .meter{display:grid;grid-template-columns:minmax(3rem,1fr) 4.2rem;min-width:8rem;align-items:center}
 .meter .bar{min-width:0;height:.5rem;margin:0}
 .grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(10rem,1fr))}
-.charts{display:grid;gap:1.2rem;grid-template-columns:repeat(auto-fit,minmax(min(16rem,100%),1fr))}
+.charts{display:grid;align-items:end;gap:1.2rem;grid-template-columns:repeat(auto-fit,minmax(min(16rem,100%),1fr))}
 figure{margin:0;overflow:hidden;min-width:0}figcaption{font-size:.82rem;line-height:1.35;padding:.45rem .6rem .55rem;
 overflow-wrap:anywhere}
 .screen{aspect-ratio:4/3;display:grid;place-items:center;background:#8883;padding:.4rem;text-align:center}
@@ -126,7 +127,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: Sequence
 
 def pairs(rows: Iterable[tuple[object, object]]) -> Html:
     """A table of what things are."""
-    return table(("", ""), rows, words=(0, 1))
+    return html('<div class="pairs">{}</div>', table(("", ""), rows, words=(0, 1)))
 
 
 def folded(summary: str, content: Html) -> Html:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from longtake import pages
 from longtake.pages import (
     bar,
     curve,
@@ -145,3 +148,9 @@ def test_numbers_are_written_as_people_write_them() -> None:
         *("0.25 s", "45.2 s", "5 min 6 s", "60 min", "5.56 h", "2.31 days", "359 days"),
     ]
     assert [percent(share) for share in (1.0, 59 / 60, 0.5, 0.0, math.nan)] == ["100 %", "98.3 %", "50 %", "0 %", "–"]
+
+
+def test_no_other_module_has_a_style_of_its_own() -> None:
+    package = Path(pages.__file__).parent
+    styled = [path.name for path in package.rglob("*.py") if re.search("<style|<!doctype", path.read_text("utf-8"))]
+    assert styled == ["pages.py"]

@@ -44,7 +44,7 @@ from longtake.train.read import CONFIG_FILE, read_run
 
 _BUCKETS_FILE = "bucket_report.json"
 _PARTS = ("steps that count", "starting", "steps made again", "saving", "waiting for data", "steps left out")
-_MOST_FILMS, _MOST_CURVES, _MOST_LOST = 24, 12, 100
+_MOST_FILMS, _MOST_TEXT, _MOST_CURVES, _MOST_LOST = 24, 2000, 12, 100
 _LAST = 25  # steps whose mean is the loss of a run
 
 
@@ -135,13 +135,18 @@ def sample_films(folder: Path) -> list[Html]:
     where there is no such folder."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the one that `longtake generate` has written to")
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".mp4", ".png") and path.stem != "grid")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".mp4", ".png") and not _is_sheet(path))
     return [_sample(path) for path in files[:: -(-len(files) // _MOST_FILMS) or 1]]
+
+
+def _is_sheet(path: Path) -> bool:
+    """Whether it is a contact sheet, as `--grid` makes them."""
+    return path.stem.startswith("grid") and not path.with_suffix(".txt").exists()
 
 
 def _sample(path: Path) -> Html:
     prompt = path.with_suffix(".txt")
-    text = read_small(prompt).decode("utf-8", "replace").strip() if prompt.is_file() else path.name
+    text = prompt.read_text("utf-8", "replace")[:_MOST_TEXT].strip() if prompt.is_file() else path.name
     try:
         return figure(film(*short_film(str(path), math.inf, 24), alt=text), text)
     except ClipError as error:
@@ -152,8 +157,9 @@ def _curves(record: RunRecord) -> Html:
     def points(name: str) -> list[tuple[int, Any]]:
         return [(line["step"], line[name]) for line in record.lines if name in line]
 
-    shown = {"loss": True, "grad_norm": True, "lr": False, "seconds": True}
-    drawn = html('<div class="charts">{}</div>', joined(curve(name, points(name), log) for name, log in shown.items()))
+    shown = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "seconds": "seconds"}
+    charts = joined(curve(title, points(name), log=name != "lr") for name, title in shown.items())
+    drawn = html('<div class="charts">{}</div>', charts)
     losses = [(line["step"], line["buckets"]) for line in record.lines if isinstance(line.get("buckets"), dict)]
     common = Counter(name for _, found in losses for name in found).most_common()
     if len(common) < 2:
