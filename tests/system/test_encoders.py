@@ -143,7 +143,7 @@ def test_a_sharded_encoder_needs_captions_on_every_rank() -> None:
     with pytest.raises(UserError, match=r"3 samples are missing in dataset\.latents") as refusal:
         refuse_sharded_text(sharded, missing=3)
     assert str(refusal.value).endswith(
-        'write t5.placement = "offloaded", or complete the store by `longtake data encode`'
+        'write t5.placement = "offloaded", or complete the store by `longtake data encode RUN -o FOLDER`'
     )
 
 

@@ -154,7 +154,7 @@ def test_weights_and_biases_is_not_imported_unless_asked_for(tmp_path):
 def test_a_missing_weights_and_biases_is_told_on_every_rank(enabled, tmp_path, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     assert importlib.util.find_spec("wandb") is None
-    with pytest.raises(UserError, match=r"wandb = True: .* run `pip install longtake\[wandb\]`"):
+    with pytest.raises(UserError, match=r"wandb = True: .* pip install 'longtake\[wandb\]'"):
         opened(tmp_path, wandb=True, enabled=enabled)
 
 
