@@ -18,6 +18,10 @@ from tests import forks
 settings.register_profile("any machine", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("any machine")
 
+OF_TERMINALS = (
+    *("COLUMNS", "LINES", "TERMINAL_WIDTH", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "CLICOLOR", "CLICOLOR_FORCE"),
+    *("TTY_COMPATIBLE", "TTY_INTERACTIVE", "CI", "GITHUB_ACTIONS"),
+)
 _FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
 SHOWN = 8  # files and tests, dearest first
 # Files with worlds of more than two processes: one worker takes them all, or two cores would have eight ranks and more.
@@ -53,6 +57,12 @@ DEAR = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", metavar="FILE", type=Path, help="writes every test's processor and wall seconds there")
+
+
+def pytest_sessionstart() -> None:
+    """What a terminal or a CI system says of itself would colour and break the lines that tests read."""
+    for name in OF_TERMINALS:
+        os.environ.pop(name, None)
 
 
 def pytest_collection_finish() -> None:
