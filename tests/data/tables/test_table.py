@@ -127,8 +127,8 @@ def test_a_row_with_bad_numbers_stays_and_says_why_it_is_not_used(row: str, reas
             ["a.mp4,x,64"],
             "path,text,width",
             "clips.csv: column num_frames, height, fps is missing (found path, text, width); "
-            "`longtake data probe clips.csv -o clips.parquet` fills in num_frames, height, width and fps "
-            "for a table with path and text",
+            "`longtake data probe clips.csv -o clips.parquet` makes a table with num_frames, height, width and fps "
+            "of one with path and text",
         ),
         ([], HEADER, "clips.csv: the table has no rows; list one clip a row with its path and text"),
         (
