@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from longtake.durable import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +24,23 @@ EXIT_MISTAKE = 2
 
 def complain(sentence: str) -> None:
     """Prints the sentence on stderr, with the rank in front where there are several."""
-    rank = os.environ.get("RANK", "0")
+    rank, report = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if report is not None:  # torchrun shows what is in it at the end of its own report
+        error = {"message": f"longtake: {sentence}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            write_whole(Path(report), json.dumps({"message": error}))
+        if os.environ.get("LOCAL_RANK", "0") != "0" and _said_by_first(Path(report).parents[1] / "0", sentence):
+            return
     print(f"longtake: {sentence}" if rank == "0" else f"longtake (rank {rank}): {sentence}", file=sys.stderr)
+
+
+def _said_by_first(folder: Path, sentence: str) -> bool:
+    """Whether the first process of this machine, which reports into `folder`, says the same now or very soon."""
+    for report in itertools.repeat(folder / Path(os.environ["TORCHELASTIC_ERROR_FILE"]).name, 20):
+        with suppress(OSError, ValueError, KeyError):
+            return bool(json.loads(report.read_text(encoding="utf-8"))["message"]["message"] == f"longtake: {sentence}")
+        time.sleep(0.1)
+    return False
 
 
 def print_table(

@@ -1,4 +1,4 @@
-"""`longtake launch --hostfile HOSTS [options] -- train RUN [--key value ...]`."""
+"""`longtake launch [--hostfile HOSTS] [options] -- train RUN [--key value ...]`."""
 
 from __future__ import annotations
 
@@ -53,10 +53,14 @@ def launch(
 ) -> int:
     """Start one run on many hosts with torchrun, over ssh: `longtake launch --hostfile hosts -- train RUN`.
 
+    Without hosts, on the GPUs of this machine: `longtake launch --nproc-per-node 8 -- train RUN`.
+
     Looks at all hosts first. Their lines come with the host in front. When one fails, all are stopped, and the exit
     status is that of the process that failed first. Ctrl-C has all save and stop; a second one kills them.
     """
     words = _checked(words or [])
+    if hostfile is None and host is None:
+        return _on_this_machine(words, processes, _split("--torchrun", torchrun), grace, dry_run)
     run_name, folder = cluster.name_and_folder(words, name)
     planned = cluster.Launch(
         hosts=cluster.read_hosts(hostfile, host, include, exclude),
@@ -78,6 +82,14 @@ def launch(
         cluster.show(planned, sys.stdout)
         return 0
     return cluster.Launcher(planned).run()
+
+
+def _on_this_machine(words: list[str], processes: int | None, options: list[str], grace: float, dry_run: bool) -> int:
+    if dry_run:
+        program = [] if words[0].endswith(".py") else ["-m", "longtake"]
+        print(shlex.join(["torchrun", "--nproc-per-node", str(processes or "auto"), *options, *program, *words]))
+        return 0
+    return cluster.launch_here(words, processes, options, grace)
 
 
 def _checked(words: list[str]) -> list[str]:

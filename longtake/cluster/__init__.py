@@ -6,6 +6,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.cluster.arguments import Host, forwarded, name_and_folder, read_hosts
+    from longtake.cluster.here import launch_here
     from longtake.cluster.launch import Launch, Launcher, show
 
 __getattr__ = lazy_exports(__name__)

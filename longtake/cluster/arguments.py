@@ -90,7 +90,7 @@ def read_hosts(
     """The hosts of a file (lines `host`, `user@host:port` or `host slots=8`; `#` begins a comment) or of a list `a,b`,
     in that order, without those left out. Raises `UserError`."""
     if (hostfile is None) == (listed is None):
-        raise UserError("launch: no hosts, or two lists of them; give either --hostfile FILE or --host a,b")
+        raise UserError("launch: two lists of hosts; give either --hostfile FILE or --host a,b")
     if hostfile is not None:
         try:
             text = hostfile.read_text(encoding="utf-8-sig")  # editors may write a mark in front

@@ -24,7 +24,7 @@ def test_it_explains_itself(capsys: Capture):
         (["--host", "a"], "launch: found nothing behind --"),
         (["--host", "a", "--", "--lr", "1"], "launch: found --lr behind --"),
         (["--host", "a", "--", "launch", "x"], "launch: found launch behind --"),
-        (["--", "train", "x.py"], "either --hostfile FILE or --host a,b"),
+        (["--hostfile", "h", "--host", "a", "--", "train", "x.py"], "either --hostfile FILE or --host a,b"),
         (["--hostfile", "gone", "--", "train", "x.py"], "gone: No such file or directory"),
         (["--host", "a,a", "--", "train", "x.py"], "a: is there twice"),
         (["--host", "a", "--ssh", "ssh 'x", "--", "train", "x.py"], "--ssh ssh 'x: No closing quotation"),
