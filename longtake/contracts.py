@@ -5,6 +5,7 @@ Shapes: B batch, C channels, T frames (pixels), F latent frames, H W pixels, h w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,6 +27,14 @@ class UserError(ValueError):
 
 class WeightsMisfit(UserError):
     """Weights that were made for a model of another size or kind."""
+
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Text for a terminal: what would steer it (all control characters but tab and line break) is written out."""
+    return _UNSEEN.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def in_one_line(error: BaseException) -> str:

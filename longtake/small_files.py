@@ -26,6 +26,13 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     return data
 
 
+def regular(path: Path) -> Path:
+    """The path of a regular file, or of nothing. Raises OSError for a pipe, whose reader might wait for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is no regular file")
+    return path
+
+
 def parse_json(text: bytes | str, finite: bool = True) -> Any:
     """What a JSON text says. Raises ValueError for any other, for one nested too deep, and where all is to be `finite`
     for Infinity and NaN, which Python writes and JSON has not."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from longtake.cli.app import CommandDialect
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None 
             code = run(sys.argv[1:] if arguments is None else arguments, dialect)
     except (KeyboardInterrupt, Exception) as error:
         # A library that is interrupted while it is imported may swallow that, and fail for what it misses.
-        if not isinstance(error, KeyboardInterrupt) and not (pressed and time.monotonic() - pressed[-1] < 10):
+        if not isinstance(error, KeyboardInterrupt) and not (pressed and time.monotonic() - pressed[-1].time < 10):
             raise
         from longtake.cli.console import complain
         from longtake.contracts import EXIT_INTERRUPTED
@@ -44,26 +44,34 @@ def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None 
         # Python started with -m ends by SIGINT, whatever code we exit with, if the interrupt came out of an `exec` of
         # text, as dataclasses and torch make while they are imported; one that ends well takes that mark away.
         exec("")
-        complain("interrupted")
+        if not (pressed and pressed[-1].number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ):
+            complain("interrupted", to_torchrun=False)  # where torchrun ends this process, another has said why
         code = EXIT_INTERRUPTED
     sys.exit(code)
 
 
+class Interrupt(NamedTuple):
+    number: int  # of the signal
+    time: float  # monotonic seconds
+
+
 @contextmanager
-def interrupts_noted() -> Iterator[list[float]]:
-    """Inside, Ctrl-C raises KeyboardInterrupt as ever, and its time is added to the list."""
-    pressed: list[float] = []
+def interrupts_noted() -> Iterator[list[Interrupt]]:
+    """Inside, SIGTERM and SIGUSR1 raise KeyboardInterrupt as Ctrl-C does, and what comes is added to the list."""
+    pressed: list[Interrupt] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        pressed.append(time.monotonic())
+        pressed.append(Interrupt(number, time.monotonic()))
         raise KeyboardInterrupt
 
-    usual = signal.default_int_handler
-    if signal.getsignal(signal.SIGINT) is not usual or threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, note)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_DFL}
+    if threading.current_thread() is not threading.main_thread():
+        usual = {}
+    own = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
+    for number in own:
+        signal.signal(number, note)
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number, handler in own.items():
+            signal.signal(number, handler)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longtake.contracts import visible
 from longtake.durable import write_whole
 
 if TYPE_CHECKING:
@@ -20,18 +21,27 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nobody watches
 EXIT_MISTAKE = 2
+_LINE, _LINES = 2000, 110  # most characters of a line of a complaint, and lines; configs list up to 101 faults
 
 
-def complain(sentence: str) -> None:
-    """Prints the sentence on stderr, with the rank in front where there are several."""
+def complain(sentence: str, to_torchrun: bool = True) -> None:
+    """Prints the sentence on stderr, with the rank in front where there are several; `to_torchrun`: as the cause of an
+    end, which torchrun reports."""
+    sentence = visible(_bounded(sentence))
     rank, report = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if report is not None:  # torchrun shows what is in it at the end of its own report
+    if report is not None and to_torchrun:  # torchrun shows what is in it at the end of its own report
         error = {"message": f"longtake: {sentence}", "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
             write_whole(Path(report), json.dumps({"message": error}))
         if os.environ.get("LOCAL_RANK", "0") != "0" and _said_by_first(Path(report).parents[1] / "0", sentence):
             return
     print(f"longtake: {sentence}" if rank == "0" else f"longtake (rank {rank}): {sentence}", file=sys.stderr)
+
+
+def _bounded(text: str) -> str:
+    """A sentence, or several lines of them, without the middle of what is too long to read."""
+    lines = [line if len(line) <= _LINE else f"{line[: _LINE - 500]} … {line[-400:]}" for line in text.split("\n")]
+    return "\n".join(lines if len(lines) <= _LINES else [*lines[:_LINES], f"… and {len(lines) - _LINES} lines more"])
 
 
 def _said_by_first(folder: Path, sentence: str) -> bool:
@@ -52,7 +62,7 @@ def print_table(
         widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
         for line in (head, *rows):
             cells = zip(head, line, widths, strict=True)
-            print("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for name, c, w in cells).rstrip())
+            print(visible("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for name, c, w in cells).rstrip()))
         return
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +71,7 @@ def print_table(
     for name in head:
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     console.print(table)
 
 

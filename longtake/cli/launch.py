@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from longtake import cluster
+from longtake.cli.console import complain
 from longtake.contracts import UserError
 
 _Processes = Annotated[
@@ -89,7 +90,7 @@ def _on_this_machine(words: list[str], processes: int | None, options: list[str]
         program = [] if words[0].endswith(".py") else ["-m", "longtake"]
         print(shlex.join(["torchrun", "--nproc-per-node", str(processes or "auto"), *options, *program, *words]))
         return 0
-    return cluster.launch_here(words, processes, options, grace)
+    return cluster.launch_here(words, processes, options, grace, complain)
 
 
 def _checked(words: list[str]) -> list[str]:

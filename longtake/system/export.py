@@ -16,6 +16,7 @@ from longtake.checkpoint import EXPORT_BYTES, INDEX_FILE, CheckpointWeights, exp
 from longtake.config import resolve
 from longtake.contracts import UserError
 from longtake.families import family_of, read_model
+from longtake.small_files import regular
 from longtake.system.config import SystemConfig
 from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
 from longtake.weights import save_adapters, save_weights
@@ -101,7 +102,7 @@ def exported_tree(path: str | Path) -> dict[str, Any]:
     """The config in the header of an exported file or folder, as plain data. Raises `UserError` for any other."""
     path = min(Path(path).glob("model*.safetensors"), default=path) if Path(path).is_dir() else path
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(Path(path)), framework="pt") as file:
             header = (file.metadata() or {}).get(CONFIG_HEADER)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as safetensors ({error})") from error

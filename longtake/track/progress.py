@@ -5,15 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from longtake.contracts import visible
+
+
+class _Console(Console):
+    """Prompts, captions and names of files steer no terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(visible(one) if isinstance(one, str) else one for one in objects), **options)
+
 
 def make_console(file: TextIO | None = None, stderr: bool = False) -> Console:
     """The console of a command: colours on a terminal, long lines left whole in files and pipes."""
-    console = Console(file=file, stderr=stderr, highlight=False, markup=False)
+    console = _Console(file=file, stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.soft_wrap = True
     return console

@@ -16,6 +16,7 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.durable import unfinished, write_whole
 from longtake.hub import find_files
+from longtake.small_files import regular
 
 # What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
 _FOLDERS = (
@@ -220,6 +221,6 @@ def _files_of_index(index: Path, table: Mapping[str, str]) -> list[Path]:
 
 def _open(file: Path) -> safe_open:
     try:
-        return safe_open(file, framework="pt", device="cpu")
+        return safe_open(regular(file), framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as fault:
         raise UserError(f"{file}: cannot be read as safetensors ({fault}); copy or convert it again") from None

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +125,23 @@ def test_the_shell_is_told_how_a_word_goes_on(longtake, monkeypatch: pytest.Monk
     assert longtake() == (0, f"{answer}\n", "")
     monkeypatch.undo()
     assert "--install-completion" in longtake("--help")[1]
+
+
+def test_what_steers_a_terminal_is_written_out_and_the_length_of_a_complaint_is_bounded(
+    longtake, mistake, run, tmp_path
+):
+    words = "a \x1b[31mred\x1b]0;x\x07 cat\r\u202e"
+    code, out, _ = longtake("generate", run.folder, "--prompt", words, "--num-steps", 1, "--save-dir", tmp_path)
+    assert code == 0
+    assert r"a \x1b[31mred\x1b]0;x\x07 cat\r\u202e" in out
+    assert r"x\x1b[31m: " in mistake("generate", "x\x1b[31m")
+    for verb in ("train", "generate", "checkpoint", ""):
+        said = longtake(verb, "list" * (verb == "checkpoint") or "a" * 100_000, "b" * 100_000)[2]
+        assert len(said) < 3000
+
+
+def test_captions_steer_no_terminal_either(longtake, tmp_path: Path):
+    table = tmp_path / "x.csv"
+    table.write_text("path,text\n\x1b[31mx.mp4,\x1b[31mA red clip\n", encoding="utf-8")
+    for words in (("stats", table), ("probe", table, "-o", tmp_path / "y.csv")):
+        assert "\x1b" not in "".join(map(str, longtake("data", *words)))

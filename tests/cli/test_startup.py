@@ -94,6 +94,8 @@ SWALLOWED = (
     [
         pytest.param("typer", CTRL_C, id="of the command itself"),
         pytest.param("torch", CTRL_C, id="of the verb"),
+        pytest.param("typer", CTRL_C.replace("SIGINT", "SIGTERM"), id="SIGTERM"),
+        pytest.param("torch", CTRL_C.replace("SIGINT", "SIGUSR1"), id="SIGUSR1"),
         pytest.param("torch", SWALLOWED, id="swallowed, so that names are missing"),
         pytest.param("torch", "exec('raise KeyboardInterrupt')", id="inside code made from text, as dataclasses make"),
     ],

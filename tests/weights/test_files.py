@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from longtake.contracts import UserError
+from longtake.system import exported_tree
 from longtake.weights import WeightFiles, save_weights
 
 STATE = {f"layer.{i}.weight": torch.full((4, 8), float(i)) for i in range(5)}
@@ -122,3 +124,13 @@ def test_what_cannot_be_read_says_why_in_one_sentence(tmp_path: Path, name: str,
     with pytest.raises(UserError, match=sentence) as fault:
         WeightFiles(damaged(tmp_path, name))
     assert "\n" not in str(fault.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model-00001.safetensors")
+    for path in (tmp_path, tmp_path / "model-00001.safetensors"):
+        with pytest.raises(UserError, match=r"regular file|no such file"):
+            WeightFiles(path)
+        with pytest.raises(UserError, match="regular file"):
+            exported_tree(tmp_path / "model-00001.safetensors")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.durable import write_whole
+from longtake.small_files import regular
 
 _HEAD_BYTES = 1 << 16
 _MAPPED = 128  # shards that a process keeps mapped, those used last
@@ -47,7 +48,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a small file. Raises `UserError` where it cannot be read."""
     try:
-        return load_file(path)
+        return load_file(regular(path))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {MEND}") from error
 
@@ -84,7 +85,7 @@ class LatentShards:
     def _open(self, kind: str, number: int) -> safe_open:
         path = shard_path(self.folder, kind, number)
         try:
-            with open(path, "rb") as head:  # waits for a slow disk as other threads run, which `safe_open` holds up
+            with open(regular(path), "rb") as head:  # waits for a slow disk as other threads run, unlike `safe_open`
                 head.read(_HEAD_BYTES)
             file = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longtake.contracts import Caption, LatentShape, UserError, in_one_line
 from longtake.data.tables.json_table import objects_of_lines
+from longtake.small_files import regular
 
 OF_VIDEO = ("mean", "std")  # the moments of a clip's latents
 
@@ -166,7 +167,7 @@ def load_tensors(path: Path) -> Any:
     Raises `UnusableLatents`."""
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return load_file(regular(path))
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise UnusableLatents(f"{path.name}: no such file") from error
