@@ -46,7 +46,8 @@ class Exchange:
 class Switch:
     """Own units at all their places for all units at own places, and back: for attention over time at each place.
 
-    The submodule is called on tensors [B, units x places, ...] of the tokens of `split`, which a plan cuts by units.
+    The submodule is called on tensors [B, units, places, ...] of the tokens of `split`, which a plan cuts by units, and
+    returns one like the first.
     """
 
     split: str

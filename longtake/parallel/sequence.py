@@ -136,10 +136,9 @@ class AmongPeers(nn.Module):
         peers, unit, own = self._cut.peers, self._cut.unit(how.split), self._cut.peers.sequence_index
         units = [size // unit for size in self._cut.joined_sizes((how.split,))]
         places = [share(unit, peers.sequence, i)[1] for i in range(peers.sequence)]
-        grids = [x.unflatten(1, (units[own], unit)) for x in tensors]
-        out = self.inner(*(x.flatten(1, 2) for x in _switched(grids, units, places, peers.sequence_group)))
-        out = out.unflatten(1, (sum(units), places[own])).transpose(1, 2)
-        return switch(out, places, units, peers.sequence_group).transpose(1, 2).flatten(1, 2)
+        assert tensors[0].shape[1:3] == (units[own], unit), f"{list(tensors[0].shape)}, units {units} of {unit} tokens"
+        out = self.inner(*_switched(tensors, units, places, peers.sequence_group)).transpose(1, 2)
+        return switch(out, places, units, peers.sequence_group).transpose(1, 2)
 
 
 def _switched(tensors: Sequence[Tensor], rows: list[int], columns: list[int], group: Any) -> tuple[Tensor, ...]:

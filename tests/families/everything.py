@@ -3,111 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions
 from longtake.data.rules import Companion, SampleRules
 from longtake.families import Family, Text
-from longtake.models import ModelSection
-from longtake.models.initial import linear_uniform
-from longtake.models.layers import timestep_features, unpatchify
+from longtake.models import Attention, SequencePlan, Switch
+from longtake.models.layers import patchify, timestep_features, unpatchify
 from longtake.models.plans import ANY, check_conditions
 from longtake.weights.format import Format, Naming, WeightLayout
 from longtake.weights.lora import PEFT
 from tests.buckets.own_law import TokenBudget
 from tests.families.everything_parts import KINDS, FlowOf1000
+from tests.families.plain import Plain, PlainConfig
 
 MODULE, PARTS = "tests.families.everything", "tests.families.everything_parts"
 
 
-class EverythingConfig(ModelSection):
+class EverythingConfig(PlainConfig):
     """Sizes of the denoiser."""
 
     DENOISER: ClassVar[str] = f"{MODULE}:Everything"
-    WIDTHS: ClassVar[Mapping[str, str]] = MappingProxyType({"text": "text_dim"})
     type: Literal["everything"] = Field("everything", description="the denoiser")
-    text_dim: int = Field(16, description="width of a text token")
+    channels: int = Field(3, description="of the latents")
     text_tokens: int = Field(8, description="tokens of the tensor that stands for no text")
-    width: int = Field(16, description="width of the model")
-    layers: int = Field(2, description="blocks")
-    head_dim, latent_channels = property(lambda self: self.width), property(lambda self: 3)
-    patch = property(lambda self: (1, 1, 1))
+    inputs = property(lambda self: 2 * self.channels + 1)
+    facts: ClassVar[int] = 17
     conditions = property(lambda self: ("text", "mask", "control", "fps"))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.qkv, self.text_kv, self.out = (nn.Linear(width, n * width) for n in (3, 2, 1))
+class OverTime(Attention):
+    """Attention over the frames at each place, of tensors [B, F, S, N, K]."""
 
-    def forward(self, x: Tensor, text: Tensor, seen: Tensor) -> Tensor:
-        """x [B, F, S, D]; text [B, N, L, D]: each part of the frames attends to all tokens and to its own caption."""
-        parts = []
-        q, k, v = self.qkv(x).chunk(3, -1)
-        for i, own in enumerate(q.chunk(text.shape[1], dim=1)):
-            text_k, text_v = self.text_kv(text[:, i]).chunk(2, -1)
-            keys, values = torch.cat([text_k, k.flatten(1, 2)], 1), torch.cat([text_v, v.flatten(1, 2)], 1)
-            mask = F.pad(seen[:, i], (0, k.shape[1] * k.shape[2]), value=True)[:, None]
-            parts.append(F.scaled_dot_product_attention(own.flatten(1, 2), keys, values, mask).view_as(own))
-        return x + self.out(torch.cat(parts, dim=1))
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = super().forward(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)))
+        return out.unflatten(0, (len(q), -1)).transpose(1, 2)
 
 
-class Everything(nn.Module):
-    """Predicts the velocity x0 - noise at times of frames, 1000 is noise."""
+class Everything(Plain):
+    """Predicts the velocity x0 - noise at times of frames, 1000 is noise; each part of them is told its own caption."""
 
-    blocks: ClassVar[Mapping[str, str]] = MappingProxyType({"layers": "layers"})
-    varying_dims: ClassVar[Mapping[str, Any]] = MappingProxyType({"layers": ((0, 1, 2), (0, 1), (0, 1))})
-    tensor_plan = sequence_plan = None
+    attention = OverTime
+    varying_dims: ClassVar[Mapping[str, Any]] = MappingProxyType({"layers": ((0, 1, 2), (0, 1, 2), (0, 1, 2))})
+    sequence_plan = SequencePlan(
+        split=dict.fromkeys(("x_in", "text_in", "time_in", "seen"), 1),
+        gather={"x_out": "x_in"},
+        exchanges={"layers.*.attention": Switch("x_in")},
+        units={"x_in": "frame"},
+    )
 
     def __init__(self, config: EverythingConfig) -> None:
-        super().__init__()
-        self.config, width = config, config.width
-        self.x_in, self.text_in, self.time_in = (nn.Linear(n, width) for n in (7, config.text_dim, 17))
-        self.layers, self.x_out = nn.ModuleList(Block(width) for _ in range(config.layers)), nn.Linear(width, 3)
+        super().__init__(config)
         self.null_text = nn.Parameter(torch.zeros(config.text_tokens, config.text_dim))
-        self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
+        self.seen = nn.Identity()
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         needs = self.needs(self.config, tuple(x.shape[1:]), ANY)
         check_conditions("everything", needs, conditions, len(x), dict.fromkeys(needs, "pass it"))
-        dtype = self.x_in.weight.dtype
-        conditions = Conditions({name: one.to(dtype) for name, one in conditions.items()}, conditions.masks)
-        x = x.to(dtype)
-        t = t if t.dim() == 2 else t[:, None].expand(-1, x.shape[2])
+        frames, dtype = x.shape[2], self.x_in.weight.dtype
+        t = t if t.dim() == 2 else t[:, None].expand(-1, frames)
         fps = conditions["fps"][:, None, None].expand(*t.shape, 1) / 24
-        facts = torch.cat([timestep_features(t.flatten() / 1000, 16).unflatten(0, t.shape), fps], -1).to(dtype)
-        control = conditions.get("control", torch.zeros_like(x))
-        joined = torch.cat([x, conditions["mask"], control], dim=1)
-        tokens = self.x_in(joined.movedim(1, -1).flatten(2, 3)) + self.time_in(facts)[:, :, None]
-        text = self.text_in(conditions["text"])
+        facts = torch.cat([timestep_features(t.flatten() / 1000, 16).unflatten(0, t.shape), fps], -1)
+        joined = torch.cat([x, conditions["mask"], conditions.get("control", torch.zeros_like(x))], dim=1)
+        tokens = self.x_in(patchify(joined.to(dtype), 1)).unflatten(1, (-1, math.prod(x.shape[3:])))
+        tokens = tokens + self.time_in(facts.to(dtype))[:, :, None]
+        part = torch.arange(frames, device=x.device) * segments_of(frames) // frames
+        text = self.text_in(conditions["text"].to(dtype)[:, part])
+        seen = self.seen(conditions.masks["text"][:, part])
         for block in self.layers:
-            tokens = block(tokens, text, conditions.masks["text"])
-        return unpatchify(self.x_out(tokens).flatten(1, 2), x.shape[2:], 1)
+            tokens = block(tokens, text, seen)
+        return unpatchify(self.x_out(tokens.flatten(1, 2)), x.shape[2:], 1)
 
     @staticmethod
     def needs(config: EverythingConfig, latent: tuple[int, ...], text_tokens: int) -> dict[str, tuple[int, ...]]:
-        size = latent[1:]
-        text = (ANY if text_tokens == ANY else segments_of(size[0]), text_tokens, config.text_dim)
-        return {"text": text, "mask": (1, *size), "fps": ()}
+        text = (ANY if text_tokens == ANY else segments_of(latent[1]), text_tokens, config.text_dim)
+        return {"text": text, "mask": (1, *latent[1:]), "fps": ()}
 
-    tokens = staticmethod(lambda config, latent: math.prod(latent[1:]))
-    heads = staticmethod(lambda config: 1)
+    units = staticmethod(lambda config, latent: {"frame": math.prod(latent[2:])})
 
     @staticmethod
     def forward_flops(config: EverythingConfig, latent: tuple[int, ...], text_tokens: int) -> int:
-        tokens, width = math.prod(latent[1:]), config.width
-        return config.layers * (8 * width**2 * (tokens + text_tokens) + 4 * tokens * (tokens + text_tokens) * width)
-
-    def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        fan_in = self._fan_in.get(name.rpartition(".")[0], 1)
-        return linear_uniform(name, shape, fan_in, seed)
+        frames, tokens, width = latent[1], math.prod(latent[1:]), config.width
+        ends = (config.inputs + config.channels) * tokens + frames * (config.text_dim * text_tokens + config.facts)
+        layer = width**2 * (10 * tokens + 2 * text_tokens * frames) + 2 * tokens * (frames + text_tokens) * width
+        return 2 * (width * ends + config.layers * layer)
 
 
 def segments_of(frames: int) -> int:
@@ -121,7 +106,7 @@ FORMAT = Format(
     namings={"everything": Naming({}, signs=("x_in.weight",))},
     own=lambda config: WeightLayout("everything"),
     keys="model.layers",
-    lora_targets=("layers.*.qkv",),
+    lora_targets=("layers.*.q",),
     lora_styles={"peft": PEFT},
 )
 

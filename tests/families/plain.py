@@ -43,27 +43,29 @@ class PlainConfig(ModelSection):
     head_dim = property(lambda self: self.width // self.heads)
     latent_channels = property(lambda self: self.channels)
     patch = property(lambda self: (1, 1, 1))
+    inputs = property(lambda self: self.channels)
+    facts: ClassVar[int] = 16  # numbers that tell the time
     conditions = property(lambda self: ("text",))
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention to the text, an MLP; the time is added to the tokens."""
+    """Self-attention, cross-attention to the text, an MLP."""
 
-    def __init__(self, config: PlainConfig) -> None:
+    def __init__(self, config: PlainConfig, attention: nn.Module) -> None:
         super().__init__()
-        width, self.head_dim = config.width, config.head_dim
+        width, self.head_dim, self.attention = config.width, config.head_dim, attention
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.to_text, self.from_text, self.of_text = (nn.Linear(width, n * width) for n in (1, 1, 2))
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.attention = Attention(config.attention)
 
     def forward(self, x: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        """x [B, L, D], text [B, Lt, D], mask [B, Lt]; a dim of frames, each with its own text, may stand behind B."""
         heads = [part(x).unflatten(-1, (-1, self.head_dim)) for part in (self.q, self.k, self.v)]
-        x = x + self.out(self.attention(*heads).flatten(2))
-        q = self.to_text(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.of_text(text).chunk(2, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
-        x = x + self.from_text(seen.transpose(1, 2).flatten(2))
+        x = x + self.out(self.attention(*heads).flatten(-2))
+        pairs = self.to_text(x), *self.of_text(text).chunk(2, -1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for part in pairs)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[..., None, None, :])
+        x = x + self.from_text(seen.transpose(-3, -2).flatten(-2))
         return x + self.down(F.gelu(self.up(x)))
 
 
@@ -72,6 +74,7 @@ class Plain(nn.Module):
 
     blocks: ClassVar[Mapping[str, str]] = MappingProxyType({"layers": "layers"})
     varying_dims: ClassVar[Mapping[str, Any]] = MappingProxyType({"layers": ((0, 1), (0,), (0,))})
+    attention: ClassVar[type[nn.Module]] = Attention
     tensor_plan: ClassVar[Mapping[str, TensorSplit] | None] = None
     sequence_plan: ClassVar[SequencePlan | None] = SequencePlan(
         split={"x_in": 1}, gather={"x_out": "x_in"}, exchanges={"layers.*.attention": Exchange(("x_in",))}
@@ -80,9 +83,10 @@ class Plain(nn.Module):
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
         self.config = config
-        self.x_in, self.text_in = nn.Linear(config.channels, config.width), nn.Linear(config.text_dim, config.width)
-        self.time_in, self.x_out = nn.Linear(16, config.width), nn.Linear(config.width, config.channels)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        sizes = config.inputs, config.text_dim, config.facts
+        self.x_in, self.text_in, self.time_in = (nn.Linear(size, config.width) for size in sizes)
+        self.layers = nn.ModuleList(Block(config, self.attention(config.attention)) for _ in range(config.layers))
+        self.x_out = nn.Linear(config.width, config.channels)
         self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
@@ -110,7 +114,7 @@ class Plain(nn.Module):
         return 2 * width * ends + config.layers * layer
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        return linear_uniform(name, shape, self._fan_in[name.rpartition(".")[0]], seed)
+        return linear_uniform(name, shape, self._fan_in.get(name.rpartition(".")[0], 1), seed)
 
 
 class VConfig(ObjectiveSection):

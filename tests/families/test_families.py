@@ -101,7 +101,7 @@ def test_groups_of_parameters_have_rates_of_their_own_and_the_others_one_cycle(c
     rates = [line["rates"] for line in metrics(outcome.folder)]
     assert {name: [line[name] for line in rates] for name in rates[0]} == expected
     sizes = dict(re.findall(r"^learning rate of (\w+): (\d+) tensors", said, re.MULTILINE))
-    inside = 2 * 3  # layers of two blocks
+    inside = 2 * 9  # layers of two blocks
     assert {name: int(size) for name, size in sizes.items()} == {
         "others": 2,
         "null": 1,
@@ -279,19 +279,19 @@ def test_it_is_planned(longtake: Any, run: Path) -> None:
 @pytest.mark.parametrize("name", sorted(SIZES))
 def test_what_a_step_takes_is_foretold_by_its_own_blocks(name: str) -> None:
     model = read_model({"model": {"type": name, "width": 256, "layers": 3}})
-    latent, text = (model.latent_channels, 9, 32, 32), 64
-    counted = step_bytes(model, latent[1:], text, batch=2, remat=(1,))
-    sizes, layout = MicroBatch(2, latent, text), Layout(remat=(1,))
+    latent, text, batch = (model.latent_channels, 9, 32, 32), 64, 16
+    counted = step_bytes(model, latent[1:], text, batch=batch, remat=(1,))
+    sizes, layout = MicroBatch(batch, latent, text), Layout(remat=(1,))
     said = forecast_memory(model, sizes, layout)
     assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.1)
-    sampling = sampling_bytes(model, latent[1:], text, batch=2)
-    assert max(forward_bytes(model, latent, text, 2).values()) == pytest.approx(sampling, rel=0.05)
+    sampling = sampling_bytes(model, latent[1:], text, batch=batch)
+    assert max(forward_bytes(model, latent, text, batch).values()) == pytest.approx(sampling, rel=0.05)
     fused = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
     }
     with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=fused) as counter:
-        x, conditions = inputs(model, latent[1:], text, 2)
-        build_denoiser(model)(x, torch.empty(2), conditions)
+        x, conditions = inputs(model, latent[1:], text, batch)
+        build_denoiser(model)(x, torch.empty(batch), conditions)
     found = count_blocks(model, sizes, layout)
     assert found.flops == pytest.approx(counter.get_total_flops(), rel=1e-3)
     machine = Machine(gpu_named("h100"))
@@ -307,13 +307,13 @@ def test_degrees_that_it_has_no_plan_for_are_refused_in_a_sentence(longtake: Any
 def losses_of(run: Path, words: tuple[str, ...], world: World) -> Facts:
     """The losses of a run of several processes; these know the families too."""
     register(PLAIN)
+    register(EVERYTHING)
     config = read_run(str(run), words).value
     train(config, world, str(run), Console(file=io.StringIO()))
     return {"losses": [line["loss"] for line in metrics(Path(config.outputs) / config.exp_name)]}
 
 
-def test_peers_make_the_run_of_one_process(clips: Path, tmp_path: Path) -> None:
-    run = write_family(tmp_path, clips, "plain")
+def test_peers_make_the_run_of_one_process(run: Path, tmp_path: Path) -> None:
     alone, _ = train_here(run, "--exp_name", "alone", "--max_steps", "2")
     words = ("--exp_name", "two", "--max_steps", "2", "--parallel.sequence", "2")
     first, second = on_ranks(2, tmp_path, {"peers": partial(losses_of, run, words)})

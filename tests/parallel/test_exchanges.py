@@ -25,11 +25,9 @@ SPLIT = {"x_in": 1, "text_in": 1}
 class OverTime(nn.Module):
     """Attention over the frames at each place."""
 
-    frames = 0
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        heads = [x.unflatten(1, (self.frames, -1)).movedim(1, 3) for x in (q, k, v)]  # [B, S, N, F, K]
-        return F.scaled_dot_product_attention(*heads).movedim(3, 1).flatten(1, 2)
+        heads = [x.movedim(1, 3) for x in (q, k, v)]  # [B, S, N, F, K]
+        return F.scaled_dot_product_attention(*heads).movedim(3, 1)
 
 
 class Windows(nn.Module):
@@ -93,8 +91,8 @@ class Toy(nn.Module):
             keys = [one.unflatten(-1, (self.heads, -1)) for one in self.text_in(text).chunk(2, -1)]
             return self.x_out(self.mix(heads[0], *keys).flatten(2))
         if self.kind == "switch":
-            getattr(self.mix, "inner", self.mix).frames = x.shape[1]
-            return self.x_out(self.mix(*heads).flatten(2))
+            grids = [one.unflatten(1, (-1, PLACES)) for one in heads]
+            return self.x_out(self.mix(*grids).flatten(1, 2).flatten(2))
         if self.kind == "halo":
             return self.x_out(self.mix(q, self.text_in(text)[..., :WIDTH])[0])
         return self.x_out(q @ self.mix(k, v))
