@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class EndWindows:
 
     kinds = END_KINDS
     draws = MappingProxyType({"mask": Draw(Purpose.MASK, "uniform", of_view=True, is_choice=True)})
+
+    def __init__(self, model: Any = None) -> None:
+        """Alike for all `model` sections."""
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape

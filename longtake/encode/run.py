@@ -106,11 +106,11 @@ def encode(
     table = world.on_all(lambda: open_clips(dataset, config.sample_rules.columns))
     encoders = build_encoders(config, world.device, world, unequal=True)
     for bucket in rule.buckets:
-        encoders.autoencoder.check(*bucket.shape)
+        config.check_shape(*bucket.shape)
     latent = encoders.autoencoder.latent
     inputs = encode_inputs(config.seed, dataset, rule, table, stage)
     windows = windows_of(config, kinds, rule.buckets, latent)
-    masks = config.family.known_law if any_masked(windows) else None
+    masks = config.law_of_family if any_masked(windows) else None
     settings = {"seed": config.seed, "stage": stage, "latent": latent, "rules": config.sample_rules, "law": rule}
     source = SlotDataset(table, dataset, draws=masks.draws if masks else {}, **settings)
     draw_places = partial(masks.drawn, weights=kinds, latent=latent) if masks else None

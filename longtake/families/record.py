@@ -17,7 +17,7 @@ from longtake.models.config import ModelSection
 if TYPE_CHECKING:
     from longtake.buckets import BucketLaw
     from longtake.data import LatentSource
-    from longtake.diffusion import GuidanceRule
+    from longtake.diffusion import GuidanceRule, KnownLaw
 
 Tree = Mapping[str, Any]
 
@@ -44,7 +44,8 @@ class Family:
     objectives: tuple[type[ObjectiveSection], ...]  # the usual one first
     texts: tuple[Text, ...]
     weights: str  # the `weights.Format` of its files and adapters
-    known: str | None = None  # the `diffusion.KnownLaw` of what may be known of samples; None: nothing ever is
+    # What makes the `diffusion.KnownLaw` of a `model` section: what may be known of samples; None: nothing ever is.
+    known: str | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)  # kind of that law -> what it makes known; first: nothing
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
@@ -68,10 +69,9 @@ class Family:
         """The kind of known places that makes nothing known; "" where no other kind is."""
         return next(iter(self.kinds), "")
 
-    @property
-    def known_law(self) -> Any:
-        """The law of what may be known; None where there is none."""
-        return None if self.known is None else resolve_name(self.known)()
+    def known_law(self, model: ModelSection) -> KnownLaw | None:
+        """The law of what may be known of a model's samples; None where there is none."""
+        return None if self.known is None else resolve_name(self.known)(model)
 
     def guidance_rule(self, name: str | None, numbers: Mapping[str, float]) -> GuidanceRule | None:
         """How the text scale changes over the steps; None: not at all. Raises `ValueError` for a number that is none of

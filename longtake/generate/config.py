@@ -83,7 +83,7 @@ class GenerateConfig(SystemConfig):
 
     def _kinds_from_files(self) -> dict[str, tuple[Window, ...]]:
         """The kinds that take frames of a file, each with those that it takes where a video is long enough."""
-        law, long = self.family.known_law, self.ae.latent.pixel_frames(2**16)
+        law, long = self.law_of_family, self.ae.latent.pixel_frames(2**16)
         taken = {kind: law.windows(kind, self.ae.latent, long) for kind in self.family.kinds}
         return {kind: windows for kind, windows in taken.items() if windows}
 
@@ -146,5 +146,5 @@ class GenerateConfig(SystemConfig):
                 raise ValueError(f"{of_ref}: {key} knows no frames; {fix}")
             return
         frames = self.sampling_option.num_frames
-        if not self.family.known_law.windows(self.kind, self.ae.latent, frames):
+        if not self.law_of_family.windows(self.kind, self.ae.latent, frames):
             raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from longtake.buckets import frame_size
 from longtake.contracts import UserError
 from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop, to_unit
 from longtake.data.clips.video import is_image
 from longtake.diffusion import NOTHING_KNOWN, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts
-from longtake.generate.sample import Request, edited
+from longtake.generate.sample import Request, edited, shape_asked
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
 
@@ -49,7 +48,7 @@ def check_request(config: GenerateConfig) -> list[str]:
     _check_names(prompts, config)
     stills = (config.of_stills(),) if config.use_t2i2v else ()
     for part in (config, *stills):
-        part.ae.check(*shape_of(part))
+        part.check_shape(*shape_of(part))
     faults += _reference_faults(prompts, config)
     if faults:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
@@ -76,7 +75,7 @@ def plan_videos(config: GenerateConfig) -> list[Video]:
 
 def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
     """What is asked for each clip of a video. Raises `UserError` for a file that cannot be read."""
-    law, shape, every = config.family.known_law, shape_of(config), whole_clip(config)
+    law, shape, every = config.law_of_family, shape_of(config), whole_clip(config)
     found = []
     for number, clip in enumerate(video.prompt.clips):
         places, known, start = NOTHING_KNOWN, (), strength_of(clip, config)
@@ -99,8 +98,7 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
 
 def shape_of(config: GenerateConfig) -> tuple[int, int, int]:
     """(T, H, W) of a clip."""
-    option = config.sampling_option
-    return option.num_frames, *frame_size(option.resolution, option.aspect_ratio, config.size_divisor)
+    return shape_asked(config, config.sampling_option)
 
 
 def whole_clip(config: GenerateConfig) -> Window:
@@ -191,7 +189,7 @@ def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list
 
 def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, str]]:
     """What is wrong with what the clips of a prompt know beforehand: row and clause of each."""
-    law, every, strength, refs = config.family.known_law, whole_clip(config), strength_of(prompt, config), prompt.refs
+    law, every, strength, refs = config.law_of_family, whole_clip(config), strength_of(prompt, config), prompt.refs
     windows = law.windows(config.kind, config.ae.latent, len(every.pixels)) if law and refs else ()
     faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
     if path := prompt.mask or config.mask:
@@ -217,7 +215,7 @@ def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
         return "a still has no further clips"
     if kind == family.kind_of_nothing or config.model.refuses_known:
         return None if kind == family.kind_of_nothing else config.model.refuses_known
-    taken = family.known_law.windows(kind, config.ae.latent, frames)
+    taken = config.law_of_family.windows(kind, config.ae.latent, frames)
     return None if taken else f"leaves no frame of {frames} to be made"
 
 

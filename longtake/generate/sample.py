@@ -56,10 +56,15 @@ class Request:
 
 def pixel_shape(system: System, option: SamplingOption) -> tuple[int, int, int]:
     """`(T, H, W)` of the videos an option asks for. Raises `UserError` where the autoencoder cannot make them."""
-    config = system.config
-    height, width = frame_size(option.resolution, option.aspect_ratio, config.size_divisor)
-    system.autoencoder.check(option.num_frames, height, width)
-    return option.num_frames, height, width
+    shape = shape_asked(system.config, option)
+    system.config.check_shape(*shape)
+    return shape
+
+
+def shape_asked(config: SystemConfig, option: SamplingOption) -> tuple[int, int, int]:
+    """(T, H, W) that an option asks for: by the model's own tables of sizes, where it has some."""
+    law = config.bucket_law
+    return option.num_frames, *frame_size(option.resolution, option.aspect_ratio, config.size_divisor, law)
 
 
 def seeded_noise(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
@@ -157,7 +162,9 @@ def branch_conditions(
     texts: dict[str, list[Caption]] = {PROMPT: [final_prompt(system.config, r.text, shape[0]) for r in requests]}
     if by_known or (option.guidance != 1 and not told):
         texts[NEGATIVE] = [r.negative and final_prompt(system.config, r.negative, shape[0]) for r in requests]
-    facts = system.facts_of(shape, torch.full((len(requests),), fps_of(system.config, shape[0]) or 0.0))
+    rate = fps_of(system.config, shape[0])
+    rate = system.config.sample_rules.still_fps if rate is None else rate
+    facts = system.facts_of(shape, torch.full((len(requests),), rate))
     companions = companions_of_requests(system, requests)
     facts = facts.updated(companions.masks, **companions)
     if told:

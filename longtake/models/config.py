@@ -66,6 +66,12 @@ class ModelSection(OpenSection):
         """Why nothing can be known of its samples, and what to write to change that; None where something can."""
         return None
 
+    def refuses_length(self, num_latents: int) -> str | None:
+        """Why it takes no videos of so many latent frames, and which it takes; None where it does."""
+        if num_latents == 1 or num_latents % self.patch[0] == 0:
+            return None
+        return f"{num_latents} latent frames do not divide into patches of {self.patch[0]}; choose a multiple of it"
+
     @property
     @abstractmethod
     def latent_channels(self) -> int:

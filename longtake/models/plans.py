@@ -31,15 +31,18 @@ class Exchange:
     """What peers exchange around a submodule in which tokens meet: their own tokens of all heads for all tokens of own
     heads, and back again with its result.
 
-    The submodule is called on tensors [B, l, N, K], of this rank's share of the tokens, and returns one like the first.
+    The submodule is called on tensors [B, l, N, K], of this rank's share of the tokens, and returns one like the first;
+    K may differ.
     `queries`: the modules of `SequencePlan.split` whose tokens the first has, in the order in which they follow one
     another; `keys`: those of the other tensors, which may be more or fewer (None: the same). `ring`: peers beyond the
     number of heads pass keys and values around; False for a submodule that is no attention, whose heads must suffice.
+    `of_heads`: parameters of the submodule with the heads along dim 0, of which it finds those of its heads alone.
     """
 
     queries: tuple[str, ...]
     keys: tuple[str, ...] | None = None
     ring: bool = True
+    of_heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,12 @@ class AmongPeers(nn.Module):
 
     def __init__(self, inner: nn.Module, cut: TokenCut, exchanged: Exchanged) -> None:
         super().__init__()
-        self.inner, self.exchanged = inner, exchanged
-        self._cut = cut
+        if next(inner.parameters(), None) is None:
+            self.inner = inner
+        else:  # its tensors keep their names
+            object.__setattr__(self, "inner", inner)
+            self._parameters, self._buffers, self._modules = inner._parameters, inner._buffers, inner._modules
+        self._cut, self.exchanged = cut, exchanged
         if AmongPeers._apart is None:  # here, for it imports the compiler
             AmongPeers._apart = staticmethod(torch.compiler.disable(AmongPeers._exchange_and_run))
 
@@ -127,7 +131,10 @@ class AmongPeers(nn.Module):
             lengths = [sum(of_others[i : i + peers.ulysses]) for i in range(0, peers.sequence, peers.ulysses)]
             out = ring_attention(first, *others, lengths, peers.ring_group, self.inner.backend)
         else:
-            out = self.inner(first, *others)
+            offset = peers.sequence_index % peers.ulysses * heads[0]
+            whole = {name: self.inner.get_parameter(name) for name in how.of_heads}
+            own = {name: p.narrow(0, offset, heads[0]) for name, p in whole.items()}
+            out = torch.func.functional_call(self.inner, own, (first, *others)) if own else self.inner(first, *others)
         if peers.ulysses > 1:
             out = switch(out.transpose(1, 2), heads, near, peers.ulysses_group).transpose(1, 2)
         return out
@@ -142,5 +149,8 @@ class AmongPeers(nn.Module):
 
 
 def _switched(tensors: Sequence[Tensor], rows: list[int], columns: list[int], group: Any) -> tuple[Tensor, ...]:
-    """`switch` of several tensors of one shape, in one exchange."""
+    """`switch` of several tensors, which may differ in their last dim, in one exchange."""
+    if len({x.shape for x in tensors}) > 1:
+        widths = [x.shape[-1] for x in tensors]
+        return switch(torch.cat(list(tensors), -1), rows, columns, group).split(widths, -1)
     return switch(torch.cat(list(tensors)), rows, columns, group).chunk(len(tensors))

@@ -244,7 +244,7 @@ def read_work(config: RunConfig, ranks_per_node: int = 1) -> Work:
     """The work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot take."""
     rule = config.bucket_rule
     for bucket in rule.buckets:
-        config.ae.check(*bucket.shape)
+        config.check_shape(*bucket.shape)
     return Work(config, rule, config.ae.latent, config.text_length, _encoder_bytes(config, ranks_per_node))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from longtake.config import Section
+from longtake.contracts import UserError
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
 from longtake.encoders.config import EncodersConfig
@@ -166,6 +167,12 @@ class SystemConfig(EncodersConfig):
             raise ValueError(f'sampling_option.solver = "{solver}": choose {" or ".join(solvers)}')
         return self
 
+    def check_shape(self, num_frames: int, height: int, width: int) -> None:
+        """Raises `UserError` for pixels that the autoencoder cannot give back, or the model cannot take."""
+        self.ae.check(num_frames, height, width)
+        if refusal := self.model.refuses_length(self.ae.latent(num_frames, height, width)[1]):
+            raise UserError(f"model: videos of {num_frames} frames are not taken: {refusal}")
+
     @property
     def family(self) -> Family:
         """What belongs to the model."""
@@ -174,7 +181,12 @@ class SystemConfig(EncodersConfig):
     @property
     def known_law(self) -> KnownLaw | None:
         """The law of what may be known; None where the family has none or the model cannot be told."""
-        return None if self.model.refuses_known else self.family.known_law
+        return None if self.model.refuses_known else self.law_of_family
+
+    @property
+    def law_of_family(self) -> KnownLaw | None:
+        """The same, whether or not the model can be told."""
+        return self.family.known_law(self.model)
 
     @property
     def quirks(self) -> frozenset[str]:

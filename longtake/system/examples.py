@@ -167,7 +167,7 @@ def windows_apart(law: KnownLaw, kinds: Weights | None, latent: LatentShape, num
 
 def kinds_apart(config: SystemConfig, kinds: Weights | None, latent: LatentShape) -> tuple[str, ...]:
     """The kinds that a run trains on of which something is encoded apart from the clip, where it is long enough."""
-    if (law := config.family.known_law) is None:
+    if (law := config.law_of_family) is None:
         return ()
     long, trained = latent.pixel_frames(2**16), [kind for kind in law.kinds if (kinds or {}).get(kind, 0) > 0]
     return tuple(kind for kind in trained if windows_apart(law, {kind: 1}, latent, long))
@@ -177,7 +177,7 @@ def windows_of(
     config: SystemConfig, kinds: Weights | None, buckets: Sequence[Bucket], latent: LatentShape
 ) -> dict[int, dict[str, Window]]:
     """Frames of a clip -> the windows that are encoded apart, by name; lengths without any are left out."""
-    law = config.family.known_law
+    law = config.law_of_family
     lengths = sorted({bucket.shape[0] for bucket in buckets}) if law else ()
     return {length: found for length in lengths if (found := windows_apart(law, kinds, latent, length))}
 
@@ -192,7 +192,7 @@ def stored_windows(
 ) -> dict[int, tuple[str, ...]]:
     """Frames of a clip -> names of the windows that a run needs of a latent store. Raises `UserError` that names the
     kinds whose windows the store has not."""
-    latent, law = store.encoders.latent, config.family.known_law
+    latent, law = store.encoders.latent, config.law_of_family
     wanted = windows_of(config, kinds, buckets, latent)
     lacking = [
         kind

@@ -134,7 +134,9 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
         (entry.num_frames > 1, num_pixels(name, law), entry.num_frames, name)
         for name, entries in read_entries(tree["bucket_config"], divisor, law=law).items()
         for entry in entries
-        if entry.reachable and config.ae.has_length(entry.num_frames)
+        if entry.reachable
+        and config.ae.has_length(entry.num_frames)
+        and not config.model.refuses_length(config.ae.latent(entry.num_frames, 1, 1)[1])
     ]
     if not trained:
         return {}

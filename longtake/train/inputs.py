@@ -69,7 +69,7 @@ def order_inputs(
     rule = config.bucket_rule
     if system.encoders is not None:
         for bucket in rule.buckets:
-            system.autoencoder.check(*bucket.shape)
+            config.check_shape(*bucket.shape)
     slots = config.slots_per_step or state.slots_per_step or config.slots_at(peers.mesh.data_ranks)
     cost = None
     if config.dataset.balance:

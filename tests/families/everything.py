@@ -121,7 +121,7 @@ EVERYTHING = Family(
     readers=frozenset({"input", "times", "loss"}),
     segments=segments_of,
     guidance={"fading": f"{PARTS}:fading"},
-    rules=lambda config: SampleRules(caption="plain"),
+    rules=lambda config: SampleRules(caption="plain", still_fps=120),
     bucket_rule=lambda config: TokenBudget((16, 32), 17 * 32**2, stride=1),
     companions=lambda model: (Companion("control", "control", "video", "control"),),
     sources={"*.jsonl": "tests.families.foreign:open_list"},

@@ -149,6 +149,9 @@ class Boxes:
         }
     )
 
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
     def drawn(self, choices: Any, weights: Mapping[str, float], latent: LatentShape, shape: Any) -> list[Places]:
         kinds = [kind for kind in KINDS if weights.get(kind, 0) > 0]
         pairs = zip(choices["mask"].tolist(), choices["box"].tolist(), strict=True)

@@ -24,7 +24,7 @@ from longtake.data.rules import SampleRules
 from longtake.families import registry
 from longtake.families.registry import read_model, register
 from longtake.generate import Request, resolve_source, sample_videos
-from longtake.generate.sample import branch_conditions, final_prompt
+from longtake.generate.sample import branch_conditions, final_prompt, shape_asked
 from longtake.models import build_denoiser
 from longtake.parallel import Mesh, World, start_world
 from longtake.plan import (
@@ -42,7 +42,7 @@ from longtake.system.room import forward_bytes
 from longtake.track import gpu_named
 from longtake.train import read_run, train
 from tests.cli.conftest import longtake
-from tests.families.everything import EVERYTHING
+from tests.families.everything import EVERYTHING, EverythingConfig
 from tests.families.everything_parts import Chunks
 from tests.families.plain import PLAIN
 from tests.families.runs import SIZES, write_family
@@ -231,6 +231,36 @@ def test_a_request_brings_its_companion_into_every_branch_of_guidance(everything
     assert all(torch.equal(branch["control"], expected) for branch in branches.values())
     with pytest.raises(UserError, match="companion 'control': some videos of a batch have it"):
         branch_conditions(everything, [*requests, Request("a sea", 2)], option, (17, 32, 32), x, None)
+
+
+def test_a_still_has_the_rate_that_stills_had_in_training(everything: System) -> None:
+    option = SamplingOption(resolution="32px", aspect_ratio="1:1", num_frames=1, solver="noisy")
+    for frames, rate in ((1, 120), (17, 24)):
+        x = torch.zeros(1, 3, 5 if frames > 1 else 1, 4, 4)
+        found = branch_conditions(everything, [Request("a sea", 1)], option, (frames, 32, 32), x, None)
+        assert {branch["fps"].item() for branch in found.values()} == {rate}
+
+
+def test_sizes_are_asked_for_by_the_names_of_the_familys_own_tables() -> None:
+    for law, name, ratio, size in (
+        ("opensora_v1_2", "240p", "9:16", (240, 426)),
+        ("cogvideox_fun", "512px", "0.57", (384, 672)),
+        (None, "256px", "16:9", (192, 336)),
+    ):
+        config = SimpleNamespace(bucket_law=law, size_divisor=16)
+        assert shape_asked(config, SamplingOption(resolution=name, aspect_ratio=ratio, num_frames=5)) == (5, *size)
+
+
+def test_a_model_says_which_lengths_it_takes_and_its_law_sees_its_section(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = read_run(str(write_family(tmp_path, clips, "everything"))).value
+    assert config.law_of_family.model == config.model
+    config.check_shape(17, 32, 32)
+    monkeypatch.setattr(EverythingConfig, "patch", property(lambda self: (2, 1, 1)))
+    config.check_shape(1, 32, 32)
+    with pytest.raises(UserError, match="videos of 17 frames are not taken: 5 latent frames do not divide into patche"):
+        config.check_shape(17, 32, 32)
 
 
 def told(text: str, fps: float | None, score: int | None, kind: str, facts: dict[str, str]) -> str:

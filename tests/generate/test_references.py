@@ -10,18 +10,18 @@ from PIL import Image
 
 from longtake.contracts import LatentShape, UserError
 from longtake.data import write_image, write_video
-from longtake.diffusion import Window
+from longtake.diffusion import EndWindows, Window
 from longtake.families import OPENSORA_V2
 from longtake.generate.requests import frame_numbers, known_pixels, reference_faults
 
 CAUSAL = LatentShape(4, 4, 8, causal=True)
-LAW = OPENSORA_V2.known_law
+LAW = EndWindows()
 
 
 def asked(kind: str, fps: float = 24.0, compat: str | None = None, latent: LatentShape = CAUSAL) -> SimpleNamespace:
     """What references read of a config."""
     quirks, ae = OPENSORA_V2.quirks_of(compat), SimpleNamespace(latent=latent)
-    rules = OPENSORA_V2.rules(quirks)
+    rules = OPENSORA_V2.rules(SimpleNamespace(quirks=quirks))
     return SimpleNamespace(kind=kind, fps_save=fps, quirks=quirks, sample_rules=rules, family=OPENSORA_V2, ae=ae)
 
 

@@ -50,6 +50,18 @@ class Outer(nn.Module):
         return k.transpose(1, 2) @ v
 
 
+class Inner(nn.Module):
+    """A weight for each head, which all tokens move at rates of their own, as in test-time training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, WIDTH // 2, WIDTH // 2))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor) -> Tensor:
+        moved = self.weight + torch.einsum("blnk,blnj->bnkj", k * rate, v)
+        return torch.einsum("blnk,bnkj->blnj", q, moved)
+
+
 KINDS: dict[str, tuple[SequencePlan, type[nn.Module]]] = {
     "keys": (
         SequencePlan(SPLIT, {"x_out": "x_in"}, {"mix": Exchange(("x_in",), ("text_in",))}),
@@ -64,6 +76,10 @@ KINDS: dict[str, tuple[SequencePlan, type[nn.Module]]] = {
             units={"x_in": "segment", "text_in": "caption"},
         ),
         Windows,
+    ),
+    "inner": (
+        SequencePlan(SPLIT, {"x_out": "x_in"}, {"mix": Exchange(("x_in",), ring=False, of_heads=("weight",))}),
+        Inner,
     ),
     "sum": (SequencePlan(SPLIT, {"x_out": "x_in"}, {"mix": Sum()}), Outer),
 }
@@ -90,6 +106,8 @@ class Toy(nn.Module):
         if self.kind == "keys":
             keys = [one.unflatten(-1, (self.heads, -1)) for one in self.text_in(text).chunk(2, -1)]
             return self.x_out(self.mix(heads[0], *keys).flatten(2))
+        if self.kind == "inner":
+            return self.x_out(self.mix(*heads, heads[2][..., :1].sigmoid()).flatten(2))
         if self.kind == "switch":
             grids = [one.unflatten(1, (-1, PLACES)) for one in heads]
             return self.x_out(self.mix(*grids).flatten(1, 2).flatten(2))
@@ -116,9 +134,16 @@ def outcome(frames: int, kind: str, heads: int, mesh: Mesh | None = None) -> dic
     return {"out": out.detach()} | found
 
 
+LENGTHS = {"keys": (1, 3), "switch": (1, 2, 5), "halo": (3, 5, 7), "inner": (1, 3), "sum": (1, 3)}  # frames
 CASES = {
     f"{kind} {frames} {heads}": (frames, kind, heads)
-    for kind, lengths in {"keys": (1, 3), "switch": (1, 2, 5), "halo": (3, 5, 7), "sum": (1, 3)}.items()
+    for kind, lengths in {
+        "keys": (1, 3),
+        "switch": (1, 2, 5),
+        "halo": (3, 5, 7),
+        "inner": (1, 3),
+        "sum": (1, 3),
+    }.items()
     for frames in lengths
     for heads in ((1, 2) if kind == "keys" else (2,))
 }

@@ -64,7 +64,7 @@ def test_masters_have_their_own_dtype_whatever_the_run_computes_in(
 def test_no_two_draws_of_a_sample_share_a_purpose() -> None:
     config = system_config()
     draws = wanted_draws(config, build_objective(config.objective, 1, frozenset()).draws, posterior=True)
-    purposes = [draw.purpose for draw in (draws | dict(config.family.known_law.draws)).values()]
+    purposes = [draw.purpose for draw in (draws | dict(config.law_of_family.draws)).values()]
     assert len(set(purposes)) == len(purposes) >= 5
     assert draws["dropout"].purpose == Purpose.DROPOUT
 
