@@ -48,6 +48,24 @@ def assert_undisturbed(loader: SlotLoader, slots: list[Slot] = SLOTS) -> None:
     assert all(same(batch, Numbers()[slot]) for batch, slot in zip(got, slots, strict=True))
 
 
+def test_a_worker_that_is_stopped_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_TOLD_AFTER_SECONDS", 0.5)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        os.kill(loader.pids[0], signal.SIGCONT)
+
+    loader = SlotLoader(Numbers(), 1, say=say)
+    batches = loader.fetch(SLOTS)
+    next(batches)
+    os.kill(loader.pids[0], signal.SIGSTOP)
+    assert len(list(batches)) == len(SLOTS) - 1
+    assert f"data worker (pid {loader.pids[0]}) has not finished a micro-batch of " in said[0]
+    assert "its clips begin with " in said[0]
+    loader.close()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_batches_come_in_the_order_of_their_slots_whoever_is_slow(num_workers: int) -> None:
     def slow(slot: Slot, sample: int) -> None:
