@@ -199,6 +199,9 @@ class T5EncoderConfig(EncoderSection):
     cache_dir: str | None = Field(None, description=_CACHE)
     dim: int = Field(4096, ge=8, description="width of an embedding, as in the weights' config.json")
     max_length: int = Field(512, ge=1, description="tokens a caption is padded or cut to")
+    new_tokens: tuple[str, ...] = Field(
+        (), description="texts that are tokens of their own, such as scene marks, in this order behind the tokenizer's"
+    )
     mask: bool = Field(
         False, description="True: padding is not attended to and becomes zeros; the released weights expect False"
     )
@@ -207,6 +210,10 @@ class T5EncoderConfig(EncoderSection):
         "resident", description="`sharded` over the ranks of a node, `offloaded` to the host's memory, block by block"
     )
     shardformer: bool = Field(False, description="Open-Sora's word for fused T5 kernels; PyTorch's are used either way")
+
+    def content(self) -> dict[str, Any]:
+        """Without `new_tokens` where there are none: latent stores from before that key stay usable."""
+        return {name: value for name, value in super().content().items() if name != "new_tokens" or value}
 
 
 class ClipEncoderConfig(EncoderSection):

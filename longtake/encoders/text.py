@@ -75,6 +75,14 @@ class LearnedTextEncoder(nn.Module, ABC):
         self.config, self.dim, self.max_length, self.device = config, config.dim, config.max_length, device
         self.module = module
         self.tokenizer = None if folder is None else _load_tokenizer(folder, self.SECTION)
+        if self.tokenizer is not None and (new := getattr(config, "new_tokens", ())):
+            self.tokenizer.add_tokens(list(new))
+            rows = module.get_input_embeddings().num_embeddings
+            if len(self.tokenizer) > rows:
+                raise UserError(
+                    f"{self.SECTION}.new_tokens: with {len(new)} more the tokenizer has {len(self.tokenizer)} tokens, "
+                    f"and the weights {rows}; name fewer"
+                )
         self.joint_calls: SynchronisedCalls | None = None
         self.compute: ComputeCaptions = lambda texts, embed, shape: embed(texts)
         self._empty: Tensor | None = None

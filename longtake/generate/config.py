@@ -99,6 +99,7 @@ class GenerateConfig(SystemConfig):
             "ae_spatial_compression": None,
             "cond_type": family_of(self.img_flux).kind_of_nothing,
             "motion_score": None,  # a number that a model of images never saw
+            "caption_facts": {},
         }
         none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
         none |= {"mask": None, "strength": 1.0, "edit_ratio": 0.0}

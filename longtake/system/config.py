@@ -115,6 +115,9 @@ class SystemConfig(EncodersConfig):
     sampling_option: SamplingDefaults = Field(default_factory=own_sampling)
     fps_save: float = Field(24.0, gt=0, description="frame rate of written videos, and of their caption suffix")
     motion_score: float | None = Field(None, description="motion score in the caption suffix of generated videos")
+    caption_facts: dict[str, str] = Field(
+        {}, description="what captions of generated videos say besides, by name, where those of the model's family do"
+    )
     ae_spatial_compression: int | None = Field(
         None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
@@ -155,6 +158,8 @@ class SystemConfig(EncodersConfig):
         if not isinstance(self.objective, kinds):
             own = " or ".join(f'"{kind.model_fields["type"].default}"' for kind in kinds)
             raise ValueError(f'objective.type = "{self.objective.type}": the model is trained by {own}')
+        if fault := unknown_name("caption_facts", self.caption_facts, self.family.rules(self).told):
+            raise ValueError(fault)
         solvers = self.objective.SOLVERS
         if (rule := self.sampling_option.guidance_rule) not in (None, *self.family.guidance):
             choices = "choose " + ", ".join(self.family.guidance) if self.family.guidance else "this model has none"
@@ -207,7 +212,9 @@ class SystemConfig(EncodersConfig):
     @property
     def sample_rules(self) -> SampleRules:
         family = self.family
-        return replace(family.rules(self), segments=family.segments, companions=family.companions(self.model))
+        rules = family.rules(self)
+        told = {**rules.told, **self.caption_facts}
+        return replace(rules, segments=family.segments, companions=family.companions(self.model), told=told)
 
     @property
     def size_divisor(self) -> int:
@@ -221,6 +228,7 @@ def unknown_name(place: str, given: Iterable[str], known: Iterable[str]) -> str 
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            fix = f"did you mean {place}.{near[0]}?" if near else f"choose among {', '.join(known)}"
+            others = f"choose among {', '.join(known)}" if known else "this model has none"
+            fix = f"did you mean {place}.{near[0]}?" if near else others
             return f"{place}.{name}: is no key; {fix}"
     return None

@@ -154,6 +154,20 @@ def test_a_folder_without_tokenizer_says_which_files_there_should_be(
         built(described, from_pretrained=str(tmp_path))
 
 
+def test_new_tokens_take_the_free_rows_of_the_weights(weights: Path, described: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=r"t5\.new_tokens: with 1 more the tokenizer has \d+ tokens, and the weights \d+"
+    ):
+        built(described, new_tokens=("<end_scene>",))
+    config = T5EncoderConfig(**described["t5"], new_tokens=("<end_scene>", "<start_scene>"))
+    (module := torch.nn.Identity()).get_input_embeddings = lambda: torch.nn.Embedding(64, 1)
+    encoder = T5Encoder(config, module, weights / "t5", torch.device("cpu"))
+    free = len(encoder.tokenizer) - 2
+    ids, _ = encoder._tokenize(["a red<start_scene> circle <end_scene>"])
+    assert [i for i in ids[0].tolist() if i >= free] == [free + 1, free]
+    assert "new_tokens" not in T5EncoderConfig().content()
+
+
 def test_clip_has_as_many_positions_as_its_weights(weights: Path) -> None:
     config = ClipEncoderConfig(dim=CLIP_DIM, from_pretrained=str(weights / "clip"))
     with pytest.raises(UserError, match=r"clip\.max_length = 77: the weights have 12 positions"):

@@ -267,11 +267,18 @@ def told(text: str, fps: float | None, score: int | None, kind: str, facts: dict
     return f"{kind}: {text}, aesthetic score: {facts['aes']}"
 
 
-def test_prompts_have_the_form_of_the_family_with_what_its_config_says() -> None:
-    family = replace(PLAIN, rules=lambda config: SampleRules(caption=f"{__name__}:told", told={"aes": config.aes}))
-    config = SimpleNamespace(aes="6.5", sample_rules=family.rules(SimpleNamespace(aes="6.5")))
-    config.fps_save, config.motion_score = 24.0, None
-    assert final_prompt(config, "a sea", 17) == "inference: a sea, aesthetic score: 6.5"
+def test_prompts_have_the_form_of_the_family_with_what_its_config_says(clips: Path, tmp_path: Path) -> None:
+    rules = SampleRules(caption=f"{__name__}:told", told={"aes": "6.5"})
+    register(replace(PLAIN, rules=lambda config: rules))
+    try:
+        own = read_run(str(write_family(tmp_path, clips, "plain"))).value
+        high = read_run(str(write_family(tmp_path, clips, "plain", caption_facts={"aes": "7"}))).value
+        found = [final_prompt(config, "a sea", 17) for config in (own, high)]
+        with pytest.raises(UserError, match=r"caption_facts\.flow: is no key; choose among aes"):
+            read_run(str(write_family(tmp_path, clips, "plain", caption_facts={"flow": "2"})))
+    finally:
+        register(PLAIN)
+    assert found == [f"inference: a sea, aesthetic score: {score}" for score in ("6.5", "7")]
 
 
 def test_adapters_train_alone_and_are_exported(longtake: Any, run: Path, trained: Path, tmp_path: Path) -> None:
