@@ -117,10 +117,8 @@ SUGGESTED = {
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
     "longtake demo --folder {}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
-    'longtake generate {} --prompt "a green square moves up" --grid': (
-        'longtake generate outputs/run --prompt "a green square moves up" --grid'
-    ),
-    "longtake train {} --max-steps {}": "longtake train outputs/run --max-steps 4",
+    "longtake generate {} --prompt {} --save-dir {}": "longtake generate outputs/run --prompt a --save-dir videos",
+    "longtake checkpoint export {} weights.safetensors": "longtake checkpoint export outputs/run weights.safetensors",
     "longtake train {}": "longtake train outputs/run",
     "longtake config show {}": "longtake config show outputs/run",
     "longtake generate {}": "longtake generate outputs/run --prompt b",

@@ -86,7 +86,7 @@ def test_tiny_keeps_the_weights_of_a_tiny_run_and_shrinks_its_videos(monkeypatch
         (["--cond-type", "v2v_head", "--num-frames", "33"], "num_frames = 33 leaves no frame to be made"),
         (["--cond-type", "i2v_head", "--model.cond-embed", "False", "--model.grow-cond-in", "False"], "cond_embed is"),
         (["--use-t2i2v"], "there is no img_flux"),
-        (["--sampling-option.method", "distill"], "model.guidance_embed is False"),
+        (["--sampling-option.method", "distill"], "this model takes no guidance scale as a condition"),
         (["--motion-score", "dynamic"], "asks a paid service for a number; give one yourself"),
     ],
 )
