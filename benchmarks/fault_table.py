@@ -88,8 +88,8 @@ FAULTS = (
     _fault(
         "the last window of a clip is never taken",
         "data/clips/transforms",
-        "int(float(u) * (total - span + 1))",
-        "int(float(u) * (total - span))",
+        "int(u * (total - span + 1))",
+        "int(u * (total - span))",
         "data/clips/test_frames",
     ),
     _fault(
