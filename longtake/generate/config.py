@@ -10,7 +10,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from longtake.encoders.config import Autoencoder2DConfig, AutoencoderConfig
 from longtake.families import family_of
 from longtake.models.config import ModelSection
-from longtake.system import SamplingOption, SystemConfig
+from longtake.system import SamplingOption, SystemConfig, unknown_name
 
 if TYPE_CHECKING:
     from longtake.diffusion import Window
@@ -45,6 +45,9 @@ class GenerateConfig(SystemConfig):
         None, description="image or video for every prompt without one of its own; a list, or `;` between several"
     )
     mask: str | None = Field(None, description="image or video, for kinds of `cond_type` by pixels: white is made anew")
+    companions: dict[str, str] = Field(
+        {}, description="files that every video brings along, by the model's names for them; `;` between several stills"
+    )
     strength: float = Field(
         1.0, ge=0.0, le=1.0, description="below 1 a video begins from `ref` with this share of noise, not from noise"
     )
@@ -64,6 +67,11 @@ class GenerateConfig(SystemConfig):
     prompt_as_path: bool = Field(False, description="name files by the prompt and `-k`, k from 0")
     grid: bool = Field(False, description="also write a contact sheet of all videos, grid.png")
     ema: bool = Field(True, description="use the averaged weights (EMA) where the checkpoint has them")
+
+    @property
+    def companion_names(self) -> tuple[str, ...]:
+        """What videos of the model's family can bring along."""
+        return tuple(one.name for one in self.sample_rules.companions)
 
     @property
     def kind(self) -> str:
@@ -102,7 +110,7 @@ class GenerateConfig(SystemConfig):
             "caption_facts": {},
         }
         none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
-        none |= {"mask": None, "strength": 1.0, "edit_ratio": 0.0}
+        none |= {"companions": {}, "mask": None, "strength": 1.0, "edit_ratio": 0.0}
         try:
             return GenerateConfig.model_validate({**dict(self), **own, **none})
         except ValidationError as error:
@@ -115,6 +123,8 @@ class GenerateConfig(SystemConfig):
             raise ValueError(
                 'sampling_option.method = "distill": this model takes no guidance scale as a condition; write "i2v"'
             )
+        if fault := unknown_name("companions", self.companions, self.companion_names):
+            raise ValueError(fault)
         if self.use_t2i2v:
             self._check_stills()
         self._check_known()

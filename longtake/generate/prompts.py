@@ -29,6 +29,7 @@ class Prompt:
     strength: float | None = None  # share of noise that it begins from
     edit_ratio: float | None = None
     carries: str | None = None  # kind of known frames that a later clip of a video takes from those before it
+    brings: tuple[tuple[str, str], ...] = ()  # companions by name: files, `;` between several
     then: tuple[Prompt, ...] = ()  # the later clips of its video
 
     @property
@@ -46,20 +47,22 @@ def read_prompts(
     start: int = 0,
     end: int | None = None,
     faults: list[str] | None = None,
+    companions: Sequence[str] = (),
 ) -> list[Prompt]:
     """The prompts of a generation: `[start:end]` of all that are given, at most `limit`.
 
     `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and optional
     columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
     table's folder or else to the working directory), or a text file with one prompt a line, named `{file}_0000`, ...
-    `ref` is the default for prompts without their own. A row with `carries`, a kind of known frames, is one more clip
-    of the video above. Raises `UserError` where both or neither are given, or the file
-    is malformed; all faulty rows of a table are reported at once, or appended to `faults` where it is a list.
+    `ref` is the default for prompts without their own. Columns named as `companions` hold files too. A row with
+    `carries`, a kind of known frames, is one more clip of the video above. Raises `UserError` where both or neither are
+    given, or the file is malformed; all faulty rows of a table are reported at once, or appended to `faults` where it
+    is a list.
     """
     if prompt is not None and file is not None:
         raise UserError(f"prompts = {file!r}: prompt is given too; keep one of the two")
     if file is not None:
-        prompts = _from_file(Path(file), faults)
+        prompts = _from_file(Path(file), faults, companions)
     else:
         texts = [prompt] if isinstance(prompt, str) else list(prompt or [])
         prompts = [Prompt(text, f"prompt_{i:04d}") for i, text in enumerate(texts)]
@@ -93,7 +96,7 @@ def in_one_sentence(place: str, faults: Sequence[str], fix: str) -> UserError:
     return UserError(f"{place}{': ' if place else ''}{'; '.join(faults[:_MAX_FAULTS])}{more}; {fix}")
 
 
-def _from_file(path: Path, faults: list[str] | None) -> list[Prompt]:
+def _from_file(path: Path, faults: list[str] | None, companions: Sequence[str]) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -101,7 +104,7 @@ def _from_file(path: Path, faults: list[str] | None) -> list[Prompt]:
         raise UserError(f"prompts = {str(path)!r}: cannot be read ({reason}); give a .txt or .csv file") from error
     if path.suffix.lower() == ".csv":
         found: list[str] = []
-        prompts = _from_table(path, text, found)
+        prompts = _from_table(path, text, found, companions)
         if found and faults is None:
             raise in_one_sentence(f"prompts = {str(path)!r}", found, TABLE_FIX)
         if faults is not None:
@@ -111,7 +114,7 @@ def _from_file(path: Path, faults: list[str] | None) -> list[Prompt]:
     return [Prompt(line, f"{path.stem}_{i:04d}") for i, line in enumerate(lines)]
 
 
-def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
+def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[str]) -> list[Prompt]:
     """The prompts of a table's rows; faults of rows are appended to `faults`."""
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
@@ -143,13 +146,17 @@ def _from_table(path: Path, text: str, faults: list[str]) -> list[Prompt]:
         if cell["carries"] and (alone := next((key for key in ("ref", "mask", "name") if cell[key]), None)):
             faults.append(f"{alone} is given in row {number + 1}, which carries on the video above")
         shares = {key: _share(cell[key], f"{key} in row {number + 1}", faults) for key in ("strength", "edit_ratio")}
-        refs, masks = (
-            tuple(str(beside if (beside := path.parent / place).exists() else place) for place in places)
-            for places in ([Path(ref).expanduser() for ref in split_paths(cell[key])] for key in ("ref", "mask"))
-        )
-        rest = {"mask": next(iter(masks), None), "carries": cell["carries"] or None, **shares}
+        refs, masks = (_beside(path, cell[key]) for key in ("ref", "mask"))
+        brings = tuple((name, ";".join(files)) for name in companions if (files := _beside(path, row.get(name) or "")))
+        rest = {"mask": next(iter(masks), None), "carries": cell["carries"] or None, "brings": brings, **shares}
         prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, **rest))
     return prompts
+
+
+def _beside(table: Path, cell: str) -> tuple[str, ...]:
+    """The files that a cell of a table names, relative to its folder where they are there."""
+    places = [Path(part).expanduser() for part in split_paths(cell)]
+    return tuple(str(beside if (beside := table.parent / place).exists() else place) for place in places)
 
 
 def _share(text: str, place: str, faults: list[str]) -> float | None:

@@ -9,14 +9,17 @@ from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop, to_unit
+from longtake.data.clips.captions import read_frame_numbers
 from longtake.data.clips.video import is_image
+from longtake.data.rules import MASK, Companion
 from longtake.diffusion import NOTHING_KNOWN, Window
 from longtake.generate.config import GenerateConfig
-from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts
+from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts, split_paths
 from longtake.generate.sample import Request, edited, shape_asked
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
@@ -37,7 +40,8 @@ class Video:
 
 def prompts_of(config: GenerateConfig, faults: list[str] | None = None) -> list[Prompt]:
     place = {"ref": config.ref, "start": config.start_index, "end": config.end_index}
-    return read_prompts(config.prompt, config.prompts, config.num_samples, **place, faults=faults)
+    place |= {"faults": faults, "companions": config.companion_names}
+    return read_prompts(config.prompt, config.prompts, config.num_samples, **place)
 
 
 def check_request(config: GenerateConfig) -> list[str]:
@@ -92,8 +96,43 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
         before = known_pixels(video.refs, [every], shape[1:], config)[0] if start < 1 and not number else None
         seed = video.seed + (clip.row - video.prompt.row) * config.num_sample
         negative = clip.negative or config.negative_prompt
-        found.append(Request(clip.text, seed, negative, places, known, start, before))
+        found.append(Request(clip.text, seed, negative, places, known, start, before, brought_by(clip, config)))
     return found
+
+
+def companions_of(clip: Prompt, config: GenerateConfig) -> list[tuple[Companion, tuple[str, ...]]]:
+    """What a clip brings along, and the files it is in."""
+    files = config.companions | dict(clip.brings)
+    return [(one, split_paths(files[one.name])) for one in config.sample_rules.companions if files.get(one.name)]
+
+
+def brought_by(clip: Prompt, config: GenerateConfig) -> dict[str, Tensor]:
+    """What a clip brings along, as `Request.companions`. Raises `UserError` for a file that cannot be used."""
+    found: dict[str, Tensor] = {}
+    for one, files in companions_of(clip, config):
+        for name, shape in one.shapes(shape_of(config)).items():
+            found[name] = torch.zeros(shape, dtype=torch.bool if name.endswith(MASK) else torch.float32)
+        for place, file in enumerate(files[: one.most]):
+            try:
+                part = _brought_file(one, file, config)
+            except ClipError as error:
+                raise UserError(f"{one.name} {file!r}: {error}; give another file") from error
+            if one.kind == "stills":
+                found[one.name][place], found[one.name + MASK][place] = part, True
+            else:
+                found[one.name] = part
+    return found
+
+
+def _brought_file(one: Companion, path: str, config: GenerateConfig) -> Tensor:
+    """A file of a companion: pixels in [-1, 1], or numbers."""
+    frames, *size = shape_of(config)
+    if one.kind == "numbers":
+        return torch.from_numpy(read_frame_numbers(path, np.arange(frames), one.width, one.header))
+    window = Window(range(1), range(1 if one.kind == "stills" else frames))
+    numbers, still = frame_numbers(path, window, config, f"{one.name} of a video"), is_image(path)
+    pixels = read_image(path)[numbers] if still else read_frames(path, numbers)
+    return to_unit(resize_crop(pixels, (size[0], size[1]), config.sample_rules.pixels, still))
 
 
 def shape_of(config: GenerateConfig) -> tuple[int, int, int]:
@@ -200,10 +239,26 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
         faults.append(f"strength = {strength:g}: there is no ref to begin from")
     yield from ((prompt.row, fault) for fault in faults)
     for clip in prompt.clips:
+        yield from ((clip.row, fault) for fault in _companion_faults(clip, config))
         if (ratio := ratio_of(clip, config)) and "input" not in config.family.readers:
             yield clip.row, f"edit_ratio = {ratio:g}: this model keeps what is known to the end"
         if clip.carries is not None and (fault := _carries_fault(clip.carries, config)):
             yield clip.row, f'carries = "{clip.carries}": {fault}'
+
+
+def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
+    """What is wrong with the files that a clip brings along; videos are only probed."""
+    for one, files in companions_of(clip, config):
+        if len(files) > one.most:
+            yield f"{one.name} = {';'.join(files)!r}: {len(files)} files; the model takes {one.most}"
+        for file in files:
+            try:
+                if one.kind == "video":
+                    frame_numbers(file, Window(range(1), range(shape_of(config)[0])), config, f"{one.name} of a video")
+                else:
+                    _brought_file(one, file, config)
+            except ClipError as error:
+                yield f"{one.name} {file!r}: {error}"
 
 
 def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
@@ -272,17 +327,17 @@ def known_pixels(
     return tuple(found)
 
 
-def frame_numbers(path: str, window: Window, config: GenerateConfig) -> np.ndarray:
+def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str = "") -> np.ndarray:
     """Which frames of a file a window takes, int64 [T]: the first ones, or the last.
 
     Several frames are sampled at the model's rate, `fps_save`, nearest in time, so that motion keeps its speed; under
     the quirk `reference_rate` they are consecutive frames of the file. A still stands in every frame of a window that
     is masked. Raises `ClipError` for too short a file.
     """
-    count = len(window.pixels)
+    count, taker = len(window.pixels), taker or f'cond_type = "{config.kind}"'
     if is_image(path):
         if count > 1 and not window.masked:
-            raise ClipError(f'is a still image, and cond_type = "{config.kind}" takes {count} frames of a video')
+            raise ClipError(f"is a still image, and {taker} takes {count} frames of a video")
         return np.zeros(count, np.int64)
     info = probe_file(path)
     step = 1.0
@@ -293,7 +348,7 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig) -> np.ndarr
     needed = int(offsets[-1]) + 1
     if needed > info.num_frames:
         raise ClipError(
-            f'has {info.num_frames} frames at {info.fps:g} FPS, and cond_type = "{config.kind}" takes {count} at '
+            f"has {info.num_frames} frames at {info.fps:g} FPS, and {taker} takes {count} at "
             f"{config.fps_save:g} FPS, which are {needed} of them"
         )
     return offsets if window.is_head else info.num_frames - 1 - offsets[::-1]

@@ -140,7 +140,8 @@ def make_all(
     done = 0
     groups: dict[Any, list[Video]] = {}
     for video in sorted(videos, key=lambda video: not video.refs):
-        alike = bool(video.refs), *((clip.strength, clip.carries) for clip in video.prompt.clips)
+        clips = video.prompt.clips
+        alike = bool(video.refs), *((one.strength, one.carries, *(name for name, _ in one.brings)) for one in clips)
         groups.setdefault(alike, []).append(video)
     for group in groups.values():
         batches = [group[i : i + size] for i in range(0, len(group), size)]

@@ -19,11 +19,14 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError
-from longtake.data import read_frames
+from longtake.data import read_frames, to_unit, write_video
 from longtake.data.rules import SampleRules
 from longtake.families import registry
 from longtake.families.registry import read_model, register
 from longtake.generate import Request, resolve_source, sample_videos
+from longtake.generate.config import GenerateConfig
+from longtake.generate.prompts import Prompt
+from longtake.generate.requests import brought_by
 from longtake.generate.sample import branch_conditions, final_prompt, shape_asked
 from longtake.models import build_denoiser
 from longtake.parallel import Mesh, World, start_world
@@ -231,6 +234,29 @@ def test_a_request_brings_its_companion_into_every_branch_of_guidance(everything
     assert all(torch.equal(branch["control"], expected) for branch in branches.values())
     with pytest.raises(UserError, match="companion 'control': some videos of a batch have it"):
         branch_conditions(everything, [*requests, Request("a sea", 2)], option, (17, 32, 32), x, None)
+
+
+def test_files_of_companions_are_named_for_all_videos_or_by_a_column(
+    longtake: Any, clips: Path, tmp_path: Path
+) -> None:
+    folder = train_here(run := write_family(tmp_path, clips, "everything"), "--max_steps", "1")[0].folder
+    video = torch.randint(0, 256, (17, 32, 32, 3), dtype=torch.uint8).numpy()
+    write_video(tmp_path / "c.mp4", video, 24, crf=0)
+    write_video(tmp_path / "short.mp4", video[:5], 24)
+    (table := tmp_path / "t.csv").write_text("text,control\na sea,c.mp4\na storm,\na sea,c.mp4\n")
+    words = ("--prompts", table, "--num-steps", 1, "--num-frames", 17, "--save-dir", tmp_path / "made", "--seed", 1)
+    assert longtake("generate", folder, *words, "--batch-size", 3)[0] == 0
+    assert len(list((tmp_path / "made").rglob("*.mp4"))) == 3
+    short = longtake("generate", folder, "--prompt", "x", *words[2:], "--companions.control", tmp_path / "short.mp4")
+    assert "short.mp4': has 5 frames at 24 FPS, and control of a video takes 17 at 24 FPS" in " ".join(short[2].split())
+    wrong = longtake("generate", folder, "--prompt", "x", "--companions.contrl", "c.mp4")[2]
+    assert "did you mean companions.control?" in " ".join(wrong.split())
+    ask = GenerateConfig.model_construct(companions={}, **dict(read_run(str(run)).value))
+    size = {"resolution": "32px", "aspect_ratio": "1:1", "num_frames": 17}
+    ask = ask.model_copy(update={"sampling_option": SamplingOption(**size)})
+    found = brought_by(Prompt("a sea", "a", brings=(("control", str(tmp_path / "c.mp4")),)), ask)["control"]
+    expected = to_unit(torch.from_numpy(read_frames(tmp_path / "c.mp4")).permute(3, 0, 1, 2))
+    assert torch.equal(found, expected)
 
 
 def test_a_still_has_the_rate_that_stills_had_in_training(everything: System) -> None:
