@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from longtake import checkpoint as checkpoints
 from longtake import system, track
 from longtake.cli.console import print_table
-from longtake.cli.options import group
+from longtake.cli.options import finite, group
 from longtake.contracts import UserError
 
 app = group("Checkpoints: list, look in, check, export.")
@@ -78,7 +78,8 @@ def export(
     target: Annotated[Path, typer.Argument(help="The .safetensors file, or the folder (no ending), to write.")],
     part: Annotated[str, typer.Option(help="ema (the weights themselves where there is no average) or model.")] = "ema",
     max_file_gb: Annotated[
-        float, typer.Option(help="Size of a file in a folder, GB; 5 is what Hugging Face's libraries write.")
+        float,
+        typer.Option(callback=finite, help="Size of a file in a folder, GB; 5 is what Hugging Face's libraries write."),
     ] = 5.0,
     lora: Annotated[
         str | None, typer.Option(help="Adapters alone, as peft (a folder), diffusers or comfy has them.")

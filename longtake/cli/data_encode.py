@@ -11,7 +11,7 @@ import typer
 
 from longtake import data, encode, parallel, track, train
 from longtake.cli.console import Counted
-from longtake.cli.options import Run, read_part, run_and_overrides
+from longtake.cli.options import Run, finite, read_part, run_and_overrides
 from longtake.contracts import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def encode_verb(
     store_dtype: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option(help="How values are kept; default: as the encoders give them.")
     ] = None,
-    shard_mb: Annotated[float, typer.Option(min=0.001, help="Size of a shard file, MB.")] = 256,
+    shard_mb: Annotated[float, typer.Option(callback=finite, min=0.001, help="Size of a shard file, MB.")] = 256,
     retry_bad: Annotated[bool, typer.Option("--retry-bad", help="Try again the clips that could not be read.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read the whole store and compare its checksums; encode nothing.")

@@ -12,6 +12,7 @@ import typer
 
 from longtake import cluster
 from longtake.cli.console import complain
+from longtake.cli.options import finite
 from longtake.contracts import UserError
 
 _Processes = Annotated[
@@ -46,7 +47,9 @@ def launch(
         str | None, typer.Option("--master-addr", help="The first host as the others reach it.")
     ] = None,
     master_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0: a free one.")] = 0,
-    grace: Annotated[float, typer.Option(min=0, max=86400, help="Seconds to save and end in after Ctrl-C.")] = 300.0,
+    grace: Annotated[
+        float, typer.Option(callback=finite, min=0, max=86400, help="Seconds to save and end in after Ctrl-C.")
+    ] = 300.0,
     force: Annotated[
         bool, typer.Option("--force", help="In spite of busy GPUs, a run of that name, differing versions.")
     ] = False,
@@ -72,7 +75,7 @@ def launch(
         python=python,
         processes=processes,
         environment=cluster.forwarded(os.environ, env or []),
-        ssh=_split("--ssh", ssh) or ["ssh"],
+        ssh=_split("--ssh", ssh),
         torchrun=_split("--torchrun", torchrun),
         master_address=master_address,
         master_port=master_port,
@@ -108,6 +111,9 @@ def _here() -> str:
 
 def _split(option: str, words: str) -> list[str]:
     try:
-        return shlex.split(words)
+        found = shlex.split(words)
     except ValueError as error:
         raise UserError(f"{option} {words}: {error}; quote as in a shell") from None
+    if not found and option == "--ssh":
+        raise UserError("--ssh: is empty; give the command, such as ssh")
+    return found

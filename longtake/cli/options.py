@@ -48,6 +48,13 @@ def found_run(run: str, kind: str = "train") -> str:
     return run_file(run, kind)
 
 
+def finite(value: float | None) -> float | None:
+    """The callback of every option that is a number with a point: bounds let nan pass, and inf where there is none."""
+    if value is not None and not abs(value) <= 1e12:
+        raise typer.BadParameter(f"{value:g} is no number that can be used")
+    return value
+
+
 def help_without_verb(context: typer.Context) -> None:
     """The callback of a group: prints its help where no verb follows."""
     if context.invoked_subcommand is None:
@@ -62,7 +69,7 @@ Root = Annotated[
 CacheFolder = Annotated[
     Path | None, typer.Option(help="Folder for files fetched from servers; default: in the user's cache folder.")
 ]
-CacheSize = Annotated[float, typer.Option(help="Size of that folder, GB.")]
+CacheSize = Annotated[float, typer.Option(callback=finite, help="Size of that folder, GB.")]
 
 
 def file_cache(folder: Path | None, gigabytes: float) -> data.FileCache:

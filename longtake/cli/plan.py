@@ -13,7 +13,7 @@ import typer
 from longtake import parallel, track, train
 from longtake import plan as planning
 from longtake.cli.console import print_table
-from longtake.cli.options import Run, run_and_overrides
+from longtake.cli.options import Run, finite, run_and_overrides
 from longtake.durable import write_whole
 from longtake.plan.machine import Machine
 
@@ -30,24 +30,30 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")] = None,
     efficiency: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the peak that the kernels are taken to reach.")
+        float,
+        typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach."),
     ] = Machine.efficiency,
     bandwidth_efficiency: Annotated[
-        float, typer.Option(min=0.01, max=1, help="The same for transfers.")
+        float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")
     ] = Machine.bandwidth,
     network_gbs: Annotated[
-        float, typer.Option(min=0.01, help="GB/s of one GPU to other nodes, one direction.")
+        float, typer.Option(callback=finite, min=0.01, help="GB/s of one GPU to other nodes, one direction.")
     ] = Machine.network / 1e9,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of one machine.")] = Machine.gpus_per_node,
-    memory_gib: Annotated[float | None, typer.Option(min=0.01, help="Memory of one GPU; default: the table's.")] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(callback=finite, min=0.01, help="Memory of one GPU; default: the table's.")
+    ] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(min=0.01, help="bf16 peak of one GPU; default: the table's.")
+        float | None, typer.Option(callback=finite, min=0.01, help="bf16 peak of one GPU; default: the table's.")
     ] = None,
     headroom: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the memory that is left free.")
+        float, typer.Option(callback=finite, min=0, max=0.9, help="Share of the memory that is left free.")
     ] = Machine.headroom,
     price: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", min=0, max=1e6, help="Also tell the cost, in any currency.")
+        float | None,
+        typer.Option(
+            "--price-per-gpu-hour", callback=finite, min=0, max=1e6, help="Also tell the cost, in any currency."
+        ),
     ] = None,
     probe: Annotated[
         bool,

@@ -114,7 +114,7 @@ def read_hosts(
 def _read_line(place: str, words: Sequence[str]) -> Host:
     first, *rest = words
     found = _PLACE.fullmatch(first)
-    if found is None or first.startswith("-"):
+    if found is None or first.startswith("-") or not first.isprintable():
         raise UserError(f"{place}: {first!r} is no host; write host, user@host or user@host:port")
     slots = None
     for word in rest:

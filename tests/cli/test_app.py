@@ -4,12 +4,17 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
+import typer
 
 from longtake import __version__
 from longtake.cli import main
+from longtake.cli.app import app
+from longtake.cli.options import finite
 from longtake.contracts import UserError
 
 VERBS = (
@@ -145,3 +150,21 @@ def test_captions_steer_no_terminal_either(longtake, tmp_path: Path):
     table.write_text("path,text\n\x1b[31mx.mp4,\x1b[31mA red clip\n", encoding="utf-8")
     for words in (("stats", table), ("probe", table, "-o", tmp_path / "y.csv")):
         assert "\x1b" not in "".join(map(str, longtake("data", *words)))
+
+
+def test_no_option_takes_a_number_that_is_none(mistake):
+    """Bounds of a command line's options let nan pass, and inf where there is none."""
+
+    def callbacks(group: typer.Typer) -> Iterator[Callable[..., object]]:
+        yield from (command.callback for command in group.registered_commands)
+        for inner in group.registered_groups:
+            yield from callbacks(inner.typer_instance)
+
+    hints = [hint for verb in callbacks(app) for hint in get_type_hints(verb, include_extras=True).values()]
+    floats = [get_args(hint) for hint in hints if get_origin(hint) is Annotated]
+    found = [info for kind, info in floats if float in (kind, *get_args(kind))]
+    assert len(found) > 8
+    assert all(info.callback is finite for info in found)
+    for word in ("nan", "inf", "1e300"):
+        said = mistake("checkpoint", "export", "run", "x.safetensors", "--max-file-gb", word)
+        assert "is no number that can be used" in said

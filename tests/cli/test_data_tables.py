@@ -144,7 +144,7 @@ def test_frames_of_remote_clips_are_kept_where_the_user_says(longtake, mistake, 
     assert (code, err) == (0, "")
     assert len(Page(page.read_text()).pictures) == 9
     assert any(cache.rglob("*")), "fetched files lie in --cache-dir"
-    assert "--cache-gb nan: must be a size" in mistake("data", "stats", table, "--cache-gb", "nan")
+    assert "--cache-gb -1: must be a size" in mistake("data", "stats", table, "--cache-gb", "-1")
     assert "no such folder" in mistake("data", "stats", table, "--html", page, "--root", table.with_name("none"))
 
 

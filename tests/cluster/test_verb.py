@@ -27,6 +27,8 @@ def test_it_explains_itself(capsys: Capture):
         (["--hostfile", "h", "--host", "a", "--", "train", "x.py"], "either --hostfile FILE or --host a,b"),
         (["--hostfile", "gone", "--", "train", "x.py"], "gone: No such file or directory"),
         (["--host", "a,a", "--", "train", "x.py"], "a: is there twice"),
+        (["--host", "a", "--ssh", "", "--", "train", "x.py"], "--ssh: is empty"),
+        (["--host", "a\x1b", "--", "train", "x.py"], "is no host"),
         (["--host", "a", "--ssh", "ssh 'x", "--", "train", "x.py"], "--ssh ssh 'x: No closing quotation"),
         (["--host", "a", "--ssh", "gone-ssh", "--", "train", "x.py"], "--ssh gone-ssh: no such program here"),
         (["--host", "a", "--nproc-per-node", "0", "--", "train", "x.py"], "--nproc-per-node"),
