@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from longtake.plan import Probed, RunPlan
     from longtake.train import RunConfig
 
+_Efficiency = Annotated[
+    float,
+    typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach."),
+]
+_OfTransfers = Annotated[float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")]
+_Memory = Annotated[
+    float | None, typer.Option(callback=finite, min=0.01, help="Memory of one GPU; default: the table's.")
+]
+
 
 def plan(
     context: typer.Context,
@@ -29,20 +38,13 @@ def plan(
     gpu: Annotated[str, typer.Option(help="Their kind: h100, h200, a100, b200, 4090, l40s ...")] = "h200",
     html: Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")] = None,
-    efficiency: Annotated[
-        float,
-        typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach."),
-    ] = Machine.efficiency,
-    bandwidth_efficiency: Annotated[
-        float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")
-    ] = Machine.bandwidth,
+    efficiency: _Efficiency = Machine.efficiency,
+    bandwidth_efficiency: _OfTransfers = Machine.bandwidth,
     network_gbs: Annotated[
         float, typer.Option(callback=finite, min=0.01, help="GB/s of one GPU to other nodes, one direction.")
     ] = Machine.network / 1e9,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of one machine.")] = Machine.gpus_per_node,
-    memory_gib: Annotated[
-        float | None, typer.Option(callback=finite, min=0.01, help="Memory of one GPU; default: the table's.")
-    ] = None,
+    memory_gib: _Memory = None,
     peak_tflops: Annotated[
         float | None, typer.Option(callback=finite, min=0.01, help="bf16 peak of one GPU; default: the table's.")
     ] = None,
