@@ -103,7 +103,7 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
     with parallel.start_world(config.device) as world:
         planning.check_probe(plan.layout.gpus, world)
         step = planning.ProbeStep(plan, config, world, lambda denoiser: train.make_update(denoiser, config))
-        found = planning.probe_entries(plan, step.measure, memory_told=world.device.type == "cuda")
+        found = planning.probe_entries(plan, step.measure, memory_known=world.device.type == "cuda")
         return found if world.is_main else None
 
 

@@ -49,8 +49,9 @@ class SampleRules:
     caption: str = "rate"
     window: str = "even"
     pixels: str = "bytes"  # any but `bytes` gives float32 in [-1, 1]
-    facts: tuple[str, ...] = ()  # columns of the clip table that the caption's form is told of
-    told: Mapping[str, str] = field(default_factory=dict)  # what it is told in generation, unless `caption_facts` does
+    facts: tuple[str, ...] = ()  # columns of the clip table that the caption's form gets
+    # The same in generation, by name, where a run's `caption_facts` says nothing else.
+    prompt_facts: Mapping[str, str] = field(default_factory=dict)
     stride: int | None = None  # every n-th source frame, whatever the rate; None: by the frame-rate rule
     still_fps: float = 0  # the rate that is given for a still; 0: what its table says
     segments: Callable[[int], int] | None = None  # frames of a sample -> captions it must have; None: one, as a text

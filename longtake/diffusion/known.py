@@ -37,11 +37,18 @@ class Window:
     name: str = ""
     masked: bool = False  # its pixels are blacked out by the sample's mask before they are encoded
     skip: int = 0  # latents of a request's reference that lie before those of `frames`
+    reference: int | None = None  # which of a request's references; None: the last for one frame at the tail, or first
+    from_end: bool | None = None  # of the reference are its last frames taken; None: where it ends the clip
 
     @property
     def is_head(self) -> bool:
         """Whether it begins with the clip; otherwise it ends with it."""
         return self.frames.start == 0
+
+    @property
+    def takes_end(self) -> bool:
+        """Whether it takes the last frames of its reference, not the first."""
+        return not self.is_head if self.from_end is None else self.from_end
 
 
 @dataclass(frozen=True)

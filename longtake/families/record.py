@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -29,7 +30,7 @@ class Text:
     section: str  # its key in a run's config
     condition: str  # the denoiser's condition that its embeddings become
     pooled: bool = False  # one vector for a caption, not one for each token
-    masked: bool = False  # the denoiser is told which tokens a caption really has
+    masked: bool = False  # the denoiser gets a mask of the tokens that a caption really has
     # What stands for no text, in dropout and guidance alike: the encoded empty prompt, zeros, or a tensor of the
     # denoiser by its name; the latter two keep the caption's own mask.
     empty: Literal["prompt", "zeros"] | str = "prompt"
@@ -47,6 +48,8 @@ class Family:
     # What makes the `diffusion.KnownLaw` of a `model` section: what may be known of samples; None: nothing ever is.
     known: str | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)  # kind of that law -> what it makes known; first: nothing
+    # Further kinds, of which there are many, as a pattern (`re`): such as a strategy written out, which the law reads.
+    kind_pattern: str | None = None
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
@@ -68,6 +71,10 @@ class Family:
     def kind_of_nothing(self) -> str:
         """The kind of known places that makes nothing known; "" where no other kind is."""
         return next(iter(self.kinds), "")
+
+    def has_kind(self, kind: str) -> bool:
+        """Whether its law knows a kind of known places."""
+        return kind in self.kinds or (self.kind_pattern is not None and bool(re.fullmatch(self.kind_pattern, kind)))
 
     def known_law(self, model: ModelSection) -> KnownLaw | None:
         """The law of what may be known of a model's samples; None where there is none."""

@@ -146,7 +146,7 @@ class GenerateConfig(SystemConfig):
         if not kinds and (self.kind or unused):
             place = key if self.kind else of_ref
             raise ValueError(f"{place}: this model takes no conditioning frames; leave it out")
-        if kinds and self.kind not in kinds:
+        if kinds and not self.family.has_kind(self.kind):
             raise ValueError(f"{key}: choose one of {', '.join(kinds)}")
         if (refusal := self.model.refuses_known) and (unused or not self.knows_nothing):
             train = "in the run that trains it, with a condition_config (docs/generate.md: From an image on, by a model"

@@ -264,7 +264,7 @@ def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
 def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
     """Why a clip cannot take the known frames of a kind from the one before."""
     family, frames = config.family, config.sampling_option.num_frames
-    if kind not in family.kinds:
+    if not family.has_kind(kind):
         return f"choose one of {', '.join(family.kinds) or 'no kinds'}"
     if frames == 1:
         return "a still has no further clips"
@@ -297,8 +297,9 @@ def reference_faults(
     """What is wrong with the reference files of one prompt, a clause for each. Images are decoded to find out."""
     faults = []
     for window in windows:
-        path = file_of(window, paths)
+        path = paths[-1]
         try:
+            path = file_of(window, paths)
             if is_image(path):
                 read_image(path)
             frame_numbers(path, window, config)
@@ -315,8 +316,9 @@ def known_pixels(
     be read."""
     found = []
     for window in windows:
-        path = file_of(window, paths)
+        path = paths[-1]
         try:
+            path = file_of(window, paths)
             still, numbers = is_image(path), frame_numbers(path, window, config)
             frames = read_image(path)[numbers] if still else read_frames(path, numbers)
             found.append(resize_crop(frames, size, config.sample_rules.pixels, still))
@@ -351,9 +353,13 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
             f"has {info.num_frames} frames at {info.fps:g} FPS, and {taker} takes {count} at "
             f"{config.fps_save:g} FPS, which are {needed} of them"
         )
-    return offsets if window.is_head else info.num_frames - 1 - offsets[::-1]
+    return info.num_frames - 1 - offsets[::-1] if window.takes_end else offsets
 
 
 def file_of(window: Window, paths: Sequence[str]) -> str:
-    """The file of a prompt that a window is taken from: the last for a single frame at the tail, else the first."""
+    """The file of a prompt that a window is taken from. Raises `ClipError` where there are too few."""
+    if window.reference is not None:
+        if window.reference >= len(paths):
+            raise ClipError(f"is 1 of {len(paths)} references, and number {window.reference + 1} is needed")
+        return paths[window.reference]
     return paths[-1] if len(window.pixels) == 1 and not window.is_head else paths[0]

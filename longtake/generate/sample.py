@@ -288,7 +288,7 @@ def final_prompt(config: SystemConfig, text: Caption, num_frames: int) -> Captio
     if fps is not None and fps.is_integer():
         fps = int(fps)  # the published form prints the number as it is: "24 FPS", not "24.0 FPS"
     rules = config.sample_rules
-    return caption(text, fps, config.motion_score, rules.caption, kind="inference", facts=rules.told)
+    return caption(text, fps, config.motion_score, rules.caption, kind="inference", facts=rules.prompt_facts)
 
 
 def fps_of(config: SystemConfig, num_frames: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What a denoiser's blocks hold, compute and send in a micro-batch: seen on the real ones, foretold for other sizes.
+"""What a denoiser's blocks hold, compute and send in a micro-batch: traced on real ones, fitted for other sizes.
 
 One block of each kind runs forward and backward on meta tensors, cut for peers as in the run, at a few sizes; every
 number that is seen follows for other sizes by a polynomial in samples, video tokens and the way they lie in frames.
@@ -43,7 +43,7 @@ _POINTS: dict[tuple[bool, bool], tuple[Point, ...]] = {
 }
 _FRAMES = (4, 6, 8, 12, 16, 24)  # at the points; a denoiser that takes only some lengths has its own in their place
 _SUFFICE = {True: 6, False: 4}  # points, where attention is full
-_MANY = 1 << 20  # launches are counted in so many parts, lest a law take a few for a rounding
+_MANY = 1 << 20  # launches are counted in so many parts, so that a fit does not take a few for a rounding error
 
 
 @dataclass(frozen=True)

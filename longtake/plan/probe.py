@@ -60,7 +60,7 @@ Measure = Callable[[Bucket, int], Measured]
 MakeUpdate = Callable[[nn.Module], Callable[[], None]]
 
 
-def probe_entries(plan: RunPlan, measure: Measure, memory_told: bool = True) -> tuple[Probed, ...]:
+def probe_entries(plan: RunPlan, measure: Measure, memory_known: bool = True) -> tuple[Probed, ...]:
     """Measures the entries that train, beginning at the batch sizes that the plan suggests; where the device does not
     tell its memory, at those of the run, which are all that is measured then."""
     work, layout = plan.work, plan.layout
@@ -76,7 +76,7 @@ def probe_entries(plan: RunPlan, measure: Measure, memory_told: bool = True) -> 
         def run(batch: int, bucket: Bucket = entry.bucket) -> Measured:
             return measure(bucket, batch)
 
-        first = max(1, entry.suggested_batch) if memory_told else entry.bucket.batch_size
+        first = max(1, entry.suggested_batch) if memory_known else entry.bucket.batch_size
         tries = tuple(_search(run, forecast, first, usable))
         fitting = [step for step in tries if step.fits(usable)]
         largest = max(fitting, key=lambda step: step.batch, default=None)

@@ -197,7 +197,7 @@ def is_endless(plan: RunPlan) -> bool:
 
 
 def priced_steps(plan: RunPlan) -> tuple[int, float]:
-    """Steps whose cost is told, and their GPU-hours: all of the run, or one pass where it has no end."""
+    """Steps whose cost is shown, and their GPU-hours: all of the run, or one pass where it has no end."""
     forecast = plan.forecast
     steps = (forecast.steps_per_pass if is_endless(plan) else forecast.steps) or 0
     return steps, steps * forecast.step_seconds * forecast.gpus / 3600

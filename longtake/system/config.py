@@ -158,7 +158,7 @@ class SystemConfig(EncodersConfig):
         if not isinstance(self.objective, kinds):
             own = " or ".join(f'"{kind.model_fields["type"].default}"' for kind in kinds)
             raise ValueError(f'objective.type = "{self.objective.type}": the model is trained by {own}')
-        if fault := unknown_name("caption_facts", self.caption_facts, self.family.rules(self).told):
+        if fault := unknown_name("caption_facts", self.caption_facts, self.family.rules(self).prompt_facts):
             raise ValueError(fault)
         solvers = self.objective.SOLVERS
         if (rule := self.sampling_option.guidance_rule) not in (None, *self.family.guidance):
@@ -213,8 +213,8 @@ class SystemConfig(EncodersConfig):
     def sample_rules(self) -> SampleRules:
         family = self.family
         rules = family.rules(self)
-        told = {**rules.told, **self.caption_facts}
-        return replace(rules, segments=family.segments, companions=family.companions(self.model), told=told)
+        facts = {**rules.prompt_facts, **self.caption_facts}
+        return replace(rules, segments=family.segments, companions=family.companions(self.model), prompt_facts=facts)
 
     @property
     def size_divisor(self) -> int:

@@ -259,6 +259,12 @@ def test_files_of_companions_are_named_for_all_videos_or_by_a_column(
     assert torch.equal(found, expected)
 
 
+def test_a_family_may_have_more_kinds_than_it_lists() -> None:
+    family = replace(EVERYTHING, kind_pattern=r"\d+(,\d+)*")
+    assert [family.has_kind(kind) for kind in ("box", "0,1,2", "0;1", "t2v")] == [True, True, False, False]
+    assert not EVERYTHING.has_kind("0,1,2")
+
+
 def test_a_still_has_the_rate_that_stills_had_in_training(everything: System) -> None:
     option = SamplingOption(resolution="32px", aspect_ratio="1:1", num_frames=1, solver="noisy")
     for frames, rate in ((1, 120), (17, 24)):
@@ -294,7 +300,7 @@ def told(text: str, fps: float | None, score: int | None, kind: str, facts: dict
 
 
 def test_prompts_have_the_form_of_the_family_with_what_its_config_says(clips: Path, tmp_path: Path) -> None:
-    rules = SampleRules(caption=f"{__name__}:told", told={"aes": "6.5"})
+    rules = SampleRules(caption=f"{__name__}:told", prompt_facts={"aes": "6.5"})
     register(replace(PLAIN, rules=lambda config: rules))
     try:
         own = read_run(str(write_family(tmp_path, clips, "plain"))).value

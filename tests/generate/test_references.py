@@ -64,6 +64,17 @@ def test_a_video_is_taken_at_the_models_rate(tmp_path: Path):
     assert numbers(fast, asked("v2v_head", compat="opensora_v2")) == [list(range(33))]
 
 
+def test_a_window_may_name_its_reference_and_begin_a_video_with_the_end_of_one(tmp_path: Path):
+    first, last = video(tmp_path / "a.mp4", 10, 24), video(tmp_path / "b.mp4", 40, 24)
+    window = Window(range(5), range(17), "head5", reference=1, from_end=True)
+    assert frame_numbers(last, window, asked("")).tolist() == list(range(23, 40))
+    (known,) = known_pixels((first, last), [window], (32, 48), asked(""))
+    assert known[0, :, 0, 0].tolist() == pytest.approx([3 * k for k in range(23, 40)], abs=2)
+    assert reference_faults((first,), [window], asked("")) == [
+        f"ref {first!r}: is 1 of 1 references, and number 2 is needed"
+    ]
+
+
 def test_frames_cover_the_size_and_are_cut_at_the_centre(tmp_path: Path):
     wide = picture(tmp_path / "w.png", 32, 96)
     head = LAW.windows("i2v_head", CAUSAL, 9)

@@ -115,7 +115,7 @@ def probed(world: World) -> Facts:
     step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
     degrees: list[int] = []
     step.system.denoiser.register_forward_hook(lambda *_: degrees.append(step.system.cut.peers.sequence))
-    found = probe_entries(plan, step.measure, memory_told=False)
+    found = probe_entries(plan, step.measure, memory_known=False)
     return {"degrees": degrees, "fit": [one.largest is not None for one in found]}
 
 

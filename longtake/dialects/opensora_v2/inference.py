@@ -6,7 +6,7 @@ from longtake.dialects.opensora_v2.shared import translate_lora, translate_model
 from longtake.dialects.translation import Fixed, Translation
 from longtake.system.tiny import world_size
 
-# In files; as flags they are Longtake's own. `guidance` is not among them: in files it is what FLUX is told.
+# In files; as flags they are Longtake's own. `guidance` is not among them: in files it is an input of FLUX.
 _OPTIONS = ("resolution", "aspect_ratio", "num_frames", "num_steps", "guidance_img")
 ALIASES = {**{name: f"sampling_option.{name}" for name in _OPTIONS}, "ckpt_path": "model.from_pretrained"}
 MOVED = {"dataset.data_path": "prompts", "offload": "offload_model"}

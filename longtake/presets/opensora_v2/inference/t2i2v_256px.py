@@ -26,4 +26,4 @@ img_flux_ae = dict(
     scale_factor=0.3611,
     shift_factor=0.1159,
 )
-guidance = 4.0  # told to FLUX
+guidance = 4.0  # an input of FLUX
