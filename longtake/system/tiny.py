@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longtake.buckets import num_pixels
+from longtake.buckets import num_pixels, smallest_listed
 from longtake.contracts import UserError
 from longtake.families import Family, family_of_tree
 
@@ -32,6 +32,7 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """The overrides that make a run tiny, from its tree as files give it; flags go on top. Degrees of `parallel` become
     the largest divisors of theirs that `world_size` processes allow."""
     family, parallel = family_of_tree(tree), _section(tree, "parallel")
+    law = _law(family, tree)
     layer: dict[str, Any] = {
         **_parts(family, _section(tree, "model")),
         "ae_spatial_compression": None,
@@ -41,17 +42,17 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     if isinstance(tree.get("lora"), Mapping):
         layer["lora"] = {"rank": _RANK, "from_pretrained": None}
     if isinstance(buckets := tree.get("bucket_config"), Mapping):
-        layer["bucket_config"] = {"_delete_": True, **_buckets(buckets)}
+        layer["bucket_config"] = {"_delete_": True, **_buckets(buckets, law)}
     if _section(tree, "dataset").get("latents") is not None:
         layer["dataset"] = {"latents": None}
     if degrees := _degrees(parallel, world_size):
         layer["parallel"] = degrees
-    if option := _sampling(_section(tree, "sampling_option")):
+    if option := _sampling(_section(tree, "sampling_option"), law):
         layer["sampling_option"] = option
     if isinstance(image := tree.get("img_flux"), Mapping):
         own = _parts(family_of_tree({"model": image}), image)
         layer["img_flux"], layer["img_flux_ae"] = own["model"], own["ae"]
-        layer["img_resolution"] = _resolution(str(tree.get("img_resolution", "768px")))
+        layer["img_resolution"] = _resolution(str(tree.get("img_resolution", "768px")), None)
     return layer
 
 
@@ -78,13 +79,21 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _buckets(buckets: Mapping[str, Any]) -> dict[str, Any]:
+def _law(family: Family, tree: Mapping[str, Any]) -> str | None:
+    """The key of the run's law of buckets."""
+    try:
+        return family.bucket_law(family.quirks_of(tree.get("compat")))
+    except (ValueError, TypeError):  # the schema will refuse `compat`
+        return None
+
+
+def _buckets(buckets: Mapping[str, Any], law: str | None) -> dict[str, Any]:
     """The table with small resolutions, short clips and small micro-batches; of entries that become one, the first."""
     tiny: dict[str, dict[int, Any]] = {}
     for name, lengths in buckets.items():
         if not isinstance(lengths, Mapping):
             continue
-        of_name = tiny.setdefault(_resolution(str(name)), {})
+        of_name = tiny.setdefault(_resolution(str(name), law), {})
         for frames, entry in lengths.items():
             if str(frames).isdigit() and isinstance(entry, (tuple, list)) and len(entry) == 2:
                 length = min(int(frames), _LONGEST)
@@ -93,12 +102,15 @@ def _buckets(buckets: Mapping[str, Any]) -> dict[str, Any]:
     return tiny
 
 
-def _resolution(name: str) -> str:
-    """32px for what has up to 512 x 512 pixels, 64px above; a name that says more than the size keeps that."""
+def _resolution(name: str, law: str | None) -> str:
+    """32px for what has up to 512 x 512 pixels, 64px above; a name that says more than the size keeps that. The
+    smallest that there is under a law that lists its sizes."""
     try:
-        side = math.isqrt(num_pixels(name))
+        side = math.isqrt(num_pixels(name, law))
     except UserError:
         return name  # the schema will refuse it
+    if (smallest := smallest_listed(law)) is not None:
+        return smallest
     suffix = "".join(re.findall(r"_.*", name))
     return name if side <= 64 else f"{32 if side <= 512 else 64}px{suffix}"
 
@@ -116,10 +128,10 @@ def _degrees(parallel: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     return tiny
 
 
-def _sampling(option: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(option: Mapping[str, Any], law: str | None) -> dict[str, Any]:
     tiny: dict[str, Any] = {}
     if isinstance(name := option.get("resolution"), str):
-        tiny["resolution"] = _resolution(name)
+        tiny["resolution"] = _resolution(name, law)
     for key, most in (("num_frames", _LONGEST), ("num_steps", 4)):
         if isinstance(number := option.get(key), int):
             tiny[key] = min(number, most)

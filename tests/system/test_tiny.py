@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from longtake.families import registry
 from longtake.system.tiny import is_tiny, tiny_layer
+from tests.families.plain import PLAIN
 
 PRESET = {
     "model": {"cond_embed": True, "patch_size": 2, "hidden_size": 3072, "grad_ckpt_buffer_size": 50 * 2**30},
@@ -21,6 +27,14 @@ def test_buckets_become_small_and_keep_their_probabilities():
         "64px": {1: (0.5, 4), 17: ((1.0, 0.2), 1)},
         "64px_ar1:1": {1: (0.5, 4)},
     }
+
+
+def test_resolutions_of_a_law_that_lists_its_sizes_become_its_smallest(monkeypatch: pytest.MonkeyPatch):
+    family = replace(PLAIN, bucket_law=lambda quirks: "opensora_v1_2")
+    monkeypatch.setitem(registry._FAMILIES, PLAIN.model, family)
+    buckets = {"240p": {51: (1.0, 20), 1: (0.5, 89)}, "2048": {1: (0.1, 5)}, "144p": {408: (0.0, None)}}
+    layer = tiny_layer({"model": {"type": "plain"}, "bucket_config": buckets}, 1)
+    assert layer["bucket_config"] == {"_delete_": True, "144p": {17: (1.0, 2), 1: (0.5, 4)}}
 
 
 def test_only_sizes_change():
