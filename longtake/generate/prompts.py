@@ -12,7 +12,7 @@ from longtake.contracts import UserError
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
-_COLUMNS = ("text", "name", "neg", "ref", "mask", "carries", "strength", "edit_ratio")
+_COLUMNS = ("text", "name", "neg", "ref", "mask", "cond_type", "carries", "strength", "edit_ratio")
 _MAX_FAULTS = 20  # listed in one error
 
 
@@ -28,6 +28,7 @@ class Prompt:
     mask: str | None = None  # file; white is to be made
     strength: float | None = None  # share of noise that it begins from
     edit_ratio: float | None = None
+    kind: str | None = None  # of its known frames
     carries: str | None = None  # kind of known frames that a later clip of a video takes from those before it
     brings: tuple[tuple[str, str], ...] = ()  # companions by name: files, `;` between several
     then: tuple[Prompt, ...] = ()  # the later clips of its video
@@ -143,12 +144,15 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
             faults.append(f"name {name!r} in row {number + 1} is no plain file name")
         if cell["carries"] and not prompts:
             faults.append("carries stands in row 1, which has no video above it")
-        if cell["carries"] and (alone := next((key for key in ("ref", "mask", "name") if cell[key]), None)):
+        if cell["carries"] and (
+            alone := next((key for key in ("ref", "mask", "name", "cond_type") if cell[key]), None)
+        ):
             faults.append(f"{alone} is given in row {number + 1}, which carries on the video above")
         shares = {key: _share(cell[key], f"{key} in row {number + 1}", faults) for key in ("strength", "edit_ratio")}
         refs, masks = (_beside(path, cell[key]) for key in ("ref", "mask"))
         brings = tuple((name, ";".join(files)) for name in companions if (files := _beside(path, row.get(name) or "")))
-        rest = {"mask": next(iter(masks), None), "carries": cell["carries"] or None, "brings": brings, **shares}
+        rest = {"mask": next(iter(masks), None), "brings": brings, **shares}
+        rest |= {"kind": cell["cond_type"] or None, "carries": cell["carries"] or None}
         prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, **rest))
     return prompts
 

@@ -88,7 +88,7 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
             if not number and (path := clip.mask or config.mask):
                 (pixels,) = known_pixels([path], [replace(every, masked=True)], shape[1:], config)
                 mask = (to_unit(pixels).mean(0, keepdim=True) > 0).float()
-            places = law.given(clip.carries or config.kind, config.ae.latent, shape, mask)
+            places = law.given(clip.carries or kind_of(clip, config), config.ae.latent, shape, mask)
         if ratio := ratio_of(clip, config):
             places = edited(places, ratio, len(every.frames))
         if not number:
@@ -156,7 +156,13 @@ def ratio_of(clip: Prompt, config: GenerateConfig) -> float:
 
 def refs_of(prompt: Prompt, config: GenerateConfig) -> tuple[str, ...]:
     """The references of a prompt that are used."""
-    return () if config.knows_nothing and strength_of(prompt, config) == 1 else prompt.refs
+    unused = kind_of(prompt, config) == config.family.kind_of_nothing and strength_of(prompt, config) == 1
+    return () if unused else prompt.refs
+
+
+def kind_of(prompt: Prompt, config: GenerateConfig) -> str:
+    """Which frames are known of a prompt's first clip."""
+    return config.kind if prompt.kind is None else prompt.kind
 
 
 def unused_paths(folder: Path, names: Sequence[str], suffix: str) -> list[Path]:
@@ -229,11 +235,18 @@ def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list
 def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, str]]:
     """What is wrong with what the clips of a prompt know beforehand: row and clause of each."""
     law, every, strength, refs = config.law_of_family, whole_clip(config), strength_of(prompt, config), prompt.refs
-    windows = law.windows(config.kind, config.ae.latent, len(every.pixels)) if law and refs else ()
+    kind = kind_of(prompt, config)
+    if prompt.kind is not None:
+        fault = "use_t2i2v makes the first frame" if config.use_t2i2v else _kind_fault(kind, config)
+        if fault:
+            yield prompt.row, f'cond_type = "{kind}": {fault}'
+            return
+        config = config.model_copy(update={"cond_type": kind})
+    windows = law.windows(kind, config.ae.latent, len(every.pixels)) if law and refs else ()
     faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
     if path := prompt.mask or config.mask:
         takes = any(window.masked for window in windows)
-        none = [f'mask {path!r}: cond_type = "{config.kind}" takes none']
+        none = [f'mask {path!r}: cond_type = "{kind}" takes none']
         faults += reference_faults([path], [replace(every, masked=True)], config, "mask") if takes else none
     if strength < 1 and not refs:
         faults.append(f"strength = {strength:g}: there is no ref to begin from")
@@ -263,11 +276,15 @@ def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
 
 def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
     """Why a clip cannot take the known frames of a kind from the one before."""
+    still = config.sampling_option.num_frames == 1 and config.family.has_kind(kind)
+    return "a still has no further clips" if still else _kind_fault(kind, config)
+
+
+def _kind_fault(kind: str, config: GenerateConfig) -> str | None:
+    """Why nothing can be known by a kind."""
     family, frames = config.family, config.sampling_option.num_frames
     if not family.has_kind(kind):
         return f"choose one of {', '.join(family.kinds) or 'no kinds'}"
-    if frames == 1:
-        return "a still has no further clips"
     if kind == family.kind_of_nothing or config.model.refuses_known:
         return None if kind == family.kind_of_nothing else config.model.refuses_known
     taken = config.law_of_family.windows(kind, config.ae.latent, frames)
@@ -278,7 +295,8 @@ def _check_weights(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[st
     """Compares the names and shapes in a file's header with the model's; returns warnings."""
     if config.model.from_pretrained is None:
         return []
-    asked = [("cond_type", config.kind), *(("carries", clip.carries) for prompt in prompts for clip in prompt.then)]
+    asked = [("cond_type", config.kind), *(("cond_type", kind_of(prompt, config)) for prompt in prompts)]
+    asked += [("carries", clip.carries) for prompt in prompts for clip in prompt.then]
     known = next(((key, kind) for key, kind in asked if kind != config.family.kind_of_nothing), None)
     with open_pretrained(config.model) as (weights, _):
         if known is None or weights.unread_known is None:

@@ -249,6 +249,12 @@ def test_files_of_companions_are_named_for_all_videos_or_by_a_column(
     assert len(list((tmp_path / "made").rglob("*.mp4"))) == 3
     short = longtake("generate", folder, "--prompt", "x", *words[2:], "--companions.control", tmp_path / "short.mp4")
     assert "short.mp4': has 5 frames at 24 FPS, and control of a video takes 17 at 24 FPS" in " ".join(short[2].split())
+    table.write_text("text,ref,cond_type\na sea,c.mp4,first\na sea,c.mp4,\n")
+    code, out, err = longtake("generate", folder, *words, "--batch-size", 2)
+    assert (code, '1 with a ref that cond_type = "none" does not use' in out) == (0, True), err
+    table.write_text("text,ref,cond_type\na sea,c.mp4,banana\n")
+    fault = longtake("generate", folder, *words)[2]
+    assert 'cond_type = "banana": choose one of none, box, first, edit, inpaint in row 1' in " ".join(fault.split())
     wrong = longtake("generate", folder, "--prompt", "x", "--companions.contrl", "c.mp4")[2]
     assert "did you mean companions.control?" in " ".join(wrong.split())
     ask = GenerateConfig.model_construct(companions={}, **dict(read_run(str(run)).value))
