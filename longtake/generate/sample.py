@@ -57,7 +57,8 @@ class Request:
 def pixel_shape(system: System, option: SamplingOption) -> tuple[int, int, int]:
     """`(T, H, W)` of the videos an option asks for. Raises `UserError` where the autoencoder cannot make them."""
     shape = shape_asked(system.config, option)
-    system.config.check_shape(*shape)
+    system.autoencoder.check(*shape)
+    system.config.check_length(shape[0], system.autoencoder.latent(*shape)[1])
     return shape
 
 

@@ -175,7 +175,11 @@ class SystemConfig(EncodersConfig):
     def check_shape(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for pixels that the autoencoder cannot give back, or the model cannot take."""
         self.ae.check(num_frames, height, width)
-        if refusal := self.model.refuses_length(self.ae.latent(num_frames, height, width)[1]):
+        self.check_length(num_frames, self.ae.latent(num_frames, height, width)[1])
+
+    def check_length(self, num_frames: int, num_latents: int) -> None:
+        """Raises `UserError` for videos of so many latent frames that the model cannot take."""
+        if refusal := self.model.refuses_length(num_latents):
             raise UserError(f"model: videos of {num_frames} frames are not taken: {refusal}")
 
     @property
