@@ -17,17 +17,15 @@ divisors are kept above `min_t`, or a few samples would rule the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from longtake.contracts import Draw, Noised
+from longtake.contracts import Draw
 from longtake.diffusion.config import FlowConfig, Shift
 from longtake.diffusion.known import PixelShape
-from longtake.diffusion.objective import as_column, sample_loss
+from longtake.diffusion.objective import NoisePath, as_column
 from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
 from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal
 from longtake.random import Purpose
@@ -38,7 +36,7 @@ _CLEAN_FLOOR = 1e-5
 SHIFT_OF_PATCH_2 = "shift_of_patch_2"  # quirk
 
 
-class RectifiedFlow:
+class RectifiedFlow(NoisePath):
     """The objective of rectified flow (`Objective`). Times are float32 in [0, 1], 1 is noise.
 
     `patch_size`: pixels of the latent grid on one side of a token, which the resolution shift counts tokens by. The
@@ -47,44 +45,17 @@ class RectifiedFlow:
     """
 
     noise_time: ClassVar[float] = 1.0
-    draws: ClassVar[Mapping[str, Draw]] = MappingProxyType(
-        {"noise": Draw(Purpose.NOISE, "normal", "latent"), "timestep": Draw(Purpose.TIMESTEP, "normal")}
-    )
+    timestep: ClassVar[Draw] = Draw(Purpose.TIMESTEP, "normal")
+    config: FlowConfig
 
-    def __init__(self, config: FlowConfig, patch_size: int, quirks: frozenset[str] = frozenset()) -> None:
-        self.config, self.patch_size, self.quirks = config, patch_size, quirks
-
-    def noise(
-        self,
-        latents: Tensor,
-        draws: Mapping[str, Tensor],
-        weights: Tensor | None = None,
-        shape: PixelShape | None = None,
-    ) -> Noised:
-        """Training examples, float32; draws: standard normals "noise" [B, C, F, h, w] and "timestep" [B].
-
-        Latents of weight 0 are taken as zeros, so that not even an infinite one reaches the network (0 times infinity
-        would be a NaN in every gradient).
-        """
-        clean = latents.float()
-        noise = draws["noise"].to(clean)
-        if noise.shape != clean.shape:
-            raise ValueError(f"draws['noise'] has shape {tuple(noise.shape)}, the latents {tuple(clean.shape)}")
-        if weights is not None:
-            clean = torch.where(as_column(weights.to(clean) > 0), clean, 0.0)
-        normal = draws["timestep"].to(clean.device)
-        t = sigmoid_normal(normal, self.config.timestep_mean, self.config.timestep_std)
-        t = shift_time(t, self._alpha(self.config.shift, clean.shape[1:], training=True))
-        x = self.noised_at(clean, noise, as_column(t))
-        return Noised(x, t, self._target(clean, noise), self._weight(t))
+    def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
+        """The sigmoids of normals, shifted."""
+        t = sigmoid_normal(drawn, self.config.timestep_mean, self.config.timestep_std)
+        return shift_time(t, self._alpha(self.config.shift, latent_shape, training=True))
 
     def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x(t), float32 [B, C, F, h, w]; t: float32, of any shape that broadcasts."""
         return (1 - t) * clean + self._noise_level(t) * noise
-
-    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
-        """The loss of each sample, float32 [B]: the weighted mean squared error."""
-        return sample_loss(prediction, noised)
 
     def solver(self, name: str) -> Solver:
         """`euler` or `ab2`."""
@@ -136,7 +107,8 @@ class RectifiedFlow:
         """s(t), the factor of the noise in x(t); float32 [B]."""
         return t.float() + self.config.sigma_min * (1 - t.float())
 
-    def _target(self, clean: Tensor, noise: Tensor) -> Tensor:
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """The velocity, the clean latents or the noise."""
         match self.config.predict:
             case "velocity":
                 return (1 - self.config.sigma_min) * noise - clean
@@ -145,7 +117,7 @@ class RectifiedFlow:
             case "noise":
                 return noise
 
-    def _weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Tensor) -> Tensor:
         """The factor that makes the loss of this prediction the loss of the velocity; float32 [B]."""
         match self.config.predict:
             case "velocity":

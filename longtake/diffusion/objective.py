@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Protocol
@@ -13,6 +14,7 @@ from longtake.contracts import Draw, Noised
 from longtake.diffusion.config import ObjectiveSection, Shift
 from longtake.diffusion.known import PixelShape
 from longtake.diffusion.solvers import Solver
+from longtake.random import Purpose
 
 
 class Objective(Protocol):
@@ -53,6 +55,84 @@ class Objective(Protocol):
 
     def solver(self, name: str) -> Solver:
         """The solver of a name in the section's `SOLVERS`."""
+
+
+class NoisePath(ABC):
+    """An `Objective` whose x(t) is made of clean latents, normal noise and a time drawn for each sample.
+
+    A subclass says what the path is, what is predicted, which times are drawn and which a solver walks.
+    """
+
+    noise_time: float
+    timestep: Draw  # the number that a sample's time is made of
+
+    def __init__(self, config: ObjectiveSection, patch_size: int, quirks: frozenset[str] = frozenset()) -> None:
+        self.config, self.patch_size, self.quirks = config, patch_size, quirks
+
+    @property
+    def draws(self) -> Mapping[str, Draw]:
+        """The noise, and the number for the time."""
+        return {"noise": Draw(Purpose.NOISE, "normal", "latent"), "timestep": self.timestep}
+
+    @abstractmethod
+    def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
+        """Times in training, float32 [B], for latents (C, F, h, w); drawn: [B], by the law `timestep`."""
+
+    @abstractmethod
+    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """x(t), float32 [B, C, F, h, w]; t: float32, of any shape that broadcasts."""
+
+    @abstractmethod
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the denoiser is asked for, float32 [B, C, F, h, w]; t as above."""
+
+    @abstractmethod
+    def grid(
+        self,
+        num_steps: int,
+        latent_shape: tuple[int, int, int, int],
+        shift: Shift | str = "training",
+        shape: PixelShape | None = None,
+    ) -> Tensor:
+        """As in `Objective`."""
+
+    @abstractmethod
+    def solver(self, name: str) -> Solver:
+        """As in `Objective`."""
+
+    def weight(self, t: Tensor) -> Tensor:
+        """The weight of a sample's loss, float32 [B]; t: [B]."""
+        return torch.ones_like(t)
+
+    def noise(
+        self,
+        latents: Tensor,
+        draws: Mapping[str, Tensor],
+        weights: Tensor | None = None,
+        shape: PixelShape | None = None,
+    ) -> Noised:
+        """Training examples, float32; draws: standard normals "noise" [B, C, F, h, w], and "timestep" [B].
+
+        Latents of weight 0 are taken as zeros, so that not even an infinite one reaches the network (0 times infinity
+        would be a NaN in every gradient).
+        """
+        clean = latents.float()
+        noise = draws["noise"].to(clean)
+        if noise.shape != clean.shape:
+            raise ValueError(f"draws['noise'] has shape {tuple(noise.shape)}, the latents {tuple(clean.shape)}")
+        if weights is not None:
+            clean = torch.where(as_column(weights.to(clean) > 0), clean, 0.0)
+        t = self.times(draws["timestep"].to(clean.device), tuple(clean.shape[1:]), shape)
+        column = as_column(t)
+        return Noised(self.noised_at(clean, noise, column), t, self.target(clean, noise, column), self.weight(t))
+
+    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
+        """The loss of each sample, float32 [B]: the weighted mean squared error."""
+        return sample_loss(prediction, noised)
+
+    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """The prediction itself, in float32."""
+        return prediction.float()
 
 
 def build_objective(section: ObjectiveSection, patch: int, quirks: frozenset[str]) -> Objective:

@@ -16,7 +16,7 @@ from torch import Tensor
 from longtake.contracts import Draw, Known, LatentShape, Noised
 from longtake.diffusion.config import ObjectiveSection
 from longtake.diffusion.known import Places, Window
-from longtake.diffusion.objective import as_column, sample_loss
+from longtake.diffusion.objective import NoisePath, sample_loss
 from longtake.diffusion.solvers import Solver
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.encoders.config import AutoencoderSection
@@ -85,49 +85,30 @@ class FlowOf1000(ObjectiveSection):
     type: Literal["flow_1000"] = Field("flow_1000", description="the objective")
 
 
-class Flow:
+class Flow(NoisePath):
     """x(t) = (1 - t / 1000) x0 + t / 1000 noise; neighbouring frames count in the loss beside each by itself."""
 
     noise_time: ClassVar[float] = 1000.0
-    draws: ClassVar[Mapping[str, Draw]] = MappingProxyType(
-        {
-            "noise": Draw(Purpose.NOISE, "normal", "latent"),
-            "timestep": Draw(Purpose.TIMESTEP, "uniform", stratified=True),
-        }
-    )
+    timestep: ClassVar[Draw] = Draw(Purpose.TIMESTEP, "uniform", stratified=True)
+    solver = staticmethod(lambda name: Noisy())
 
-    def __init__(self, config: FlowOf1000, patch: int, quirks: frozenset[str] = frozenset()) -> None:
-        self.config = config
+    def times(self, drawn: Tensor, latent_shape: Any, shape: tuple[int, int, int]) -> Tensor:
+        ratio = math.sqrt(math.prod(shape)) / 64
+        return 1000 * ratio * drawn / (1 + (ratio - 1) * drawn)
 
-    def noise(
-        self, latents: Tensor, draws: Mapping[str, Tensor], weights: Tensor | None = None, shape: Any = None
-    ) -> Noised:
-        clean = latents if weights is None else torch.where(as_column(weights > 0), latents, 0.0)
-        t = self._shifted(draws["timestep"], shape)
-        return Noised(
-            self.noised_at(clean, draws["noise"], as_column(t)), t, clean - draws["noise"], torch.ones_like(t)
-        )
+    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return (1 - t / 1000) * clean + t / 1000 * noise
+
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return clean - noise
 
     def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
         of_motion = (prediction - noised.target).diff(dim=2).square().flatten(1)
         motion = of_motion.mean(1) if of_motion.shape[1] else 0.0
         return sample_loss(prediction, noised) + 0.25 * motion
 
-    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        return prediction
-
-    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        return (1 - t / 1000) * clean + t / 1000 * noise
-
     def grid(self, num_steps: int, latent_shape: Any, shift: Any = "training", shape: Any = None) -> Tensor:
-        return self._shifted(torch.linspace(1, 0, num_steps + 1), shape)
-
-    def solver(self, name: str) -> Solver:
-        return Noisy()
-
-    def _shifted(self, share: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        ratio = math.sqrt(math.prod(shape)) / 64
-        return 1000 * ratio * share / (1 + (ratio - 1) * share)
+        return self.times(torch.linspace(1, 0, num_steps + 1), latent_shape, shape)
 
 
 class Noisy(Solver):

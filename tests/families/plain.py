@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from longtake.contracts import Conditions, Draw, Noised
+from longtake.contracts import Conditions, Draw
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
-from longtake.diffusion.objective import as_column, sample_loss
+from longtake.diffusion.objective import NoisePath
 from longtake.diffusion.solvers import Solver
 from longtake.families import Family, Text
 from longtake.models import Attention, Exchange, ModelSection, SequencePlan, TensorSplit
@@ -125,48 +125,25 @@ class VConfig(ObjectiveSection):
     type: Literal["v"] = Field("v", description="the objective")
 
 
-class VPrediction:
+class VPrediction(NoisePath):
     """x(t) = cos a x0 + sin a noise, v = cos a noise - sin a x0, a = (t + 1) pi / 2000; t an index below 1,000."""
 
     noise_time: ClassVar[float] = 999.0
-    draws: ClassVar[Mapping[str, Draw]] = MappingProxyType(
-        {
-            "noise": Draw(Purpose.NOISE, "normal", "latent"),
-            "timestep": Draw(Purpose.TIMESTEP, "integer", below=1000, stratified=True),
-        }
-    )
+    timestep: ClassVar[Draw] = Draw(Purpose.TIMESTEP, "integer", below=1000, stratified=True)
+    solver = staticmethod(lambda name: DDIM())
 
-    def __init__(self, config: VConfig, patch: int, quirks: frozenset[str] = frozenset()) -> None:
-        self.config = config
-
-    def noise(
-        self, latents: Tensor, draws: Mapping[str, Tensor], weights: Tensor | None = None, shape: Any = None
-    ) -> Noised:
-        clean, noise, t = latents.float(), draws["noise"].to(latents), draws["timestep"].to(latents.device).float()
-        if weights is not None:
-            clean = torch.where(as_column(weights > 0), clean, 0.0)
-        cos, sin = self._turn(as_column(t))
-        return Noised(cos * clean + sin * noise, t, cos * noise - sin * clean, torch.ones_like(t))
-
-    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
-        return sample_loss(prediction, noised)
-
-    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        return prediction.float()
+    def times(self, drawn: Tensor, latent_shape: Any, shape: Any) -> Tensor:
+        return drawn.float()
 
     def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        cos, sin = self._turn(t)
-        return cos * clean + sin * noise
+        angle = (t + 1) * (math.pi / 2000)
+        return angle.cos() * clean + angle.sin() * noise
+
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return self.noised_at(noise, -clean, t)
 
     def grid(self, num_steps: int, latent_shape: Any, shift: Any = "training", shape: Any = None) -> Tensor:
         return torch.linspace(999, -1, num_steps + 1).round()
-
-    solver = staticmethod(lambda name: DDIM())
-
-    @staticmethod
-    def _turn(t: Tensor) -> tuple[Tensor, Tensor]:
-        angle = (t + 1) * (math.pi / 2000)
-        return angle.cos(), angle.sin()
 
 
 class DDIM(Solver):
