@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Window,
         frame_times,
         keep_known,
+        kinds_by_weight,
         known_holder,
         make_known,
         read_known,

@@ -7,8 +7,10 @@ who reads it, the family says as well (`Reader`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from longtake.contracts import Draw, Known, LatentShape, Noised
@@ -86,6 +88,12 @@ class KnownLaw(Protocol):
 
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
         """The denoiser's own conditions that are made of it."""
+
+
+def kinds_by_weight(uniforms: np.ndarray, weights: Mapping[str, float]) -> list[str]:
+    """The kind that each uniform number [B] draws, by weights above 0."""
+    kinds, ends = list(weights), list(accumulate(weights.values()))
+    return [kinds[min(bisect_right(ends, u * ends[-1]), len(kinds) - 1)] for u in uniforms.tolist()]
 
 
 def make_known(given: Sequence[Places], latents: Tensor, shape: PixelShape, encode: Encode, own: bool = True) -> Known:

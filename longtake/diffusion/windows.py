@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from longtake.contracts import Draw, Known, LatentShape
 from longtake.diffusion.config import END_KINDS
-from longtake.diffusion.known import PixelShape, Places, Window
+from longtake.diffusion.known import PixelShape, Places, Window, kinds_by_weight
 from longtake.random import Purpose
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
+    import numpy as np
     from torch import Tensor
 
 NOTHING = "t2v"
@@ -69,9 +68,7 @@ class EndWindows:
         ]
         if not kinds or latent(num_frames, 1, 1)[1] < 2:
             return [NOTHING] * len(uniforms)
-        ends = np.cumsum([weights[kind] for kind in kinds])
-        places = np.searchsorted(ends, uniforms.astype(np.float64) * ends[-1], side="right")
-        return [kinds[place] for place in np.minimum(places, len(kinds) - 1).tolist()]
+        return kinds_by_weight(uniforms, {kind: weights[kind] for kind in kinds})
 
     def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
         """Its windows, to the end."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+    from longtake.encoders.autoencoder import Autoencoder, ChunkedAutoencoder, build_autoencoder
     from longtake.encoders.config import (
         Autoencoder2DConfig,
         AutoencoderSection,

@@ -71,6 +71,36 @@ class Autoencoder(ABC):
         yield self.decode(latents, num_frames)
 
 
+class ChunkedAutoencoder(Autoencoder):
+    """One to which each `latent.chunk` frames of a video are a clip of their own, as are the fewer at its end."""
+
+    def __init__(self, config: AutoencoderSection, dtype: torch.dtype = torch.float32) -> None:
+        self.config, self.stream_frames = config, config.latent.chunk
+
+    @abstractmethod
+    def posterior_of_chunk(self, video: Tensor) -> dict[str, Tensor]:
+        """`posterior` of one chunk."""
+
+    @abstractmethod
+    def decode_chunk(self, latents: Tensor, num_frames: int) -> Tensor:
+        """`decode` of one chunk."""
+
+    def posterior(self, video: Tensor) -> dict[str, Tensor]:
+        found = list(self.posterior_of_stream(video.split(self.stream_frames, dim=2)))
+        return {name: torch.cat([part[name] for part in found], dim=2) for name in found[0]}
+
+    def decode(self, latents: Tensor, num_frames: int) -> Tensor:
+        return torch.cat(list(self.decode_stream(latents, num_frames)), dim=2)
+
+    def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+        return map(self.posterior_of_chunk, video)
+
+    def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
+        chunk = self.stream_frames
+        for i, part in enumerate(latents.split(self.latent(chunk, 1, 1)[1], dim=2)):
+            yield self.decode_chunk(part, min(chunk, num_frames - i * chunk))
+
+
 def build_autoencoder(config: AutoencoderSection, dtype: torch.dtype = torch.float32) -> Autoencoder:
     """The autoencoder that `ae` describes; a learned one on the meta device, of `dtype`, to be filled with weights."""
     return resolve_name(type(config).AUTOENCODER)(config, dtype)

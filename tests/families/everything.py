@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from longtake.contracts import Conditions
+from longtake.contracts import Conditions, Draw, Known, LatentShape, Noised
 from longtake.data.rules import Companion, SampleRules
-from longtake.families import Family, Text
+from longtake.diffusion import NoisePath, ObjectiveSection, Places, Solver, Window, kinds_by_weight, sample_loss
+from longtake.encoders import ChunkedAutoencoder
+from longtake.encoders.config import AutoencoderSection
+from longtake.families import Text
 from longtake.models import Attention, SequencePlan, Switch
 from longtake.models.layers import patchify, timestep_features, unpatchify
 from longtake.models.plans import ANY, check_conditions
-from longtake.weights.format import Format, Naming, WeightLayout
-from longtake.weights.lora import PEFT
+from longtake.random import Purpose
+from longtake.weights.format import Naming, WeightLayout
 from tests.buckets.own_law import TokenBudget
-from tests.families.everything_parts import KINDS, FlowOf1000
-from tests.families.plain import Plain, PlainConfig
+from tests.families import plain
+from tests.families.plain import PLAIN, Plain, PlainConfig
 
-MODULE, PARTS = "tests.families.everything", "tests.families.everything_parts"
+MODULE = "tests.families.everything"
+KINDS = MappingProxyType(
+    {
+        "none": "nothing is known",
+        "box": "a quarter of the picture",
+        "first": "the first frame",
+        "edit": "all of it, until the noise is down to a share",
+        "inpaint": "pixels that a mask leaves",
+    }
+)
 
 
 class EverythingConfig(PlainConfig):
@@ -100,27 +114,146 @@ def segments_of(frames: int) -> int:
     return 1 if frames == 1 else 2
 
 
-FORMAT = Format(
+class ChunkConfig(AutoencoderSection):
+    """Means of 4 x 8 x 8 pixels; 17 frames, encoded apart from the others, become 5."""
+
+    AUTOENCODER: ClassVar[str] = f"{MODULE}:Chunks"
+    type: Literal["chunks"] = Field("chunks", description="the autoencoder")
+    latent = property(lambda self: LatentShape(3, 4, 8, causal=True, chunk=17, whole_cells=True))
+    check = staticmethod(lambda *shape: None)
+
+
+class Chunks(ChunkedAutoencoder):
+    is_random = False
+
+    def posterior_of_chunk(self, video: Tensor) -> dict[str, Tensor]:
+        return {"mean": F.avg_pool3d(F.pad(video, (0, 0, 0, 0, -video.shape[2] % 4, 0)), (4, 8, 8))}
+
+    def decode_chunk(self, latents: Tensor, num_frames: int) -> Tensor:
+        return F.interpolate(latents, scale_factor=(4, 8, 8))[:, :, -num_frames:]
+
+
+def fading(scale: float, step: int, num_steps: int, t: float, power: float = 1.0) -> float:
+    """Guidance that fades with the noise."""
+    return 1 + (scale - 1) * (t / 1000) ** power
+
+
+class FlowOf1000(ObjectiveSection):
+    """Flow on times 0 to 1000, shifted by the pixels of the bucket."""
+
+    OBJECTIVE: ClassVar[str] = f"{MODULE}:Flow"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("noisy",)
+    type: Literal["flow_1000"] = Field("flow_1000", description="the objective")
+
+
+class Flow(NoisePath):
+    """x(t) = (1 - t / 1000) x0 + t / 1000 noise; neighbouring frames count in the loss beside each by itself."""
+
+    noise_time: ClassVar[float] = 1000.0
+    timestep: ClassVar[Draw] = Draw(Purpose.TIMESTEP, "uniform", stratified=True)
+    solver = staticmethod(lambda name: Noisy())
+
+    def times(self, drawn: Tensor, latent_shape: Any, shape: tuple[int, int, int]) -> Tensor:
+        ratio = math.sqrt(math.prod(shape)) / 64
+        return 1000 * ratio * drawn / (1 + (ratio - 1) * drawn)
+
+    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return (1 - t / 1000) * clean + t / 1000 * noise
+
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return clean - noise
+
+    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
+        of_motion = (prediction - noised.target).diff(dim=2).square().flatten(1)
+        motion = of_motion.mean(1) if of_motion.shape[1] else 0.0
+        return sample_loss(prediction, noised) + 0.25 * motion
+
+    def grid(self, num_steps: int, latent_shape: Any, shift: Any = "training", shape: Any = None) -> Tensor:
+        return self.times(torch.linspace(1, 0, num_steps + 1), latent_shape, shape)
+
+
+class Noisy(Solver):
+    """Euler's rule with a little noise at every step but the last."""
+
+    def step(self, denoise: Any, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Any, noise: Any) -> Tensor:
+        x = x + (t - t_next) / 1000 * denoise(x, t.expand(len(x)), index)
+        return x + 0.05 * (t_next / 1000) * noise(index).to(x) if t_next > 0 else x
+
+
+class Boxes:
+    """Known places: a quarter of the picture, of latents or of pixels, the first frame, or all of it for a while."""
+
+    kinds = KINDS
+    draws = MappingProxyType(
+        {
+            name: Draw(Purpose.MASK, "uniform", shape, of_view=True, is_choice=True)
+            for name, shape in (("mask", ()), ("box", (3,)))
+        }
+    )
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def drawn(self, choices: Any, weights: Mapping[str, float], latent: LatentShape, shape: Any) -> list[Places]:
+        kinds = kinds_by_weight(choices["mask"], {kind: weights[kind] for kind in KINDS if weights.get(kind)})
+        pairs = zip(kinds, choices["box"].tolist(), strict=True)
+        return [self._places(kind, latent, shape, None, box) for kind, box in pairs]
+
+    def given(self, kind: str, latent: LatentShape, shape: Any, mask: Tensor | None = None) -> Places:
+        return self._places(kind, latent, shape, mask, [0.0, 0.0, 0.0])
+
+    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+        if kind == "first":
+            return (Window(range(1), range(1), "head1"),) if num_frames > 1 else ()
+        every = range(latent(num_frames, 1, 1)[1]), range(num_frames)
+        masked = kind == "inpaint"
+        return () if kind == "none" else (Window(*every, "masked" if masked else "", masked),)
+
+    def _places(self, kind: str, latent: LatentShape, shape: Any, mask: Tensor | None, box: list[float]) -> Places:
+        found = Places(self.windows(kind, latent, shape[0]))
+        if kind == "box":
+            return replace(found, released=with_box(latent(*shape)[1:], box))
+        if kind == "edit":
+            return replace(found, released=torch.full((1, latent(*shape)[1], 1, 1), box[0]))
+        if kind == "inpaint":
+            mask = with_box(shape, box) if mask is None else mask
+            to_make = Chunks(ChunkConfig()).posterior(mask[None])["mean"][0] > 0
+            return replace(found, released=to_make.float(), mask=mask)
+        return found
+
+    def conditions(self, known: Known) -> dict[str, Tensor]:
+        seen = 1 + known.latents.mean(1, keepdim=True) / 2  # of a place in which a mask leaves some pixels
+        return {"mask": torch.where(known.released == 1, seen, known.released)}
+
+
+def with_box(shape: tuple[int, int, int], box: list[float]) -> Tensor:
+    """[1, *shape]: 0 in a quarter of the picture, 1 elsewhere."""
+    mask = torch.ones(1, *shape)
+    top, left = (int(u * (size // 2 + 1)) for u, size in zip(box[1:], shape[1:], strict=True))
+    mask[..., top : top + shape[1] // 2, left : left + shape[2] // 2] = 0
+    return mask
+
+
+FORMAT = replace(
+    plain.FORMAT,
     name="everything",
-    sources="a file of it",
     namings={"everything": Naming({}, signs=("x_in.weight",))},
     own=lambda config: WeightLayout("everything"),
-    keys="model.layers",
     lora_targets=("layers.*.q",),
-    lora_styles={"peft": PEFT},
 )
 
-EVERYTHING = Family(
+EVERYTHING = replace(
+    PLAIN,
     name="everything",
     model=EverythingConfig,
     objectives=(FlowOf1000,),
     texts=(Text("t5", "text", masked=True, empty="null_text"),),
     weights=f"{MODULE}:FORMAT",
-    known=f"{PARTS}:Boxes",
+    known=f"{MODULE}:Boxes",
     kinds=KINDS,
     readers=frozenset({"input", "times", "loss"}),
     segments=segments_of,
-    guidance={"fading": f"{PARTS}:fading"},
+    guidance={"fading": f"{MODULE}:fading"},
     rules=lambda config: SampleRules(caption="plain", still_fps=120),
     bucket_rule=lambda config: TokenBudget((16, 32), 17 * 32**2, stride=1),
     companions=lambda model: (Companion("control", "control", "video", "control"),),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from longtake.data import ClipTable, EncoderFacts
 from longtake.data.latents.source import ListedLatents, read_list
@@ -40,18 +39,3 @@ def read_latents(line: Mapping[str, Any], load: Load) -> Tensors:
 
 def read_texts(line: Mapping[str, Any], load: Load) -> Tensors:
     return dict(load(line["text_emb"]))
-
-
-def write_clip(folder: Path, name: str, latents: Tensors, texts: Tensors) -> dict[str, str]:
-    """The files of one clip, `latents` [C, F, h, w]; its line."""
-    torch.save({key: value.transpose(0, 1).contiguous() for key, value in latents.items()}, folder / f"{name}.pt")
-    save_file({key: value.contiguous() for key, value in texts.items()}, folder / f"{name}.safetensors")
-    return {"clip": f"{name}.mp4", "vid_emb": f"{name}.pt", "text_emb": f"{name}.safetensors"}
-
-
-def write_list(folder: Path, clips: Mapping[str, tuple[Tensors, Tensors]], empty: Tensors) -> None:
-    """`embeddings.jsonl` and its files. The last clip's tell the shapes of all."""
-    lines = [write_clip(folder, name, *clip) for name, clip in clips.items()]
-    write_clip(folder, "last", *clips[[*clips][-1]])
-    torch.save(dict(empty), folder / "empty.pt")
-    (folder / "embeddings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -45,8 +45,7 @@ from longtake.system.room import forward_bytes
 from longtake.track import gpu_named
 from longtake.train import read_run, train
 from tests.cli.conftest import longtake
-from tests.families.everything import EVERYTHING, EverythingConfig
-from tests.families.everything_parts import Chunks
+from tests.families.everything import EVERYTHING, Chunks, EverythingConfig
 from tests.families.plain import PLAIN
 from tests.families.runs import SIZES, write_family
 from tests.parallel.one_step import Facts, on_ranks
@@ -173,13 +172,15 @@ def test_a_run_from_a_store_is_the_run_that_encodes(longtake: Any, run: Path, tm
 def test_long_videos_are_encoded_and_decoded_a_chunk_at_a_time(
     longtake: Any, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, lengths, decode = write_family(tmp_path, clips, "everything"), [], Chunks.decode
+    run, lengths, decode = write_family(tmp_path, clips, "everything"), [], Chunks.decode_chunk
     encoders = build_encoders(read_run(str(run)).value, torch.device("cpu"))
     video = torch.randint(0, 256, (1, 3, 34, 32, 32), dtype=torch.uint8)
     assert torch.equal(
         encoders.posterior(video)["mean"], encoders.autoencoder.posterior(video.float() / 127.5 - 1)["mean"]
     )
-    monkeypatch.setattr(Chunks, "decode", lambda self, z, frames: lengths.append(frames) or decode(self, z, frames))
+    monkeypatch.setattr(
+        Chunks, "decode_chunk", lambda self, z, frames: lengths.append(frames) or decode(self, z, frames)
+    )
     folder = train_here(run, "--max_steps", "1")[0].folder
     words = ("--prompt", "a sea", "--num-frames", 34, "--num-steps", 1, "--save-dir", tmp_path)
     assert longtake("generate", folder, *words)[0] == 0

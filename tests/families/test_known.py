@@ -19,7 +19,7 @@ from longtake.generate.sample import edited, sample_chains, seeded_noise
 from longtake.system import SamplingOption, System, black_out
 from longtake.system.examples import make_example
 from tests.cli.conftest import longtake
-from tests.families.everything_parts import pooled
+from tests.families.everything import ChunkConfig, Chunks
 from tests.families.runs import write_family
 from tests.families.test_families import everything, registered
 from tests.train.conftest import clips
@@ -35,7 +35,7 @@ def video_of(seed: int) -> Tensor:
 
 
 def clean_of(video: Tensor) -> Tensor:
-    return pooled(to_unit(video)[None])[0]
+    return Chunks(ChunkConfig()).posterior(to_unit(video)[None])["mean"][0]
 
 
 def batch_of(video: Tensor, times: list[float], **choices: Any) -> Batch:

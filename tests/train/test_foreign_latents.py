@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from longtake.system import build_encoders
 from longtake.train import RunConfig, read_run
 from tests.data.made_clips import noise_frames
 from tests.families.everything import EVERYTHING
-from tests.families.foreign import write_list
+from tests.families.foreign import Tensors
 from tests.families.runs import write_family
 from tests.train.runs import exact, train_here, write_config
 
@@ -57,6 +59,21 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         clips[str(row)] = tuple({name: value[0] for name, value in one.items()} for one in tensors)
     write_list(tmp_path, clips, encoders.embed_nothing())
     return config
+
+
+def write_clip(folder: Path, name: str, latents: Tensors, texts: Tensors) -> dict[str, str]:
+    """The files of one clip, `latents` [C, F, h, w]; its line."""
+    torch.save({key: value.transpose(0, 1).contiguous() for key, value in latents.items()}, folder / f"{name}.pt")
+    save_file({key: value.contiguous() for key, value in texts.items()}, folder / f"{name}.safetensors")
+    return {"clip": f"{name}.mp4", "vid_emb": f"{name}.pt", "text_emb": f"{name}.safetensors"}
+
+
+def write_list(folder: Path, clips: Mapping[str, tuple[Tensors, Tensors]], empty: Tensors) -> None:
+    """`embeddings.jsonl` and its files. The last clip's tell the shapes of all."""
+    lines = [write_clip(folder, name, *clip) for name, clip in clips.items()]
+    write_clip(folder, "last", *clips[[*clips][-1]])
+    torch.save(dict(empty), folder / "empty.pt")
+    (folder / "embeddings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def slot_of(run: RunConfig, table: ClipTable, row: int) -> Slot:
