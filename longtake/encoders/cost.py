@@ -36,7 +36,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # of a section, what changes neither FLOPs nor bytes of a piece
 _BESIDE = {"from_pretrained", "cache_dir", "placement", "compile", "shardformer", "posterior", "scale_factor"}
 _BESIDE |= {"shift_factor", "use_spatial_tiling", "use_temporal_tiling", "sample_size", "sample_tsize"}
-_BESIDE |= {"tile_overlap_factor"}
+_BESIDE |= {"tile_overlap_factor", "new_tokens"}
 
 
 @dataclass(frozen=True)
