@@ -117,6 +117,7 @@ def test_a_killed_run_goes_on_as_the_run_that_was_never_killed(config: Path, und
     assert not list(folder.glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_folder_and_with_loaders(config: Path, undisturbed: Path) -> None:
     folder = killed(config, "in mid-step", "--num-workers", "2")
     outcome, _ = train_here(folder, "--num-workers", "0")
@@ -139,6 +140,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_folder(
     assert_the_undisturbed_run(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_and_then_torchrun_with_two_processes_keep_order_and_losses(
     config: Path, undisturbed: Path
 ) -> None:
@@ -309,6 +311,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_never_come_gives_up_and_says_where_it_waits(config: Path) -> None:
     words = ("train", config, "--num-workers", "1", "--first-step-timeout", "15")
     code, _, error = finish(start(*words, program=("-c", HANGING)))
