@@ -97,7 +97,7 @@ def main() -> None:
         plan = make_plan(encode_inputs(run.seed, run.dataset, rule, pixels.table, 0), pixels.texts)
         slots = [slot for i in range(len(plan)) for slot in plan.slots(rule, i, i + 1)]
 
-        wanted = wanted_draws(run, RectifiedFlow.draws, store.encoders.posterior)
+        wanted = wanted_draws(run, RectifiedFlow(run.objective, 1).draws, store.encoders.posterior)
 
         def draws(slot: Slot) -> object:
             return draw(slot, run.seed, 0, settings["latent"], wanted, 1)

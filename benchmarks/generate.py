@@ -23,10 +23,10 @@ import torch
 from machine import gib, now, percent, print_table, write_json
 from torch import Tensor
 
+from longtake.diffusion import NOTHING_KNOWN
 from longtake.generate import GenerationSource, Request, open_system, resolve_source, sample_videos
 from longtake.generate.sample import guidance_scales, pixel_shape
 from longtake.parallel import World, start_world
-from longtake.system import System
 from longtake.track import peak_flops
 
 PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "inference"
@@ -55,8 +55,10 @@ def measure(source: GenerationSource, world: World) -> dict[str, Any]:
     config, option = source.config, source.config.sampling_option
     system = open_system(source, world, lambda line: None)
     shape = pixel_shape(system, option)
-    request = Request("raining, sea", 42, known=_known(config.kind, system, shape))
-    sample_videos(system, [request], option.model_copy(update={"num_steps": 2}), kind=config.kind)
+    places = system.law.given(config.kind, system.latent, shape) if system.law else NOTHING_KNOWN
+    known = tuple(torch.rand(3, len(window.pixels), *shape[1:]) * 2 - 1 for window in places.windows)
+    request = Request("raining, sea", 42, places=places, known=known)
+    sample_videos(system, [request], option.model_copy(update={"num_steps": 2}))
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(world.device)
@@ -65,10 +67,11 @@ def measure(source: GenerationSource, world: World) -> dict[str, Any]:
     def on_step(done: int, total: int, x: Tensor) -> None:
         marks.append(now(world.device))
 
-    sample_videos(system, [request], option, on_step, config.kind)
+    sample_videos(system, [request], option, on_step)
     marks.append(now(world.device))
-    by_known = bool(request.known) and config.family.guided_by_known
-    scales, frames = guidance_scales(config, option, config.kind, by_known), system.latent(*shape)[1]
+    by_known = bool(known) and config.family.guided_by_known
+    stills = bool(known) and all(len(window.frames) == 1 for window in places.windows)
+    scales, frames = guidance_scales(config, option, stills, by_known), system.latent(*shape)[1]
     counts = [len(scales.coefficients(step, option.num_steps, frames)) for step in range(option.num_steps)]
     per_branch = (marks[-2] - marks[1]) / sum(counts[1:])  # the first step's time has the start in it
     flops = sum(counts) * system.flops(shape) / world.size
@@ -90,12 +93,6 @@ def measure(source: GenerationSource, world: World) -> dict[str, Any]:
         "mfu": flops / steps / peak if peak else None,
         "peak_bytes": torch.cuda.max_memory_allocated(world.device) if on_gpu else None,
     }
-
-
-def _known(kind: str, system: System, shape: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """Random pixels for each window that the kind knows."""
-    windows = system.law.windows(kind, system.latent, shape[0]) if system.law else ()
-    return tuple(torch.rand(3, len(window.pixels), *shape[1:]) * 2 - 1 for window in windows)
 
 
 def _random_autoencoder(folder: Path, world: World) -> str:

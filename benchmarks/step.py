@@ -58,7 +58,7 @@ from longtake.train.optimizer.ema import Ema
 
 PHASES = ("data", "encode", "forward", "backward", "optimizer")
 LATENT = LatentShape(16, 4, 8, causal=True)
-DRAWS = {**RectifiedFlow.draws, "dropout": Draw(Purpose.DROPOUT, "uniform", (2,))}
+DRAWS = {**RectifiedFlow(FlowConfig(), 2).draws, "dropout": Draw(Purpose.DROPOUT, "uniform", (2,))}
 TINY = MMDiTConfig(
     hidden_size=96, num_heads=4, axes_dim=(8, 8, 8), depth=1, depth_single_blocks=2, context_in_dim=64, vec_in_dim=32
 )

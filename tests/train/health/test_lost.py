@@ -152,6 +152,6 @@ def test_two_ranks_stop_after_the_same_step(tmp_path: Path, own_clips: Path) -> 
     assert code == 1  # torchrun's own
     folder = tmp_path / "outputs" / "tiny"
     assert steps_saved(folder) == [metrics(folder)[-1]["step"]]
-    assert error.count("dataset.max_bad = 5%: ") == 2
+    assert error.count("dataset.max_bad = 5%: ") >= 2  # of both ranks, themselves or in torchrun's report
     lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
     assert {line["path"] for line in lines} <= {f"clips/clip_{number:05}.mp4" for number in BAD}
