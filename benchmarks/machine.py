@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,6 +38,25 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def one_start(tree: Path, words: Sequence[str]) -> tuple[int, float, float]:
+    """`longtake WORDS` of a checkout from its start to its end: exit status, processor seconds, wall seconds."""
+    command, variables = [sys.executable, "-m", "longtake", *words], {**os.environ, "PYTHONPATH": str(tree)}
+    start = time.perf_counter()
+    child = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tree)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, used.ru_utime + used.ru_stime, time.perf_counter() - start
+
+
+def arguments_of_starts(description: str | None) -> argparse.Namespace:
+    """The command line of a benchmark that starts this checkout and another in turns."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
 
 
 def gib(number: int | None) -> str:

@@ -9,16 +9,11 @@ The 1,025 entries are 41 lengths at each of 25 resolutions, each at its largest 
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from machine import commit_of, print_table, write_json
+from machine import arguments_of_starts, commit_of, one_start, print_table, write_json
 
 from longtake.presets import find_preset, presets
 
@@ -38,14 +33,10 @@ def many_entries(folder: Path) -> Path:
 
 def one_plan(tree: Path, run: Path) -> tuple[float, float]:
     """Processor and wall seconds of one plan."""
-    words = [sys.executable, "-m", "longtake", "plan", str(run), "--dataset.data-path", "clips.parquet"]
-    variables = {**os.environ, "PYTHONPATH": str(tree)}
-    start = time.perf_counter()
-    child = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tree)
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode in (0, 2), run  # 2: it does not fit
-    return used.ru_utime + used.ru_stime, time.perf_counter() - start
+    words = ("plan", str(run), "--dataset.data-path", "clips.parquet")
+    status, processor, wall = one_start(tree, words)
+    assert status in (0, 2), run  # 2: it does not fit
+    return processor, wall
 
 
 def measure(run: Path, trees: dict[str, Path], starts: int) -> dict[str, Any]:
@@ -62,11 +53,7 @@ def measure(run: Path, trees: dict[str, Path], starts: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and prints one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
+    args = arguments_of_starts(__doc__)
     trees = {"": HERE} | ({"_before": args.before.resolve()} if args.before else {})
     listed = {one.name: one.path for one in presets() if one.kind == "train" and one.name.startswith(FULL)}
     listed.pop("opensora_v2/curriculum", None)

@@ -9,10 +9,6 @@ User and system time of the whole process, on a table of 100 rows, a preset, and
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +16,7 @@ from typing import Any
 
 import torch
 import typer
-from machine import commit_of, print_table, write_json
+from machine import arguments_of_starts, commit_of, one_start, print_table, write_json
 
 from longtake.checkpoint import save_checkpoint
 from longtake.cli.app import app
@@ -55,21 +51,14 @@ def reading(folder: Path) -> dict[str, Words]:
 
 def seconds(tree: Path, words: Words) -> float | None:
     """Processor time of one start; None in an earlier tree that does not know the words."""
-    command, variables = [sys.executable, "-m", "longtake", *words], {**os.environ, "PYTHONPATH": str(tree)}
-    child = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tree)
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode == 0 or tree != HERE, words
-    return used.ru_utime + used.ru_stime if child.returncode == 0 else None
+    status, processor, _ = one_start(tree, words)
+    assert status == 0 or tree != HERE, words
+    return processor if status == 0 else None
 
 
 def main() -> None:
     """Measures and prints one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
+    args = arguments_of_starts(__doc__)
     trees = {"seconds": HERE} | ({"seconds_before": args.before.resolve()} if args.before else {})
     starts = range(2 if args.tiny else 6)
     with tempfile.TemporaryDirectory() as place:

@@ -49,6 +49,15 @@ class AutoencoderSection(EncoderSection, OpenSection):
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
 
+    def refuse_sides(self, place: str, cells: str, height: int, width: int) -> None:
+        """Raises `UserError`, beginning with `place`, for sides that do not divide into whole latent cells."""
+        spatial = self.latent.spatial
+        if height % spatial or width % spatial:
+            raise UserError(
+                f"{place}: {height}x{width} pixels do not divide into {cells}; "
+                f"choose sides that are multiples of {spatial}"
+            )
+
     def has_length(self, num_frames: int) -> bool:
         """Whether it can give back clips of so many frames."""
         try:
@@ -79,11 +88,7 @@ class PixelConfig(AutoencoderSection):
                 f"ae.temporal = {self.temporal}: {num_frames} frames do not divide into whole blocks; "
                 f"choose 1 or a multiple of {self.temporal} as the frames of a bucket or video"
             )
-        if height % self.spatial or width % self.spatial:
-            raise UserError(
-                f"ae.spatial = {self.spatial}: {height}x{width} pixels do not divide into whole blocks; "
-                f"choose sides that are multiples of {self.spatial}"
-            )
+        self.refuse_sides(f"ae.spatial = {self.spatial}", "whole blocks", height, width)
 
 
 class KLSection(AutoencoderSection):
@@ -108,11 +113,7 @@ class KLSection(AutoencoderSection):
                 f'ae.type = "{self.type}": {num_frames} frames are not {latent.temporal}k+1; choose {below} or '
                 f"{below + latent.temporal} as the frames of a bucket or video"
             )
-        if height % latent.spatial or width % latent.spatial:
-            raise UserError(
-                f'ae.type = "{self.type}": {height}x{width} pixels do not divide into cells of {latent.spatial}; '
-                f"choose sides that are multiples of {latent.spatial}"
-            )
+        self.refuse_sides(f'ae.type = "{self.type}"', f"cells of {latent.spatial}", height, width)
 
 
 class HunyuanVAEConfig(KLSection):
