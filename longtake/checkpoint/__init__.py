@@ -12,7 +12,7 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.checkpoint.background import BackgroundSaver
     from longtake.checkpoint.contents import inspect
-    from longtake.checkpoint.export import EXPORT_BYTES, INDEX_FILE, CheckpointWeights, export_safetensors
+    from longtake.checkpoint.export import CheckpointWeights
     from longtake.checkpoint.folder import checkpoint_path, glance, is_complete, read_state, verify
     from longtake.checkpoint.frozen import keep_frozen, restore_frozen
     from longtake.checkpoint.load import load_tensors

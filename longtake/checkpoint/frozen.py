@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from longtake.checkpoint.folder import FROZEN_FOLDER, is_complete, read_state
-from longtake.checkpoint.layout import bytes_of
 from longtake.checkpoint.load import load_tensors
 from longtake.checkpoint.save import save_into
 from longtake.checkpoint.state import Frozen
 from longtake.contracts import UserError
 from longtake.parallel import World
+from longtake.tensor_files import bytes_of
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

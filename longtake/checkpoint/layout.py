@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -17,9 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from longtake.checkpoint.folder import SHARD_SUFFIX
 from longtake.parallel import World, local_tensor
+from longtake.tensor_files import safetensors_head
 
 SHARD_BYTES = 512 << 20  # of one file; a reader maps whole files
-_DTYPES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,6 @@ def local_part(tensor: Tensor) -> Tensor:
     return local_tensor(tensor.detach())
 
 
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The tensor's bytes, uint8 [num_bytes], in row-major order; shares memory where it can."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
 def _plan(tensors: dict[str, Tensor]) -> SavePlan:
     world = World.here()
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -131,21 +125,3 @@ def _header(pieces: list[Piece]) -> bytes:
     places = {piece.name: {"saved_offsets": list(piece.offsets)} for piece in pieces}
     facts = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
     return safetensors_head([(piece.name, piece.dtype, piece.sizes) for piece in pieces], facts)
-
-
-def safetensors_head(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
-    """The head of a safetensors file: its length in 8 bytes, then JSON padded with blanks to a multiple of 8.
-
-    `rows`: name, dtype and shape of each tensor, in the order of their bytes. Raises TypeError for other dtypes.
-    """
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name, dtype, shape in rows:
-        if dtype not in _DTYPES:
-            raise TypeError(f"{name}: {dtype} has no place in a safetensors file")
-        end = offset + torch.Size(shape).numel() * dtype.itemsize
-        entries[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from longtake.checkpoint import writer
 from longtake.checkpoint.folder import FORMAT_VERSION, PARTIAL_SUFFIX, checkpoint_path, is_complete
-from longtake.checkpoint.layout import ShardFile, bytes_of, lay_out, local_part
+from longtake.checkpoint.layout import ShardFile, lay_out, local_part
 from longtake.checkpoint.runs import set_aside, sweep
 from longtake.contracts import UserError
 from longtake.durable import DISK_FULL
 from longtake.parallel import World
+from longtake.tensor_files import bytes_of
 
 
 def save_checkpoint(

@@ -6,25 +6,26 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from longtake.buckets import aspect_table, num_pixels
 from longtake.buckets.entries import read_entries
-from longtake.checkpoint import EXPORT_BYTES, INDEX_FILE, CheckpointWeights, export_safetensors, hold
+from longtake.checkpoint import CheckpointWeights, hold
 from longtake.config import resolve
 from longtake.contracts import UserError
 from longtake.families import family_of, read_model
 from longtake.small_files import regular
 from longtake.system.config import SystemConfig
 from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
-from longtake.weights import save_adapters, save_weights
+from longtake.weights import INDEX_FILE, MOST_FILE_BYTES, save_adapters, save_weights
 
 CONFIG_HEADER = "longtake_config"
 
 
-def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = EXPORT_BYTES) -> Path:
+def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES) -> Path:
     """Writes the weights of a checkpoint to one `.safetensors` file that `longtake generate` takes by itself.
 
     A `target` of another name becomes a folder in Hugging Face's layout, of files of `max_file_bytes` at most.
@@ -42,7 +43,23 @@ def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_fil
                 "for whole weights"
             )
         header = {CONFIG_HEADER: json.dumps(tree), **form.own(model).header}
-        return export_safetensors(folder, target, part, header, max_file_bytes)
+        return export_weights(folder, Path(target), part, header, max_file_bytes)
+
+
+def export_weights(
+    checkpoint: Path,
+    target: Path,
+    part: str = "ema",
+    header: Mapping[str, str] = MappingProxyType({}),
+    max_file_bytes: int = MOST_FILE_BYTES,
+) -> Path:
+    """Writes the trained weights of a checkpoint, and those of its run's `frozen/`; where what the run did not train
+    has a file of its own, the header names that as `frozen_source`."""
+    weights = CheckpointWeights(checkpoint, wanted=part, partly=True)
+    source = {} if weights.source is None else {"frozen_source": weights.source}
+    heads = {name: (weights.dtype(name), weights.shape(name)) for name in sorted(weights)}
+    save_weights(weights, target, {"part": weights.part, **source, **header}, max_file_bytes, heads)
+    return target
 
 
 def export_adapters(checkpoint: str, target: str | Path, style: str, part: str = "ema") -> Path:
@@ -69,7 +86,9 @@ def export_adapters(checkpoint: str, target: str | Path, style: str, part: str =
     return target
 
 
-def export_merged(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = EXPORT_BYTES) -> Path:
+def export_merged(
+    checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES
+) -> Path:
     """Writes whole weights, adapters merged into them, to a file or folder that `longtake generate` takes by itself.
 
     What the run did not train comes from the file that it started from, or from its `frozen/`. A merged weight is

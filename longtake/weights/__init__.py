@@ -6,7 +6,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.weights.conversion import state_shapes
-    from longtake.weights.files import WeightFiles, find_denoiser, save_weights
+    from longtake.weights.files import INDEX_FILE, MOST_FILE_BYTES, WeightFiles, find_denoiser, save_weights
     from longtake.weights.format import Format
     from longtake.weights.lora import (
         Adapter,

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.durable import write_whole
 from longtake.models import build_denoiser
-from longtake.weights.files import save_weights
 from longtake.weights.format import Format, Rope, Shape, WeightLayout, matches
 
 
@@ -128,29 +123,6 @@ def convert(form: Format, state: Mapping[str, Tensor], config: Any, target: Weig
         value, kept = assemble(taken, state.__getitem__, config.head_dim, target.rope), naming.form_of(name)
         out[name] = value if kept is None else kept.write(value, kept.shape(config))
     return out | {name: make(config) for name, make in naming.computed.items() if make is not None}
-
-
-def save_model(
-    form: Format,
-    state: Mapping[str, Tensor],
-    config: Any,
-    path: str | os.PathLike[str],
-    target: WeightLayout,
-    max_shard_bytes: int = 5 * 2**30,
-) -> list[Path]:
-    """Writes a model's state dict in the given layout (`save_weights` says how files are named); returns the files.
-
-    A folder gets the `config.json` with which the naming's own library reads it. Raises `UserError` where that has no
-    place for what this model has.
-    """
-    naming = form.namings[target.names]
-    settings = None if naming.settings is None else json.dumps(naming.settings(config), indent=2) + "\n"
-    tensors = convert(form, state, config, target)
-    files = save_weights(tensors, path, target.header, max_shard_bytes, naming.stem)
-    if settings is not None and Path(path).suffix != ".safetensors":
-        files.append(Path(path).expanduser() / "config.json")
-        write_whole(files[-1], settings)
-    return files
 
 
 def differences(missing: Sequence[str], unknown: Sequence[str]) -> list[str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.durable import unfinished, write_whole
+from longtake.durable import sync_file, unfinished, unfinished_folder, write_whole
 from longtake.hub import find_files
 from longtake.small_files import regular
+from longtake.tensor_files import bytes_of, safetensors_head
 
 # What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
 _FOLDERS = (
@@ -25,7 +26,10 @@ _FOLDERS = (
     ("model.safetensors.index.json", "model*.safetensors"),
 )
 INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_FILE = "model" + INDEX_SUFFIX
+MOST_FILE_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
+Head = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
 class TensorSource(Protocol):
@@ -110,71 +114,62 @@ def save_weights(
     state: Mapping[str, Tensor],
     path: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
-    max_shard_bytes: int = 5 * 2**30,
-    stem: str = "model",
+    max_file_bytes: int = MOST_FILE_BYTES,
+    heads: Mapping[str, Head] | None = None,
 ) -> list[Path]:
-    """Write tensors as safetensors and return the files written.
+    """Write tensors as safetensors, in their own dtypes, and return the files written.
 
-    A path ending in `.safetensors` becomes one file; any other is a folder in Hugging Face's layout:
-    `{stem}.safetensors`, or, above `max_shard_bytes`, `{stem}-00001-of-0000N.safetensors` and an index, each shard
-    within the bound unless a single tensor exceeds it. Tensors are written contiguous, in their own dtype. Each file
-    appears under its name only when complete; the index comes last. Raises `UserError` where weights lie at `path`
-    already.
+    A path ending in `.safetensors` becomes one file; any other a folder in Hugging Face's layout: `model.safetensors`,
+    or, above `max_file_bytes`, `model-00001-of-0000N.safetensors` and an index, each file within the bound unless a
+    single tensor exceeds it. File or folder appear only when they are whole. One tensor at a time is taken from
+    `state`, and twice where no `heads` say before what dtype and shape it has. Raises `UserError` where something lies
+    at `path` already; OSError.
     """
-    path = Path(path).expanduser()
-    header = {"format": "pt", **(metadata or {})}
+    path, header = Path(path).expanduser(), {"format": "pt", **(metadata or {})}
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"{path}: exists already and is not overwritten; choose another name")
+    heads = heads or {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
     if path.suffix == ".safetensors":
-        if path.exists():
-            raise UserError(f"{path}: exists already and is not overwritten; choose another name")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_file(state, path, header)
+        with unfinished(path) as partial:
+            _write_file(partial, state, heads, header)
         return [path]
-    path.mkdir(parents=True, exist_ok=True)
-    if stale := [*path.glob(f"{stem}*.safetensors"), *path.glob(stem + INDEX_SUFFIX)]:
-        raise UserError(f"{path}: holds {stale[0].name} already, which is not overwritten; choose an empty folder")
-    shards = _cut_into_shards(state, max_shard_bytes)
-    numbers = [f"-{i:05d}-of-{len(shards):05d}" for i in range(1, len(shards) + 1)] if len(shards) > 1 else [""]
-    files = [path / f"{stem}{number}.safetensors" for number in numbers]
-    for file, names in zip(files, shards, strict=True):
-        _write_file({name: state[name] for name in names}, file, header)
-    if len(files) == 1:
-        return files
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
-        "weight_map": {name: file.name for file, names in zip(files, shards, strict=True) for name in names},
-    }
-    write_whole(path / (stem + INDEX_SUFFIX), json.dumps(index, indent=1) + "\n")
-    return files
+    with unfinished_folder(path) as partial:
+        shares = _deal(heads, max_file_bytes)
+        numbers = [f"-{i:05d}-of-{len(shares):05d}" for i in range(1, len(shares) + 1)] if len(shares) > 1 else [""]
+        names = [f"model{number}.safetensors" for number in numbers]
+        for name, share in zip(names, shares, strict=True):
+            _write_file(partial / name, state, share, header)
+            sync_file(partial / name)
+        if len(names) > 1:
+            index = {
+                "metadata": {"total_size": sum(map(_size, heads.values()))},
+                "weight_map": {tensor: name for name, share in zip(names, shares, strict=True) for tensor in share},
+            }
+            write_whole(partial / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+    return [path / name for name in names]
 
 
-def _write_file(state: Mapping[str, Tensor], file: Path, header: dict[str, str]) -> None:
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()}
-    with unfinished(file) as partial:
-        save_file(_unshare(tensors), partial, metadata=header)
+def _write_file(path: Path, state: Mapping[str, Tensor], heads: Mapping[str, Head], header: dict[str, str]) -> None:
+    names = sorted(heads, key=lambda name: (-heads[name][0].itemsize, name))  # aligned without holes
+    with path.open("wb") as stream:
+        stream.write(safetensors_head([(name, *heads[name]) for name in names], header))
+        for name in names:
+            stream.write(memoryview(bytes_of(state[name].detach().cpu()).numpy()))
 
 
-def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that lie in one memory, which safetensors does not write."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        shared = address in seen or tensor.untyped_storage().nbytes() != tensor.nbytes
-        out[name] = torch.clone(tensor) if shared else tensor
-        seen.add(address)
-    return out
+def _deal(heads: Mapping[str, Head], limit: int) -> list[dict[str, Head]]:
+    """The tensors of each file."""
+    shares: list[dict[str, Head]] = [{}]
+    for name, head in heads.items():
+        if shares[-1] and sum(map(_size, shares[-1].values())) + _size(head) > limit:
+            shares.append({})
+        shares[-1][name] = head
+    return shares
 
 
-def _cut_into_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in state.items():
-        if shards[-1] and size + tensor.nbytes > max_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.nbytes
-    return shards
+def _size(head: Head) -> int:
+    dtype, shape = head
+    return prod(shape) * dtype.itemsize
 
 
 def _files_in(path: Path) -> list[Path]:

@@ -105,8 +105,6 @@ class Naming:
     computed: Mapping[str, Callable[[Any], Tensor] | None] = field(default_factory=dict)
     # ^ tensors (patterns) of such files that the model makes itself: passed over when read; written where there is how
     note: str | None = None  # what a user of such a file should know, in one sentence
-    stem: str = "model"  # of the files of a folder
-    settings: Callable[[Any], Mapping[str, object]] | None = None  # model section -> `config.json` of a folder
 
     def parts_of(self, name: str) -> tuple[str, ...]:
         """The parts that the rows of a tensor are, in order."""

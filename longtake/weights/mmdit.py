@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig
+from longtake.models import MMDiT
 from longtake.weights.format import Format, Growth, Naming, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
 
@@ -80,29 +78,6 @@ _DIFFUSERS_LAYERS = {
 }
 
 
-def diffusers_config(config: MMDiTConfig) -> Mapping[str, object]:
-    """The settings of diffusers' `FluxTransformer2DModel` of the same sizes. Raises `UserError` where it has none."""
-    fixed = {"theta": 10000, "mlp_ratio": 4.0, "qkv_bias": True, "cond_embed": False}
-    for key, value in fixed.items():
-        if (found := getattr(config, key)) != value:
-            raise UserError(
-                f"model.{key} = {found}: diffusers' FLUX has {value} only; save in Open-Sora's or FLUX's names instead"
-            )
-    return {
-        "_class_name": "FluxTransformer2DModel",
-        "patch_size": 1,
-        "in_channels": config.in_channels,
-        "num_layers": config.depth,
-        "num_single_layers": config.depth_single_blocks,
-        "attention_head_dim": config.head_dim,
-        "num_attention_heads": config.num_heads,
-        "joint_attention_dim": config.context_in_dim,
-        "pooled_projection_dim": config.vec_in_dim,
-        "guidance_embeds": config.guidance_embed,
-        "axes_dims_rope": list(config.axes_dim),
-    }
-
-
 def _own(config: Any) -> WeightLayout:
     return WeightLayout("fused" if config.fused_qkv else "split", "half" if config.use_liger_rope else "interleaved")
 
@@ -125,8 +100,6 @@ FORMAT = Format(
             _DIFFUSERS_LAYERS,
             signs=("x_embedder.weight", "context_embedder.weight"),
             growths=(_KNOWN_FRAMES,),
-            stem="diffusion_pytorch_model",
-            settings=diffusers_config,
         ),
         "fused": Naming(
             _FUSED_LAYERS | _MODULATION,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.checkpoint import export_safetensors, inspect, save_checkpoint
+from longtake.checkpoint import inspect, save_checkpoint
 from longtake.contracts import UserError
+from longtake.system.export import export_weights
 
 TENSORS = {
     "model.a.weight": torch.randn(3, 4),
@@ -45,5 +46,5 @@ def test_a_damaged_checkpoint_is_neither_inspected_nor_exported(saved, tmp_path)
     with pytest.raises(UserError, match=f"is damaged: {shard.name} has 7 bytes"):
         inspect(saved)
     with pytest.raises(UserError, match="is damaged"):
-        export_safetensors(saved, tmp_path / "x.safetensors")
+        export_weights(saved, tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()

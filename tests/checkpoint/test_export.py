@@ -12,20 +12,12 @@ from huggingface_hub import load_torch_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from longtake.checkpoint import (
-    EXPORT_BYTES,
-    Clock,
-    RunState,
-    export_safetensors,
-    hold,
-    resolve,
-    retain,
-    save_checkpoint,
-)
+from longtake.checkpoint import Clock, RunState, hold, resolve, retain, save_checkpoint
 from longtake.checkpoint import export as export_module
 from longtake.contracts import UserError
 from longtake.system import export_model
-from longtake.weights import WeightFiles
+from longtake.system.export import export_weights
+from longtake.weights import MOST_FILE_BYTES, WeightFiles
 from tests.checkpoint.test_contents import EMA, TENSORS
 from tests.train.runs import finish, start, steps_saved, wait_until, write_config
 
@@ -39,7 +31,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("part", ["ema", "model"])
 def test_an_export_is_one_file_of_plain_names_that_safetensors_reads(part, saved, tmp_path):
-    target = export_safetensors(saved, tmp_path / "new" / "weights.safetensors", part, {"step": "1"})
+    target = export_weights(saved, tmp_path / "new" / "weights.safetensors", part, {"step": "1"})
     loaded = load_file(target)
     assert {f"{part}.{name}" for name in loaded} == {name for name in {**TENSORS, **EMA} if name.startswith(part)}
     for name, tensor in loaded.items():
@@ -52,7 +44,7 @@ def test_an_export_is_one_file_of_plain_names_that_safetensors_reads(part, saved
 
 def test_without_an_ema_the_model_is_exported(tmp_path):
     saved = save_checkpoint(tmp_path, 0, 1, TENSORS, STATE)
-    target = export_safetensors(saved, tmp_path / "weights.safetensors")
+    target = export_weights(saved, tmp_path / "weights.safetensors")
     assert torch.equal(load_file(target)["a.weight"], TENSORS["model.a.weight"])
     with safe_open(target, framework="pt") as file:
         assert file.metadata()["part"] == "model"
@@ -60,7 +52,7 @@ def test_without_an_ema_the_model_is_exported(tmp_path):
 
 def test_an_unknown_part_is_told(saved, tmp_path):
     with pytest.raises(UserError, match="has no part 'lora'; choose one of ema, model, optim"):
-        export_safetensors(saved, tmp_path / "x.safetensors", "lora")
+        export_weights(saved, tmp_path / "x.safetensors", "lora")
 
 
 def linear_layers() -> torch.nn.Module:
@@ -72,7 +64,7 @@ def test_a_folder_in_hugging_faces_layout_loads_through_its_own_library(tmp_path
     model = linear_layers()
     tensors = {f"ema.{name}": tensor for name, tensor in model.state_dict().items()}
     path = save_checkpoint(tmp_path / "run", 0, 1, tensors, STATE)
-    folder = export_safetensors(path, tmp_path / "new" / "weights", max_file_bytes=600)
+    folder = export_weights(path, tmp_path / "new" / "weights", max_file_bytes=600)
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     assert sorted(p.name for p in folder.iterdir()) == [*names, "model.safetensors.index.json"]
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -93,7 +85,7 @@ def test_a_folder_in_hugging_faces_layout_loads_through_its_own_library(tmp_path
 
 
 def test_a_small_model_in_a_folder_is_one_file_without_an_index(saved: Path, tmp_path: Path) -> None:
-    folder = export_safetensors(saved, tmp_path / "weights", metadata={"step": "1"})
+    folder = export_weights(saved, tmp_path / "weights", header={"step": "1"})
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt", "part": "ema", "step": "1"}
@@ -103,7 +95,7 @@ def test_a_folder_that_holds_something_is_not_written_into(saved: Path, tmp_path
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "mine").touch()
     with pytest.raises(UserError, match="weights: exists already and is not overwritten"):
-        export_safetensors(saved, tmp_path / "weights")
+        export_weights(saved, tmp_path / "weights")
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["mine"]
 
 
@@ -116,7 +108,7 @@ def test_of_an_export_that_is_cut_off_nothing_stays(
 
     monkeypatch.setattr(export_module, "assemble", full)
     with pytest.raises(OSError, match=r"No space left on device \(.* MB of it were written, .*; make room"):
-        export_safetensors(saved, tmp_path / target)
+        export_weights(saved, tmp_path / target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
@@ -142,7 +134,8 @@ def test_an_export_holds_what_it_reads(saved: Path, tmp_path: Path, monkeypatch:
         return whole(*args)
 
     monkeypatch.setattr(export_module, "assemble", slowly)
-    target = export_safetensors(saved, tmp_path / "weights.safetensors")
+    monkeypatch.setattr("longtake.system.export.system_tree", lambda folder: {})
+    target = export_model(str(saved), tmp_path / "weights.safetensors")
     assert removed == []
     assert len(load_file(target)) == len(EMA)
 
@@ -172,7 +165,7 @@ def test_exports_beside_a_run_that_saves_every_step_are_whole(tmp_path: Path, cl
     wait_until(process, lambda: bool(steps_saved(run)))
     for number in range(4):
         for part in ("ema", "model"):
-            for target, limit in ((f"{number}-{part}.safetensors", EXPORT_BYTES), (f"{number}-{part}", 50_000)):
+            for target, limit in ((f"{number}-{part}.safetensors", MOST_FILE_BYTES), (f"{number}-{part}", 50_000)):
                 files = WeightFiles(export_model(str(run), tmp_path / "out" / target, part, limit))
                 assert files.metadata["part"] == part
                 assert all(torch.isfinite(files[name]).all() for name in files)

@@ -10,8 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longtake.checkpoint import Clock, RunState, export_safetensors, keep_frozen, restore_frozen, save_checkpoint
+from longtake.checkpoint import Clock, RunState, keep_frozen, restore_frozen, save_checkpoint
 from longtake.contracts import UserError
+from longtake.system.export import export_weights
 
 
 def frozen(value: float = 1.0) -> dict[str, Tensor]:
@@ -75,7 +76,7 @@ def test_a_run_folder_keeps_its_frozen_tensors(checkpoint: Path) -> None:
 def test_an_export_is_whole_or_names_the_file_of_the_rest(source: str | None, tmp_path: Path) -> None:
     facts = keep_frozen(tmp_path, frozen(), source)
     path = save_checkpoint(tmp_path, 0, 1, {"model.trained": torch.ones(2)}, RunState(Clock(), frozen=facts).to_json())
-    target = export_safetensors(path, tmp_path / "out.safetensors")
+    target = export_weights(path, tmp_path / "out.safetensors")
     assert load_file(target).keys() == ({"trained", "a", "b"} if source is None else {"trained"})
     with safe_open(target, framework="pt") as file:
         assert file.metadata().get("frozen_source") == source

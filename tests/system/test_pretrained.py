@@ -16,11 +16,11 @@ from longtake.system import System, build_system
 from longtake.system.pretrained import means_checkpoint
 from longtake.train import Outcome, read_run
 from longtake.weights import ModelWeights, save_weights
-from longtake.weights.conversion import save_model
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.test_hub import put
 from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, tensors, train_here, write_config
+from tests.weights.saved import save_model
 
 GROWN = ("--model.cond_embed", "True", "--model.grow_cond_in", "True")
 

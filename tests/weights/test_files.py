@@ -29,7 +29,7 @@ def test_one_file_comes_back_with_its_dtypes_and_metadata(tmp_path: Path) -> Non
 
 
 def test_shards_stay_within_their_bound_and_come_back_through_the_index(tmp_path: Path) -> None:
-    written = save_weights(STATE, tmp_path, max_shard_bytes=300)  # two tensors of 128 bytes each
+    written = save_weights(STATE, tmp_path, max_file_bytes=300)  # two tensors of 128 bytes each
     assert [file.name for file in written] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 5 * 128

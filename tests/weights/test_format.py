@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from longtake.contracts import UserError
 from longtake.models import target_layers
 from longtake.weights import Format, ModelWeights, read_adapters, save_adapters, save_weights
-from longtake.weights.conversion import save_model
 from longtake.weights.format import Form, Growth, Naming, WeightLayout
 from longtake.weights.lora import KOHYA, PEFT
+from tests.weights.saved import save_model
 
 D, K = 4, 2
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.weights import ModelWeights, save_weights
-from longtake.weights.conversion import convert, plan_conversion, reorder_heads, save_model
+from longtake.weights.conversion import convert, plan_conversion, reorder_heads
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import (
@@ -29,6 +29,7 @@ from tests.models.golden import (
     weights_path,
 )
 from tests.models.initialised import initialise
+from tests.weights.saved import save_model
 
 LAYOUTS = [WeightLayout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
 WITH_DIFFUSERS = [*LAYOUTS, DIFFUSERS]
@@ -87,7 +88,7 @@ def test_every_layout_round_trips_through_a_file(
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)  # norm scales too: their order matters
     state = model.state_dict()
-    save_model(FORMAT, state, config, tmp_path / "w", target, max_shard_bytes=40_000)
+    save_model(FORMAT, state, config, tmp_path / "w", target, max_file_bytes=40_000)
     assert len(list((tmp_path / "w").glob("*.safetensors"))) > 1
     found = load_mmdit(tmp_path / "w", config)
     assert found.keys() == state.keys()
@@ -284,6 +285,6 @@ def test_half_of_cond_in_is_a_fault_and_not_growth(tmp_path: Path) -> None:
 def test_an_old_checkpoint_folder_is_read_from_its_model_folder(tmp_path: Path) -> None:
     config = tiny_config()
     state = MMDiT(config).state_dict()
-    save_weights(state, tmp_path / "epoch1-global_step2" / "model", max_shard_bytes=40_000)
+    save_weights(state, tmp_path / "epoch1-global_step2" / "model", max_file_bytes=40_000)
     found = load_mmdit(tmp_path / "epoch1-global_step2", config)
     assert all(torch.equal(found[name], state[name]) for name in state)
