@@ -143,7 +143,7 @@ class LatentShape:
 @dataclass(frozen=True)
 class Batch:
     """What the data plane hands to the trainer for one slot. Loaders make it on the CPU; the trainer gets it on its
-    device (see data.DeviceFeed)."""
+    device (see train.feed.DeviceFeed)."""
 
     bucket: Bucket
     video: Tensor  # [B, C, T, H, W], uint8 0..255, or float32 in [-1, 1]; [0] where `encoded` has the latents

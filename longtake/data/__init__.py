@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from longtake.data.latents.dataset import StoredDataset
     from longtake.data.latents.source import EncoderFacts, LatentSource
     from longtake.data.latents.store import LatentStore, of_window, text_hash
-    from longtake.data.loading.buffers import Delivery, DeviceFeed
     from longtake.data.loading.dataset import SlotDataset
-    from longtake.data.loading.loader import SlotLoader, machine_bytes
+    from longtake.data.loading.loader import Fetched, SlotLoader, machine_bytes
     from longtake.data.loading.parcel import Parcel
     from longtake.data.loading.quarantine import append_quarantine, list_quarantine, read_quarantine
     from longtake.data.probing.one_file import probe_file

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         read_known,
         with_held,
     )
-    from longtake.diffusion.objective import NoisePath, Objective, build_objective, micro_batch_loss, sample_loss
+    from longtake.diffusion.objective import Objective, build_objective, micro_batch_loss, sample_loss
     from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
     from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal
     from longtake.diffusion.windows import EndWindows

@@ -25,7 +25,7 @@ from torch import Tensor
 from longtake.contracts import Draw
 from longtake.diffusion.config import FlowConfig, Shift
 from longtake.diffusion.known import PixelShape
-from longtake.diffusion.objective import NoisePath, as_column
+from longtake.diffusion.objective import Objective, as_column
 from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
 from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal
 from longtake.random import Purpose
@@ -36,7 +36,7 @@ _CLEAN_FLOOR = 1e-5
 SHIFT_OF_PATCH_2 = "shift_of_patch_2"  # quirk
 
 
-class RectifiedFlow(NoisePath):
+class RectifiedFlow(Objective):
     """The objective of rectified flow (`Objective`). Times are float32 in [0, 1], 1 is noise.
 
     `patch_size`: pixels of the latent grid on one side of a token, which the resolution shift counts tokens by. The

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,50 +16,11 @@ from longtake.diffusion.solvers import Solver
 from longtake.random import Purpose
 
 
-class Objective(Protocol):
-    """The path from data, at time 0, to noise, at `noise_time`, in the objective's own unit."""
+class Objective(ABC):
+    """The path from data, at time 0, to noise, at `noise_time`, in the objective's own unit.
 
-    noise_time: float
-    draws: Mapping[str, Draw]  # the random numbers that `noise` wants, by name
-
-    def noise(
-        self,
-        latents: Tensor,
-        draws: Mapping[str, Tensor],
-        weights: Tensor | None = None,
-        shape: PixelShape | None = None,
-    ) -> Noised:
-        """Training examples of latents [B, C, F, h, w]. weights: [B], latents of weight 0 are taken as zeros.
-
-        shape: (T, H, W) of the bucket's pixels, for laws of time that depend on it.
-        """
-
-    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
-        """The loss of each sample, float32 [B], of the whole prediction; 0 where nothing counts."""
-
-    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """What a prediction says, in the form that guidance adds up and solvers take: float32 [B, C, F, h, w]."""
-
-    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Where the path from clean latents to noise is at time t: a float32 scalar; [B, C, F, h, w]."""
-
-    def grid(
-        self,
-        num_steps: int,
-        latent_shape: tuple[int, int, int, int],
-        shift: Shift | str = "training",
-        shape: PixelShape | None = None,
-    ) -> Tensor:
-        """The times of a solver for latents (C, F, h, w): float32 [num_steps + 1] from noise to data."""
-
-    def solver(self, name: str) -> Solver:
-        """The solver of a name in the section's `SOLVERS`."""
-
-
-class NoisePath(ABC):
-    """An `Objective` whose x(t) is made of clean latents, normal noise and a time drawn for each sample.
-
-    A subclass says what the path is, what is predicted, which times are drawn and which a solver walks.
+    x(t) is made of clean latents, normal noise and a time drawn for each sample. A subclass says what the path is, what
+    is predicted, which times are drawn and which a solver walks.
     """
 
     noise_time: float
@@ -71,7 +31,7 @@ class NoisePath(ABC):
 
     @property
     def draws(self) -> Mapping[str, Draw]:
-        """The noise, and the number for the time."""
+        """The random numbers that `noise` wants, by name: the noise, and the number for the time."""
         return {"noise": Draw(Purpose.NOISE, "normal", "latent"), "timestep": self.timestep}
 
     @abstractmethod
@@ -94,11 +54,11 @@ class NoisePath(ABC):
         shift: Shift | str = "training",
         shape: PixelShape | None = None,
     ) -> Tensor:
-        """As in `Objective`."""
+        """The times of a solver for latents (C, F, h, w): float32 [num_steps + 1] from noise to data."""
 
     @abstractmethod
     def solver(self, name: str) -> Solver:
-        """As in `Objective`."""
+        """The solver of a name in the section's `SOLVERS`."""
 
     def weight(self, t: Tensor) -> Tensor:
         """The weight of a sample's loss, float32 [B]; t: [B]."""
@@ -113,8 +73,8 @@ class NoisePath(ABC):
     ) -> Noised:
         """Training examples, float32; draws: standard normals "noise" [B, C, F, h, w], and "timestep" [B].
 
-        Latents of weight 0 are taken as zeros, so that not even an infinite one reaches the network (0 times infinity
-        would be a NaN in every gradient).
+        shape: (T, H, W) of the bucket's pixels, for laws of time that depend on it. Latents of weight 0 are taken as
+        zeros, so that not even an infinite one reaches the network (0 times infinity would be a NaN in every gradient).
         """
         clean = latents.float()
         noise = draws["noise"].to(clean)
@@ -131,7 +91,7 @@ class NoisePath(ABC):
         return sample_loss(prediction, noised)
 
     def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """The prediction itself, in float32."""
+        """What guidance adds up and solvers take, float32 [B, C, F, h, w]: the prediction itself."""
         return prediction.float()
 
 

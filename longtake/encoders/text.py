@@ -22,6 +22,7 @@ from longtake.encoders.config import (
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import clip_names, t5_names
 from longtake.encoders.word_vectors import WordEncoder
+from longtake.parallel import pinned_like
 from longtake.small_files import parse_json, read_small
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class LearnedTextEncoder(nn.Module, ABC):
         )
         pair = found["input_ids"], found["attention_mask"]
         if self.device.type == "cuda":
-            pair = tuple(tensor.pin_memory() for tensor in pair)
+            pair = tuple(pinned_like(tensor).copy_(tensor) for tensor in pair)
         ids, mask = (tensor.to(self.device, non_blocking=True) for tensor in pair)
         return ids, mask
 

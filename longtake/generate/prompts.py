@@ -1,4 +1,7 @@
-"""Where prompts come from: the command line, a text file or a table."""
+"""Where prompts come from: the command line, a text file or a table.
+
+Tables of prompts are written by hand, and all their faults are listed at once, rows of too many cells among them. The
+reader of clip tables ends at the first such row, so it is not used here."""
 
 from __future__ import annotations
 

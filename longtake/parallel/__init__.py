@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         frozen_mesh,
         shard_frozen,
     )
-    from longtake.parallel.host import pin, tune_host, unpin
+    from longtake.parallel.host import Lanes, host_memory, pin, pinned_like, tune_host, unpin
     from longtake.parallel.mesh import Mesh, TokenPeers
     from longtake.parallel.offload import InputStore
     from longtake.parallel.offloaded_weights import OffloadedWeights

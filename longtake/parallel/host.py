@@ -39,17 +39,18 @@ def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
     return places, max(1, total)
 
 
-def host_memory(num_bytes: int, device: torch.device, owner: object, zeros: bool = False) -> tuple[Tensor, bool]:
+def host_memory(num_bytes: int, device: torch.device, owner: object = None, zeros: bool = False) -> tuple[Tensor, bool]:
     """Host memory for copies from and to `device`, and whether such copies are asynchronous.
 
-    They are on a GPU where the memory could be pinned, which lasts as long as `owner` lives; True on a CPU.
+    They are on a GPU where the memory could be pinned, which lasts as long as `owner` lives (None: the tensor itself);
+    True on a CPU.
     """
     memory = (torch.zeros if zeros else torch.empty)(num_bytes, dtype=torch.uint8)
     if device.type != "cuda" or not num_bytes:
         return memory, True
     pinned = pin(memory)
     if pinned:
-        weakref.finalize(owner, unpin, memory.data_ptr()).atexit = False
+        weakref.finalize(memory if owner is None else owner, unpin, memory.data_ptr()).atexit = False
     return memory, pinned
 
 
@@ -67,24 +68,34 @@ def unpin(place: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(place)
 
 
-class Lanes:
-    """Asynchronous copies between the host and buffers on the device: a CUDA stream each way, plain copies on a CPU.
+def pinned_like(numbers: Tensor) -> Tensor:
+    """A little host memory for one copy of a device's numbers, from PyTorch's cache of pinned blocks.
 
-    Each place (buffer) is filled, used by the current stream, and released or copied back; the host is never blocked.
+    Blocks are powers of 2, and reused at once: right for what is copied in every step, wasteful for `host_memory`.
+    """
+    return torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+
+
+class Lanes:
+    """Asynchronous copies between the host and a device: a CUDA stream each way, plain copies on a CPU.
+
+    Each place (a buffer on the device) is filled, used by the current stream, and released or copied back; the host is
+    never blocked. `send` and `receive` are for memory that is made for one copy.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device, on_cuda = device, device.type == "cuda"
         self._way_in, self._way_out = (
-            (torch.cuda.Stream(device), torch.cuda.Stream(device)) if device.type == "cuda" else (None, None)
+            (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_cuda else (None, None)
         )
         self._came: dict[int, torch.cuda.Event] = {}
         self._left: dict[int, torch.cuda.Event] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Called when the places are newly allocated: kernels that used their memory before may still be running."""
+        """Called when places are newly allocated: kernels that used their memory before may still be running."""
         if self._way_in is not None:
-            self._way_in.wait_stream(torch.cuda.current_stream(self._way_in.device))
+            self._way_in.wait_stream(torch.cuda.current_stream(self._device))
 
     def bring(self, place: int, into: Tensor, host: Tensor) -> None:
         """Starts to fill a place, once its last contents are released."""
@@ -100,24 +111,44 @@ class Lanes:
     def arrived(self, place: int) -> None:
         """Makes the current stream wait until a place is filled."""
         if self._way_in is not None:
-            torch.cuda.current_stream(self._way_in.device).wait_event(self._came[place])
+            torch.cuda.current_stream(self._device).wait_event(self._came[place])
 
     def let_go(self, place: int) -> None:
         """Releases a place once the current stream has finished with it."""
         if self._way_in is not None:
-            self._left[place] = torch.cuda.current_stream(self._way_in.device).record_event()
+            self._left[place] = torch.cuda.current_stream(self._device).record_event()
 
     def take_back(self, place: int, host: Tensor, source: Tensor) -> None:
         """Starts to copy a place back, once the current stream has finished with it."""
         if self._way_out is None:
             host.copy_(source)
             return
-        self._way_out.wait_stream(torch.cuda.current_stream(self._way_out.device))
+        self._way_out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._way_out):
             host.copy_(source, non_blocking=True)
             self._left[place] = self._way_out.record_event()
+
+    def left(self, place: int) -> None:
+        """Makes the current stream wait until a place is copied back, so that its memory may be freed."""
+        if self._way_out is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._left[place])
 
     def wait(self) -> None:
         """Blocks until all copies to the host are done."""
         if self._way_out is not None:
             self._way_out.synchronize()
+
+    def send(self, host: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """Starts a copy into new memory on the GPU; `host` must not change until the event behind it."""
+        with torch.cuda.stream(self._way_in):
+            return host.to(self._device, non_blocking=True), self._way_in.record_event()
+
+    def receive(self, sent: Tensor, copied: torch.cuda.Event) -> None:
+        """Makes such memory safe to use by the current stream from here on, without blocking.
+
+        It is marked as used by that stream: the allocator, which knows it as the way in's, would else give it to the
+        next copy while a kernel still reads it.
+        """
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(copied)
+        sent.record_stream(stream)

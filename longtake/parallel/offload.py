@@ -1,6 +1,6 @@
 """Offloading of activations: inputs of recomputed blocks are kept in host memory until backward, up to a limit.
 
-On CUDA they are copied on a separate stream while the next block computes, and prefetched one block before they are
+On CUDA they are copied on separate streams while the next block computes, and prefetched one block before they are
 needed. The memory is one pinned buffer, allocated at first use and reused in every step. What does not fit stays on the
 device. On a CPU the copies are plain.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.parallel.host import host_memory
+from longtake.parallel.host import Lanes, host_memory
 
 _LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 _ALIGNMENT = 512
@@ -29,7 +29,7 @@ class InputStore:
         self.room = Room(num_bytes)
         self._least_bytes = least_bytes
         self._memory: Tensor | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._lanes: Lanes | None = None
         self._now: weakref.ref[_Call] | None = None  # of the block that ran last
         self._leaving: list[_StoredTensor] = []  # of the last block: still on the device while they are copied
 
@@ -58,11 +58,13 @@ class InputStore:
         if offset is None:
             return tensor
         host = self._host(tensor.device)[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        piece = _StoredTensor(call, tensor.detach(), host, self._stream)
+        piece = _StoredTensor(call, tensor.detach(), host, offset, self._lanes)
         weakref.finalize(piece, self.room.give_back, offset).atexit = False
         call.pieces.append(weakref.ref(piece))
-        if self._stream is not None:
+        if tensor.is_cuda:
             self._leaving.append(piece)
+        else:
+            piece.leave()
         return piece
 
     def _host(self, device: torch.device) -> Tensor:
@@ -79,8 +81,7 @@ class InputStore:
                 raise UserError(
                     f"{key}: the host cannot pin so much; choose fewer bytes or raise the limit on locked memory"
                 )
-            if device.type == "cuda":
-                self._stream = torch.cuda.Stream(device)
+            self._lanes = Lanes(device)
         return self._memory
 
 
@@ -126,29 +127,11 @@ class _Call:
 class _StoredTensor:
     """An offloaded tensor; also on the device while a copy is under way."""
 
-    def __init__(self, call: _Call, tensor: Tensor, host: Tensor, stream: torch.cuda.Stream | None) -> None:
-        self.call, self._host, self._stream = call, host, stream
-        self._device = tensor.device
-        self._here: Tensor | None = None
-        self._moved: torch.cuda.Event | None = None  # when the copy under way is done
-        if stream is None:
-            host.copy_(tensor)
-        else:
-            self._here = tensor
-            self._move(host, tensor)
-
-    def _move(self, to: Tensor, source: Tensor) -> None:
-        """Starts a copy, ordered after everything queued on the compute stream."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            to.copy_(source, non_blocking=True)
-            self._moved = self._stream.record_event()
-
-    def _wait(self) -> None:
-        """Makes the compute stream wait for the copy."""
-        if self._moved is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._moved)
-            self._moved = None
+    def __init__(self, call: _Call, tensor: Tensor, host: Tensor, place: int, lanes: Lanes) -> None:
+        self.call, self._host, self._place, self._lanes = call, host, place, lanes
+        self._here: Tensor | None = tensor
+        self._device, self._wait = tensor.device, partial(lanes.left, place)
+        lanes.take_back(place, host, tensor)
 
     def leave(self) -> None:
         """Frees the device's copy."""
@@ -159,10 +142,9 @@ class _StoredTensor:
         """Starts the copy back to the device, unless the tensor is there."""
         if self._here is None:
             self._here = torch.empty_like(self._host, device=self._device, pin_memory=False)
-            if self._stream is None:
-                self._here.copy_(self._host)
-            else:
-                self._move(self._here, self._host)
+            self._lanes.begin()
+            self._lanes.bring(self._place, self._here, self._host)
+            self._wait = partial(self._lanes.arrived, self._place)
 
     def fetch(self) -> Tensor:
         """The tensor on the device; those of the call before are prefetched."""

@@ -15,7 +15,7 @@ from longtake.buckets import step_digest
 from longtake.checkpoint import Clock
 from longtake.contracts import ClipFault, Slot, UserError
 from longtake.data import ClipTable, MixedTable
-from longtake.parallel import World
+from longtake.parallel import World, pinned_like
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.health import Health
@@ -49,8 +49,7 @@ class HostCopy:
     def __init__(self, numbers: Tensor) -> None:
         self._numbers, self._there = numbers, None
         if numbers.device.type == "cuda":
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
+            self._numbers = pinned_like(numbers).copy_(numbers, non_blocking=True)
             self._there = torch.cuda.current_stream(numbers.device).record_event()
 
     def read(self) -> list[float]:

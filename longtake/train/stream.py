@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from longtake.buckets import OrderInputs, PassOrder, deal
 from longtake.contracts import Batch, ClipFault, Slot, UserError
-from longtake.data import Delivery, DeviceFeed, Parcel, SlotLoader, append_quarantine, read_quarantine
+from longtake.data import Parcel, SlotLoader, append_quarantine, read_quarantine
 from longtake.parallel import BucketPeers, Subgroup, World
+from longtake.train.feed import Delivery, DeviceFeed
 from longtake.train.shared_order import plan_shared
 
 SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FAULTS`
@@ -60,7 +61,7 @@ class StepStream:
     ) -> None:
         self.inputs, self.loader, self.peers, self.world, self.quarantine = inputs, loader, peers, world, quarantine
         self.say = say  # puts a line on this rank's terminal
-        self._feed = DeviceFeed.to(world.device)
+        self._feed = DeviceFeed(world.device)
         self._num_faults = 0
 
     def plan(self, pass_index: int, state: dict | None) -> PassOrder:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, Draw, Known, LatentShape, Noised
 from longtake.data.rules import Companion, SampleRules
-from longtake.diffusion import NoisePath, ObjectiveSection, Places, Solver, Window, kinds_by_weight, sample_loss
+from longtake.diffusion import Objective, ObjectiveSection, Places, Solver, Window, kinds_by_weight, sample_loss
 from longtake.encoders import ChunkedAutoencoder
 from longtake.encoders.config import AutoencoderSection
 from longtake.families import Text
@@ -146,7 +146,7 @@ class FlowOf1000(ObjectiveSection):
     type: Literal["flow_1000"] = Field("flow_1000", description="the objective")
 
 
-class Flow(NoisePath):
+class Flow(Objective):
     """x(t) = (1 - t / 1000) x0 + t / 1000 noise; neighbouring frames count in the loss beside each by itself."""
 
     noise_time: ClassVar[float] = 1000.0

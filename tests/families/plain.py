@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from longtake.contracts import Conditions, Draw
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
-from longtake.diffusion.objective import NoisePath
+from longtake.diffusion.objective import Objective
 from longtake.diffusion.solvers import Solver
 from longtake.families import Family, Text
 from longtake.models import Attention, Exchange, ModelSection, SequencePlan, TensorSplit
@@ -125,7 +125,7 @@ class VConfig(ObjectiveSection):
     type: Literal["v"] = Field("v", description="the objective")
 
 
-class VPrediction(NoisePath):
+class VPrediction(Objective):
     """x(t) = cos a x0 + sin a noise, v = cos a noise - sin a x0, a = (t + 1) pi / 2000; t an index below 1,000."""
 
     noise_time: ClassVar[float] = 999.0

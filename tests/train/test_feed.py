@@ -9,13 +9,21 @@ import pytest
 import torch
 
 from longtake.contracts import Batch
-from longtake.data import DeviceFeed, SlotLoader
-from longtake.data.loading.buffers import HostBuffers
+from longtake.data import SlotLoader
 from longtake.data.loading.parcel import Parcel, pack, plan_parcel
+from longtake.train.feed import DeviceFeed, HostBuffers
 from tests.data.sources import Numbers, same, slot_of, slots_of
 from tests.train.runs import PATIENCE_SECONDS
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CPU = torch.device("cpu")
+
+
+def feed_over(lane: LateLane) -> DeviceFeed:
+    """A feed whose copies go over `lane`."""
+    feed = DeviceFeed(CPU)
+    feed._lanes = lane
+    return feed
 
 
 class Copy:
@@ -77,7 +85,7 @@ def test_a_packed_batch_has_no_memory_of_its_own() -> None:
 
 
 def test_buffers_are_made_once_and_used_again() -> None:
-    buffers, lane = HostBuffers(pin=False), NotedLane(over=True)
+    buffers, lane = HostBuffers(CPU), NotedLane(over=True)
     buffers.expect(1000)
     for size in (10, 1000, 300, 1000, 1, 999):
         buffers.send(parcel(size), lane)
@@ -86,7 +94,7 @@ def test_buffers_are_made_once_and_used_again() -> None:
 
 
 def test_a_buffer_whose_copy_is_not_over_is_waited_for_once_both_are_in_use() -> None:
-    buffers, lane = HostBuffers(pin=False), NotedLane(over=False)
+    buffers, lane = HostBuffers(CPU), NotedLane(over=False)
     for _ in range(3):
         buffers.send(parcel(100), lane)
     first, second, third = lane.copies
@@ -96,7 +104,7 @@ def test_a_buffer_whose_copy_is_not_over_is_waited_for_once_both_are_in_use() ->
 
 
 def test_a_larger_batch_than_all_before_replaces_a_buffer_once_its_copy_is_over() -> None:
-    buffers, lane = HostBuffers(pin=False), NotedLane(over=False)
+    buffers, lane = HostBuffers(CPU), NotedLane(over=False)
     for size in (100, 100, 500):
         buffers.send(parcel(size), lane)
     assert [copy.waited for copy in lane.copies] == [True, False, False]
@@ -105,7 +113,7 @@ def test_a_larger_batch_than_all_before_replaces_a_buffer_once_its_copy_is_over(
 
 def test_on_the_cpu_batches_pass_as_they_are() -> None:
     slots = slots_of(5)
-    feed = DeviceFeed.to(torch.device("cpu"))
+    feed = DeviceFeed(CPU)
     for num_workers in (0, 1):
         loader = SlotLoader(Numbers(), num_workers)
         got = list(feed.batches(loader.fetch(slots)))
@@ -149,7 +157,7 @@ def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> Non
     shapes = [(2, 8, 8), (16, 32, 32), (4, 64, 64)]
     slots = [slot_of([2 * n, 2 * n + 1], shapes[n % 3]) for n in range(30)]
     lane = LateLane()
-    feed = DeviceFeed(lane, pin=False)
+    feed = feed_over(lane)
     fetched = SlotLoader(Numbers(), num_workers).fetch(slots)
     for delivery, slot in zip(feed.batches(fetched), slots, strict=True):
         assert same(delivery.batch, Numbers()[slot])
@@ -161,7 +169,7 @@ def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> Non
 def test_the_next_batch_is_on_its_way_before_this_one_is_used() -> None:
     lane = LateLane()
     fetched = SlotLoader(Numbers(), num_workers=2).fetch(slots_of(4))
-    deliveries = DeviceFeed(lane, pin=False).batches(fetched)
+    deliveries = feed_over(lane).batches(fetched)
     next(deliveries)
     end = time.monotonic() + PATIENCE_SECONDS
     while not (fetched.ready() and all(task.done for task in fetched._loader._tasks.values())):
@@ -179,7 +187,7 @@ def test_on_a_device_batches_hold_the_same_numbers_while_kernels_run(num_workers
     shapes = [(2, 8, 8), (16, 64, 64), (4, 256, 256)]
     slots = [slot_of([2 * n, 2 * n + 1], shapes[n % 3]) for n in range(60)]
     device = torch.device("cuda", 0)
-    feed = DeviceFeed.to(device)
+    feed = DeviceFeed(device)
     feed.buffers.expect(max(Numbers().batch_bytes(slot.bucket) for slot in slots))
     work = torch.randn(2048, 2048, device=device)
     sums = []
@@ -197,7 +205,7 @@ def test_on_a_device_batches_hold_the_same_numbers_while_kernels_run(num_workers
 @pytest.mark.gpu
 @needs_cuda
 def test_on_a_device_two_pinned_buffers_serve_for_ever() -> None:
-    feed = DeviceFeed.to(torch.device("cuda", 0))
+    feed = DeviceFeed(torch.device("cuda", 0))
     slots = slots_of(50)
     for _ in range(2):
         list(feed.batches(SlotLoader(Numbers(), 1).fetch(slots)))
