@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -59,7 +60,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = _known_result(operation, args)
+        out = _known_result(operation, args, kwargs)
         if out is None:
             out = operation(*args, **kwargs)
         formula = flop_registry.get(operation.overloadpacket)
@@ -123,33 +124,103 @@ class Trace(TorchDispatchMode):
 
 
 _aten = torch.ops.aten
-_POINTWISE = {
-    *(_aten.mul.Tensor, _aten.mul.Scalar, _aten.add.Tensor, _aten.sub.Tensor, _aten.neg.default, _aten.addcmul.default),
-    *(_aten.gelu.default, _aten.gelu_backward.default),
+_NUMBERED = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
+_JOINED = {_aten.cat.default, _aten.stack.default}
+_REDUCED = {_aten.sum.dim_IntList, _aten.mean.dim, _aten.mean.default}
+_OF_CODES = {_aten.bitwise_and.Scalar, _aten.__rshift__.Scalar}  # of integers, alike in dtype
+_ALIKE = {_aten.empty_like.default, _aten.ones_like.default, _aten.zeros_like.default}
+_TO_BOOL = {"eq", "ne", "lt", "le", "gt", "ge", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "signbit"}
+_TO_BOOL |= {"logical_and", "logical_not", "logical_or", "logical_xor"}
+_BY_ARGUMENTS: dict[Any, Callable[..., Any]] = {
+    _aten.mm.default: lambda x, w: x.new_empty(x.shape[0], w.shape[1]),
+    _aten.bmm.default: lambda x, w: x.new_empty(*x.shape[:2], w.shape[2]),
+    _aten.addmm.default: lambda bias, x, w: x.new_empty(x.shape[0], w.shape[1]),
+    _aten.index.Tensor: lambda x, indices: _rows(x, *indices),
+    _aten.slice_backward.default: lambda grad, sizes, *rest: grad.new_empty(sizes),
+    _aten._scaled_dot_product_flash_attention.default: lambda *tensors: _flash(*tensors[:3]),
+    _aten._scaled_dot_product_flash_attention_backward.default: lambda grad, *rest: tuple(map(_alike, rest[:3])),
 }
 
 
-def _known_result(operation: Any, args: Sequence[Any]) -> Tensor | None:
-    """What an operation gives where that is plain to see. PyTorch's kernels for meta tensors are written in Python and
-    take 0.1 to 0.4 ms for these, most of the time of a trace."""
-    if operation is _aten.addmm.default:
-        return args[1].new_empty(args[1].shape[0], args[2].shape[1])
-    if operation is _aten.sum.dim_IntList and len(args) > 2 and args[1] and args[2]:
-        summed = {dim % args[0].ndim for dim in args[1]}
-        return args[0].new_empty([1 if dim in summed else size for dim, size in enumerate(args[0].shape)])
-    if operation not in _POINTWISE:
+def _known_result(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operation gives where that is plain to see, else None. PyTorch's kernels for meta tensors are written in
+    Python: they take 0.1 to 0.4 ms for these, most of the time of a trace, and import the compiler and sympy, 1.4 s."""
+    if operation in _NUMBERED and all(isinstance(arg, int) for arg in args) and "device" in kwargs:
+        return torch.empty(len(range(*args)), dtype=kwargs.get("dtype") or torch.int64, device=kwargs["device"])
+    tensors = [arg for arg in (args[0] if operation in _JOINED else args) if isinstance(arg, Tensor)]
+    if not tensors or kwargs.get("dtype") or not all(one.is_meta for one in tensors):
         return None
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    dtype = tensors[0].dtype
-    if dtype.is_floating_point and all(one.is_meta and one.dtype is dtype and _is_in_order(one) for one in tensors):
-        return torch.empty(torch.broadcast_shapes(*(one.shape for one in tensors)), dtype=dtype, device="meta")
-    return None
+    first, schema = tensors[0], operation._schema
+    if operation in _JOINED:
+        return _joined(tensors, *args[1:], new_dim=operation is _aten.stack.default)
+    if operation in _BY_ARGUMENTS:
+        return _BY_ARGUMENTS[operation](*args)
+    if not all(one.is_floating_point() for one in tensors) and operation not in _OF_CODES:
+        return None
+    if operation in _REDUCED:
+        summed = {dim % first.ndim for dim in args[1]} if len(args) > 1 and args[1] else set(range(first.ndim))
+        kept, sizes = len(args) > 2 and args[2], enumerate(first.shape)
+        return first.new_empty([1 if dim in summed else size for dim, size in sizes if kept or dim not in summed])
+    if not (torch.Tag.pointwise in operation.tags or operation in _ALIKE) or len(schema.returns) > 1:
+        return None
+    if operation._opname in _TO_BOOL or any(isinstance(arg, complex) for arg in args):
+        return None
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return None
+    return first if schema.is_mutable else _of_each(tensors)
+
+
+def _joined(tensors: Sequence[Tensor], dim: int = 0, *, new_dim: bool) -> Tensor | None:
+    first = tensors[0]
+    in_order = first.is_contiguous() or first.ndim < 3 or first.stride(1) != 1  # not with channels last
+    if not in_order or any(one.dtype != first.dtype or one.ndim != first.ndim for one in tensors):
+        return None
+    shape = list(first.shape)
+    if new_dim:
+        shape.insert(dim % (first.ndim + 1), len(tensors))
+    else:
+        shape[dim] = sum(one.shape[dim] for one in tensors)
+    return first.new_empty(shape)
+
+
+def _of_each(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The result of an operation on each number of these, where it is plain in which order it lies in memory."""
+    try:
+        shape = np.broadcast_shapes(*(one.shape for one in tensors))  # PyTorch's own imports sympy
+    except ValueError:
+        return None
+    dtype = reduce(torch.promote_types, [one.dtype for one in tensors if one.ndim] or [one.dtype for one in tensors])
+    if all(map(_is_in_order, tensors)):
+        return torch.empty(shape, dtype=dtype, device="meta")
+    first = tensors[0]
+    if first.shape != shape or 0 in first.stride():
+        return None
+    order = sorted(range(len(shape)), key=lambda dim: -first.stride(dim))  # the first decides
+    return torch.empty_permuted(shape, order, dtype=dtype, device="meta")
+
+
+def _rows(x: Tensor, index: Tensor | None, *others: Tensor | None) -> Tensor | None:
+    if index is None or others or index.dtype is torch.bool:
+        return None
+    return x.new_empty(*index.shape, *x.shape[1:])
+
+
+def _alike(x: Tensor) -> Tensor:
+    found = _of_each([x])
+    return torch.empty_like(x) if found is None else found
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    lse, seed = q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(2, dtype=torch.uint64)
+    return _alike(q), lse, None, None, q.shape[2], k.shape[2], seed, q.new_empty((), dtype=seed.dtype), q.new_empty(0)
 
 
 def _is_in_order(x: Tensor) -> bool:
     """Whether no dim lies closer in memory than a later one."""
+    if x.is_contiguous():
+        return True
     strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
-    return x.is_contiguous() or sorted(strides, reverse=True) == strides
+    return sorted(strides, reverse=True) == strides
 
 
 def as_on_cuda(model: nn.Module, dtype: torch.dtype) -> nn.Module:

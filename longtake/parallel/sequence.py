@@ -7,9 +7,9 @@ and gather, and the attention submodule is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,6 @@ class AmongPeers(nn.Module):
     Shares may have any lengths. Differentiable.
     """
 
-    _apart: ClassVar[Callable[..., Any] | None] = None  # left out of compiled code; one function for all blocks
-
     def __init__(self, inner: nn.Module, cut: TokenCut, exchanged: Exchanged) -> None:
         super().__init__()
         if next(inner.parameters(), None) is None:
@@ -87,8 +85,7 @@ class AmongPeers(nn.Module):
             object.__setattr__(self, "inner", inner)
             self._parameters, self._buffers, self._modules = inner._parameters, inner._buffers, inner._modules
         self._cut, self.exchanged = cut, exchanged
-        if AmongPeers._apart is None:  # here, for it imports the compiler
-            AmongPeers._apart = staticmethod(torch.compiler.disable(AmongPeers._exchange_and_run))
+        self._apart = cut.uncompiled(AmongPeers._exchange_and_run)
 
     def forward(self, *tensors: Tensor) -> Any:
         if self._cut.peers.sequence == 1:

@@ -55,9 +55,9 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
                 parent = model.get_submodule(name.rpartition(".")[0])
                 entry = entries.setdefault((parent, split.tokens), _RegionInput(cut, split))
                 entry.readers += 1
-                layer.forward = partial(_column, layer, ranges, torch.compiler.disable(entry.read))
+                layer.forward = partial(_column, layer, ranges, cut.uncompiled(entry.read))
             else:
-                leave = torch.compiler.disable(partial(_leave, cut, split))
+                leave = cut.uncompiled(partial(_leave, cut, split))
                 layer.forward = partial(_row, layer, ranges, leave)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
+from longtake.parallel.exchange import CountedGroup
 from longtake.parallel.mesh import TokenPeers
 
 
@@ -40,6 +43,7 @@ class TokenCut:
 
     def __init__(self, peers: TokenPeers) -> None:
         self._now = _CutState(peers, {}, {})
+        self._uncompiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     @property
     def peers(self) -> TokenPeers:
@@ -49,6 +53,13 @@ class TokenCut:
     def use(self, peers: TokenPeers) -> None:
         """Makes `peers` compute the next forwards."""
         self._now = _CutState(peers, {}, {})
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, left out of compiled code; one for all blocks. Where peers are only counted nothing is compiled,
+        and it stays as it is: to mark it imports the compiler, 1 s."""
+        if isinstance(self.peers.everyone, CountedGroup):
+            return function
+        return self._uncompiled.setdefault(function, torch.compiler.disable(function))
 
     def note(self, name: str, tokens: int) -> None:
         """Records that the module `name` returned `tokens` tokens in this forward."""
