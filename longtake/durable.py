@@ -14,17 +14,17 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def unfinished(target: Path, synced: bool = True) -> Iterator[Path]:
+def unfinished(target: Path, synced: bool = True, needs: int | None = None) -> Iterator[Path]:
     """A path to write to, which becomes `target` when the body ends well; else nothing of it stays.
 
     It lies in the folder of `target`, which is made, and has its suffix, by which many libraries choose a format.
     `synced`: after a power cut `target` is the new file or the old one; False: only after a kill (for what can be made
-    again). The umask decides who may read it, also where a library gives files to their owner alone. Raises OSError,
-    with `target` in it.
+    again). The umask decides who may read it, also where a library gives files to their owner alone. `needs`: the bytes
+    that it will have, where known, for the error of a full disk. Raises OSError, with `target` in it.
     """
     partial = target.with_name(f".{target.stem}.{_writer()}.partial{target.suffix}")
     try:
-        with naming(target, partial):
+        with naming(target, partial, needs):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield partial
             _obey_umask(partial)
@@ -36,14 +36,15 @@ def unfinished(target: Path, synced: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def unfinished_folder(target: Path) -> Iterator[Path]:
+def unfinished_folder(target: Path, needs: int | None = None) -> Iterator[Path]:
     """An empty folder to write into, which becomes `target` when the body ends well; else nothing of it stays.
 
-    The body syncs its files. `target` may be there as an empty folder. Raises OSError, with `target` in it.
+    The body syncs its files. `target` may be there as an empty folder. `needs`: as in `unfinished`. Raises OSError,
+    with `target` in it.
     """
     partial = target.with_name(f".{target.name}.{_writer()}.partial")
     try:
-        with naming(target, partial):
+        with naming(target, partial, needs):
             partial.mkdir(parents=True)
             yield partial
             sync_folder(partial)
@@ -88,15 +89,17 @@ def _obey_umask(path: Path) -> None:
 
 def write_whole(target: Path, content: str | bytes, synced: bool = True) -> None:
     """Writes a small file by way of `unfinished`; text in UTF-8."""
-    with unfinished(target, synced) as path:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    data = content.encode() if isinstance(content, str) else content
+    with unfinished(target, synced, len(data)) as path:
+        path.write_bytes(data)
 
 
 @contextmanager
-def naming(target: Path, partial: Path | None = None) -> Iterator[None]:
+def naming(target: Path, partial: Path | None = None, needs: int | None = None) -> Iterator[None]:
     """A plain OSError of the body that names no file, or one at `partial`, names `target`.
 
-    Where the disk is full it also says how much of the file was written by then, and how much is free.
+    Where the disk is full it also says how much of the file was written by then, how much it `needs` where that is
+    known, and how much is free.
     """
     try:
         yield
@@ -106,14 +109,19 @@ def naming(target: Path, partial: Path | None = None) -> Iterator[None]:
             raise
         reason = error.strerror
         if error.errno in DISK_FULL and "make room" not in reason:
-            reason = os.strerror(error.errno) + _room(partial or target)
+            reason = os.strerror(error.errno) + _room(partial or target, needs)
         raise OSError(error.errno, reason, str(target)) from error
 
 
-def _room(path: Path) -> str:
+def _room(path: Path, needs: int | None) -> str:
     written = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
     free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free
-    return f" ({written / 1e6:.3g} MB of it were written, {free / 1e6:.3g} MB are free); make room and try again"
+    done = f"{_megabytes(written)} of it" if needs is None else f"{_megabytes(written)} of {_megabytes(needs)}"
+    return f" ({done} were written, {_megabytes(free)} are free); make room and try again"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
 def sync_file(path: Path) -> None:

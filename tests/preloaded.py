@@ -14,7 +14,7 @@ import longtake
 ALSO = (
     "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
     "torch.distributed.run",
-    "torch.utils.tensorboard",
+    "tensorboard.compat.proto.event_pb2",
     "tests.train.runs",
 )
 for _found in pkgutil.walk_packages(longtake.__path__, "longtake."):

@@ -26,6 +26,7 @@ from longtake.buckets.mix import fill_windows
 from longtake.buckets.report import BucketReport, make_report
 from longtake.buckets.sweep import Era, Sweep, sort_samples
 from longtake.contracts import Slot, UserError
+from longtake.durable import naming
 
 STATE_FORMAT = 1
 # In files, an order is planned by one process of a machine and read by the others through memory maps.
@@ -243,7 +244,11 @@ def write_order(order: PassOrder, folder: Path) -> None:
     """Writes the arrays of an order into an existing folder: about 13 bytes a sample (29 where clips have copies)."""
     names = _ARRAYS if order.rows is None else _ARRAYS + _COPIES
     for name in names:
-        np.save(folder / f"{name}.npy", getattr(order, name))
+        path, array = folder / f"{name}.npy", np.ascontiguousarray(getattr(order, name))
+        with naming(path), path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+            if array.size:  # not NumPy's own writing, whose error of a full disk says neither that nor where
+                file.write(array.data.cast("B"))
 
 
 def order_summary(order: PassOrder) -> dict[str, Any]:

@@ -8,12 +8,14 @@ video encoder are equal on every machine).
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from longtake.data.clips.video import write_image, write_video
+from longtake.durable import write_whole
 from longtake.random import Purpose, hash64, uniforms
 
 # Six hues 60 degrees apart, none fully saturated, so that the encoder's rounding keeps them apart too.
@@ -93,10 +95,11 @@ def make_shapes(
         rows.append((name, text))
         if progress is not None:
             progress(index + 1, num_clips + num_stills)
-    with (folder / "clips.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([("path", "text"), *rows])
     for name, prompts in (("train_prompts.txt", train), ("heldout_prompts.txt", heldout)):
-        (folder / name).write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
+        write_whole(folder / name, "".join(f"{prompt}\n" for prompt in prompts), synced=False)
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([("path", "text"), *rows])
+    write_whole(folder / "clips.csv", table.getvalue(), synced=False)
     return folder / "clips.csv"
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longtake.data import from_unit, read_frames, read_image, write_image, write_video
+from longtake.durable import naming
 from longtake.generate.config import GenerateConfig
 from longtake.generate.requests import (
     STILLS_FOLDER,
@@ -188,7 +189,8 @@ def _write(video: Video, frames: np.ndarray, config: GenerateConfig) -> Path:
             write_image(path, frames[0])
         else:
             write_video(path, frames, config.fps_save)
-        path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+        with naming(path.with_suffix(".txt")):
+            path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
     except BaseException:
         path.with_suffix(".txt").unlink(missing_ok=True)
         raise

@@ -11,6 +11,8 @@ import json
 import logging
 import math
 import secrets
+import socket
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -89,17 +91,33 @@ class TensorBoard(Tracker):
         return config.tensorboard
 
     def __init__(self, run: TrackedRun) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        purge = None if run.resume_step is None else run.resume_step + 1
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        now = time.time_ns()  # readers take the files in the order of their names
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now}"
+        self._path = run.folder / "tensorboard" / name
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Written here, not in a SummaryWriter's thread, which would tell of a full disk by its own traceback.
+        self._writer = RecordWriter(self._path.open("wb"))
+        self._write(file_version="brain.Event:2")
+        if run.resume_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=run.resume_step + 1, session_log=start)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        found = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=self._summary(value=found))
 
     def close(self) -> None:
-        self._writer.close()
+        with naming(self._path):
+            self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        with naming(self._path):
+            self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+            self._writer.flush()
 
 
 class WeightsAndBiases(Tracker):

@@ -129,11 +129,12 @@ def save_weights(
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path}: exists already and is not overwritten; choose another name")
     heads = heads or {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+    needs = sum(map(_size, heads.values()))
     if path.suffix == ".safetensors":
-        with unfinished(path) as partial:
+        with unfinished(path, needs=needs) as partial:
             _write_file(partial, state, heads, header)
         return [path]
-    with unfinished_folder(path) as partial:
+    with unfinished_folder(path, needs) as partial:
         shares = _deal(heads, max_file_bytes)
         numbers = [f"-{i:05d}-of-{len(shares):05d}" for i in range(1, len(shares) + 1)] if len(shares) > 1 else [""]
         names = [f"model{number}.safetensors" for number in numbers]
@@ -142,7 +143,7 @@ def save_weights(
             sync_file(partial / name)
         if len(names) > 1:
             index = {
-                "metadata": {"total_size": sum(map(_size, heads.values()))},
+                "metadata": {"total_size": needs},
                 "weight_map": {tensor: name for name, share in zip(names, shares, strict=True) for tensor in share},
             }
             write_whole(partial / INDEX_FILE, json.dumps(index, indent=1) + "\n")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError
+from longtake.durable import naming
 from longtake.small_files import parse_json
 
 FORMAT_VERSION = 1
@@ -136,8 +137,9 @@ class Journal:
     def _write(self) -> None:
         data = memoryview("".join(self._held).encode())
         self._held.clear()
-        while data:
-            data = data[self._file.write(data) :]
+        with naming(self.path):
+            while data:
+                data = data[self._file.write(data) :]
         self._written = time.monotonic()
         if self._written - self._synced > _SECONDS_UNSYNCED:
             os.fsync(self._file.fileno())
