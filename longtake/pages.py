@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from longtake.contracts import visible
+
 _COLOURS = ("#2f6fde", "#e0a100", "#15936a", "#c2483d", "#7d55c7", "#13a3b5", "#8a6d3b", "#8791a1")  # of parts
 _MOST_POINTS = 600  # of a curve; more steps are drawn in groups, each from its least to its largest value
 _MOST_FRAMES, _LONGEST_SIDE = 24, 320  # of a film
@@ -86,8 +88,9 @@ class Html(str):
 
 
 def html(pattern: str, *values: object) -> Html:
-    """`pattern` with a value in the place of each {}; what is not `Html` is escaped."""
-    return Html(pattern.format(*(value if isinstance(value, Html) else escape(str(value)) for value in values)))
+    """`pattern` with a value in the place of each {}; escaped what is not `Html`, spelled out what cannot be seen."""
+    shown = (value if isinstance(value, Html) else escape(visible(str(value))) for value in values)
+    return Html(pattern.format(*shown))
 
 
 def joined(parts: Iterable[object]) -> Html:

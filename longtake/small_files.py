@@ -42,6 +42,15 @@ def parse_json(text: bytes | str, finite: bool = True) -> Any:
         raise ValueError("nested too deep") from None
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which no file in UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_object(path: Path, kinds: Mapping[str, type | tuple[type, ...]], remedy: str) -> dict[str, Any]:
     """The JSON object in a file, with values of these `kinds` at least. Raises FileNotFoundError; `UserError`, which
     ends in `remedy`, for anything else."""
@@ -49,6 +58,8 @@ def read_object(path: Path, kinds: Mapping[str, type | tuple[type, ...]], remedy
         found = parse_json(read_small(path))
         if not isinstance(found, dict):
             raise ValueError("it holds no JSON object")
+        if not is_unicode(json.dumps(found, ensure_ascii=False)):
+            raise ValueError("it holds half a character")
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from longtake.train.curriculum import read_done
 from longtake.train.health.goodput import Stopwatch
 
 Read = Callable[[Path], object]
-WRONG = (None, True, -1, 10**30, 1e308, "x", [], {}, [[]], {"a": []})
+WRONG = (None, True, -1, 10**30, 1e308, "x", "\ud800", [], {}, [[]], {"a": []})
 NO_OBJECTS = (b"", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 100_000, b"[]", b"3", b'"x"', b"null", b'{"a": Infinity}')
 
 

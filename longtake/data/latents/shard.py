@@ -19,7 +19,7 @@ from longtake.small_files import regular
 
 _HEAD_BYTES = 1 << 16
 _MAPPED = 128  # shards that a process keeps mapped, those used last
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
 MEND = "`longtake data encode RUN -o FOLDER --mend` makes again what is damaged"
 
 
@@ -92,7 +92,7 @@ class LatentShards:
             raise DamagedShard(f"{kind}/{number:06d}.safetensors is cut short or cannot be read ({error})") from error
         found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         for name, entry in self.tensors.get(kind, {}).items():
-            wanted = _DTYPES[entry["dtype"]], len(entry["shape"]) + 1
+            wanted = DTYPES[entry["dtype"]], len(entry["shape"]) + 1
             if name not in found or (found[name].get_dtype(), len(found[name].get_shape())) != wanted:
                 raise DamagedShard(f"{kind}/{number:06d}.safetensors: its {name!r} is not what the store holds")
         return file

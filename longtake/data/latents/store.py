@@ -22,6 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Caption, LatentShape, UserError
-from longtake.data.latents.shard import MEND, DamagedShard, LatentShards, crc_of, read_tensors
+from longtake.data.latents.shard import DTYPES, MEND, DamagedShard, LatentShards, crc_of, read_tensors
 from longtake.data.latents.source import OF_VIDEO, EncoderFacts, UnusableLatents
 from longtake.durable import unfinished
 from longtake.random import hash64
-from longtake.small_files import parse_json, read_small
+from longtake.small_files import check_kinds, read_object
 
 FORMAT_VERSION = 1
 STORE_FILE, PLAN_FILE, EMPTY_FILE = "store.json", "plan.arrow", "empty.safetensors"
@@ -217,28 +218,43 @@ def captions_of(caption: Caption) -> tuple[str, ...]:
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """What `store.json` says. Raises `UserError` where there is none, or one of another format."""
-    path = folder / STORE_FILE
+    path, remedy = folder / STORE_FILE, "encode again into another folder"
     try:
-        facts = parse_json(read_small(path))
-        version = facts["longtake_format_version"]
-        if version == FORMAT_VERSION and facts["longtake_format"] == "latent store":
-            _ = int(facts["fingerprint"]["dataset.views"]), tuple(facts["buckets"]), tensors_of(facts)
-            _ = LatentShape(**facts["latent"]), int(facts["text_length"])
-            _ = [int(frames) for of_length in facts.get("windows", {}).values() for frames in of_length.values()]
+        facts = read_object(path, {}, remedy)
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: no {STORE_FILE} in it; give a folder that `longtake data encode` has made"
         ) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions and the disk") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: is no description of a latent store; encode again into another folder") from error
-    if facts.get("longtake_format") != "latent store" or version != FORMAT_VERSION:
+    name, version = facts.get("longtake_format"), facts.get("longtake_format_version")
+    if name != "latent store" or version != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format version {version} of {facts.get('longtake_format')!r} was found, version {FORMAT_VERSION} "
-            "of 'latent store' is read here; encode again into another folder"
+            f"{path}: format version {repr(version)[:40]} of {repr(name)[:40]} was found, version {FORMAT_VERSION} of "
+            f"'latent store' is read here; {remedy}"
         )
+    kinds = {"fingerprint": dict, "made": dict, "buckets": list, "latent": dict, "text_length": int, "tensors": dict}
+    check_kinds(path, facts, kinds, remedy)
+    check_kinds(path, facts["fingerprint"], {"dataset.views": int}, remedy)
+    check_kinds(path, facts["made"], {"table": str, "copies": str, "weights": dict}, remedy)
+    try:
+        _check_parts(facts)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path}: is no description of a latent store; {remedy}") from error
     return facts
+
+
+def _check_parts(facts: Mapping[str, Any]) -> None:
+    """Raises some error where a part of `store.json` is not what its readers take it to be."""
+    if not 1 <= facts["fingerprint"]["dataset.views"] < 2**31:
+        raise ValueError("views")
+    LatentShape(**facts["latent"])(17, 64, 64)
+    for entry in chain.from_iterable(tensors.values() for tensors in tensors_of(facts).values()):
+        if entry["dtype"] not in DTYPES or not all(isinstance(size, int | str) for size in entry["shape"]):
+            raise ValueError("tensors")
+    for name in chain(facts["buckets"], facts["made"].get("kinds", ())):
+        if not isinstance(name, str):
+            raise TypeError("names")
+    for frames in chain.from_iterable(of_length.values() for of_length in facts.get("windows", {}).values()):
+        int(frames)
 
 
 def has_segments(facts: Mapping[str, Any]) -> bool:

@@ -23,11 +23,11 @@ from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.pool import ask_here, ask_on_ray
 from longtake.data.tables.checks import check_path
 from longtake.data.tables.ids import compute_clip_ids, path_hashes
-from longtake.data.tables.json_table import is_unicode
 from longtake.data.tables.rows import id_values, open_rows
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import base_folder, probe_warning
 from longtake.data.tables.write_rows import check_target, moved_paths, write_table
+from longtake.small_files import is_unicode
 
 MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec")
 _VIDEOS = "mp4 m4v mov mkv webm avi gif ts m2ts mts mpg mpeg wmv flv 3gp ogv mxf"

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from longtake.contracts import UserError
+from longtake.small_files import is_unicode
 
 SUFFIXES = (".json", ".jsonl")
 _ROWS = 65536  # rows that are Python objects at once, in a .jsonl
@@ -108,15 +109,6 @@ def _text(value: Any, name: str) -> str:
         return pa.scalar(value).cast(pa.string()).as_py()
     except OverflowError:
         return str(value)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which no file in UTF-8 can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _jsonable(value: Any) -> Any:
