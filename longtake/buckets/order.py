@@ -231,7 +231,7 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
     if taken and which == which_now and what != what_now:
         raise UserError(
             f"order state: frames, size or rate of some clips have changed in the middle of pass {pass_index}, so what"
-            " of them was trained cannot be told; finish the pass with the table it began with, or deal it anew with"
+            " of them was trained cannot be known; finish the pass with the table it began with, or deal it anew with"
             f" --start-epoch {pass_index}"
         )
     finished = {"rule": state["rule"], "views": state["views"], "last": dict(state["last"])}

@@ -30,6 +30,6 @@ if TYPE_CHECKING:
     from longtake.data.tables.select import filter_table, merge_tables, split_table
     from longtake.data.tables.stats import column_rows, table_facts, table_stats
     from longtake.data.tables.stats_page import film_reader, short_film, stats_page
-    from longtake.data.tables.table import ClipTable, base_folder, told_captions
+    from longtake.data.tables.table import ClipTable, base_folder, caption_lines
 
 __getattr__ = lazy_exports(__name__)

@@ -375,7 +375,7 @@ class _EncodeJob:
         """Removes those pieces, of some shards, that name a clip which could not be read, and the whole index."""
         for number in numbers:
             path = piece_path(self.folder, store.LATENTS, number)
-            if path.is_file() and any(store.read_table(path, store.index_schema(store.LATENTS))["reason"].to_pylist()):
+            if path.is_file() and any(store.read_table(path, store.INDEX_SCHEMAS[store.LATENTS])["reason"].to_pylist()):
                 for whole in whole_files(self.folder):
                     whole.unlink(missing_ok=True)
                 path.unlink()

@@ -21,11 +21,11 @@ from longtake.data.latents.shard import crc_of, shard_path, write_tensors
 from longtake.data.latents.store import (
     FACT_COLUMNS,
     FORMAT_VERSION,
+    INDEX_SCHEMAS,
     LATENTS,
     STORE_FILE,
     TEXTS,
     captions_of,
-    index_schema,
     pieces_of,
     write_table,
 )
@@ -112,7 +112,7 @@ class LatentShard:
             write_tensors(shard_path(folder, LATENTS, self.number), stacked)
         assert len(self._entries) == self.stop - self.start
         path = piece_path(folder, LATENTS, self.number)
-        write_index(pa.Table.from_pylist(self._entries, index_schema(LATENTS)), path)
+        write_index(pa.Table.from_pylist(self._entries, INDEX_SCHEMAS[LATENTS]), path)
         return path
 
     def _note(self, row: int, sample: int, text: Caption, tensors: Mapping[str, Tensor], reason: str) -> None:
@@ -156,7 +156,7 @@ def write_text_shard(
         "crc": [crc_of({name: value[i] for name, value in stacked.items()}) for i in range(len(places))],
         "caption": captions,
     }
-    write_index(pa.table(columns, schema=index_schema(TEXTS)), piece_path(folder, TEXTS, number))
+    write_index(pa.table(columns, schema=INDEX_SCHEMAS[TEXTS]), piece_path(folder, TEXTS, number))
 
 
 def kept_as(value: Tensor, dtype: torch.dtype | None) -> Tensor:

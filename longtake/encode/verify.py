@@ -83,7 +83,7 @@ def _read_pieces(folder: Path, kind: str, found: VerifyResult) -> dict[int, pa.T
     """Number -> piece of the index, of those that can be read."""
     pieces = {}
     for path in store.pieces_of(folder, kind):
-        if (piece := _tried(found, lambda path=path: store.read_table(path, store.index_schema(kind)))) is None:
+        if (piece := _tried(found, lambda path=path: store.read_table(path, store.INDEX_SCHEMAS[kind]))) is None:
             found.shards[kind, int(path.stem)] = None
         else:
             pieces[int(path.stem)] = piece
@@ -132,7 +132,7 @@ def _tried(found: VerifyResult, read: Callable[[], Any]) -> Any:
 
 
 def _compare(path: Path, kind: str, index: pa.Table) -> pa.Table:
-    whole = store.read_table(path, store.index_schema(kind))
+    whole = store.read_table(path, store.INDEX_SCHEMAS[kind])
     if len(whole) != len(index) or not all(_same(whole[name], index[name]) for name in index.column_names):
         raise UserError(f"{path}: says something else than the pieces in {kind}; ")
     return whole

@@ -158,17 +158,17 @@ def branch_conditions(
 ) -> dict[str, Conditions]:
     """The conditions of every branch of guidance that some step may need, for pixels (T, H, W) and x [B, C, F, h, w];
     known: of the requests, None where nothing is."""
-    told, law = option.method == "distill", system.law  # told: the scale is a condition
+    distilled, law = option.method == "distill", system.law  # the guidance scale is a condition
     by_known = known is not None and system.config.family.guided_by_known
     texts: dict[str, list[Caption]] = {PROMPT: [final_prompt(system.config, r.text, shape[0]) for r in requests]}
-    if by_known or (option.guidance != 1 and not told):
+    if by_known or (option.guidance != 1 and not distilled):
         texts[NEGATIVE] = [r.negative and final_prompt(system.config, r.negative, shape[0]) for r in requests]
     rate = fps_of(system.config, shape[0])
     rate = system.config.sample_rules.still_fps if rate is None else rate
     facts = system.facts_of(shape, torch.full((len(requests),), rate))
     companions = companions_of_requests(system, requests)
     facts = facts.updated(companions.masks, **companions)
-    if told:
+    if distilled:
         facts = facts.updated(guidance=torch.full((len(requests),), option.guidance, device=system.device))
     blank = {PROMPT: embed_prompts(system, texts.pop(PROMPT), shape[0])}
     blank |= {name: embed_prompts(system, lines, shape[0], blank[PROMPT].masks) for name, lines in texts.items()}

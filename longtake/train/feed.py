@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,14 +13,6 @@ from longtake.data import Fetched, Parcel
 from longtake.parallel import Lanes, host_memory
 
 NUM_BUFFERS = 2  # the batch in training and the one ahead of it
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """A batch where the trainer wants it."""
-
-    batch: Batch
-    loaded: int  # samples that train, counted on the CPU: counting on the device would wait for it
 
 
 class HostBuffers:
@@ -68,21 +59,16 @@ class HostBuffers:
 class DeviceFeed:
     """Batches on the device, the next one being copied while this one is trained on.
 
-    On the CPU batches pass as they are. On CUDA their bytes go through a pinned buffer, which is written again only
-    after the copy out of it is done, and over a stream of their own.
+    On the CPU they stay where the loader made them. On CUDA their bytes go through a pinned buffer, which is written
+    again only after the copy out of it is done, and over a stream of their own.
     """
 
     def __init__(self, device: torch.device):
         self.buffers, self._lanes = HostBuffers(device), Lanes(device) if device.type == "cuda" else None
 
-    def batches(self, fetched: Fetched) -> Iterator[Delivery]:
-        """Every batch of `fetched` in its order."""
-        if self._lanes is None:
-            return (Delivery(batch, _num_loaded(batch)) for batch in fetched)
-        return (Delivery(parcel.batch, loaded) for parcel, loaded in self.parcels(fetched))
-
     def parcels(self, fetched: Fetched) -> Iterator[tuple[Parcel, int]]:
-        """The same in one stretch of bytes each, with the number of samples that train."""
+        """Every batch of `fetched` in its order, with how many samples train: counted here, for counting on the device
+        would wait for it."""
         if self._lanes is None:
             while (parcel := fetched.parcel()) is not None:
                 yield parcel, _num_loaded(parcel.batch)

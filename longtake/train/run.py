@@ -18,7 +18,7 @@ from longtake import __version__
 from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, Frozen, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
-from longtake.data import open_clips, told_captions
+from longtake.data import caption_lines, open_clips
 from longtake.durable import write_whole
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
@@ -215,7 +215,7 @@ class RunLaunch:
         self.say(_announcement(place, model.system, start, order, self.world))
         if len(model.optimizer.groups) > 1:
             self.say("\n".join(str(group) for group in model.optimizer.groups))
-        self.say(told_captions(data.tables, self.config.dataset.captions))
+        self.say(caption_lines(data.tables, self.config.dataset.captions))
         if data.latents is not None:
             self.say(str(data.latents))
 

@@ -16,7 +16,7 @@ from longtake.buckets import OrderInputs, PassOrder, deal
 from longtake.contracts import Batch, ClipFault, Slot, UserError
 from longtake.data import Parcel, SlotLoader, append_quarantine, read_quarantine
 from longtake.parallel import BucketPeers, Subgroup, World
-from longtake.train.feed import Delivery, DeviceFeed
+from longtake.train.feed import DeviceFeed
 from longtake.train.shared_order import plan_shared
 
 SHOWN_FAULTS = 10  # of each rank, one line each; then a count every `COUNTED_FAULTS`
@@ -97,39 +97,35 @@ class StepStream:
         # stream: the loader holds on to its own, and in a cycle its processes would not end with the run.
         steps, ahead = tee(_steps(order, skip, self.peers))
         fetched = self.loader.fetch(turn.slot for step in ahead for turn in step.turns if turn.reads)
-        alone = self.peers.mesh.num_peers == 1
-        deliveries = self._feed.batches(fetched) if alone else None
-        parcels = None if alone else self._feed.parcels(fetched)
+        parcels = self._feed.parcels(fetched)
         for step in steps:
-            step.batches = self._batches(step, deliveries, parcels)
+            step.batches = self._batches(step, parcels)
             yield step
 
-    def _batches(
-        self, step: StepInput, deliveries: Iterator[Delivery] | None, parcels: Iterator[tuple[Parcel, int]] | None
-    ) -> Iterator[Batch]:
+    def _batches(self, step: StepInput, parcels: Iterator[tuple[Parcel, int]]) -> Iterator[Batch]:
         """The micro-batches of a step, none of them kept after its turn.
 
         What a micro-batch lost is in the quarantine before it is handed over, and so before the step's update.
         """
         for turn in step.turns:
             start = time.perf_counter()
-            delivery = next(deliveries) if parcels is None else self._shared(turn, parcels)
+            batch, loaded = self._next(turn, parcels)
             step.wait_seconds += time.perf_counter() - start
             if turn.number is not None:
-                step.loaded += delivery.loaded
-            step.faults += delivery.batch.faults
-            self._leave_out(delivery.batch.faults)
-            yield delivery.batch
-            del delivery
+                step.loaded += loaded
+            step.faults += batch.faults
+            self._leave_out(batch.faults)
+            yield batch
+            del batch
 
-    def _shared(self, turn: Turn, parcels: Iterator[tuple[Parcel, int]]) -> Delivery:
-        """A batch on this rank's device, decoded by one of the ranks that share the micro-batch."""
+    def _next(self, turn: Turn, parcels: Iterator[tuple[Parcel, int]]) -> tuple[Batch, int]:
+        """A batch on this rank's device, decoded by one of the ranks that share it, and how many samples train."""
         parcel, loaded = next(parcels) if turn.reads else (None, 0)
         groups = self.peers.groups(turn.slot.bucket)
         if groups.talk is not None:
             parcel, loaded = share_parcel(parcel, loaded, turn.reader, groups, self.world.device)
         faults = parcel.plan.faults if turn.reads else ()  # the rank that decodes writes them down
-        return Delivery(replace(parcel.batch, faults=faults), loaded)
+        return replace(parcel.batch, faults=faults), loaded
 
     def _leave_out(self, faults: Sequence[ClipFault]) -> None:
         """Puts what could not be loaded into the quarantine, and says so."""

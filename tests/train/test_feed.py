@@ -116,9 +116,6 @@ def test_on_the_cpu_batches_pass_as_they_are() -> None:
     feed = DeviceFeed(CPU)
     for num_workers in (0, 1):
         loader = SlotLoader(Numbers(), num_workers)
-        got = list(feed.batches(loader.fetch(slots)))
-        assert all(same(one.batch, Numbers()[slot]) for one, slot in zip(got, slots, strict=True))
-        assert [one.loaded for one in got] == [3] * 5
         parcels = list(feed.parcels(loader.fetch(slots)))
         assert all(same(p.batch, Numbers()[slot]) and n == 3 for (p, n), slot in zip(parcels, slots, strict=True))
     assert feed.buffers.num_bytes == 0
@@ -159,9 +156,9 @@ def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> Non
     lane = LateLane()
     feed = feed_over(lane)
     fetched = SlotLoader(Numbers(), num_workers).fetch(slots)
-    for delivery, slot in zip(feed.batches(fetched), slots, strict=True):
-        assert same(delivery.batch, Numbers()[slot])
-        assert delivery.loaded == 2
+    for (parcel, loaded), slot in zip(feed.parcels(fetched), slots, strict=True):
+        assert same(parcel.batch, Numbers()[slot])
+        assert loaded == 2
         time.sleep(0.005)  # training: workers make the next batch meanwhile
     assert len(feed.buffers._used) <= 2
 
@@ -169,7 +166,7 @@ def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> Non
 def test_the_next_batch_is_on_its_way_before_this_one_is_used() -> None:
     lane = LateLane()
     fetched = SlotLoader(Numbers(), num_workers=2).fetch(slots_of(4))
-    deliveries = feed_over(lane).batches(fetched)
+    deliveries = feed_over(lane).parcels(fetched)
     next(deliveries)
     end = time.monotonic() + PATIENCE_SECONDS
     while not (fetched.ready() and all(task.done for task in fetched._loader._tasks.values())):
@@ -191,11 +188,12 @@ def test_on_a_device_batches_hold_the_same_numbers_while_kernels_run(num_workers
     feed.buffers.expect(max(Numbers().batch_bytes(slot.bucket) for slot in slots))
     work = torch.randn(2048, 2048, device=device)
     sums = []
-    for delivery in feed.batches(SlotLoader(Numbers(), num_workers).fetch(slots)):
-        assert delivery.batch.video.device == device
+    for parcel, _ in feed.parcels(SlotLoader(Numbers(), num_workers).fetch(slots)):
+        batch = parcel.batch
+        assert batch.video.device == device
         for _ in range(4):
             work = (work @ work).tanh()
-        sums.append((delivery.batch.video.double().sum(), delivery.batch.draws["mask"].clone()))
+        sums.append((batch.video.double().sum(), batch.draws["mask"].clone()))
     for (total, mask), slot in zip(sums, slots, strict=True):
         expected = Numbers()[slot]
         assert total.item() == expected.video.double().sum().item()
@@ -208,6 +206,6 @@ def test_on_a_device_two_pinned_buffers_serve_for_ever() -> None:
     feed = DeviceFeed(torch.device("cuda", 0))
     slots = slots_of(50)
     for _ in range(2):
-        list(feed.batches(SlotLoader(Numbers(), 1).fetch(slots)))
+        list(feed.parcels(SlotLoader(Numbers(), 1).fetch(slots)))
     assert len(feed.buffers._used) <= 2
     assert all(data.is_pinned() for data, _ in feed.buffers._used)

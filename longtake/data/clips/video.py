@@ -119,7 +119,7 @@ def check_file(path: str) -> None:
         raise ClipError("the file is empty")
 
 
-_TELLING = (av.FFmpegError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_EXPECTED = (av.FFmpegError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def reason_of(error: Exception) -> str:
@@ -130,7 +130,7 @@ def reason_of(error: Exception) -> str:
     kind = type(error).__name__
     if not text:
         return kind
-    return text if isinstance(error, _TELLING) else f"{kind}: {text}"
+    return text if isinstance(error, _EXPECTED) else f"{kind}: {text}"
 
 
 def read_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndarray | None = None) -> np.ndarray:

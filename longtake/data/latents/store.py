@@ -55,14 +55,9 @@ _COLUMNS = {
     "reason string",
     TEXTS: "text uint64, shard int32, place int32, crc uint32, caption string",
 }
-_INDEX_SCHEMA = {
+INDEX_SCHEMAS = {
     kind: pa.schema([tuple(column.split()) for column in columns.split(", ")]) for kind, columns in _COLUMNS.items()
 }
-
-
-def index_schema(kind: str) -> pa.Schema:
-    """The columns of the index of `LATENTS` or `TEXTS`."""
-    return _INDEX_SCHEMA[kind]
 
 
 class LatentStore:
@@ -287,12 +282,12 @@ def read_empty(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
 def read_index(folder: Path, kind: str) -> pa.Table:
     """The index of `LATENTS` or `TEXTS`, sorted; of an unfinished store, that of its shards. Raises `UserError`."""
     whole = folder / f"{INDEX_NAMES[kind]}.arrow"
-    return read_table(whole, index_schema(kind)) if whole.is_file() else gather_index(folder, kind)
+    return read_table(whole, INDEX_SCHEMAS[kind]) if whole.is_file() else gather_index(folder, kind)
 
 
 def gather_index(folder: Path, kind: str) -> pa.Table:
     """The pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
-    return join_pieces([read_table(piece, index_schema(kind)) for piece in pieces_of(folder, kind)], kind)
+    return join_pieces([read_table(piece, INDEX_SCHEMAS[kind]) for piece in pieces_of(folder, kind)], kind)
 
 
 def pieces_of(folder: Path, kind: str) -> list[Path]:
@@ -302,7 +297,7 @@ def pieces_of(folder: Path, kind: str) -> list[Path]:
 
 def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
     """Pieces of the index in one table, sorted."""
-    table = pa.concat_tables(pieces) if pieces else index_schema(kind).empty_table()
+    table = pa.concat_tables(pieces) if pieces else INDEX_SCHEMAS[kind].empty_table()
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in SORTED_BY[kind]])
     return table.take(order).combine_chunks()
 

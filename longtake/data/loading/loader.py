@@ -28,7 +28,7 @@ _CAREFUL_AFTER = 2  # deaths at one slot; one more that no sample is to blame fo
 _MOST_DEATHS = 10  # more than this, less one for every `_FORGIVEN_AFTER` batches, end the run
 _FORGIVEN_AFTER = 50
 _SHOWN_CLIPS = 3
-_TOLD_AFTER_SECONDS = 60.0
+_WARNED_AFTER_SECONDS = 60.0
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -106,17 +106,17 @@ class SlotLoader:
 
     def _wait_for(self, task: _Task) -> None:
         """Until a task is done; says so where that takes minutes."""
-        begun, told_after = time.monotonic(), _TOLD_AFTER_SECONDS
+        begun, warn_after = time.monotonic(), _WARNED_AFTER_SECONDS
         while not task.done:
-            self._listen(max(0.0, begun + told_after - time.monotonic()))
-            if not task.done and time.monotonic() - begun >= told_after:
+            self._listen(max(0.0, begun + warn_after - time.monotonic()))
+            if not task.done and time.monotonic() - begun >= warn_after:
                 clips = ", ".join(self.source.table.written_path(row) for row in task.slot.rows[:_SHOWN_CLIPS].tolist())
                 self.say(
-                    f"no data for {told_after:.0f} s: data worker (pid {task.worker.process.pid}) has not finished a "
+                    f"no data for {warn_after:.0f} s: data worker (pid {task.worker.process.pid}) has not finished a "
                     f"micro-batch of {task.slot.bucket.name} (its clips begin with {clips}); look at the disk or "
                     "network they lie on, and whether that process is stopped"
                 )
-                told_after *= 2
+                warn_after *= 2
 
     def _ready(self) -> bool:
         self._listen(0)

@@ -156,7 +156,7 @@ def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
     """Decodes every frame. Raises `ClipError` where one is damaged or they are not as many as the container says.
 
     FFmpeg steps over much damage in silence, so what it says of the container's is listened to, and H.265, whose
-    decoder marks no frame as damaged, is told to be strict.
+    decoder marks no frame as damaged, is set to be strict.
     """
     level, skipping, count = av.logging.get_level(), av.logging.get_skip_repeated(), 0
     av.logging.set_level(av.logging.ERROR)

@@ -174,7 +174,7 @@ def base_folder(source: Path, root: str | os.PathLike[str] | None) -> Path | str
     return Path(root)
 
 
-def told_captions(tables: Sequence[ClipTable], captions: Mapping[str, float] | None) -> str:
+def caption_lines(tables: Sequence[ClipTable], captions: Mapping[str, float] | None) -> str:
     """For the report before the first step: the caption columns, and how many clips have no caption in any.
 
     `tables`: all that a run trains on; `captions`: `dataset.captions`. Where clips have none, the line is a warning,

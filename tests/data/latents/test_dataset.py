@@ -19,7 +19,7 @@ from longtake.contracts import UserError
 from longtake.data import ClipTable, DatasetConfig, LatentStore, StoredDataset, text_hash
 from longtake.data.latents.shard import DamagedShard, crc_of, shard_path, write_tensors
 from longtake.data.latents.source import UnusableLatents, sized
-from longtake.data.latents.store import EMPTY_FILE, LATENTS, STORE_FILE, TEXTS, index_schema
+from longtake.data.latents.store import EMPTY_FILE, INDEX_SCHEMAS, LATENTS, STORE_FILE, TEXTS
 from longtake.random import Purpose, normals
 from tests.data.made_clips import DRAWS, LATENT, make_slot
 from tests.test_small_files import NO_OBJECTS, changed
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, table: ClipTable) -> Path:
     captions = {"text": texts, "shard": [0] * 3, "place": range(3), "crc": crcs, "caption": CAPTIONS}
     for kind, columns in ((LATENTS, entries), (TEXTS, captions)):
         arrays = {name: list(values) for name, values in columns.items()}
-        pq.write_table(pa.table(arrays, schema=index_schema(kind)), store / kind / "000000.parquet")
+        pq.write_table(pa.table(arrays, schema=INDEX_SCHEMAS[kind]), store / kind / "000000.parquet")
     write_tensors(store / EMPTY_FILE, {name: value[None] for name, value in embedding(9).items()})
     facts = {"longtake_format": "latent store", "longtake_format_version": 1, "buckets": ["16px/5f/1:1"]}
     facts |= {"fingerprint": {"dataset.views": 1}, "latent": asdict(LATENT), "text_length": 6, "tensors": TENSORS}
@@ -151,7 +151,7 @@ def test_a_file_of_the_index_that_is_cut_short_is_named_with_the_remedy(folder: 
     path = folder / name
     if path.suffix == ".arrow":
         kind = TEXTS if path.stem == "texts" else LATENTS
-        with pa.ipc.new_file(path, index_schema(kind)) as writer:
+        with pa.ipc.new_file(path, INDEX_SCHEMAS[kind]) as writer:
             writer.write_table(pq.read_table(folder / kind / "000000.parquet"))
         LatentStore.open(folder)
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])

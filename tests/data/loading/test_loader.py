@@ -49,7 +49,7 @@ def assert_undisturbed(loader: SlotLoader, slots: list[Slot] = SLOTS) -> None:
 
 
 def test_a_worker_that_is_stopped_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_TOLD_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(loading, "_WARNED_AFTER_SECONDS", 0.5)
     said: list[str] = []
 
     def say(line: str) -> None:

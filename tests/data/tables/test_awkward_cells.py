@@ -16,7 +16,7 @@ from longtake.contracts import UserError
 from longtake.data import ClipTable, filter_table, make_shards, merge_tables, probe_table, split_table, table_stats
 from longtake.data.tables import convert, json_table, rows, shards
 from longtake.data.tables.rows import open_rows
-from longtake.data.tables.table import told_captions
+from longtake.data.tables.table import caption_lines
 from longtake.data.tables.write_rows import write_table
 from tests.data.tables.test_shards import assert_same
 
@@ -148,7 +148,7 @@ def test_a_cell_that_cannot_be_read_costs_its_row_with_its_place(tmp_path: Path)
     table = ClipTable.open(write(tmp_path / "clips.csv", bad=True))
     assert table.invalid == {FIRST_BAD + number: why for number, why in enumerate(WHY)}
     assert table.num_frames.tolist() == [33] * 7 + [1] + [0] * len(WHY)
-    said = told_captions([table], None).splitlines()
+    said = caption_lines([table], None).splitlines()
     assert said[0].startswith("warning: captions: column text, empty for 2 of 17 clips")
     assert said[1].endswith(f"9 of 17 cannot be used; the first is row {FIRST_BAD} of {table.source}: {WHY[0]}")
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, make_shards, told_captions
+from longtake.data import ClipTable, caption_lines, make_shards
 from longtake.data.tables import shards
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import probe_warning
@@ -43,10 +43,10 @@ def test_clips_without_a_caption_are_counted_alike_in_every_kind_of_table(
 def test_the_line_before_the_first_step_names_what_else_might_hold_captions(tmp_path: Path) -> None:
     empty = table_of(text=[""] * 5, mood=["x"] * 5, caption=["a cat"] * 5)
     table = ClipTable.open(write(empty, tmp_path / "clips.parquet"), captions=("caption",))
-    lines = told_captions([table], {"caption": 1}).splitlines()
+    lines = caption_lines([table], {"caption": 1}).splitlines()
     assert lines[0] == "captions: column caption, empty for 0 of 5 clips"
     assert lines[1].startswith("warning: rows: 1 of 5 cannot be used; the first is row 4 of ")
-    said = told_captions([table], None)
+    said = caption_lines([table], None)
     assert said.startswith("warning: captions: column text, empty for 5 of 5 clips; if another column")
     assert "mood, caption" in said
     assert "--dataset.captions.caption 1" in said
@@ -56,9 +56,9 @@ def test_tables_of_a_mix_are_counted_together(tmp_path: Path) -> None:
     one = ClipTable.open(write(table_of(text=["a"] * 5), tmp_path / "one.parquet"))
     two = table_of(text=[""] * 5, long=["b", None, "b", "b", "b"])
     two = ClipTable.open(write(two, tmp_path / "two.parquet"), captions=("long",))
-    said = told_captions([one, two], {"long": 1, "text": 1})
+    said = caption_lines([one, two], {"long": 1, "text": 1})
     assert said.startswith("warning: captions: column long, text, empty for 1 of 10 clips")
-    assert told_captions([one, two], {"long": 1}).startswith("warning: captions: column long, empty for 6 of 10")
+    assert caption_lines([one, two], {"long": 1}).startswith("warning: captions: column long, empty for 6 of 10")
 
 
 def test_a_probe_says_which_columns_there_are_instead() -> None:
