@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,65 +23,7 @@ _MOST_POINTS = 600  # of a curve; more steps are drawn in groups, each from its 
 _MOST_FRAMES, _LONGEST_SIDE = 24, 320  # of a film
 _PIXEL_ART = 128  # a film whose longer side is no more is kept without loss, and enlarged in squares
 _BINS = 40
-STYLE = """
-:root{color-scheme:light dark;--ink:#1c2330;--soft:#5d687b;--line:#dfe4ec;--paper:#fff;--card:#f6f8fb;--accent:#2f6fde;
---pale:#b9c7dd;--good:#15794a;--bad:#b3261e}
-@media (prefers-color-scheme:dark){:root{--ink:#e6eaf2;--soft:#98a4b8;--line:#2c3443;--paper:#12161e;--card:#1a202b;
---accent:#7aa7ff;--pale:#42506a;--good:#5fd39a;--bad:#ff8a80}}
-*{box-sizing:border-box}
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:var(--ink);background:var(--paper);
-margin:0 auto;max-width:72rem;padding:clamp(1rem,4vw,2.2rem) clamp(.9rem,4vw,1.6rem) 4rem}
-h1{font-size:1.7rem;line-height:1.2;margin:0 0 .4rem;overflow-wrap:anywhere}
-h2{font-size:1.2rem;margin:2.6rem 0 .8rem;padding-bottom:.3rem;border-bottom:1px solid var(--line)}
-h3{font-size:.95rem;margin:1.6rem 0 .6rem}
-p{margin:.3rem 0 .8rem;max-width:56rem}h3 span,.note{color:var(--soft);font-weight:400}.note{font-size:.88rem}
-figcaption span{color:var(--soft);display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:5;overflow:hidden}
-figcaption span:first-child{color:var(--ink)}figcaption:hover span{-webkit-line-clamp:unset}
-.charts h3{margin:.4rem 0 .5rem}
-.good{color:var(--good)}.bad{color:var(--bad)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.7rem;margin:1.4rem 0}
-.tiles div,figure,.plot{background:var(--card);border:1px solid var(--line);border-radius:10px}
-.tiles div{padding:.7rem .9rem}
-.tiles b{display:block;font-size:1.45rem;line-height:1.25;font-variant-numeric:tabular-nums}
-.tiles span{color:var(--soft);font-size:.85rem;line-height:1.3;display:block}
-.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th{font-weight:600;font-size:.82rem;color:var(--soft);text-align:left;vertical-align:bottom}
-th,td{padding:.32rem 1.1rem .32rem 0;border-bottom:1px solid var(--line)}td{vertical-align:top}
-.n{text-align:right;white-space:nowrap}th:last-child,td:last-child{padding-right:0}
-.pairs td:last-child{overflow-wrap:anywhere}
-th[colspan]{color:var(--ink);font-size:.95rem;padding-top:1.1rem}
-code,pre{font:.84rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
-pre{white-space:pre-wrap;background:var(--card);border-radius:10px;padding:.9rem}
-summary{cursor:pointer;color:var(--soft);margin:.7rem 0}
-td:has(>.bar){width:36%;min-width:7rem}
-.bar{display:flex;position:relative;height:.75rem;margin:.38rem 0;background:var(--line);
-border-radius:3px;overflow:hidden}
-.bar i{height:100%;flex:none;background:var(--accent)}
-.bar u{position:absolute;top:0;bottom:0;width:2px;margin-left:-1px;background:var(--ink)}
-.big{height:1.5rem;border-radius:5px}
-.key{display:inline-block;font-size:.88rem;color:var(--soft);margin:.1rem 1.1rem .3rem 0}
-.key i{display:inline-block;width:.75rem;height:.75rem;border-radius:3px;margin-right:.4rem;vertical-align:-.06rem}
-.meter{display:grid;grid-template-columns:minmax(3rem,1fr) 4.2rem;min-width:8rem;align-items:center}
-.meter .bar{min-width:0;height:.5rem;margin:0}
-.grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(10rem,1fr))}
-.charts{display:grid;align-items:end;gap:1.2rem;grid-template-columns:repeat(auto-fit,minmax(min(16rem,100%),1fr))}
-figure{margin:0;overflow:hidden;min-width:0}figcaption{font-size:.82rem;line-height:1.35;padding:.45rem .6rem .55rem;
-overflow-wrap:anywhere}
-.screen{aspect-ratio:4/3;display:grid;place-items:center;background:#8883;padding:.4rem;text-align:center}
-.film{overflow:hidden}.film img{display:block;height:100%;max-width:none}
-.squares{image-rendering:pixelated}
-.film img{animation:none var(--s) steps(var(--n)) infinite}.film:hover img,.film:focus img{animation-name:play}
-@media (prefers-reduced-motion:no-preference){.plays .film img{animation-name:play}}
-@media (hover:none) and (prefers-reduced-motion:no-preference){.film img{animation-name:play}}
-@keyframes play{from{transform:none}to{transform:translateX(-100%)}}
-.plot{position:relative;padding:.6rem .8rem 1.7rem 3.4rem;border-radius:10px}
-.plot div{position:relative}.plot svg{display:block;width:100%;height:9rem;overflow:visible}
-.plot span{position:absolute;color:var(--soft);font-size:.74rem;line-height:1;white-space:nowrap}
-.plot .y{right:calc(100% + .5rem);transform:translateY(-50%)}
-.plot .x{top:calc(100% + .5rem);transform:translateX(-50%)}.plot .at0{transform:none}
-.plot .at100{transform:translateX(-100%)}.ends{padding-left:.8rem}
-.plot path{fill:none;vector-effect:non-scaling-stroke;stroke-linejoin:round}.plot rect{fill:var(--accent)}
-"""
+STYLE = Path(__file__).with_name("pages.css").read_text("utf-8")
 
 
 class Html(str):

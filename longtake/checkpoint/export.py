@@ -28,11 +28,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        metadata: Mapping[str, str] | None = None,
-        wanted: str = "ema",
-        partly: bool = False,
+        self, folder: str | Path, metadata: Mapping[str, str] | None = None, wanted: str = "ema", partly: bool = False
     ) -> None:
         self.path, self.metadata = Path(folder), metadata or {}
         if faults := check_all(self.path, World.here()):

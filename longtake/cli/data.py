@@ -11,15 +11,7 @@ from longtake import data as clips
 from longtake import track
 from longtake.cli import data_encode, data_tables
 from longtake.cli.console import Counted
-from longtake.cli.options import (
-    OPEN_ENDED,
-    CacheFolder,
-    CacheSize,
-    Root,
-    file_cache,
-    group,
-    read_part,
-)
+from longtake.cli.options import OPEN_ENDED, CacheFolder, CacheSize, Root, file_cache, group, read_part
 
 app = group("Clip tables: make, filter, join and look at them.")
 for verb in (data_tables.shard, data_tables.filter_rows, data_tables.merge, data_tables.split):

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from longtake.train import RunConfig
 
 _Efficiency = Annotated[
-    float,
-    typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach."),
+    float, typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach.")
 ]
 _OfTransfers = Annotated[float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")]
 _Memory = Annotated[
@@ -58,8 +57,7 @@ def plan(
         ),
     ] = None,
     probe: Annotated[
-        bool,
-        typer.Option("--probe", help="Also measure a step of each bucket here, on random data."),
+        bool, typer.Option("--probe", help="Also measure a step of each bucket here, on random data.")
     ] = False,
 ) -> None:
     """Say what RUN needs before anything is launched: memory by part, step time, MFU, days, clips kept.

@@ -60,11 +60,7 @@ class Layer:
 
 
 def open_layers(
-    path: Path,
-    report: Report,
-    find: Find | None = None,
-    chain: tuple[Path, ...] = (),
-    opened: list[Path] | None = None,
+    path: Path, report: Report, find: Find | None = None, chain: tuple[Path, ...] = (), opened: list[Path] | None = None
 ) -> Layer:
     """Read a file and, recursively, its bases. Raises ConfigError, with every reason, where one cannot be read; reports
     a name that two bases assign, since neither is above the other."""

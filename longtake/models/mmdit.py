@@ -20,21 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
+from longtake.models import layers
 from longtake.models.attention import Attention
 from longtake.models.config import MMDiTConfig
 from longtake.models.initial import linear_uniform
-from longtake.models.layers import (
-    MLPEmbedder,
-    RMSNorm,
-    RotaryPositions,
-    modulate,
-    patchify,
-    rotate_half,
-    rotate_interleaved,
-    timestep_features,
-    token_grid,
-    unpatchify,
-)
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
 
 TIME_FEATURES = 256
@@ -89,12 +78,12 @@ class MMDiT(nn.Module):
         self.config = config
         width = config.hidden_size
         self.img_in = nn.Linear(config.in_channels, width)
-        self.time_in = MLPEmbedder(TIME_FEATURES, width)
-        self.vector_in = MLPEmbedder(config.vec_in_dim, width)
-        self.guidance_in = MLPEmbedder(TIME_FEATURES, width) if config.guidance_embed else None
+        self.time_in = layers.MLPEmbedder(TIME_FEATURES, width)
+        self.vector_in = layers.MLPEmbedder(config.vec_in_dim, width)
+        self.guidance_in = layers.MLPEmbedder(TIME_FEATURES, width) if config.guidance_embed else None
         self.cond_in = nn.Linear(config.visual_channels, width) if config.cond_embed else None
         self.txt_in = nn.Linear(config.context_in_dim, width)
-        self.positions = RotaryPositions(config.axes_dim, config.theta)
+        self.positions = layers.RotaryPositions(config.axes_dim, config.theta)
         self.double_blocks = nn.ModuleList(DoubleBlock(config) for _ in range(config.depth))
         self.single_blocks = nn.ModuleList(SingleBlock(config) for _ in range(config.depth_single_blocks))
         self.final_layer = FinalLayer(width, config.in_channels)
@@ -112,14 +101,14 @@ class MMDiT(nn.Module):
         self._check_inputs(x, t, conditions)
         dtype, patch = self.img_in.weight.dtype, config.patch_size
 
-        vec = self.time_in(timestep_features(t, TIME_FEATURES)) + self.vector_in(conditions["vector"])
+        vec = self.time_in(layers.timestep_features(t, TIME_FEATURES)) + self.vector_in(conditions["vector"])
         if self.guidance_in is not None:
-            vec = vec + self.guidance_in(timestep_features(conditions["guidance"].float(), TIME_FEATURES))
-        img = self.img_in(patchify(x.to(dtype), patch))
+            vec = vec + self.guidance_in(layers.timestep_features(conditions["guidance"].float(), TIME_FEATURES))
+        img = self.img_in(layers.patchify(x.to(dtype), patch))
         if self.cond_in is not None:
-            img = img + self.cond_in(patchify(conditions["visual"].to(dtype), patch))
+            img = img + self.cond_in(layers.patchify(conditions["visual"].to(dtype), patch))
         txt = self.txt_in(conditions["text"].to(dtype))
-        rope = join_positions(txt.shape[1], self.positions(token_grid(x.shape[2:], patch), x.device))
+        rope = join_positions(txt.shape[1], self.positions(layers.token_grid(x.shape[2:], patch), x.device))
 
         for block in self.double_blocks:
             img, txt = block(img, txt, vec, rope)
@@ -127,7 +116,7 @@ class MMDiT(nn.Module):
         for block in self.single_blocks:
             tokens = block(tokens, vec, rope)
         out = self.final_layer(tokens[:, txt.shape[1] :], vec)
-        return unpatchify(out, x.shape[2:], patch)
+        return layers.unpatchify(out, x.shape[2:], patch)
 
     def _check_inputs(self, x: Tensor, t: Tensor, conditions: Conditions) -> None:
         config = self.config
@@ -157,7 +146,7 @@ class MMDiT(nn.Module):
     @staticmethod
     def tokens(config: MMDiTConfig, latent: tuple[int, int, int, int]) -> int:
         """Video tokens of one sample with latents (C, F, h, w)."""
-        return math.prod(token_grid(latent[1:], config.patch_size))
+        return math.prod(layers.token_grid(latent[1:], config.patch_size))
 
     @staticmethod
     def heads(config: MMDiTConfig) -> int:
@@ -230,8 +219,8 @@ class QKNorm(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        self.query_norm = RMSNorm(head_dim)
-        self.key_norm = RMSNorm(head_dim)
+        self.query_norm = layers.RMSNorm(head_dim)
+        self.key_norm = layers.RMSNorm(head_dim)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.query_norm(q), self.key_norm(k)
@@ -276,23 +265,23 @@ class DoubleBlock(nn.Module):
         self.txt_attn = StreamProjections(config)
         self.txt_mlp = mlp(config)
         self.attention = Attention(config.attention)
-        self.rotate = rotate_half if config.use_liger_rope else rotate_interleaved
+        self.rotate = layers.rotate_half if config.use_liger_rope else layers.rotate_interleaved
 
     def forward(self, img: Tensor, txt: Tensor, vec: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """img [B, M, D], txt [B, L, D], vec [B, D], rope [2, S, 1, K/2] -> new img and txt."""
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
-        img_qkv = self.img_attn(modulate(img, img_shift1, img_scale1))
-        txt_qkv = self.txt_attn(modulate(txt, txt_shift1, txt_scale1))
+        img_qkv = self.img_attn(layers.modulate(img, img_shift1, img_scale1))
+        txt_qkv = self.txt_attn(layers.modulate(txt, txt_shift1, txt_scale1))
         q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
         out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
         txt_out, img_out = out.split([part[0].shape[1] for part in (txt_qkv, img_qkv)], dim=1)
 
         img = torch.addcmul(img, img_gate1, self.img_attn.proj(img_out))
-        img = torch.addcmul(img, img_gate2, self.img_mlp(modulate(img, img_shift2, img_scale2)))
+        img = torch.addcmul(img, img_gate2, self.img_mlp(layers.modulate(img, img_shift2, img_scale2)))
         txt = torch.addcmul(txt, txt_gate1, self.txt_attn.proj(txt_out))
-        txt = torch.addcmul(txt, txt_gate2, self.txt_mlp(modulate(txt, txt_shift2, txt_scale2)))
+        txt = torch.addcmul(txt, txt_gate2, self.txt_mlp(layers.modulate(txt, txt_shift2, txt_scale2)))
         return img, txt
 
 
@@ -315,12 +304,12 @@ class SingleBlock(nn.Module):
         self.norm = QKNorm(config.head_dim)
         self.modulation = Modulation(width, 3)
         self.attention = Attention(config.attention)
-        self.rotate = rotate_half if config.use_liger_rope else rotate_interleaved
+        self.rotate = layers.rotate_half if config.use_liger_rope else layers.rotate_interleaved
 
     def forward(self, tokens: Tensor, vec: Tensor, rope: Tensor) -> Tensor:
         """tokens [B, S, D], vec [B, D], rope [2, S, 1, K/2] -> new tokens."""
         shift, scale, gate = self.modulation(vec)
-        q, k, v, hidden = self._project(modulate(tokens, shift, scale))
+        q, k, v, hidden = self._project(layers.modulate(tokens, shift, scale))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
         q, k = self.norm(q, k)
         out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
@@ -347,7 +336,7 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(vec).unsqueeze(1).chunk(2, dim=-1)
-        return self.linear(modulate(x, shift, scale))
+        return self.linear(layers.modulate(x, shift, scale))
 
 
 def mlp(config: MMDiTConfig) -> nn.Sequential:

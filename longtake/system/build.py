@@ -11,38 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from longtake import models, parallel
 from longtake.contracts import Batch, Caption, Conditions, LatentShape
 from longtake.data import EncoderFacts
 from longtake.data.rules import MASK
 from longtake.diffusion import KnownLaw, Objective, build_objective
 from longtake.encoders import Autoencoder
-from longtake.models import (
-    FrozenLinear,
-    LoraLinear,
-    build_denoiser,
-    choose_attention,
-    example_conditions,
-    held_as,
-    use_attention,
-)
-from longtake.parallel import (
-    BlockCompiler,
-    InputStore,
-    Mesh,
-    OffloadedWeights,
-    TokenCut,
-    World,
-    check_budget,
-    check_compiler,
-    cut_model,
-    initialise_sharded,
-    offload_inputs,
-    offloads,
-    remat_blocks,
-    shard_model,
-    tune_host,
-    use_compile_cache,
-)
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders
 from longtake.system.lora import choose_trained, fill, start_adapters
@@ -55,7 +29,7 @@ class System:
     """The parts of one model, placed on this rank's device."""
 
     config: SystemConfig
-    mesh: Mesh
+    mesh: parallel.Mesh
     device: torch.device
     dtype: torch.dtype  # of the denoiser's compute
     denoiser: nn.Module  # sharded over the mesh, float32 masters
@@ -63,10 +37,10 @@ class System:
     facts: EncoderFacts  # of the encoders, whether they are here or not
     objective: Objective
     law: KnownLaw | None  # of what may be known of samples; None where the model takes nothing of the kind
-    cut: TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
+    cut: parallel.TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
     kernels: tuple[str, ...] = ()  # what attention runs on and what is compiled, one line each
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
-    offloaded_weights: OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
+    offloaded_weights: parallel.OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -74,18 +48,18 @@ class System:
 
     def adapter_scaling(self) -> dict[str, float]:
         """alpha / rank of every layer with an adapter, by its name."""
-        return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, LoraLinear)}
+        return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, models.LoraLinear)}
 
     def adapter_parameters(self) -> set[str]:
         """The names of the adapters' parameters."""
-        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in LoraLinear.PARAMETERS}
+        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in models.LoraLinear.PARAMETERS}
         return {name for name, _ in self.denoiser.named_parameters() if name in names}
 
     def num_parameters(self) -> tuple[int, int]:
         """Of the denoiser with its adapters, however their values are kept: all, and those that train."""
         count = trained = 0
         for layer in self.denoiser.modules():
-            coded = isinstance(layer, FrozenLinear) and layer.kind is not None
+            coded = isinstance(layer, models.FrozenLinear) and layer.kind is not None
             for name, p in layer.named_parameters(recurse=False):
                 if coded and name in ("weight", "weight_scale"):
                     count += layer.in_features * layer.out_features * (name == "weight")
@@ -105,7 +79,7 @@ class System:
         more. On a CPU nothing moves."""
         if self.device.type == "cpu" or self.offloaded_weights is not None:
             return self
-        return replace(self, offloaded_weights=OffloadedWeights(self.denoiser, self.device))
+        return replace(self, offloaded_weights=parallel.OffloadedWeights(self.denoiser, self.device))
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
@@ -199,8 +173,8 @@ class System:
     def example_conditions(self, pixels: tuple[int, int, int], batch: int) -> Conditions:
         """Conditions of the shapes that the denoiser needs for `(T, H, W)` pixels: those that stand for no text,
         and zeros; for measuring."""
-        shape, length = self.latent(*pixels), self.facts.text_length
-        return example_conditions(self.config.model, shape, length, batch, self.device, given=self.embed_nothing())
+        sizes = self.latent(*pixels), self.facts.text_length, batch
+        return models.example_conditions(self.config.model, *sizes, self.device, given=self.embed_nothing())
 
     def flops(self, pixels: tuple[int, int, int]) -> int:
         """Forward FLOPs of the denoiser for one sample of `(T, H, W)` pixels (its documented formula)."""
@@ -220,8 +194,8 @@ def whole_tensor(model: nn.Module, name: str) -> Tensor:
 
 def build_system(
     config: SystemConfig,
-    mesh: Mesh,
-    world: World,
+    mesh: parallel.Mesh,
+    world: parallel.World,
     stored: EncoderFacts | None = None,
     restored: bool = False,
     kept: CaptionEncoders | None = None,
@@ -234,7 +208,7 @@ def build_system(
     names and sizes, before anything that takes minutes.
     """
     if world.device.type == "cpu":
-        tune_host(config.cpu_threads)
+        parallel.tune_host(config.cpu_threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
         torch.use_deterministic_algorithms(True)
@@ -247,7 +221,7 @@ def build_system(
         if config.model.from_pretrained:
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
         denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype)
-        device = torch.device("cpu") if offloads(mesh) else world.device
+        device = torch.device("cpu") if parallel.offloads(mesh) else world.device
         notes = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
     encoders = build_encoders(config, world.device, world, kept=kept) if stored is None else None
@@ -270,30 +244,30 @@ def build_system(
 
 
 def _cut_denoiser(
-    config: SystemConfig, mesh: Mesh, world: World, dtype: torch.dtype
-) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
+    config: SystemConfig, mesh: parallel.Mesh, world: parallel.World, dtype: torch.dtype
+) -> tuple[nn.Module, Adapters, parallel.TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels."""
     with torch.device("meta"):
-        denoiser = build_denoiser(config.model)
+        denoiser = models.build_denoiser(config.model)
     adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
-    cut = cut_model(denoiser, mesh)
+    cut = parallel.cut_model(denoiser, mesh)
     again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
     budget = config.model.grad_ckpt_budget
-    check_budget(budget, config.compile, mesh.num_peers)
-    attention = choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
-    use_attention(denoiser, attention)
+    parallel.check_budget(budget, config.compile, mesh.num_peers)
+    attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
+    models.use_attention(denoiser, attention)
     if budget:  # the compiler is to see what is kept
-        remat_blocks(denoiser, again, cut, budget)
+        parallel.remat_blocks(denoiser, again, cut, budget)
     kernels = f"attention: {attention.name}", *compile_blocks(denoiser, config, world)
     if not budget:
-        remat_blocks(denoiser, again, cut)
+        parallel.remat_blocks(denoiser, again, cut)
     if config.model.grad_ckpt_buffer_size:
-        offload_inputs(denoiser, again, InputStore(config.model.grad_ckpt_buffer_size))
+        parallel.offload_inputs(denoiser, again, parallel.InputStore(config.model.grad_ckpt_buffer_size))
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given
                 parameter.data = parameter.data.to(torch.bfloat16)
-    shard_model(denoiser, mesh, dtype)
+    parallel.shard_model(denoiser, mesh, dtype)
     return denoiser, adapters, cut, kernels
 
 
@@ -303,24 +277,24 @@ def _fill_denoiser(
     """Gives every parameter memory on `device`, and its value where no checkpoint will fill it; returns notes."""
     later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
     if weights is None:
-        initialise_sharded(denoiser, device, seed, later)
+        parallel.initialise_sharded(denoiser, device, seed, later)
         return ()
     state, said = weights
-    initialise_sharded(denoiser, device, seed, later | set(state))
+    parallel.initialise_sharded(denoiser, device, seed, later | set(state))
     for name in state:  # one tensor at a time is in memory
         if name not in later:
-            fill(denoiser, held_as(denoiser, name, state[name]))
+            fill(denoiser, models.held_as(denoiser, name, state[name]))
     return said, *state.notes
 
 
-def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: World) -> tuple[str, ...]:
+def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: parallel.World) -> tuple[str, ...]:
     """Compiles the denoiser's blocks where the config asks for it; returns a line on it. Raises `UserError` for a
     compiler or cache that is not there."""
     if not config.compile:
         return ()
-    check_compiler(world.device)
-    cache = use_compile_cache(config.compile_cache) if config.compile_cache else None
-    compiler = BlockCompiler(config.compile_dynamic, config.compile_limit)
+    parallel.check_compiler(world.device)
+    cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
+    compiler = parallel.BlockCompiler(config.compile_dynamic, config.compile_limit)
     if not world.is_main:
         compiler.warn = lambda sentence: None
     compiler.compile(denoiser)

@@ -45,12 +45,10 @@ class SamplingDefaults(Section):
     text_osci: bool = Field(False, description="after 10 steps, text guidance at every second step only")
     image_osci: bool = Field(False, description="the same for guidance by known frames")
     scale_temporal_osci: bool = Field(
-        False,
-        description="guidance by known single frames grows over the frames and fades over the steps",
+        False, description="guidance by known single frames grows over the frames and fades over the steps"
     )
     method: Literal["i2v", "distill"] = Field(
-        "i2v",
-        description="`i2v`: guided by branches; `distill`: the scale is a condition of the model",
+        "i2v", description="`i2v`: guided by branches; `distill`: the scale is a condition of the model"
     )
     guidance_batch: Literal["auto"] | bool = Field(
         "auto", description="True: branches of guidance as one batch, False: in turn; `auto`: as the memory allows"

@@ -15,42 +15,16 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from longtake import encoders, parallel
 from longtake.contracts import Caption, UserError, in_one_line
 from longtake.data import EncoderFacts, of_window, to_unit
 from longtake.data.rules import MASK, Companion
-from longtake.encoders import (
-    Autoencoder,
-    AutoencoderSection,
-    CheckedWeights,
-    EncodeCost,
-    EncoderSection,
-    LearnedTextEncoder,
-    TextEncoder,
-    WordsConfig,
-    autoencoder_cost,
-    build_autoencoder,
-    build_text_encoder,
-    find_encoder,
-    seen,
-    text_cost,
-)
 from longtake.families import Text
-from longtake.parallel import (
-    HostWeights,
-    RowShare,
-    SynchronisedCalls,
-    TileShare,
-    World,
-    fill_frozen,
-    frozen_bytes,
-    frozen_mesh,
-    shard_frozen,
-)
 from longtake.system.config import SystemConfig
 from longtake.weights import WeightFiles
 
 C = TypeVar("C", bound=SystemConfig)
-CaptionEncoders = Mapping[str, TextEncoder]  # by condition
+CaptionEncoders = Mapping[str, encoders.TextEncoder]  # by condition
 _CPU = torch.device("cpu")
 
 
@@ -59,7 +33,7 @@ class Encoders:
     """Autoencoder and text encoders, which compute on this rank's device."""
 
     device: torch.device
-    autoencoder: Autoencoder
+    autoencoder: encoders.Autoencoder
     texts: tuple[Text, ...]
     of_captions: CaptionEncoders
 
@@ -120,18 +94,18 @@ class Encoders:
         """From now on the ranks of `group`, asked for each time (None: this rank alone), encode and decode the same
         videos and captions together."""
         if self.autoencoder.compute is not None:
-            self.autoencoder.compute = TileShare(group, self.autoencoder.dtype, self.device)
+            self.autoencoder.compute = parallel.TileShare(group, self.autoencoder.dtype, self.device)
         for encoder in self.of_captions.values():
-            if isinstance(encoder, LearnedTextEncoder):
+            if isinstance(encoder, encoders.LearnedTextEncoder):
                 # a sharded one gathers its weights from ranks of other groups too: all call it, whatever they are dealt
                 is_sharded = encoder.config.placement == "sharded"
                 dtype = device_dtype(encoder.config.dtype, self.device)
-                encoder.compute = RowShare(group, dtype, self.device, every_rank=is_sharded)
+                encoder.compute = parallel.RowShare(group, dtype, self.device, every_rank=is_sharded)
 
     def finish_captions(self) -> None:
         """This process has no more captions to embed; where others share a text encoder, waits until none has."""
         for encoder in self.of_captions.values():
-            if isinstance(encoder, LearnedTextEncoder):
+            if isinstance(encoder, encoders.LearnedTextEncoder):
                 encoder.finish()
 
     @property
@@ -155,7 +129,7 @@ def device_dtype(name: Literal["bf16", "fp16", "fp32"], device: torch.device) ->
 def build_encoders(
     config: SystemConfig,
     device: torch.device,
-    world: World | None = None,
+    world: parallel.World | None = None,
     unequal: bool = False,
     kept: CaptionEncoders | None = None,
 ) -> Encoders:
@@ -169,13 +143,13 @@ def build_encoders(
     together = world is not None and world.size > 1
     texts = config.family.texts
     sections = {text.condition: getattr(config, text.section) for text in texts}
-    here: dict[str, TextEncoder] = {
+    here: dict[str, encoders.TextEncoder] = {
         name: found
         for name, found in (kept or {}).items()
-        if isinstance(found, LearnedTextEncoder) and found.config == sections.get(name)
+        if isinstance(found, encoders.LearnedTextEncoder) and found.config == sections.get(name)
     }
     sharded = {name for name in sections.keys() - here.keys() if _placement(sections[name]) == "sharded"}
-    mesh = frozen_mesh(world) if together and sharded else None
+    mesh = parallel.frozen_mesh(world) if together and sharded else None
 
     def build() -> Encoders:
         autoencoder = _build_autoencoder(config.ae, device)
@@ -184,13 +158,13 @@ def build_encoders(
                 over = mesh if name in sharded else None
                 here[name] = _build_text(text, sections[name], device, over)
                 if unequal and over is not None:
-                    here[name].joint_calls = SynchronisedCalls(over)
+                    here[name].joint_calls = parallel.SynchronisedCalls(over)
         return Encoders(device, autoencoder, texts, here)
 
     return world.on_all(build) if together else build()
 
 
-def _placement(section: EncoderSection) -> str | None:
+def _placement(section: encoders.EncoderSection) -> str | None:
     """Where an encoder's weights lie; None for one without weights."""
     return getattr(section, "placement", None)
 
@@ -207,7 +181,7 @@ def find_encoders(config: SystemConfig) -> None:
     for key in (first, *reversed(texts)):
         section = getattr(config, key)
         if (name := getattr(section, "from_pretrained", None)) is not None:
-            find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
+            encoders.find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
 
 
 def encoders_on_host(config: C) -> C:
@@ -230,21 +204,21 @@ def refuse_sharded_text(config: SystemConfig, missing: int) -> None:
             )
 
 
-def _build_autoencoder(config: AutoencoderSection, device: torch.device) -> Autoencoder:
-    autoencoder = build_autoencoder(config, device_dtype(getattr(config, "dtype", "fp32"), device))
+def _build_autoencoder(config: encoders.AutoencoderSection, device: torch.device) -> encoders.Autoencoder:
+    autoencoder = encoders.build_autoencoder(config, device_dtype(getattr(config, "dtype", "fp32"), device))
     shapes = _shapes(nn.ModuleDict({**autoencoder.encoding, **autoencoder.decoding}))
     if not shapes:
         return autoencoder
-    path = find_encoder(config.from_pretrained, "ae.from_pretrained", config.cache_dir)
+    path = encoders.find_encoder(config.from_pretrained, "ae.from_pretrained", config.cache_dir)
     files = WeightFiles(path)
-    weights = CheckedWeights(files, autoencoder.names(files), shapes, path, "ae")
+    weights = encoders.CheckedWeights(files, autoencoder.names(files), shapes, path, "ae")
 
     def place(parts: Mapping[str, nn.Module]) -> None:
         away = _offloaded_parts(config, parts)
-        fill_frozen(nn.ModuleDict(parts), weights, _CPU if away else device)
+        parallel.fill_frozen(nn.ModuleDict(parts), weights, _CPU if away else device)
         for part in parts.values():
             if part in away:
-                HostWeights(part, [part], device)
+                parallel.HostWeights(part, [part], device)
             else:
                 part.to(device)
 
@@ -257,30 +231,30 @@ def _build_autoencoder(config: AutoencoderSection, device: torch.device) -> Auto
     return autoencoder
 
 
-def _offloaded_parts(config: AutoencoderSection, parts: Mapping[str, nn.Module]) -> list[nn.Module]:
+def _offloaded_parts(config: encoders.AutoencoderSection, parts: Mapping[str, nn.Module]) -> list[nn.Module]:
     """Those of an autoencoder's parts that are on the device only while they run: a single layer is worth no copy."""
     return [part for part in parts.values() if _placement(config) == "offloaded" and any(part.children())]
 
 
-def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> TextEncoder:
-    if isinstance(config, WordsConfig):
-        return build_text_encoder(config, pooled=text.pooled)
-    folder = find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
+def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> encoders.TextEncoder:
+    if isinstance(config, encoders.WordsConfig):
+        return encoders.build_text_encoder(config, pooled=text.pooled)
+    folder = encoders.find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
     if not folder.is_dir():
         raise UserError(
             f"{text.section}.from_pretrained = {config.from_pretrained!r}: is a file; name the folder that holds "
             "config.json, the tokenizer and the weights"
         )
-    encoder = build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
-    assert isinstance(encoder, LearnedTextEncoder)
+    encoder = encoders.build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
+    assert isinstance(encoder, encoders.LearnedTextEncoder)
     files = _open_weights(folder)
-    weights = CheckedWeights(files, encoder.names(files), _shapes(encoder.module), folder, "its config.json")
+    weights = encoders.CheckedWeights(files, encoder.names(files), _shapes(encoder.module), folder, "its config.json")
     if mesh is not None:
-        shard_frozen(encoder.module, encoder.units, mesh)
+        parallel.shard_frozen(encoder.module, encoder.units, mesh)
     offloaded = config.placement == "offloaded"
-    fill_frozen(encoder.module, weights, _CPU if offloaded else device)
+    parallel.fill_frozen(encoder.module, weights, _CPU if offloaded else device)
     if offloaded:
-        HostWeights(encoder.module, encoder.units, device)
+        parallel.HostWeights(encoder.module, encoder.units, device)
     encoder.after_filling()
     return encoder
 
@@ -313,20 +287,22 @@ def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool =
     Counted on the meta device: nothing is read but a `config.json` that lies in a local folder; without one the
     published sizes are taken. `decodes`: the autoencoder's decoder too.
     """
-    parts = [(size, many) for size, encodes, many in seen(config.ae)["parts"].values() if encodes or decodes]
+    parts = [(size, many) for size, encodes, many in encoders.seen(config.ae)["parts"].values() if encodes or decodes]
     away = [size for size, many in parts if many and _placement(config.ae) == "offloaded"]  # they run in turn
     found = {"ae": sum(size for size, _ in parts) - sum(away) + max(away, default=0)}
     for text in config.family.texts:
         section = getattr(config, text.section)
-        numbers = seen(section)
-        found[text.section] = frozen_bytes(
+        numbers = encoders.seen(section)
+        found[text.section] = parallel.frozen_bytes(
             numbers["units"], numbers["rest"], _placement(section) or "resident", ranks_per_node
         )
     return found
 
 
-def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
+def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, encoders.EncodeCost]:
     """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
     `encoder_bytes` reads."""
-    found = {"ae": autoencoder_cost(config.ae, shape, batch)}
-    return found | {text.section: text_cost(seen(getattr(config, text.section)), batch) for text in config.family.texts}
+    found = {"ae": encoders.autoencoder_cost(config.ae, shape, batch)}
+    for text in config.family.texts:
+        found[text.section] = encoders.text_cost(encoders.seen(getattr(config, text.section)), batch)
+    return found

@@ -14,10 +14,7 @@ CONFIG_FILE = "config.py"  # of a run's folder
 
 
 def read_run(
-    run: str,
-    overrides: Sequence[str] = (),
-    schema: type[RunConfig] = RunConfig,
-    dialect: Dialect | None = None,
+    run: str, overrides: Sequence[str] = (), schema: type[RunConfig] = RunConfig, dialect: Dialect | None = None
 ) -> Resolved[RunConfig]:
     """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
 

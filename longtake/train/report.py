@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from longtake import pages
 from longtake.buckets import bucket_picture
 from longtake.checkpoint import list_checkpoints
 from longtake.config import literal
@@ -17,24 +18,6 @@ from longtake.config.section import Section
 from longtake.contracts import ClipFault, UserError
 from longtake.data import ClipError, list_quarantine, short_film
 from longtake.durable import write_whole
-from longtake.pages import (
-    Html,
-    breakdown,
-    curve,
-    duration,
-    figure,
-    film,
-    folded,
-    grid,
-    html,
-    joined,
-    number,
-    page,
-    pairs,
-    percent,
-    table,
-    tiles,
-)
 from longtake.small_files import read_object, read_small
 from longtake.track import METRICS_FILE, read_lines
 from longtake.train.config import RunConfig, RunWithoutTable
@@ -55,7 +38,7 @@ class RunRecord:
     folder: Path
     config: RunConfig
     lines: Sequence[dict[str, Any]]  # of `metrics.jsonl`
-    buckets: Html | None  # of the last launch
+    buckets: pages.Html | None  # of the last launch
     seconds: Seconds
     lost: Sequence[ClipFault]
 
@@ -85,7 +68,7 @@ def read_record(folder: Path) -> RunRecord:
     return RunRecord(folder, config, lines, _buckets(buckets) if buckets.exists() else None, read_seconds(folder), lost)
 
 
-def _buckets(path: Path) -> Html:
+def _buckets(path: Path) -> pages.Html:
     remedy = "remove it: the next launch writes it anew"
     report = read_object(path, {"buckets": dict, "unused": dict}, remedy)
     try:
@@ -98,16 +81,17 @@ def write_report(path: Path, record: RunRecord, samples: Path | None = None) -> 
     """Writes the page of a run, with the videos and stills in the folder `samples`, whole or not at all."""
     config, films = record.config, [] if samples is None else sample_films(samples)
     last = f"{config.max_steps:,}" if config.max_steps else "no last one"
-    shown = [html("<h2>Samples</h2>{}", grid(films, plays=True))] if films else []
+    shown = [pages.html("<h2>Samples</h2>{}", pages.grid(films, plays=True))] if films else []
     figures = [
         (f"steps, of {last}", f"{record.step:,}"),
         ("samples trained on", f"{record.samples:,}"),
-        (f"loss, mean of the last {_LAST} steps", number(_mean_loss(record))),
-        ("in all launches", duration(record.total_seconds)),
-        ("of the time in steps that count", percent(record.seconds.goodput)),
+        (f"loss, mean of the last {_LAST} steps", pages.number(_mean_loss(record))),
+        ("in all launches", pages.duration(record.total_seconds)),
+        ("of the time in steps that count", pages.percent(record.seconds.goodput)),
         ("samples that could not be loaded", f"{len(record.lost):,}"),
     ]
-    write_whole(path, page(f"Run {record.folder.resolve().name}", tiles(figures), *shown, *run_sections(record)))
+    title = f"Run {record.folder.resolve().name}"
+    write_whole(path, pages.page(title, pages.tiles(figures), *shown, *run_sections(record)))
 
 
 def _mean_loss(record: RunRecord) -> float:
@@ -118,19 +102,19 @@ def _mean_loss(record: RunRecord) -> float:
 
 def run_sections(
     record: RunRecord, facts: Sequence[tuple[str, str]] = (), prompt: str = "what the video shows"
-) -> list[Html]:
+) -> list[pages.Html]:
     """The parts of every report of a run. `facts`: more about it; `prompt`: of a video that it may make."""
-    commands = [(what, html("<code>{}</code>", line)) for what, line in going_on(record, prompt)]
+    commands = [(what, pages.html("<code>{}</code>", line)) for what, line in going_on(record, prompt)]
     return [
-        html("<h2>Curves</h2>{}", _curves(record)),
-        html("<h2>Data</h2>{}", _data(record)),
-        html("<h2>Time</h2>{}", _time(record.seconds)),
-        html("<h2>Settings</h2>{}", _settings(record, facts)),
-        html("<h2>Go on</h2>{}", pairs(commands)),
+        pages.html("<h2>Curves</h2>{}", _curves(record)),
+        pages.html("<h2>Data</h2>{}", _data(record)),
+        pages.html("<h2>Time</h2>{}", _time(record.seconds)),
+        pages.html("<h2>Settings</h2>{}", _settings(record, facts)),
+        pages.html("<h2>Go on</h2>{}", pages.pairs(commands)),
     ]
 
 
-def sample_films(folder: Path) -> list[Html]:
+def sample_films(folder: Path) -> list[pages.Html]:
     """The videos and stills in a folder, at most 24 evenly chosen, each with the text beside it. Raises `UserError`
     where there is no such folder."""
     if not folder.is_dir():
@@ -144,68 +128,69 @@ def _is_sheet(path: Path) -> bool:
     return path.stem.startswith("grid") and not path.with_suffix(".txt").exists()
 
 
-def _sample(path: Path) -> Html:
+def _sample(path: Path) -> pages.Html:
     prompt = path.with_suffix(".txt")
     text = prompt.read_text("utf-8", "replace")[:_MOST_TEXT].strip() if prompt.is_file() else path.name
     try:
-        return figure(film(*short_film(str(path), math.inf, 24), alt=text), text)
+        return pages.figure(pages.film(*short_film(str(path), math.inf, 24), alt=text), text)
     except ClipError as error:
-        return figure(html('<p class="bad">cannot be read: {}</p>', error), text)
+        return pages.figure(pages.html('<p class="bad">cannot be read: {}</p>', error), text)
 
 
-def _curves(record: RunRecord) -> Html:
+def _curves(record: RunRecord) -> pages.Html:
     def points(name: str) -> list[tuple[int, Any]]:
         return [(line["step"], line[name]) for line in record.lines if name in line]
 
     shown = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "seconds": "seconds"}
-    charts = joined(curve(title, points(name), log=name != "lr") for name, title in shown.items())
-    drawn = html('<div class="charts">{}</div>', charts)
+    charts = pages.joined(pages.curve(title, points(name), log=name != "lr") for name, title in shown.items())
+    drawn = pages.html('<div class="charts">{}</div>', charts)
     losses = [(line["step"], line["buckets"]) for line in record.lines if isinstance(line.get("buckets"), dict)]
     common = Counter(name for _, found in losses for name in found).most_common()
     if len(common) < 2:
         return drawn
     each = (
-        curve(name, [(step, found[name]) for step, found in losses if name in found], log=True)
+        pages.curve(name, [(step, found[name]) for step, found in losses if name in found], log=True)
         for name, _ in common[:_MOST_CURVES]
     )
     head = f"loss by bucket, {min(len(common), _MOST_CURVES)} of {len(common)}, the most frequent first"
-    return joined([drawn, folded(head, html('<div class="charts">{}</div>', joined(each)))])
+    return pages.joined([drawn, pages.folded(head, pages.html('<div class="charts">{}</div>', pages.joined(each)))])
 
 
-def _data(record: RunRecord) -> Html:
+def _data(record: RunRecord) -> pages.Html:
     skipped = sum(bool(line.get("skipped")) for line in record.lines)
     said = (
         f"Samples trained on: {record.samples:,}; samples that could not be loaded: {len(record.lost):,}; steps left "
         f"out for a loss or gradient that was not finite or too large: {skipped:,}."
     )
-    parts = [html("<p>{}</p>", said)]
+    parts = [pages.html("<p>{}</p>", said)]
     if record.buckets is not None:
-        parts.append(html('<p class="note">As the last launch found the clips:</p>{}', record.buckets))
+        parts.append(pages.html('<p class="note">As the last launch found the clips:</p>{}', record.buckets))
     if record.lost:
         rows = [(fault.path, fault.reason, fault.pass_index) for fault in record.lost[:_MOST_LOST]]
         name = f"{len(record.lost):,} samples that could not be loaded, of which {len(rows)} are shown"
-        parts.append(folded(name, table(("clip", "reason", "pass"), rows, words=(0, 1))))
-    return joined(parts)
+        parts.append(pages.folded(name, pages.table(("clip", "reason", "pass"), rows, words=(0, 1))))
+    return pages.joined(parts)
 
 
-def _time(seconds: Seconds) -> Html:
-    total, parts = sum(astuple(seconds)), zip(astuple(seconds), _PARTS, strict=True)
-    said = html("<p>{} in all launches, {} of it in steps that count.</p>", duration(total), percent(seconds.goodput))
-    return joined([said, breakdown([(spent, f"{name} {duration(spent)}") for spent, name in parts])])
+def _time(seconds: Seconds) -> pages.Html:
+    parts = [(spent, f"{name} {pages.duration(spent)}") for spent, name in zip(astuple(seconds), _PARTS, strict=True)]
+    total, share = pages.duration(sum(astuple(seconds))), pages.percent(seconds.goodput)
+    said = pages.html("<p>{} in all launches, {} of it in steps that count.</p>", total, share)
+    return pages.joined([said, pages.breakdown(parts)])
 
 
-def _settings(record: RunRecord, facts: Sequence[tuple[str, str]]) -> Html:
+def _settings(record: RunRecord, facts: Sequence[tuple[str, str]]) -> pages.Html:
     found = [info for info in list_checkpoints(record.folder) if info.complete]
     last = ("last checkpoint", str(found[-1].path) if found else "none")
     rows = [
         *facts,
         ("folder", str(record.folder)),
         last,
-        *((name, html("<code>{}</code>", text)) for name, text in _changed(record.config)),
+        *((name, pages.html("<code>{}</code>", text)) for name, text in _changed(record.config)),
     ]
-    whole = html("<pre>{}</pre>", read_small(record.folder / CONFIG_FILE).decode("utf-8", "replace"))
-    note = html('<p class="note">Of the keys those whose values are not the defaults.</p>')
-    return joined([note, pairs(rows), folded(f"all of {CONFIG_FILE}", whole)])
+    whole = pages.html("<pre>{}</pre>", read_small(record.folder / CONFIG_FILE).decode("utf-8", "replace"))
+    note = pages.html('<p class="note">Of the keys those whose values are not the defaults.</p>')
+    return pages.joined([note, pages.pairs(rows), pages.folded(f"all of {CONFIG_FILE}", whole)])
 
 
 def _changed(section: Section, above: str = "") -> Iterator[tuple[str, str]]:

@@ -97,9 +97,7 @@ FORMAT = Format(
     sources="an Open-Sora 2.0 or FLUX file, or a folder of diffusers' FLUX",
     namings={
         "diffusers": Naming(
-            _DIFFUSERS_LAYERS,
-            signs=("x_embedder.weight", "context_embedder.weight"),
-            growths=(_KNOWN_FRAMES,),
+            _DIFFUSERS_LAYERS, signs=("x_embedder.weight", "context_embedder.weight"), growths=(_KNOWN_FRAMES,)
         ),
         "fused": Naming(
             _FUSED_LAYERS | _MODULATION,

@@ -90,7 +90,7 @@ def test_compiled_blocks_keep_what_the_budget_says(world: World, monkeypatch: py
     products = {}
     for budget in (0.12, 0.3, 1.0):
         counting = CountingBackend()
-        monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend=counting.backend))
+        monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend=counting.backend))
         torch._dynamo.reset()
         model = {**MODEL, "attention": "sdpa", "grad_ckpt_settings": (1, 1), "grad_ckpt_budget": budget}
         eager, compiled = (gradients(system_config(model=model, compile=how), world) for how in (False, True))
@@ -102,7 +102,7 @@ def test_compiled_blocks_keep_what_the_budget_says(world: World, monkeypatch: py
 
 
 def test_a_compiled_system_computes_what_an_eager_one_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend="eager"))
+    monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="eager"))
     torch._dynamo.reset()
     found = []
     for compiled in (False, True):

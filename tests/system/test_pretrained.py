@@ -120,7 +120,7 @@ def test_a_foreign_file_says_where_it_is_from(config: Path, trained: Outcome, tm
 def test_files_are_looked_at_before_anything_that_takes_minutes(
     flags: tuple[str, ...], said: str, config: Path, trained: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtake.system.build.initialise_sharded", lambda *_: pytest.fail("values came first"))
+    monkeypatch.setattr("longtake.parallel.initialise_sharded", lambda *_: pytest.fail("values came first"))
     flags = tuple(flag.replace("{run}", str(trained.folder)) for flag in flags)
     run = read_run(str(config), (*flags, "--model.in_channels", "16") if "--ae" in flags else flags).value
     with start_world("cpu") as world, pytest.raises(UserError, match=said):

@@ -24,8 +24,4 @@ class Health:
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of them, as fields of `RunState`."""
-        return {
-            "skipped_steps": self.skipped.total,
-            "seconds": asdict(self.stopwatch.seconds),
-            "samples": self.lost,
-        }
+        return {"skipped_steps": self.skipped.total, "seconds": asdict(self.stopwatch.seconds), "samples": self.lost}
