@@ -159,9 +159,9 @@ FAULTS = (
     ),
     _fault(
         "the average is a step late",
-        "train/loop",
-        "self.ema.update(self.clock.global_step + 1, skip)",
-        "self.ema.update(self.clock.global_step, skip)",
+        "train/optimizer/update",
+        "self.ema.update(step, skip)",
+        "self.ema.update(step - 1, skip)",
         *("train/optimizer/test_ema", "train/optimizer/test_runs"),
     ),
     _fault(

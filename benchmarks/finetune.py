@@ -25,8 +25,8 @@ from longtake.parallel import World, start_world
 from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig
+from longtake.train.optimizer import WeightUpdate
 from longtake.train.read import read_run
-from longtake.train.trial import make_update
 
 PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "train"
 BUCKETS = {
@@ -56,7 +56,7 @@ def measure(preset: str, arguments: argparse.Namespace, world: World) -> list[di
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "h200"
     plan = plan_run(config, 1, Machine(gpu_named(gpu)))
     timed = _Timed(world)
-    step = ProbeStep(plan, config, world, lambda denoiser: timed.over(make_update(denoiser, config)))
+    step = ProbeStep(plan, config, world, lambda denoiser: timed.over(WeightUpdate(denoiser, config).at_rate_zero))
     wanted = arguments.bucket or (TINY_BUCKETS if arguments.tiny else BUCKETS[preset])
     lines = [_line(preset, plan, entry, step, timed, arguments) for entry in plan.entries if entry.name in wanted]
     del step

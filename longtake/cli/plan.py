@@ -100,7 +100,7 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
     """What real steps on this machine say; None on all but the first process."""
     with parallel.start_world(config.device) as world:
         planning.check_probe(plan.layout.gpus, world)
-        step = planning.ProbeStep(plan, config, world, lambda denoiser: train.make_update(denoiser, config))
+        step = planning.ProbeStep(plan, config, world, lambda model: train.WeightUpdate(model, config).at_rate_zero)
         found = planning.probe_entries(plan, step.measure, memory_known=world.device.type == "cuda")
         return found if world.is_main else None
 

@@ -15,11 +15,10 @@ from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
-from longtake.parallel import BucketPeers, Mesh
 from longtake.system import System, make_example
 from longtake.train.config import RunConfig
 from longtake.train.health import StopRequest
-from longtake.train.optimizer import Ema, ShardedAdamW, clip_scale
+from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream
@@ -30,11 +29,8 @@ class Trainer:
     """A run in motion: the parts, and where it is."""
 
     config: RunConfig
-    mesh: Mesh
-    peers: BucketPeers
     system: System
-    optimizer: ShardedAdamW
-    ema: Ema | None
+    update: WeightUpdate
     stream: StepStream
     recorder: Recorder
     saver: Saver
@@ -61,14 +57,10 @@ class Trainer:
         empty = self.system.embed_nothing()
         steps = self.stream.steps(order, skip, config.epochs, whole=self.position is None)
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
-            rates = self.optimizer.rates(self.clock.global_step)
+            rates = self.update.optimizer.rates(self.clock.global_step)
             sums = self.forward_backward(step, empty)
-            norm = sums[-2].sqrt()
-            scale = clip_scale(norm, config.grad_clip) if config.grad_clip else None
             skip = self.recorder.health.skipped.judge(sums)
-            self.optimizer.step(rates, scale, skip)
-            if self.ema is not None:
-                self.ema.update(self.clock.global_step + 1, skip)
+            self.update(self.clock.global_step + 1, rates, sums[-2], skip)
             samples = [int(slot.weights.sum()) for slot in step.slots]
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
@@ -104,7 +96,8 @@ class Trainer:
         the number of samples that could be loaded, the square of the gradient's norm, and how many ranks were asked to
         stop. The step's loss is the mean over its micro-batches.
         """
-        mesh, peers, count = self.mesh, self.peers, len(step.slots)
+        peers, count = self.stream.peers, len(step.slots)
+        mesh = peers.mesh
         sums = torch.zeros(self.stream.inputs.most_micro_batches + 3, device=self.system.device)
         last = len(step.turns) - 1
         for i, (turn, batch) in enumerate(zip(step.turns, step.batches, strict=True)):
@@ -117,7 +110,7 @@ class Trainer:
             if turn.number is not None:
                 sums[turn.number] = loss.detach()
         sums[-3].fill_(step.loaded)  # `sums[-3] = ...` would copy a number from the host, and wait for the device
-        sums[-2] = self.optimizer.grad_square_sum()
+        sums[-2] = self.update.optimizer.grad_square_sum()
         sums[-1].fill_(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
         if mesh.size > 1:
             dist.all_reduce(sums)
@@ -142,20 +135,13 @@ class Trainer:
         if health.skipped.in_a_row and not ends:
             return asked
         with recorder.meter.paused(), health.stopwatch.saving():
-            self.saver.save(self.state(), self.tensors())
+            self.saver.save(self.state(), self.update.tensors())
         health.watchdog.beat(self.clock.global_step)
         return asked
 
     def state(self) -> RunState:
         """All that a checkpoint of this moment holds beside tensors."""
         return replace(self.begun, clock=self.clock, data=self.position, **self.recorder.health.kept())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint holds, by name, sharded, sharing memory."""
-        tensors = {f"model.{name}": p for name, p in self.optimizer.parameters.items()}
-        if self.ema is not None:
-            tensors |= self.ema.state()
-        return tensors | self.optimizer.state()
 
 
 @contextmanager

@@ -56,7 +56,7 @@ from longtake.train.inputs import (
     slot_sizes_kept,
 )
 from longtake.train.loop import Trainer
-from longtake.train.optimizer import Ema, ShardedAdamW
+from longtake.train.optimizer import WeightUpdate
 from longtake.train.read import read_run
 from longtake.train.record import Recorder
 from longtake.train.saving import Saver
@@ -98,21 +98,12 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
 
 
 @dataclass(frozen=True)
-class Model:
-    """What is trained."""
-
-    mesh: Mesh
-    system: System
-    optimizer: ShardedAdamW
-    ema: Ema | None
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A run before its first step."""
 
     place: RunFolder
-    model: Model
+    system: System
+    update: WeightUpdate
     data: RunData
     start: Start
     stream: StepStream
@@ -156,22 +147,23 @@ class RunLaunch:
             parts.callback(watchdog.close)
             first_step.report = watchdog.report
             data = RunData(table, open_latents(config, table, world))
-            model = self.build(mesh, data, place)
-            start = restore(config, place, model.system, model.optimizer, model.ema)
+            system = self.build(mesh, data, place)
+            update = WeightUpdate(system.denoiser, config)
+            start = restore(config, place, system, update)
             if place.checkpoint is not None and start.finished(config):
                 return self.nothing_to_train(place, start)
             take_over_quarantine(place, world)
             lost = world.on_main(lambda: lost_so_far(config, start.state, place))
-            begun, stream = self.open_stream(model, data, start, place)
+            begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             world.on_main(lambda: save_config(place.path, config))
-            begun = replace(begun, frozen=_keep_frozen(config, place, model.system))
+            begun = replace(begun, frozen=_keep_frozen(config, place, system))
             settings, step = config.model_dump(mode="json"), start.state.clock.global_step
             trackers = Trackers(TrackedRun(place.path, config, settings, step), world.is_main)
             parts.callback(trackers.close)
             if world.is_main:
-                self.announce(place, model, data, start, order)
+                self.announce(place, system, update, data, start, order)
             saver = Saver(place.path, world, config.keep_n_latest, config.keep_every, config.async_io, self.say)
             parts.callback(saver.close)
             if place.checkpoint is not None and place.continues:
@@ -179,22 +171,21 @@ class RunLaunch:
             stopwatch = Stopwatch(place.path, start.state.seconds, launched, place.restarted, enabled=world.is_main)
             skipped = SkippedSteps(config.skip_grad_norm, config.max_skipped, total=start.state.skipped_steps)
             health = Health(first_step, watchdog, stopwatch, skipped, lost)
-        return Prepared(place, model, data, start, stream, order, begun, trackers, saver, health)
+        return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health)
 
-    def build(self, mesh: Mesh, data: RunData, place: RunFolder) -> Model:
-        """The model with its first weights (not those of a checkpoint), and what trains it."""
+    def build(self, mesh: Mesh, data: RunData, place: RunFolder) -> System:
+        """The model with its first weights (not those of a checkpoint)."""
         config, latents = self.config, data.latents
         facts_of_encoders = None if latents is None else latents.facts
         system = build_system(config, mesh, self.world, facts_of_encoders, restored=place.checkpoint is not None)
         if latents is not None and system.encoders is not None:
             latents.refuse_other_weights(system.encoders, self.world)
-        optimizer = ShardedAdamW(system.denoiser, config)
-        return Model(mesh, system, optimizer, Ema.of_run(system.denoiser, config))
+        return system
 
-    def open_stream(self, model: Model, data: RunData, start: Start, place: RunFolder) -> tuple[RunState, StepStream]:
+    def open_stream(self, system: System, data: RunData, start: Start, place: RunFolder) -> tuple[RunState, StepStream]:
         """The stream of steps, and what every checkpoint says of the run, its frozen tensors left out."""
-        config, world, system, buckets = self.config, self.world, model.system, self.config.bucket_rule.buckets
-        peers = bucket_peers(config, system, model.mesh, buckets)
+        config, world, buckets = self.config, self.world, self.config.bucket_rule.buckets
+        peers = bucket_peers(config, system, system.mesh, buckets)
         sizes = slot_sizes(config, peers, buckets, start.state.slot_sizes)
         inputs = order_inputs(config, system, peers, data.table, start.state, sizes, world)
         versions = {"longtake": __version__, "torch": torch.__version__, "python": platform.python_version()}
@@ -210,11 +201,13 @@ class RunLaunch:
         )
         return begun, open_stream(config, inputs, data, system, peers, world, place.path, self.say)
 
-    def announce(self, place: RunFolder, model: Model, data: RunData, start: Start, order: PassOrder) -> None:
+    def announce(
+        self, place: RunFolder, system: System, update: WeightUpdate, data: RunData, start: Start, order: PassOrder
+    ) -> None:
         """Says what is known before the first step, on rank 0."""
-        self.say(_announcement(place, model.system, start, order, self.world))
-        if len(model.optimizer.groups) > 1:
-            self.say("\n".join(str(group) for group in model.optimizer.groups))
+        self.say(_announcement(place, system, start, order, self.world))
+        if len(groups := update.optimizer.groups) > 1:
+            self.say("\n".join(map(str, groups)))
         self.say(caption_lines(data.tables, self.config.dataset.captions))
         if data.latents is not None:
             self.say(str(data.latents))
@@ -232,7 +225,7 @@ class RunLaunch:
 
     def run(self, prepared: Prepared) -> Trainer:
         """All steps, to the last checkpoint."""
-        config, world, model, health = self.config, self.world, prepared.model, prepared.health
+        config, world, system, update = self.config, self.world, prepared.system, prepared.update
         step = prepared.start.state.clock.global_step
         with (
             StopRequest(announce=world.is_main) as stop,
@@ -246,11 +239,9 @@ class RunLaunch:
         ):
             meter, table = StepMeter(_peak(config, world), world.size), prepared.data.table
             seen = prepared.trackers, progress, meter
-            recorder = Recorder(model.system, table, world, *seen, config.log_every, health)
-            parts = prepared.stream, recorder, prepared.saver, stop, prepared.begun
-            trained = model.mesh, prepared.stream.peers, model.system, model.optimizer, model.ema
-            trainer = Trainer(config, *trained, *parts)
-            prepared.saver.look_for_room(size_of(trainer.tensors()))
+            recorder = Recorder(system, table, world, *seen, config.log_every, prepared.health)
+            trainer = Trainer(config, system, update, prepared.stream, recorder, prepared.saver, stop, prepared.begun)
+            prepared.saver.look_for_room(size_of(update.tensors()))
             trainer.run(prepared.order, prepared.start.skip)
         return trainer
 

@@ -14,7 +14,7 @@ from longtake.system import System
 from longtake.train.config import RunConfig
 from longtake.train.folder import QUARANTINE_FILE, RunFolder
 from longtake.train.health import LostSamples
-from longtake.train.optimizer import Ema, ShardedAdamW
+from longtake.train.optimizer import WeightUpdate
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Start:
         return config.max_steps is not None and self.state.clock.global_step >= config.max_steps
 
 
-def restore(config: RunConfig, place: RunFolder, system: System, optimizer: ShardedAdamW, ema: Ema | None) -> Start:
+def restore(config: RunConfig, place: RunFolder, system: System, update: WeightUpdate) -> Start:
     """Fills weights, EMA and optimizer from the checkpoint the run starts from, and reads its state.
 
     `start_epoch` and `start_step` move the data position only, to the start of a pass (`start_step` alone: the current
@@ -39,10 +39,10 @@ def restore(config: RunConfig, place: RunFolder, system: System, optimizer: Shar
         return _moved(config, RunState(Clock()))
     state = RunState.read(place.checkpoint)
     _refuse_other_scaling(place.checkpoint, state.adapters, system.adapter_scaling())
-    into = {f"model.{name}": p.data for name, p in optimizer.parameters.items()} | optimizer.state()
-    load_tensors(place.checkpoint, into, checked=place.continues)
+    load_tensors(place.checkpoint, update.weights(), checked=place.continues)
     restore_frozen(place.checkpoint, system.frozen(), state.frozen)
-    optimizer.set_updates(state.clock.global_step - state.skipped_steps)
+    update.optimizer.set_updates(state.clock.global_step - state.skipped_steps)
+    ema = update.ema
     if ema is not None and not load_tensors(place.checkpoint, ema.state(), strict=False, checked=True).filled:
         ema.restart()  # the checkpoint kept none: it begins at the loaded weights
     if not place.continues:

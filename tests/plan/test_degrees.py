@@ -12,7 +12,7 @@ from longtake.contracts import UserError
 from longtake.plan import Machine, ProbeStep, RunPlan, find_remedies, plan_json, plan_run, probe_entries
 from longtake.plan.report import entry_head, entry_rows, layout_words
 from longtake.track import gpu_named
-from longtake.train.trial import make_update
+from longtake.train.optimizer import WeightUpdate
 from tests.parallel.one_step import Facts, World, on_ranks
 from tests.plan.runs import run_config, write_table
 
@@ -112,7 +112,7 @@ def probed(world: World) -> Facts:
     model = {"hidden_size": 64, "axes_dim": (4, 6, 6), "depth": 1, "depth_single_blocks": 1}
     config = run_config(parallel=parallel, bucket_config=batches, model=model, device="cpu", cpu_threads=1)
     plan = plan_run(config, 2, Machine(gpu_named("h100")))
-    step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
+    step = ProbeStep(plan, config, world, lambda denoiser: WeightUpdate(denoiser, config).at_rate_zero)
     degrees: list[int] = []
     step.system.denoiser.register_forward_hook(lambda *_: degrees.append(step.system.cut.peers.sequence))
     found = probe_entries(plan, step.measure, memory_known=False)

@@ -25,7 +25,7 @@ from longtake.plan import (
 )
 from longtake.plan.report import stage_words
 from longtake.track import gpu_named
-from longtake.train.trial import make_update
+from longtake.train.optimizer import WeightUpdate
 from tests.plan.runs import run_config
 
 
@@ -102,7 +102,7 @@ def test_real_steps_are_timed_on_a_cpu() -> None:
     plan = plan_run(config, 1, Machine(gpu_named("h100")))
     plan = replace(plan, entries=tuple(replace(entry, suggested_batch=1) for entry in plan.entries))
     with start_world("cpu") as world:
-        step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
+        step = ProbeStep(plan, config, world, lambda denoiser: WeightUpdate(denoiser, config).at_rate_zero)
         probed = probe_entries(plan, step.measure)
     assert [one.largest.batch for one in probed] == [1, 1]
     assert all(one.largest.seconds > 0 and one.largest.peak_bytes is None for one in probed)
@@ -115,7 +115,7 @@ def test_a_step_that_runs_out_of_memory_does_no_harm_to_the_next(way: str) -> No
     plan = plan_run(config, 1, Machine(gpu_named("h100")))
     bucket = plan.entries[0].bucket
     with start_world("cpu") as world:
-        step = ProbeStep(plan, config, world, lambda denoiser: make_update(denoiser, config))
+        step = ProbeStep(plan, config, world, lambda denoiser: WeightUpdate(denoiser, config).at_rate_zero)
         block = step.system.denoiser.single_blocks[0]
         block.register_forward_hook(lambda module, args, out: RunsOut.apply(out, way))
         del block

@@ -48,7 +48,7 @@ def spoil(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def spoilt(self: loop.Trainer, *args: object) -> Tensor:
         sums = forward_backward(self, *args)
         if self.clock.global_step + 1 in steps:
-            for p in self.optimizer.parameters.values():
+            for p in self.update.optimizer.parameters.values():
                 p.grad.fill_(float("nan"))
             sums[0] = sums[-2] = float("nan")
         return sums

@@ -1,0 +1,39 @@
+"""What follows the last backward of a step: clipping, AdamW, the EMA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from longtake.train.config import RunConfig
+from longtake.train.optimizer.ema import Ema
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
+
+
+class WeightUpdate:
+    """The update of a run's weights, and every tensor of it that a checkpoint holds."""
+
+    def __init__(self, model: nn.Module, config: RunConfig) -> None:
+        self.optimizer, self.ema = ShardedAdamW(model, config), Ema.of_run(model, config)
+        self._limit = config.grad_clip
+
+    def __call__(self, step: int, rates: float | Mapping[str, float], square: Tensor, skip: Tensor | None) -> None:
+        """Makes step number `step` (from 1); `square`: of the gradient's norm over all ranks; rates and `skip` as
+        `ShardedAdamW.step` takes them."""
+        self.optimizer.step(rates, clip_scale(square.sqrt(), self._limit) if self._limit else None, skip)
+        if self.ema is not None:
+            self.ema.update(step, skip)
+
+    def at_rate_zero(self) -> None:
+        """The same work with the weights left as they are, for measuring on one rank."""
+        self(1, 0.0, self.optimizer.grad_square_sum(), None)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights and the optimizer's state by their names in a checkpoint, sharded, sharing memory."""
+        weights = {f"model.{name}": p.data for name, p in self.optimizer.parameters.items()}
+        return weights | self.optimizer.state()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same, and the EMA."""
+        return self.weights() | ({} if self.ema is None else self.ema.state())
