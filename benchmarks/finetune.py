@@ -26,7 +26,7 @@ from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig
 from longtake.train.optimizer import WeightUpdate
-from longtake.train.read import read_run
+from longtake.train.stages import read_run
 
 PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "train"
 BUCKETS = {

@@ -155,7 +155,7 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
 
 
 def curve(title: str, points: Sequence[tuple[float, Any]], log: bool = False) -> Html:
-    """(step, value) pairs as a line and its running mean; values that are no finite numbers are left out, and told.
+    """(step, value) pairs as a line and its running mean; values that are no finite numbers are left out and counted.
 
     `log`: a logarithmic scale, where all values are above 0."""
     kept = [(step, value) for step, given in points if math.isfinite(value := _float(given))]

@@ -96,7 +96,7 @@ def live_with(parent: int, by_system: bool) -> None:
 
 
 def end(process: BaseProcess, seconds: float = 0.0) -> None:
-    """Ends a process; `seconds`: given to one that was told to end by itself."""
+    """Ends a process; `seconds`: given to one that was asked to end by itself."""
     process.join(seconds)
     if process.is_alive():
         process.kill()

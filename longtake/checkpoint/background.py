@@ -152,7 +152,6 @@ class Staging:
         renewed = self._bytes is None or num_bytes > len(self._bytes)
         if renewed:
             self._make(num_bytes, on_cuda)
-        assert self._bytes is not None
         for file in files:
             place = file.start
             for piece in file.pieces:
@@ -204,13 +203,11 @@ class _WriterProcess:
         return self._process.poll() is None
 
     def send(self, request: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
         """The next answer; an error where the process is gone."""
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line.endswith("\n"):
             return json.loads(line)

@@ -141,8 +141,5 @@ def _to_make(found: encode.VerifyResult) -> str:
 
 
 def _default_folder(dataset: data.DatasetConfig) -> Path:
-    if dataset.latents is not None:
-        return Path(dataset.latents)
     table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]
-    assert table is not None
-    return Path(table).with_suffix(".latents")
+    return Path(dataset.latents or Path(table).with_suffix(".latents"))

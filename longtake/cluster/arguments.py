@@ -58,7 +58,7 @@ def name_and_folder(words: Sequence[str], name: str | None = None) -> tuple[str,
 
 
 def _keys_of(run: str) -> dict[str, Any]:
-    """The keys of a run's file, if it is on this machine and can be read; the run tells what is wrong with it."""
+    """The keys of a run's file, if it is on this machine and can be read; the run reports what is wrong with it."""
     path = Path(run)
     if path.is_dir():
         path = path / "config.py"

@@ -80,12 +80,11 @@ class Connection:
         self.send({**greeting, "nonce": self._nonce})
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Sends an order; nothing happens where the connection is lost, which an event tells."""
+        """Sends an order; nothing happens where the connection is lost, which an event reports."""
         self._write(json.dumps(order).encode() + b"\n")
 
     def close(self) -> None:
         """Lets the host end: before torchrun runs at once, else as after a lost connection."""
-        assert self._ssh.stdin is not None
         with suppress(OSError):
             self._ssh.stdin.close()
 
@@ -104,8 +103,7 @@ class Connection:
         return lines[-1] if lines else ""
 
     def _write(self, content: bytes) -> None:
-        assert self._ssh.stdin is not None
-        with suppress(OSError, ValueError):  # where it is gone, the reader tells
+        with suppress(OSError, ValueError):  # where it is gone, the reader reports it
             self._ssh.stdin.write(content)
             self._ssh.stdin.flush()
 
@@ -121,7 +119,6 @@ class Connection:
         self._events.put(Event(self.number, "closed", code))
 
     def _read_frames(self) -> None:
-        assert self._ssh.stdout is not None
         stream = self._ssh.stdout
         wanted, passed, line = self._nonce.encode() + b"\n", 0, b""
         while line != wanted:  # what start-up files print comes before
@@ -143,7 +140,6 @@ class Connection:
                 self._output.write(self.number, kind, content)
 
     def _read_errors(self) -> None:
-        assert self._ssh.stderr is not None
         for line in self._ssh.stderr:
             if self.reported:
                 self._output.write(self.number, "E", line)

@@ -231,7 +231,7 @@ class Wire:
 
 class TorchrunJob:
     """torchrun and all that it has started. Every descendant stays one of this process (a subreaper), so none is lost,
-    although workers have sessions of their own; and torchrun is told to stop if this process is killed."""
+    although workers have sessions of their own; and torchrun gets SIGTERM if this process is killed."""
 
     def __init__(self, command: list[str], descriptors: list[int]) -> None:
         libc = ctypes.CDLL(None)

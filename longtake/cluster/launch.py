@@ -255,8 +255,8 @@ class Launcher:
 
     def _follow(self) -> None:
         """Until every connection is closed: counts ends, passes signals on."""
-        told = ", ".join(self.labels[:8]) + (" ..." if len(self.labels) > 8 else "")
-        self._say(f"{self.launch.name} starts on {len(self.labels)} host{'s'[: len(self.labels) > 1]}: {told}")
+        hosts = ", ".join(self.labels[:8]) + (" ..." if len(self.labels) > 8 else "")
+        self._say(f"{self.launch.name} starts on {len(self.labels)} host{'s'[: len(self.labels) > 1]}: {hosts}")
         while self.open:
             self._beat()
             if self.end_at is not None and time.monotonic() > self.end_at:
@@ -331,8 +331,8 @@ class Launcher:
             return 0
         if self.interrupted:
             lost = sorted(self.labels[host] for host, code in self.ended.items() if code is None)
-            told = f"the connection was lost to {', '.join(lost)}" if lost else "all hosts have ended"
-            self._say(f"interrupted; {told}")
+            outcome = f"the connection was lost to {', '.join(lost)}" if lost else "all hosts have ended"
+            self._say(f"interrupted; {outcome}")
             return EXIT_INTERRUPTED
         first, cause = self.failures[0]
         own = [
@@ -358,9 +358,9 @@ class Launcher:
             if complaint := self.connections[host].complaint:
                 what += f" ({complaint})"
         elif failed is None:
-            what = f"torchrun ended with {_told(code)}"
+            what = f"torchrun ended with {_end_of(code)}"
         else:
-            what = f"rank {failed[0]} ended with {_told(failed[1])}"
+            what = f"rank {failed[0]} ended with {_end_of(failed[1])}"
         lines = self.output.last_words(host)
         return "\n  ".join([f"{label}: {what}" + ("; its last lines:" if lines else ""), *lines])
 
@@ -368,7 +368,7 @@ class Launcher:
         print(f"longtake launch: {sentence}", file=sys.stderr, flush=True)
 
 
-def _told(code: int) -> str:
+def _end_of(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

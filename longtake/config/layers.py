@@ -93,7 +93,6 @@ def open_layers(
 
 def base_path(path: Path, name: str, source: Source, chain: tuple[Path, ...], find: Find | None) -> Path:
     """Where a base of the file at `path` is. Raises ConfigError where it is not."""
-    assert source.bases_origin is not None
     base, rule, fix = path.parent / name, "", ""
     try:
         if find is not None and not base.exists():
@@ -184,7 +183,6 @@ class Binding:
             if place in self.running:
                 self.report_cycle(self.running[self.running.index(place) :])
                 raise Stop
-            assert statement.expr is not None
             self.running.append(place)
             try:
                 self.evaluated[place] = self.evaluator(layer, index).statement(statement.expr)

@@ -133,7 +133,6 @@ def finish(
     if dialect is not None:
         found = dialect.translate(found, Heights(layer), faults.append)
     found = fit_keys(found, forms(schema))
-    assert isinstance(found, Branch)
     value, refused = check(found, schema, place)
     # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.
     faults += [fault for fault in refused if not is_consequence(fault, binding.broken, flags_are_whole)]
@@ -158,7 +157,6 @@ def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:
     """The schema's value for a tree, and what the schema refuses of it."""
     faults = truth_faults(tree, schema)
     whole = underlaid(tree, forms(schema))
-    assert isinstance(whole, Branch)
     known = {fault.key for fault in faults}
     try:
         return TypeAdapter(schema).validate_python(plain(whole)), faults

@@ -34,7 +34,6 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _within_bounds(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
         bounded = any(isinstance(rule, (Le, Lt)) for rule in cls.model_fields[info.field_name].metadata)
         stack = [value]
         while stack:

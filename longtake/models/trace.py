@@ -40,7 +40,7 @@ class Trace(TorchDispatchMode):
         self.live = self.peak = 0  # bytes now, and the most so far
         self.changes: list[tuple[int, int]] = []  # in order: number of a memory; its bytes, or less them
         self._kernels = _CudaKernels()
-        self._there: dict[int, tuple[int, Any]] = {}  # address of a memory -> its number, and what tells its end
+        self._there: dict[int, tuple[int, Any]] = {}  # address of a memory -> its number, and what notes its end
         for one in known:
             for tensor in (one,) if isinstance(one, Tensor) else (*one.parameters(), *one.buffers()):
                 self._there[tensor.untyped_storage()._cdata] = -1, None
@@ -311,7 +311,7 @@ class Law:
             name: part if np.ndim(of) else part[0] for (name, of), part in zip(self._like.items(), parts, strict=True)
         }
 
-    def foretells(self, sizes: Sizes, measured: Numbers, tolerance: float = 1e-4) -> bool:
+    def predicts(self, sizes: Sizes, measured: Numbers, tolerance: float = 1e-4) -> bool:
         """Whether the numbers at these sizes are as they were measured, but for a share of them."""
         said, numbers = np.array(self._terms(sizes), float) @ self.factors, _flat(measured)
         return said.shape == numbers.shape and bool(_near(said, numbers, tolerance).all())

@@ -142,7 +142,7 @@ def _law(run: _Run, many: bool, moving: bool) -> Law:
         points = tuple((batch, run.frames[frames], *grid) for batch, frames, *grid in points)
         return fit(points, run.numbers, _terms, _SUFFICE[many])
     law = _law(run, many, True)
-    return law if law.foretells(points[0], run.numbers(points[0])) else fit(points, run.numbers, _terms)
+    return law if law.predicts(points[0], run.numbers(points[0])) else fit(points, run.numbers, _terms)
 
 
 def _terms(sizes: tuple[Any, ...]) -> tuple[Any, ...]:

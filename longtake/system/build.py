@@ -94,10 +94,15 @@ class System:
             self.offloaded_weights.offload()
 
     @property
+    def own_encoders(self) -> Encoders:
+        """The encoders, of a system that holds them."""
+        assert self.encoders is not None, "this system was built for stored latents and embeddings"
+        return self.encoders
+
+    @property
     def autoencoder(self) -> Autoencoder:
         """The autoencoder, of a system that holds one."""
-        assert self.encoders is not None, "this system was built for stored latents"
-        return self.encoders.autoencoder
+        return self.own_encoders.autoencoder
 
     @property
     def latent(self) -> LatentShape:
@@ -106,8 +111,7 @@ class System:
 
     def embed(self, texts: Sequence[Caption]) -> Conditions:
         """Captions -> text conditions on the device, float32; `guidance` is filled where the model wants one."""
-        assert self.encoders is not None, "this system was built for stored embeddings"
-        return self._conditions(self.encoders.embed(texts))
+        return self._conditions(self.own_encoders.embed(texts))
 
     def embed_nothing(self) -> Conditions:
         """The conditions that stand for no text, one row."""
@@ -123,13 +127,8 @@ class System:
         if batch.encoded:
             posterior = {name: batch.encoded[name] for name in ("mean", "std") if name in batch.encoded}
         else:
-            posterior = self.posterior(batch.video)
+            posterior = self.own_encoders.posterior(batch.video)
         return self.draw_latents(posterior, batch.draws.get("posterior"))
-
-    def posterior(self, video: Tensor) -> dict[str, Tensor]:
-        """`Encoders.posterior` of a system that holds its encoders."""
-        assert self.encoders is not None, "this system was built for stored latents"
-        return self.encoders.posterior(video)
 
     def draw_latents(self, posterior: Mapping[str, Tensor], normal: Tensor | None) -> Tensor:
         """Latents from "mean" and, of a random posterior, "std" with standard normal numbers of that shape: float32 on

@@ -101,7 +101,7 @@ class SystemConfig(EncodersConfig):
         None, description="folder of your own in which compiled code waits for the next launch; None: PyTorch's choice"
     )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="`auto` takes CUDA where there is one")
-    guidance: float = Field(4.0, description="guidance scale told to a model that takes one as a condition")
+    guidance: float = Field(4.0, description="guidance scale given to a model that takes one as a condition")
     cpu_threads: int | None = Field(
         None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
     )
@@ -187,12 +187,12 @@ class SystemConfig(EncodersConfig):
 
     @property
     def known_law(self) -> KnownLaw | None:
-        """The law of what may be known; None where the family has none or the model cannot be told."""
+        """The law of what may be known; None where the family has none or the model takes none."""
         return None if self.model.refuses_known else self.law_of_family
 
     @property
     def law_of_family(self) -> KnownLaw | None:
-        """The same, whether or not the model can be told."""
+        """The same, whether or not the model takes any."""
         return self.family.known_law(self.model)
 
     @property

@@ -77,8 +77,7 @@ def companions_of_batch(system: System, batch: Batch) -> Conditions:
     kinds = system.config.sample_rules.companions
     found: Mapping[str, Tensor] = batch.encoded
     if kinds and not batch.encoded:
-        assert system.encoders is not None, "this system was built for stored latents"
-        found = system.encoders.companions(kinds, batch.companions)
+        found = system.own_encoders.companions(kinds, batch.companions)
     return companion_conditions(
         system, kinds, found, lambda one, posterior: system.draw_latents(posterior, batch.draws.get(_posterior(one)))
     )
@@ -126,7 +125,7 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
         else:
             frames = slice(window.pixels.start, window.pixels.stop)
             pixels = torch.stack([batch.video[row, :, frames] for row in rows])
-            posterior = system.posterior(black_out(pixels, window, [given[row] for row in rows]))
+            posterior = system.own_encoders.posterior(black_out(pixels, window, [given[row] for row in rows]))
         normal = None
         if "std" in posterior:
             frames = slice(window.frames.start, window.frames.stop)

@@ -36,7 +36,6 @@ def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Ite
     with adapters: the weights with these merged, or those under them for a run with the same `lora` (`kept_adapters`).
     """
     spec = config.from_pretrained
-    assert spec is not None
     form = family_of(config).weight_format
     if not means_checkpoint(spec):
         state = ModelWeights(find_denoiser(spec), config, form)

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from longtake.train.health.watchdog import EXIT_HANG
     from longtake.train.optimizer.update import WeightUpdate
     from longtake.train.preview import preview_buckets, read_previewed
-    from longtake.train.read import read_run
     from longtake.train.report import RunRecord, read_record, run_sections, write_report
     from longtake.train.run import Outcome, train, train_run
-    from longtake.train.stages import keys_of_generation
+    from longtake.train.stages import keys_of_generation, read_run
 
 __getattr__ = lazy_exports(__name__)

@@ -37,14 +37,13 @@ def cost_model(
     elif kept is not None:
         return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
     else:
-        fitted = _cost_of_flops(config, system) if wanted is None else measure_cost(system, buckets, world, peers)
+        if wanted is None:
+            stills = _stills(config.size_divisor, (8, 32, 128))
+            fitted = fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
+        else:
+            fitted = measure_cost(system, buckets, world, peers)
         constants = tuple(float(f"{constant:.6g}") for constant in fitted)
     return CostModel(*constants, system.latent, config.model.patch[1], slots_per_step)
-
-
-def _cost_of_flops(config: RunConfig, system: System) -> tuple[float, float, float]:
-    stills = _stills(config.size_divisor, (8, 32, 128))
-    return fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
 
 
 def measure_cost(
@@ -62,10 +61,9 @@ def measure_cost(
     if len(by_tokens) < 3:
         for still in _stills(system.config.size_divisor, (2, 4, 8)):
             by_tokens.setdefault(system.tokens(still), (still, 1, whole))
-    sizes = sorted(by_tokens)
-    places = range(min(MOST_BUCKETS, len(sizes)))
-    sizes = [sizes[place * (len(sizes) - 1) // (len(places) - 1)] for place in places]
-    seconds = []
+    sizes, seconds = sorted(by_tokens), []
+    count = min(MOST_BUCKETS, len(sizes))
+    sizes = [sizes[place * (len(sizes) - 1) // (count - 1)] for place in range(count)]
     for size in sizes:
         shape, batch_size, degree = by_tokens[size]
         peers.use(degree)

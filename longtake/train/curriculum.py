@@ -65,7 +65,6 @@ def _placed(curriculum: Curriculum, stage: Stage, command: CommandLine) -> RunCo
     for key in _NOT_FOR_ALL:
         if (value := getattr(config, key)) is not None:
             raise UserError(f"{key} = {value!r}: each stage starts from the one before; leave {key} out")
-    assert config.exp_name is not None
     place = {"outputs": str(Path(config.outputs) / config.exp_name), "exp_name": stage.name}
     return config.model_copy(update={**place, "resume": "auto"})
 

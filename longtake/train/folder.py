@@ -21,7 +21,7 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.small_files import parse_json, read_small
 from longtake.train.config import RunConfig
-from longtake.train.read import CONFIG_FILE
+from longtake.train.stages import CONFIG_FILE
 
 if TYPE_CHECKING:
     from longtake.parallel import World
@@ -155,14 +155,9 @@ def _signature(path: Path) -> str | None:
 
 def take_over_quarantine(place: RunFolder, world: World) -> None:
     """A run that starts from another run's checkpoint leaves out what that one could not load. Collective."""
-
-    def copy() -> None:
-        if place.checkpoint is not None and not place.continues:
-            known = place.checkpoint.parent / QUARANTINE_FILE
-            if known.is_file():
-                write_whole(place.path / QUARANTINE_FILE, known.read_bytes())
-
-    world.on_main(copy)
+    if place.checkpoint is not None and not place.continues:
+        known = place.checkpoint.parent / QUARANTINE_FILE
+        world.on_main(lambda: known.is_file() and write_whole(place.path / QUARANTINE_FILE, known.read_bytes()))
 
 
 def give_up(place: RunFolder, world: World) -> None:

@@ -15,7 +15,7 @@ from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
 from longtake.plan import Layout, Work
 from longtake.train.config import RunConfig
-from longtake.train.read import read_run
+from longtake.train.stages import read_run
 
 
 class PreviewedRun(RunConfig):

@@ -23,7 +23,7 @@ from longtake.track import METRICS_FILE, read_lines
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.health.goodput import Seconds, read_seconds
-from longtake.train.read import CONFIG_FILE, read_run
+from longtake.train.stages import CONFIG_FILE, read_run
 
 _BUCKETS_FILE = "bucket_report.json"
 _PARTS = ("steps that count", "starting", "steps made again", "saving", "waiting for data", "steps left out")

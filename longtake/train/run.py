@@ -16,7 +16,7 @@ from rich.console import Console
 
 from longtake import __version__
 from longtake.buckets import PassOrder
-from longtake.checkpoint import Clock, Frozen, RunState, keep_frozen, size_of
+from longtake.checkpoint import Clock, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
 from longtake.data import caption_lines, open_clips
 from longtake.durable import write_whole
@@ -57,9 +57,9 @@ from longtake.train.inputs import (
 )
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import WeightUpdate
-from longtake.train.read import read_run
 from longtake.train.record import Recorder
 from longtake.train.saving import Saver
+from longtake.train.stages import read_run
 from longtake.train.start import Start, lost_so_far, restore
 from longtake.train.stream import StepStream
 
@@ -143,7 +143,8 @@ class RunLaunch:
                 place = parts.enter_context(open_folder(config, world, self.source))
                 until_the_first_step.enter_context(given_up_on_error(place, world))
             place = until_the_first_step.enter_context(starting_point(place, config, world))
-            watchdog = _watchdog(config, place, world)
+            reports = place.path / world.broadcast(f"hang-{time.strftime('%y%m%d_%H%M%S')}")
+            watchdog = Watchdog(config.watchdog_seconds, reports, world.rank, world.size)
             parts.callback(watchdog.close)
             first_step.report = watchdog.report
             data = RunData(table, open_latents(config, table, world))
@@ -158,7 +159,8 @@ class RunLaunch:
             parts.callback(stream.loader.close)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             world.on_main(lambda: save_config(place.path, config))
-            begun = replace(begun, frozen=_keep_frozen(config, place, system))
+            if frozen := system.frozen():
+                begun = replace(begun, frozen=keep_frozen(place.path, frozen, config.model.from_pretrained))
             settings, step = config.model_dump(mode="json"), start.state.clock.global_step
             trackers = Trackers(TrackedRun(place.path, config, settings, step), world.is_main)
             parts.callback(trackers.close)
@@ -204,13 +206,25 @@ class RunLaunch:
     def announce(
         self, place: RunFolder, system: System, update: WeightUpdate, data: RunData, start: Start, order: PassOrder
     ) -> None:
-        """Says what is known before the first step, on rank 0."""
-        self.say(_announcement(place, system, start, order, self.world))
+        """Says on rank 0 what is known before the first step: the model, where it starts, which clips are used, which
+        are not and why. The bucket report is saved in the run's folder too."""
+        report, world = order.report, self.world
+        write_whole(place.path / "bucket_report.json", json.dumps(report.to_json(), indent=1) + "\n", synced=False)
+        write_whole(place.path / "bucket_report.txt", report.text() + "\n", synced=False)
+        count, trained = system.num_parameters()
+        size = f"{amount(count)} parameters" + (f", {amount(trained)} of them train" if trained < count else "")
+        dtype, processes = str(system.dtype).removeprefix("torch."), f"{world.size} process{'es'[: world.size - 1]}"
+        lines = [f"run folder: {place.path}"]
+        if place.checkpoint is not None:
+            lines.append(f"starts from {place.checkpoint}, step {start.state.clock.global_step}")
+        lines.append(f"model: {size}, compute in {dtype} on {world.device.type}, {processes}")
+        lines += [*system.kernels, *system.notes, report.text()]
         if len(groups := update.optimizer.groups) > 1:
-            self.say("\n".join(map(str, groups)))
-        self.say(caption_lines(data.tables, self.config.dataset.captions))
+            lines += map(str, groups)
+        lines.append(caption_lines(data.tables, self.config.dataset.captions))
         if data.latents is not None:
-            self.say(str(data.latents))
+            lines.append(str(data.latents))
+        self.say("\n".join(lines))
 
     def nothing_to_train(self, place: RunFolder, start: Start) -> Outcome:
         """The end of a launch that finds its last step made: one line, and every file as it was."""
@@ -220,7 +234,6 @@ class RunLaunch:
             self.say(
                 f"max_steps = {self.config.max_steps}: the run is at step {clock.global_step} already; nothing to train"
             )
-        assert place.checkpoint is not None
         return Outcome(place.checkpoint.parent, place.checkpoint, clock, stopped=False)
 
     def run(self, prepared: Prepared) -> Trainer:
@@ -271,37 +284,3 @@ def _peak(config: RunConfig, world: World) -> float | None:
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12
     return peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
-
-
-def _keep_frozen(config: RunConfig, place: RunFolder, system: System) -> Frozen | None:
-    """What every checkpoint of the run says of the parameters that are not trained; None where all are."""
-    frozen = system.frozen()
-    return keep_frozen(place.path, frozen, config.model.from_pretrained) if frozen else None
-
-
-def _watchdog(config: RunConfig, place: RunFolder, world: World) -> Watchdog:
-    reports = world.broadcast(f"hang-{time.strftime('%y%m%d_%H%M%S')}")
-    return Watchdog(config.watchdog_seconds, place.path / reports, world.rank, world.size)
-
-
-def _announcement(place: RunFolder, system: System, start: Start, order: PassOrder, world: World) -> str:
-    """What is known before the first step: the model, where it starts, which clips are used, which are not and why.
-
-    The bucket report is saved in the run's folder too.
-    """
-    report = order.report
-    write_whole(place.path / "bucket_report.json", json.dumps(report.to_json(), indent=1) + "\n", synced=False)
-    write_whole(place.path / "bucket_report.txt", report.text() + "\n", synced=False)
-    count, trained = system.num_parameters()
-    size = f"{amount(count)} parameters" + (f", {amount(trained)} of them train" if trained < count else "")
-    dtype = str(system.dtype).removeprefix("torch.")
-    processes = f"{world.size} process" + ("es" if world.size > 1 else "")
-    lines = [
-        f"run folder: {place.path}",
-        f"model: {size}, compute in {dtype} on {world.device.type}, {processes}",
-        report.text(),
-    ]
-    lines[2:2] = (*system.kernels, *system.notes)
-    if place.checkpoint is not None:
-        lines.insert(1, f"starts from {place.checkpoint}, step {start.state.clock.global_step}")
-    return "\n".join(lines)

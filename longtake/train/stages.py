@@ -1,4 +1,4 @@
-"""Stages of a curriculum: several runs in one file, each from the weights of the one before.
+"""Run files, and stages of a curriculum: several runs in one file, each from the weights of the one before.
 
     stages = [
         dict(name="image", run="image.py", max_steps=1000),
@@ -7,6 +7,8 @@
 
 The keys of a stage override those of the file that has `stages`, which override those of the file it names as `run`, if
 any; flags override all. `longtake.train.curriculum` runs them.
+
+`read_run` gives the config of one run, from its file or its folder. All of it is read without PyTorch.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from longtake.train.config import RunConfig
 
 T = TypeVar("T")
 STAGES, STAGE = "stages", "--stage"
+CONFIG_FILE = "config.py"  # of a run's folder
 # Keys that no run file of training has, but for those that are easily written in place of a run's own.
 _OF_GENERATION = GenerateConfig.model_fields.keys() - RunConfig.model_fields.keys() - {"batch_size", "ema"}
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
@@ -184,3 +187,28 @@ def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:
     if file is None:
         raise UserError(f"{place}.run = {run!r}: no such file; name one relative to {path}, or a preset")
     return Stage(name, number, file, keys)
+
+
+def read_run(
+    run: str, overrides: Sequence[str] = (), schema: type[RunConfig] = RunConfig, dialect: Dialect | None = None
+) -> Resolved[RunConfig]:
+    """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
+
+    Two words of `overrides` are no keys: `--tiny`, and `--stage NAME` where the file has stages. `schema`: checks less
+    than `RunConfig` where no model is built. `dialect`: the words that RUN and `overrides` are written in.
+    """
+    path, command = Path(run), CommandLine.read(overrides, dialect)
+    if (curriculum := read_curriculum(run, dialect)) is not None:
+        return curriculum.resolve(curriculum.stage(command.stage), command, schema)
+    if command.stage is not None:
+        raise UserError(f"--stage {command.stage}: {run} has no stages; leave it out")
+    if path.is_dir():
+        file = path / CONFIG_FILE
+        if not file.exists():
+            if inner := sorted(one.parent.name for one in path.glob(f"*/{CONFIG_FILE}")):
+                raise UserError(
+                    f"{run}: holds the runs {', '.join(inner)}; give the file with the stages, or one of the folders"
+                )
+            raise UserError(f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run")
+        path = file
+    return read_layers(path, command, schema)

@@ -28,7 +28,7 @@ class Turn:
     """One forward of this rank."""
 
     slot: Slot
-    number: int | None  # its place among the step's micro-batches, on the rank that tells its loss; None: another does
+    number: int | None  # its place among the step's micro-batches, on the rank that reports its loss, else None
     reader: int  # which of the ranks that share the micro-batch decodes it
     reads: bool  # whether that is this rank
 
@@ -42,7 +42,7 @@ class StepInput:
     state: dict  # data position after the step
     turns: Sequence[Turn] = ()  # the forwards of this rank; every rank makes as many
     batches: Iterator[Batch] = field(default_factory=lambda: iter(()))  # of `turns`, on the device, one at a time
-    loaded: int = 0  # samples that could be loaded, of the micro-batches whose loss this rank tells
+    loaded: int = 0  # samples that could be loaded, of the micro-batches whose loss this rank reports
     faults: list[ClipFault] = field(default_factory=list)  # those that this rank could not load
     wait_seconds: float = 0.0  # time this rank waited for its data
 

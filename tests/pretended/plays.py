@@ -27,8 +27,8 @@ from longtake.generate import resolve_source
 from longtake.generate.run import generate_from
 from longtake.parallel import World, start_world
 from longtake.train.optimizer import sharded
-from longtake.train.read import read_run
 from longtake.train.run import train
+from longtake.train.stages import read_run
 from tests.pretended.gpu import GPU, pretended_gpu, waits
 from tests.train.runs import write_config
 

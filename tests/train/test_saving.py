@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from longtake.checkpoint import inspect, verify
+from longtake.checkpoint import inspect, keep_frozen, verify
 from longtake.contracts import UserError
 from longtake.system import System
 from longtake.train import run, saving
@@ -152,7 +152,7 @@ def test_a_run_with_frozen_parts_goes_on_bit_by_bit(
 def test_other_frozen_weights_of_the_same_source_are_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     freeze(monkeypatch)
     with monkeypatch.context() as patch:  # a source that gives what the model begins with
-        patch.setattr(run, "_keep_frozen", lambda c, place, s: run.keep_frozen(place.path, s.frozen(), "a.safetensors"))
+        patch.setattr(run, "keep_frozen", lambda folder, frozen, source: keep_frozen(folder, frozen, "a.safetensors"))
         train_here(config, "--max-steps", "2")
     freeze(monkeypatch, value=0.5)
     with pytest.raises(UserError, match=r"trained on frozen weights of digest .*a.safetensors.*the run has"):

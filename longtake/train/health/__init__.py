@@ -1,7 +1,7 @@
 """What keeps a run going, and has it end well: signals, hangs, steps and samples that are lost, where its time goes.
 
-`interrupt` ends a run after the current step, `watchdog` one that hangs, `skipped` leaves steps out, `lost` counts
-samples that cannot be loaded, `goodput` counts seconds.
+`interrupt` ends a run after the current step, `watchdog` one that hangs, `left_out` counts steps that are left out
+and samples that cannot be loaded, `goodput` counts seconds.
 """
 
 from typing import TYPE_CHECKING
@@ -11,8 +11,7 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.train.health.goodput import Stopwatch
     from longtake.train.health.interrupt import FirstStepTimer, StopRequest, ended_by_signals, held_signals
-    from longtake.train.health.lost import LostSamples
-    from longtake.train.health.skipped import SkippedSteps
+    from longtake.train.health.left_out import LostSamples, SkippedSteps
     from longtake.train.health.state import Health
     from longtake.train.health.watchdog import Watchdog, collective_timeout, record_collectives
 

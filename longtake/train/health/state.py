@@ -7,8 +7,7 @@ from typing import Any
 
 from longtake.train.health.goodput import Stopwatch
 from longtake.train.health.interrupt import FirstStepTimer
-from longtake.train.health.lost import LostSamples
-from longtake.train.health.skipped import SkippedSteps
+from longtake.train.health.left_out import LostSamples, SkippedSteps
 from longtake.train.health.watchdog import Watchdog
 
 

@@ -62,8 +62,6 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        assert self.seconds is not None
-        assert self._last is not None
         look = min(_LOOK_SECONDS, self.seconds / 4)
         while not self._over.wait(look):
             late = time.monotonic() - self._last > self.seconds

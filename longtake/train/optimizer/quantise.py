@@ -68,7 +68,7 @@ def _starts(borders: Tensor) -> Tensor:
     """For every pattern of a float32's upper 16 bits: how many borders lie below all numbers that begin so.
 
     Numbers that begin alike share sign, exponent and 7 bits of the mantissa. Levels lie too far apart for two borders
-    between any of them, so one comparison tells the rest.
+    between any of them, so one comparison decides the rest.
     """
     patterns = torch.arange(1 << 16, dtype=torch.int32)
     negative = patterns >> 15

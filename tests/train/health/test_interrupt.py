@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -49,10 +48,10 @@ def test_a_timer_that_is_done_says_nothing() -> None:
     assert not timer._timer.is_alive()  # ended before its time, so without a word, and with this process still there
 
 
-@pytest.mark.parametrize(("module", "moment"), [(folder, "_find"), (run, "_announcement")])
+@pytest.mark.parametrize(("module", "moment"), [(folder, "_find"), (run.RunLaunch, "announce")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_folder_is_taken_back_whenever_before_the_first_step_a_signal_comes(
-    config: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, moment: str, number: signal.Signals
+    config: Path, monkeypatch: pytest.MonkeyPatch, module: object, moment: str, number: signal.Signals
 ) -> None:
     made: list[object] = []
     make = getattr(module, moment)

@@ -12,7 +12,7 @@ from longtake.checkpoint import Samples
 from longtake.contracts import ClipFault, UserError
 from longtake.data import DatasetConfig, append_quarantine
 from longtake.train import train_run
-from longtake.train.health.lost import LostSamples
+from longtake.train.health.left_out import LostSamples
 from tests.train.runs import (
     assert_one_sentence,
     exact,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longtake.train import loop
-from longtake.train.health.skipped import SkippedSteps
+from longtake.train.health.left_out import SkippedSteps
 from tests.train.runs import assert_same_bits, exact, metrics, state_of, steps_saved, train_here, write_config
 
 
