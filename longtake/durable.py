@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,15 +18,18 @@ def unfinished(target: Path, synced: bool = True, needs: int | None = None) -> I
 
     It lies in the folder of `target`, which is made, and has its suffix, by which many libraries choose a format.
     `synced`: after a power cut `target` is the new file or the old one; False: only after a kill (for what can be made
+<<<<<<< HEAD
     again). The umask decides who may read it, also where a library gives files to their owner alone. `needs`: the bytes
     that it will have, where known, for the error of a full disk. Raises OSError, with `target` in it.
+=======
+    again). Raises OSError, with `target` in it.
+>>>>>>> 6984ce7 (Nothing writes files for their owner alone any more, so nothing gives them the umask's mode)
     """
     partial = target.with_name(f".{target.stem}.{_writer()}.partial{target.suffix}")
     try:
         with naming(target, partial, needs):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield partial
-            _obey_umask(partial)
             if synced:
                 sync_file(partial)
             replace(partial, target, synced)
@@ -73,18 +75,6 @@ def replace(source: Path, target: Path, synced: bool = True) -> Path:
 def _writer() -> str:
     """A name for one write: the processes of two containers that share a folder may have the same number."""
     return f"{os.getpid()}-{os.urandom(4).hex()}"
-
-
-def _obey_umask(path: Path) -> None:
-    """Gives a file that its owner alone may read the mode of a new file in its folder."""
-    if path.stat().st_mode & 0o077:
-        return
-    probe = path.with_name(f"{path.name}.mode")  # os.umask can only be read by changing it under other threads
-    try:
-        probe.touch()
-        path.chmod(stat.S_IMODE(probe.stat().st_mode))
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def write_whole(target: Path, content: str | bytes, synced: bool = True) -> None:
