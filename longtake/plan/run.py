@@ -430,19 +430,23 @@ def forecast_stage(
 
 def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str | None]:
     """What the first pass keeps and drops; or why that cannot be said."""
-    config = work.config
     try:
-        table = open_clips(config.dataset)
+        table = open_clips(work.config.dataset)
     except (UserError, OSError) as error:
         return None, str(error)
+    return first_pass(work, layout, weights=table.weights, **order_columns(table)), None
+
+
+def first_pass(work: Work, layout: Layout, **columns: Any) -> BucketReport:
+    """What the first pass over clips of these columns keeps and drops, in how many steps."""
+    degrees = {} if layout.bucket_sequence is None else work.degrees(layout)
     inputs = OrderInputs(
-        seed=config.seed,
-        stage=config.stage_number,
-        slots_per_step=config.slots_at(layout.data_ranks),
+        seed=work.config.seed,
+        stage=work.config.stage_number,
+        slots_per_step=work.config.slots_at(layout.data_ranks),
         rule=work.rule,
-        weights=table.weights,
-        views=config.dataset.views,
-        **order_columns(table),
-        slot_sizes={entry: layout.sequence // degree for entry, degree in work.degrees(layout).items()},
+        views=work.config.dataset.views,
+        slot_sizes={entry: layout.sequence // degree for entry, degree in degrees.items()},
+        **columns,
     )
-    return plan_pass(inputs, 0).report, None
+    return plan_pass(inputs, 0).report

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from longtake.buckets import BucketReport, OrderInputs, bucket_picture, plan_pass
+from longtake.buckets import BucketReport, bucket_picture
 from longtake.data import read_numbers
 from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
-from longtake.plan import Layout, Work
+from longtake.plan import Layout, Work, first_pass
 from longtake.train.config import RunConfig
 from longtake.train.stages import read_run
 
@@ -59,34 +59,18 @@ def preview_buckets(config: RunConfig, table: Path) -> Preview:
     not fit each other.
     """
     numbers = read_numbers(table)
-    ranks, sequence = _fewest_ranks(config)
-    slots = config.slots_at(ranks)
-    rule = config.bucket_rule
-    work = Work(config, rule, config.ae.latent, config.text_length, encoder_bytes=0)
-    layout = Layout(sequence=sequence, bucket_sequence=config.parallel.bucket_sequence)
-    degrees = {} if layout.bucket_sequence is None else work.degrees(layout)
-    inputs = OrderInputs(
-        seed=config.seed,
-        stage=config.stage_number,
-        slots_per_step=slots,
-        rule=rule,
-        views=config.dataset.views,
-        table="",
-        slot_sizes={entry: sequence // degree for entry, degree in degrees.items()},
-        **{name: numbers[name] for name in ("num_frames", "height", "width", "fps", "clip_ids")},
-    )
-    return Preview(plan_pass(inputs, 0).report, _said(config, slots, ranks, sorted(set(inputs.slot_sizes.values()))))
-
-
-def _fewest_ranks(config: RunConfig) -> tuple[int, int]:
-    """(ranks that read different data, sequence peers) on as many GPUs as the given degrees make, "auto" being 1."""
     parallel = config.parallel
     given = [parallel.replicate, parallel.shard, parallel.sequence, parallel.tensor]
     replicate, shard, sequence, _ = resolve_degrees(parallel, prod(degree for degree in given if degree != "auto"))
-    return replicate * shard, sequence
+    work = Work(config, config.bucket_rule, config.ae.latent, config.text_length, encoder_bytes=0)
+    layout = Layout(replicate, shard, sequence, bucket_sequence=parallel.bucket_sequence)
+    columns = {name: numbers[name] for name in ("num_frames", "height", "width", "fps", "clip_ids")}
+    sizes = {work.slot_size(bucket, layout) for bucket in work.entries} if layout.bucket_sequence else set()
+    return Preview(first_pass(work, layout, table="", **columns), _said(config, layout.data_ranks, sorted(sizes)))
 
 
-def _said(config: RunConfig, slots: int, ranks: int, sizes: list[int]) -> str:
+def _said(config: RunConfig, ranks: int, sizes: list[int]) -> str:
+    slots = config.slots_at(ranks)
     said = f"steps of {slots} slot" + ("s" if slots > 1 else "")
     if config.slots_per_step is None:
         said += f", as {ranks} data rank{'s' if ranks > 1 else ''} would make them: n times as many make n times fewer"
