@@ -64,16 +64,29 @@ class BackgroundSaver:
         assert tensors, "a checkpoint without tensors"
         self.wait()
         target = checkpoint_path(run_folder, epoch, step)
-        world = World.here()
+        world, size = World.here(), size_of(tensors)
         partial = world.on_main(lambda: open_partial(target))
         try:
             files = self._lay_out(tensors)
-            world.on_all(lambda: self._begin(partial, target, files, tensors, state, (epoch, step), then))
+
+            def begin() -> None:
+                process = self._staged(files, tensors)
+                request = {
+                    "partial": str(partial.resolve()),
+                    "target": str(target.resolve()),
+                    "rank": world.rank,
+                    "marker": marker_facts(epoch, step),
+                    "state": state_bytes(state).decode("latin-1") if world.is_main else "",
+                    "files": [file.request for file in files],
+                }
+                self._job = _Job(process, request, lambda error: write_error_sentence(target, size, error), then)
+
+            world.on_all(begin)
         except Exception as error:
             self.close(0.0)
             discard(partial)
             if isinstance(error, OSError):
-                raise UserError(write_error_sentence(target, size_of(tensors), error)) from error
+                raise UserError(write_error_sentence(target, size, error)) from error
             raise
         return target
 
@@ -83,34 +96,12 @@ class BackgroundSaver:
             self._layout = known, lay_out(tensors)
         return self._layout[1]
 
-    def _begin(
-        self,
-        partial: Path,
-        target: Path,
-        files: tuple[ShardFile, ...],
-        tensors: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        moment: tuple[int, int],
-        then: Callable[[], object],
-    ) -> None:
-        """Copies this rank's part and hands it to the writer."""
-        rank = World.here().rank
+    def _staged(self, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]) -> _WriterProcess:
+        """The writer that has a copy of this rank's part."""
         if self._staging.take(files, tensors) or self._writer is None or not self._writer.alive:
             self.close(0.0)  # the memory file is another one
             self._writer = _WriterProcess(self._staging.descriptor)
-        request = {
-            "partial": str(partial.resolve()),
-            "target": str(target.resolve()),
-            "rank": rank,
-            "marker": marker_facts(*moment),
-            "state": state_bytes(state).decode("latin-1") if rank == 0 else "",
-            "files": [
-                {"name": f.name, "header": f.header.decode("latin-1"), "start": f.start, "num_bytes": f.num_bytes}
-                for f in files
-            ],
-        }
-        size = size_of(tensors)
-        self._job = _Job(self._writer, request, lambda error: write_error_sentence(target, size, error), then)
+        return self._writer
 
     def wait(self) -> None:
         """Waits until the save in progress is complete on all ranks. Raises UserError on all of them if it failed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,12 @@ class ShardFile:
     def num_bytes(self) -> int:
         """Bytes of its tensors, the head left out."""
         return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """As plain data for `writer`."""
+        header = self.header.decode("latin-1")
+        return {"name": self.name, "header": header, "start": self.start, "num_bytes": self.num_bytes}
 
 
 def signature(tensors: Mapping[str, Tensor]) -> tuple[object, ...]:

@@ -57,13 +57,12 @@ def _look_at(path: Path) -> CheckpointInfo:
     named = parse_name(path.name)
     try:
         marker = read_marker(path, any_version=True)
-        epoch, step = named or (marker.epoch, marker.step)
-        return CheckpointInfo(path, epoch, step, True, marker.num_bytes, marker.saved_at)
+        moment = named or (marker.epoch, marker.step)
+        return CheckpointInfo(path, *moment, True, marker.num_bytes, marker.saved_at)
     except UserError:
-        epoch, step = named or (0, 0)
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        return CheckpointInfo(path, epoch, step, False, size, changed)
+        return CheckpointInfo(path, *(named or (0, 0)), False, size, changed)
 
 
 def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:

@@ -12,6 +12,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 from longtake.config.faults import ConfigError, Fault, shorten, shown
@@ -72,22 +73,17 @@ class Budget:
                 stack.extend((part, level + 1) for part in (parts.values() if isinstance(parts, dict) else parts))
 
 
+@dataclass
 class Evaluator:
-    """Evaluates the expressions of one file, whose text `lines` shows what is wrong. `lookup(name)` gives the value of
-    a name, None where there is none, or raises Stop; `known()` lists the names there are, for suggestions."""
+    """Evaluates the expressions of one file."""
 
-    def __init__(
-        self,
-        file: str,
-        lines: list[bytes],
-        lookup: Callable[[str], Node | None],
-        known: Callable[[], Iterable[str]],
-        budget: Budget,
-        report: Callable[[Fault], None],
-    ) -> None:
-        self.file, self.lines, self.lookup, self.known = file, lines, lookup, known
-        self.budget, self.report = budget, report
-        self.sources: dict[str, Origin] = {}  # the names that the value at hand was computed from
+    file: str
+    lines: list[bytes]  # its text, to show what is wrong
+    lookup: Callable[[str], Node | None]  # the value of a name, None where there is none; or raises Stop
+    known: Callable[[], Iterable[str]]  # the names there are, for suggestions
+    budget: Budget
+    report: Callable[[Fault], None]
+    sources: dict[str, Origin] = field(default_factory=dict)  # the names that the value at hand was computed from
 
     def node(self, expr: ast.expr, local: dict[str, Any]) -> Node:
         """The tree of an expression. Raises Stop after reporting every fault in it."""

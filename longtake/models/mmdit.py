@@ -131,7 +131,6 @@ class MMDiT(nn.Module):
 
     @staticmethod
     def needs(config: MMDiTConfig, latent: tuple[int, int, int, int], text_tokens: int) -> dict[str, tuple[int, ...]]:
-        """Condition -> shape of one sample's, for latents (C, F, h, w) and captions of so many tokens."""
         channels, *size = latent
         needs: dict[str, tuple[int, ...]] = {
             "text": (text_tokens, config.context_in_dim),
@@ -145,12 +144,10 @@ class MMDiT(nn.Module):
 
     @staticmethod
     def tokens(config: MMDiTConfig, latent: tuple[int, int, int, int]) -> int:
-        """Video tokens of one sample with latents (C, F, h, w)."""
         return math.prod(layers.token_grid(latent[1:], config.patch_size))
 
     @staticmethod
     def heads(config: MMDiTConfig) -> int:
-        """Attention heads, which sequence and tensor peers share."""
         return config.num_heads
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:

@@ -63,7 +63,7 @@ def resolve_degrees(config: ParallelConfig, size: int) -> tuple[int, ...]:
         others = product // fixed["shard"]
         remedy = f'shard = {size // others} or "auto"' if size % others == 0 else "degrees whose product is that"
         raise UserError(f"{keys} = {numbers}: makes {product} ranks but {size} are running; choose {remedy}")
-    what = f"one of {one_of(divisors(size))}" if len(above_one) == 1 else "degrees of which it is a multiple"
+    what = f"one of {divisors_in_words(size)}" if len(above_one) == 1 else "degrees of which it is a multiple"
     raise UserError(f"{keys} = {numbers}: {size} processes do not divide by {product}; choose {what}")
 
 
@@ -72,6 +72,6 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def one_of(values: list[int]) -> str:
-    """The values in words, for a sentence."""
-    return ", ".join(map(str, values))
+def divisors_in_words(n: int) -> str:
+    """The same, for a sentence."""
+    return ", ".join(map(str, divisors(n)))

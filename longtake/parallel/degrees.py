@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from longtake.contracts import Bucket, UserError
-from longtake.parallel.config import ParallelConfig, divisors, one_of
+from longtake.parallel.config import ParallelConfig, divisors, divisors_in_words
 from longtake.parallel.mesh import Mesh, TokenPeers
 from longtake.parallel.tokens import TokenCut
 
@@ -30,7 +30,7 @@ def check_bucket_sequence(config: ParallelConfig, sequence: int) -> None:
             if sequence % degree and degree % sequence:
                 raise UserError(
                     f"parallel.bucket_sequence.{resolution}.{num_frames} = {degree}: does not divide "
-                    f"parallel.sequence = {sequence}; choose one of {one_of(divisors(sequence))}"
+                    f"parallel.sequence = {sequence}; choose one of {divisors_in_words(sequence)}"
                 )
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longtake.contracts import UserError
 from longtake.models.plans import Exchange
-from longtake.parallel.config import ParallelConfig, divisors, one_of, resolve_degrees
+from longtake.parallel.config import ParallelConfig, divisors_in_words, resolve_degrees
 from longtake.parallel.exchange import CountedGroup, Group
 from longtake.parallel.world import World
 
@@ -108,7 +108,7 @@ class Mesh:
         if node % tensor:
             raise UserError(
                 f"parallel.tensor = {tensor}: tensor peers must lie in one node and this one runs {node} processes; "
-                f"choose one of {one_of(divisors(math.gcd(node, world.size)))}"
+                f"choose one of {divisors_in_words(math.gcd(node, world.size))}"
             )
         axes = (replicate, shard * sequence * tensor)
         names = ("replicate", "shard")
@@ -127,7 +127,7 @@ class Mesh:
         if heads % self.tensor:
             raise UserError(
                 f"parallel.tensor = {self.tensor}: {heads} attention heads do not divide by it; "
-                f"choose one of {one_of(divisors(heads))}"
+                f"choose one of {divisors_in_words(heads)}"
             )
         own = heads // self.tensor
         exchanges = () if plan is None else plan.exchanges.values()
@@ -135,13 +135,13 @@ class Mesh:
         if needs_heads and own % self.sequence:
             raise UserError(
                 f"parallel.sequence = {self.sequence}: {own} heads do not divide by it, as this model needs; choose "
-                f"one of {one_of(divisors(own))}"
+                f"one of {divisors_in_words(own)}"
             )
         if self.config.sequence_attention == "ulysses" and own % self.sequence:
             beside = f" ({heads} / tensor {self.tensor})" if self.tensor > 1 else ""
             raise UserError(
                 f"parallel.sequence = {self.sequence}: {own} attention heads{beside} do not divide by it; "
-                f'choose one of {one_of(divisors(own))}, or parallel.sequence_attention = "auto"'
+                f'choose one of {divisors_in_words(own)}, or parallel.sequence_attention = "auto"'
             )
 
     def subgroup_place(self, sequence: int) -> tuple[int, int]:

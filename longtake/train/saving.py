@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -14,24 +15,21 @@ from longtake.parallel import World
 _LAST_SECONDS = 20.0  # for a save in progress when the run ends with an error
 
 
+@dataclass
 class Saver:
     """Writes each moment at most once: in the background, or while the run waits (`async_io=False`)."""
 
-    def __init__(
-        self,
-        folder: Path,
-        world: World,
-        keep_n_latest: int,
-        keep_every: int | None = None,
-        async_io: bool = False,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        """`say`: puts a line on rank 0's terminal."""
-        self.folder, self.world, self.say = folder, world, say
-        self.keep_n_latest, self.keep_every = keep_n_latest, keep_every
-        self.last: Path | None = None
+    folder: Path
+    world: World
+    keep_n_latest: int
+    keep_every: int | None
+    async_io: bool
+    say: Callable[[str], None]  # puts a line on rank 0's terminal
+    last: Path | None = None
+
+    def __post_init__(self) -> None:
         self._last_step: int | None = None
-        self._background = BackgroundSaver() if async_io else None
+        self._background = BackgroundSaver() if self.async_io else None
 
     def look_for_room(self, num_bytes: int) -> None:
         """Says on rank 0 that the next checkpoint, of so many bytes, does not fit on the disk."""

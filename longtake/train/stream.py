@@ -47,21 +47,19 @@ class StepInput:
     wait_seconds: float = 0.0  # time this rank waited for its data
 
 
+@dataclass(eq=False)
 class StepStream:
     """Steps from a data position on, pass after pass. The position is a plain dict, valid between any two steps."""
 
-    def __init__(
-        self,
-        inputs: OrderInputs,
-        loader: SlotLoader,
-        peers: BucketPeers,
-        world: World,
-        quarantine: Path,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.inputs, self.loader, self.peers, self.world, self.quarantine = inputs, loader, peers, world, quarantine
-        self.say = say  # puts a line on this rank's terminal
-        self._feed = DeviceFeed(world.device)
+    inputs: OrderInputs
+    loader: SlotLoader
+    peers: BucketPeers
+    world: World
+    quarantine: Path
+    say: Callable[[str], None]  # puts a line on this rank's terminal
+
+    def __post_init__(self) -> None:
+        self._feed = DeviceFeed(self.world.device)
         self._num_faults = 0
 
     def plan(self, pass_index: int, state: dict | None) -> PassOrder:
