@@ -18,12 +18,8 @@ def unfinished(target: Path, synced: bool = True, needs: int | None = None) -> I
 
     It lies in the folder of `target`, which is made, and has its suffix, by which many libraries choose a format.
     `synced`: after a power cut `target` is the new file or the old one; False: only after a kill (for what can be made
-<<<<<<< HEAD
-    again). The umask decides who may read it, also where a library gives files to their owner alone. `needs`: the bytes
-    that it will have, where known, for the error of a full disk. Raises OSError, with `target` in it.
-=======
-    again). Raises OSError, with `target` in it.
->>>>>>> 6984ce7 (Nothing writes files for their owner alone any more, so nothing gives them the umask's mode)
+    again). `needs`: the bytes that it will have, where known, for the error of a full disk. Raises OSError, with
+    `target` in it.
     """
     partial = target.with_name(f".{target.stem}.{_writer()}.partial{target.suffix}")
     try:
