@@ -52,29 +52,12 @@ def read_mp4(path: str) -> Mp4Video | None:
             return None
         try:
             return _read_video(moov, os.fstat(file.fileno()).st_size)
-        except (struct.error, LookupError, ValueError, ArithmeticError):  # damaged: for FFmpeg to say how
+        except (struct.error, LookupError, ValueError, ArithmeticError):  # boxes lack, or are damaged: FFmpeg says how
             return None
 
 
-def turns_on_its_side(path: str, track: int) -> bool:
-    """Whether an MP4 track, by its number in the file, is shown a quarter turn from how it is stored."""
-    with open(path, "rb") as file:
-        moov = _read_moov(file, whole=False)
-    try:
-        everything = list(_boxes(moov, (0, len(moov)))) if moov else []
-        movie = next((span for kind, span in everything if kind == b"mvhd"), None)
-        for kind, span in everything:
-            for header in _all(moov, b"tkhd", span) if kind == b"trak" else ():
-                at = header[0] + (20 if moov[header[0]] == 1 else 12)
-                if movie and struct.unpack_from(">I", moov, at)[0] == track:
-                    return _is_quarter_turn(moov, header, movie)
-    except (struct.error, LookupError, ValueError):
-        pass
-    return False
-
-
-def _read_moov(file: BinaryIO, whole: bool = True) -> bytes | None:
-    """The contents of the index box. With `whole`, None for a file with fragments or with boxes past its end."""
+def _read_moov(file: BinaryIO) -> bytes | None:
+    """The contents of the index box; None for a file with fragments or with boxes past its end."""
     size = os.fstat(file.fileno()).st_size
     at, moov = 0, None
     while at + 8 <= size:
@@ -86,9 +69,7 @@ def _read_moov(file: BinaryIO, whole: bool = True) -> bytes | None:
             length, skip = struct.unpack_from(">Q", header, 8)[0], 16
         elif length == 0:
             length = size - at
-        if (at == 0 and kind not in _FIRST_BOXES) or length < skip or (whole and at + length > size):
-            break
-        if kind == b"moof" and whole:
+        if (at == 0 and kind not in _FIRST_BOXES) or length < skip or at + length > size or kind == b"moof":
             return None
         if kind == b"moov":
             if moov is not None or length > _LARGEST_INDEX:
@@ -96,7 +77,7 @@ def _read_moov(file: BinaryIO, whole: bool = True) -> bytes | None:
             file.seek(at + skip)
             moov = file.read(length - skip)
         at += length
-    return moov if at >= size or not whole else None
+    return moov if at >= size else None
 
 
 def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
@@ -129,14 +110,14 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
     for kind, span in everything:
         if kind == b"trak":
             track = dict(_boxes(moov, span))
-            media = dict(_boxes(moov, track[b"mdia"])) if b"mdia" in track else {}
-            if b"hdlr" in media and moov[media[b"hdlr"][0] + 8 : media[b"hdlr"][0] + 12] == b"vide":
+            media = dict(_boxes(moov, track[b"mdia"]))
+            if moov[media[b"hdlr"][0] + 8 : media[b"hdlr"][0] + 12] == b"vide":
                 videos.append(track | media)
-    if len(videos) != 1 or not {b"tkhd", b"mdhd", b"minf"} <= videos[0].keys():
+    if len(videos) != 1:
         return None
     boxes = videos[0]
-    samples = dict(_boxes(moov, dict(_boxes(moov, boxes[b"minf"]))[b"stbl"])) if b"minf" in boxes else {}
-    described = _read_description(moov, samples.get(b"stsd"))
+    samples = dict(_boxes(moov, dict(_boxes(moov, boxes[b"minf"]))[b"stbl"]))
+    described = _read_description(moov, samples[b"stsd"])
     times = _read_times(moov, samples)
     if described is None or times is None or not _lies_inside(moov, samples, file_size):
         return None
@@ -146,9 +127,9 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
     shown, decoded, total = times
     if not 1 <= scale < 1 << 31 or (codec == "hevc" and len(shown) > 1 and shown[1] <= shown[0]):
         return None  # H.265 decoders leave out frames before the first key frame that come after it in the file
-    if b"edts" in boxes and not _shows_all(moov, boxes[b"edts"], shown, scale, movie_scale):
-        return None
     turned = _is_quarter_turn(moov, boxes[b"tkhd"], headers[0])
+    if turned is None or (b"edts" in boxes and not _shows_all(moov, boxes[b"edts"], shown, scale, movie_scale)):
+        return None
     length = min(total, length) if length > 0 else total
     rate, duration = Fraction(scale * len(shown), total), Fraction(length, scale)
     if not is_even(decoded):
@@ -165,11 +146,14 @@ def is_even(times: np.ndarray) -> bool:
     return len(times) < 3 or bool((np.diff(times) == times[1] - times[0]).all())
 
 
-def _is_quarter_turn(data: bytes, track: Span, movie: Span) -> bool:
-    """By the display matrix of a track header (§8.3.2), then that of the movie header (§8.2.2)."""
-    a, b = struct.unpack_from(">ii", data, track[0] + (52 if data[track[0]] == 1 else 40))
-    c, d, e, f = struct.unpack_from(">ii4xii", data, movie[0] + (48 if data[movie[0]] == 1 else 36))
-    return abs(a * d + b * f) > abs(a * c + b * e)
+def _is_quarter_turn(data: bytes, track: Span, movie: Span) -> bool | None:
+    """By the display matrix of a track header (§8.3.2), then of the movie header (§8.2.2); None for other angles."""
+    a, b, c, d = struct.unpack_from(">ii4xii", data, track[0] + (52 if data[track[0]] == 1 else 40))
+    e, f, g, h = struct.unpack_from(">ii4xii", data, movie[0] + (48 if data[movie[0]] == 1 else 36))
+    upright, turned = (a * e + b * g, c * f + d * h), (a * f + b * h, c * e + d * g)
+    if all(upright) and not any(turned):
+        return False
+    return True if all(turned) and not any(upright) else None
 
 
 def _read_scale(data: bytes, header: Span) -> tuple[int, int]:
@@ -179,17 +163,12 @@ def _read_scale(data: bytes, header: Span) -> tuple[int, int]:
     return struct.unpack_from(">II", data, header[0] + 12)
 
 
-def _read_description(data: bytes, span: Span | None) -> tuple[str, int, int] | None:
+def _read_description(data: bytes, span: Span) -> tuple[str, int, int] | None:
     """Codec, height and width, where the codec's own header and the container agree on them."""
-    if span is None or struct.unpack_from(">I", data, span[0] + 4)[0] != 1:
+    if struct.unpack_from(">I", data, span[0] + 4)[0] != 1:
         return None
-    kind = data[span[0] + 12 : span[0] + 16]
-    if kind not in _CODECS:
-        return None
-    codec, name, read = _CODECS[kind]
+    codec, name, read = _CODECS[data[span[0] + 12 : span[0] + 16]]
     inside = dict(_boxes(data, (span[0] + 8 + _ENTRY_SIZE, span[1])))
-    if name not in inside:
-        return None
     size = read(data[slice(*inside[name])])
     width, height = struct.unpack_from(">HH", data, span[0] + 40)
     return (codec, *size) if size == (height, width) else None  # two opinions: FFmpeg knows which one decoders follow
@@ -198,8 +177,6 @@ def _read_description(data: bytes, span: Span | None) -> tuple[str, int, int] | 
 def _read_times(data: bytes, samples: dict[bytes, Span]) -> tuple[np.ndarray, np.ndarray, int] | None:
     """When each frame is shown and decoded (§8.6.1), int64 [N] in the order of the file, and how long all take, in
     ticks; None unless the file starts at a key frame and its tables agree."""
-    if b"stts" not in samples:
-        return None
     counts, steps = _table(data, samples[b"stts"], ">u4", 2).astype(np.int64).T
     num = int(counts.sum())
     # A short file may claim any count: the sizes, four bytes each or all equal, are compared before anything is made.
@@ -213,14 +190,12 @@ def _read_times(data: bytes, samples: dict[bytes, Span]) -> tuple[np.ndarray, np
             return None
         shown = shown + np.repeat(delays, counts)
     # Without a list of key frames all frames should be some, but muxers also leave it out where none is.
-    if b"stss" not in samples or _table(data, samples[b"stss"], ">u4", 1)[0, 0] != 1:
+    if _table(data, samples[b"stss"], ">u4", 1)[0, 0] != 1:
         return None
     return (shown, decoded[:-1], total) if total > 0 and shown.min() >= 0 else None
 
 
 def _num_samples(data: bytes, samples: dict[bytes, Span]) -> int:
-    if b"stsz" not in samples:
-        return -1
     start, end = samples[b"stsz"]
     equal, count = struct.unpack_from(">II", data, start + 4)
     if equal:  # one frame, or uncompressed ones; nothing of the count's length lies in the file to vouch for it
@@ -243,14 +218,12 @@ def _lies_inside(data: bytes, samples: dict[bytes, Span], file_size: int) -> boo
     sizes = np.array([equal]) if equal else np.frombuffer(data, ">u4", count, start + 12).astype(np.int64)
     if b"stco" in samples:
         chunks = _table(data, samples[b"stco"], ">u4", 1)[:, 0].astype(np.int64)
-    elif b"co64" in samples:
+    else:
         count = struct.unpack_from(">I", data, samples[b"co64"][0] + 4)[0]
         if count * 8 > samples[b"co64"][1] - samples[b"co64"][0] - 8:
             return False
         chunks = np.frombuffer(data, ">i8", count, samples[b"co64"][0] + 8).astype(np.int64)
-    else:
-        return False
-    if b"stsc" not in samples or not len(chunks) or sizes.min() < 1:
+    if not len(chunks) or sizes.min() < 1:
         return False
     first, per_chunk, _ = _table(data, samples[b"stsc"], ">u4", 3).astype(np.int64).T
     runs = np.diff(np.append(first, len(chunks) + 1))

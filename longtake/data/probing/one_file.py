@@ -24,7 +24,7 @@ from longtake.data.clips.video import (
     open_video,
     reason_of,
 )
-from longtake.data.probing.mp4 import FrameTimes, is_even, length_of, mean_rate, read_mp4, turns_on_its_side
+from longtake.data.probing.mp4 import FrameTimes, is_even, length_of, mean_rate, read_mp4
 
 _EXIF_ORIENTATION = 0x0112
 _PNG_TEXTS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
@@ -184,22 +184,18 @@ def _look_through(path: str | os.PathLike[str], container: Container, stream: St
     packets = _packets(container, stream)
     if packets is None:
         return None
-    is_mp4 = "mp4" in container.format.name
-    if is_mp4:
-        seen = _Scanned(FrameTimes(), turns_on_its_side(os.fspath(path), stream.id))
-        count = _count_by_header(path, container, stream)
-        if count is not None and is_even(np.array([entry.timestamp for entry in stream.index_entries])):
-            return _Scanned(FrameTimes(count, known=False), seen.on_its_side, by_header=True)
-    else:
-        seen = _Scanned(FrameTimes())
-    first = None  # Matroska keeps a rotation that PyAV shows only on a decoded frame
+    count = _count_by_header(path, container, stream)
+    by_header = count is not None and is_even(np.array([entry.timestamp for entry in stream.index_entries]))
+    seen = _Scanned(FrameTimes(count, known=False) if by_header else FrameTimes(), by_header=by_header)
+    first = None  # PyAV shows a rotation only on a decoded frame
     for packet in packets:
-        if first is None and not is_mp4:
+        if first is None:
             first = next(iter(packet.decode()), None)
-        if _is_frame(packet):
+        if by_header and first is not None:
+            break
+        if not by_header and _is_frame(packet):
             seen.times.add(packet.pts, packet.duration)
-    if first is not None:
-        seen.on_its_side = _is_quarter_turn(first)
+    seen.on_its_side = first is not None and _is_quarter_turn(first)
     return seen
 
 
