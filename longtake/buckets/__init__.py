@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from longtake.buckets.mix import CostModel, fill_window, fit_cost
     from longtake.buckets.order import PassOrder, open_order, order_summary, plan_pass, write_order
     from longtake.buckets.page import bucket_picture
-    from longtake.buckets.protocol import BucketDraw, BucketLaw, Columns, Timing, Unused, keyed_draw
+    from longtake.buckets.protocol import BucketDraw, BucketLaw, Columns, Timing, Unused, keyed_draw, view_of
     from longtake.buckets.report import BucketReport
 
 __getattr__ = lazy_exports(__name__)

@@ -83,11 +83,6 @@ class OrderInputs:
             what += int(mixed(hashes).sum())
         return f"{which % 2**64:016x}", f"{what % 2**64:016x}"
 
-    def view(self, pass_index: int, views: int | None = None) -> int:
-        """The pass number that bucket draws use."""
-        views = self.views if views is None else views
-        return pass_index % views if views else pass_index
-
     def fingerprint(self, pass_index: int) -> str:
         """A hash of everything that, changed in the middle of a pass, begins an era."""
         parts = [json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table]

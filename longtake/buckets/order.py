@@ -23,6 +23,7 @@ import numpy as np
 from longtake.buckets.assignment import read_law
 from longtake.buckets.inputs import OrderInputs
 from longtake.buckets.mix import fill_windows
+from longtake.buckets.protocol import view_of
 from longtake.buckets.report import BucketReport, make_report
 from longtake.buckets.sweep import Era, Sweep, sort_samples
 from longtake.contracts import Slot, UserError
@@ -174,9 +175,7 @@ def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | N
     """
     state = _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
     rows, ids = inputs.samples(pass_index)
-    eras = tuple(
-        Era(read_law(era["rule"]), inputs.view(pass_index, era["views"]), era["last"]) for era in state["eras"]
-    )
+    eras = tuple(Era(read_law(era["rule"]), view_of(pass_index, era["views"]), era["last"]) for era in state["eras"])
     found = sort_samples(Sweep(inputs, pass_index, rows, ids, eras, state["window_start"]))
     sizes = inputs.micro_batches
     report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step, sizes)

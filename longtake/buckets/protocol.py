@@ -63,6 +63,11 @@ class BucketDraw(Protocol):
     def __call__(self, rows: np.ndarray, resolution: str, num_frames: int, skip: bool) -> np.ndarray: ...
 
 
+def view_of(pass_index: int, views: int) -> int:
+    """The pass that the draws of buckets and pixels use: `pass mod views`, or the pass itself where `views` is 0."""
+    return pass_index % views if views else pass_index
+
+
 def keyed_draw(seed: int, stage: int, pass_index: int, samples: np.ndarray) -> BucketDraw:
     """The draws of a run: functions of (seed, stage, pass, sample, resolution, length, kind) and of nothing else.
 

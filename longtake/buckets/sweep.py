@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtake.buckets.inputs import OrderInputs
-from longtake.buckets.protocol import BucketLaw, Unused, keyed_draw
+from longtake.buckets.protocol import BucketLaw, Unused, keyed_draw, view_of
 from longtake.contracts import UserError
 from longtake.random import sample_keys
 
@@ -108,7 +108,7 @@ def _sort_chunk(sweep: Sweep, chunk: slice, absent: np.ndarray, codes: np.ndarra
     """
     ids = sweep.ids[chunk]
     rows = chunk if sweep.rows is None else sweep.rows[chunk]
-    inputs, own_rule, own_view = sweep.inputs, sweep.inputs.rule, sweep.inputs.view(sweep.pass_index)
+    inputs, own_rule, own_view = sweep.inputs, sweep.inputs.rule, view_of(sweep.pass_index, sweep.inputs.views)
     columns = tuple(np.asarray(column[rows], np.float64) for column in inputs.columns)
     keys = sample_keys(inputs.seed, inputs.stage, sweep.pass_index, ids)
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtake.buckets import view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Slot, UserError
 from longtake.data.latents.source import Kind, LatentSource, UnusableLatents, num_bytes, sized
 from longtake.data.latents.store import captions_of
 from longtake.data.loading.dataset import SlotDataset
-from longtake.data.loading.draws import draw_bytes, view_of
+from longtake.data.loading.draws import draw_bytes
 
 
 def shown(caption: Caption) -> str:

@@ -9,13 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtake.buckets import view_of
 from longtake.contracts import Draw, LatentShape, Slot
 from longtake.random import Purpose, normals, uniforms, words
-
-
-def view_of(pass_index: int, views: int) -> int:
-    """The pass that stands in the pixel draws (window, crop, caption, mask): `pass mod views`, or the pass itself."""
-    return pass_index % views if views > 0 else pass_index
 
 
 def window_draws(slot: Slot, seed: int, stage: int, views: int = 0) -> np.ndarray:

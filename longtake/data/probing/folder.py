@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.probing.probe import list_clips, probe_table, write_bad
+from longtake.data.probing.probe import digest_of, list_clips, probe_table, write_bad
 from longtake.data.tables.convert import lock, user_cache, writable_folder
 from longtake.data.tables.write_rows import write_table
 
@@ -33,7 +32,7 @@ def folder_table(folder: Path) -> Path:
     """
     table = writable_folder(folder.absolute(), user_cache(folder)) / TABLE
     clips = list_clips(folder)
-    state = _digest(clips)
+    state = digest_of([*clips["path"].to_pylist(), *clips["changed"].to_pylist()])
     if _state_of(table) == state:
         return table
     with lock(table.with_suffix(".lock")):
@@ -88,14 +87,6 @@ def _probed(clips: pa.Table, folder: Path) -> tuple[pa.Table | None, list[tuple[
 def _facts(clips: pa.Table) -> pa.ChunkedArray:
     """A text for each clip that is equal where nothing has changed."""
     return pc.binary_join_element_wise(clips["path"], clips["changed"], "\0")
-
-
-def _digest(clips: pa.Table) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in ("path", "changed"):
-        for text in clips[name].to_pylist():
-            digest.update(text.encode() + b"\0")
-    return digest.hexdigest()
 
 
 def _state_of(table: Path) -> str | None:

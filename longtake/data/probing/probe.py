@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -271,13 +271,14 @@ def _rows_of_part(num_rows: int, number: int, count: int) -> slice:
 def _belonging(paths: Sequence[str], folder: Path | str, decode_check: bool, part: tuple[int, int]) -> dict[str, Any]:
     """What a journal must have been begun for, to be gone on with."""
     root = folder if isinstance(folder, str) else str(folder.resolve())
-    return {"table": _digest(paths), "root": root, "decode_check": decode_check, "part": list(part)}
+    return {"table": digest_of(paths), "root": root, "decode_check": decode_check, "part": list(part)}
 
 
-def _digest(paths: Sequence[str]) -> str:
+def digest_of(texts: Iterable[str]) -> str:
+    """16 hex digits over texts in their order."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in paths:
-        digest.update(path.encode(errors="surrogateescape") + b"\0")
+    for text in texts:
+        digest.update(text.encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()
 
 
