@@ -6,6 +6,7 @@ are imported when the verb runs.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None 
     # which takes the core from whoever it waits for where cores are few; not spinning at all costs a third of the
     # speed where they are free (2 cores, small model: 272 clips/s spinning, 276 with this bound, 180 asleep).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    atexit.register(_ignore_signals)  # first, so that it is called last
     try:  # around the imports too, which take seconds where a verb needs PyTorch
         with interrupts_noted() as pressed:
             from longtake.cli.app import run
@@ -48,6 +50,13 @@ def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None 
             complain("interrupted", to_torchrun=False)  # where torchrun ends this process, another has said why
         code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _ignore_signals() -> None:
+    """For the tenths of a second in which Python takes PyTorch apart: the work is done, and its status is to hold."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Interrupt(NamedTuple):

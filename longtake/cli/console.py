@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nobody watches
 EXIT_MISTAKE = 2
+_SECONDS_FOR_TORCHRUN = 5.0  # to see that the first process has ended, and end the others
 _LINE, _LINES = 2000, 110  # most characters of a line of a complaint, and lines; configs list up to 101 faults
 
 
@@ -34,6 +35,10 @@ def complain(sentence: str, to_torchrun: bool = True) -> None:
         with suppress(OSError):
             write_whole(Path(report), json.dumps({"message": error}))
         if os.environ.get("LOCAL_RANK", "0") != "0" and _said_by_first(Path(report).parents[1] / "0", sentence):
+            try:
+                time.sleep(_SECONDS_FOR_TORCHRUN)
+            except KeyboardInterrupt:  # torchrun has seen how the first one ended, and its report needs no copies of it
+                sys.exit(0)
             return
     print(f"longtake: {sentence}" if rank == "0" else f"longtake (rank {rank}): {sentence}", file=sys.stderr)
 

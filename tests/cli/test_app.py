@@ -110,6 +110,30 @@ def test_under_torchrun_a_mistake_names_the_rank(longtake, monkeypatch: pytest.M
     assert longtake("train", "x.py")[2] == "longtake (rank 3): no\n"
 
 
+def test_torchrun_reports_a_mistake_of_all_ranks_once(longtake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    fail_with(monkeypatch, UserError("no"))
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+        for name, value in {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/{rank}/error.json",
+        }.items():
+            monkeypatch.setenv(name, value)
+        if rank == "0":
+            assert longtake("train", "x.py") == (2, "", "longtake: no\n")
+    slept: list[float] = []
+
+    def ended_by_torchrun(seconds: float) -> None:
+        slept.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", ended_by_torchrun)
+    assert longtake("train", "x.py") == (0, "", ""), "it would list any other status"
+    fail_with(monkeypatch, UserError("something else"))
+    assert longtake("train", "x.py")[2].startswith("longtake (rank 1): something else")
+
+
 def test_python_dash_m_is_the_same_command_and_a_closed_pipe_is_no_fault():
     shown = subprocess.run(
         f"{sys.executable} -m longtake --help | head -c 10", shell=True, capture_output=True, text=True, timeout=600

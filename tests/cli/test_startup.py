@@ -102,3 +102,15 @@ SWALLOWED = (
 )
 def test_an_interrupt_during_imports_is_status_130_and_no_traceback(tmp_path: Path, module: str, text: str) -> None:
     assert interrupted(tmp_path, module, text) == (130, "longtake: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_when_the_work_is_done_does_not_change_its_status(name: str):
+    code = f"""
+import atexit, os, signal
+atexit.register(os.kill, os.getpid(), signal.{name})  # called last: when the interpreter ends
+from longtake.cli import main
+main(["--version"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
