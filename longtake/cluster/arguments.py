@@ -96,7 +96,7 @@ def read_hosts(
             text = hostfile.read_text(encoding="utf-8-sig")  # editors may write a mark in front
         except UnicodeDecodeError:
             raise UserError(
-                f"{hostfile}: is no text; a host file has one host a line, such as `node1 slots=8`"
+                f"{hostfile}: is not text; a host file has one host a line, such as `node1 slots=8`"
             ) from None
         lines = [(f"{hostfile}:{number}", line) for number, line in enumerate(text.splitlines(), 1)]
     else:

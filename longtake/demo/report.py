@@ -69,7 +69,7 @@ def write_report(
     ]
     judged = (
         f"The judge names the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of the "
-        f"{real.count:,} real clips rightly."
+        f"{real.count:,} real clips correctly."
     )
     shares = [(group.title, group.accuracy) for group in groups]
     rows = [(title, a.count, *map(meter, (a.colour, a.direction, a.both))) for title, a in shares]

@@ -163,7 +163,7 @@ class Demo:
             real = score(bar.track(pairs, total=len(clips), description="judging them"))
         self.say(f"{len(clips)} mp4 and png files with captions, listed in {table}")
         seen = f"the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of them"
-        self.say(f"the judge, which is shown pixels alone, names {seen} rightly")
+        self.say(f"the judge, which is shown pixels alone, names {seen} correctly")
         return real
 
     def samples(self, checkpoint: str) -> list[Group]:

@@ -277,7 +277,7 @@ class _Comparison:
                 first = wrong[0]
                 raise UserError(
                     f"{self.place}: {name} of {self._written(rows[first])} is {here[first]:g} in the clip table and "
-                    f"{there[first]:g} in the store (so it is with {len(wrong)} samples); train with the table that "
+                    f"{there[first]:g} in the store (and so for {len(wrong)} samples); train with the table that "
                     "was encoded, or encode this one into another folder"
                 )
 

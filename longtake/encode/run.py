@@ -98,7 +98,7 @@ def encode(
     """
     if not dataset.views:
         raise UserError(
-            "dataset.views = 0: every pass would take other windows, so there would be no end of views; write "
+            "dataset.views = 0: every pass would take other windows, so the views would never end; write "
             "--dataset.views K, the number of different windows of a clip over all passes"
         )
     if world.device.type == "cpu":

@@ -134,7 +134,7 @@ def _tried(found: VerifyResult, read: Callable[[], Any]) -> Any:
 def _compare(path: Path, kind: str, index: pa.Table) -> pa.Table:
     whole = store.read_table(path, store.INDEX_SCHEMAS[kind])
     if len(whole) != len(index) or not all(_same(whole[name], index[name]) for name in index.column_names):
-        raise UserError(f"{path}: says something else than the pieces in {kind}; ")
+        raise UserError(f"{path}: differs from the pieces in {kind}; ")
     return whole
 
 

@@ -253,7 +253,7 @@ def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None)
     except FileNotFoundError:
         raise UserError(f"{path}: is not there; copy it from {section}'s weights into that folder") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: is no description of a {section.upper()} model") from None
+        raise UserError(f"{path}: does not describe a {section.upper()} model") from None
     if width != config.dim:
         raise UserError(
             f"{section}.dim = {config.dim}: the weights in {folder} have {width}; write {section}.dim = {width}"

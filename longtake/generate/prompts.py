@@ -125,7 +125,7 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
         columns = rows.fieldnames = [column.strip() for column in rows.fieldnames or []]
         table = list(rows)
     except csv.Error as error:
-        raise UserError(f"prompts = {str(path)!r}: line {rows.line_num} is no CSV ({error}); mend it") from error
+        raise UserError(f"prompts = {str(path)!r}: line {rows.line_num} is not CSV ({error}); mend it") from error
     if not columns:
         return []
     if "text" not in columns:
@@ -144,7 +144,7 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
         if not cell["text"]:
             faults.append(f"text is empty in row {number + 1}")
         if any(mark in name for mark in "/\\\0") or name.startswith(".") or len(name.encode()) > MAX_NAME_BYTES:
-            faults.append(f"name {name!r} in row {number + 1} is no plain file name")
+            faults.append(f"name {name!r} in row {number + 1} is not a plain file name")
         if cell["carries"] and not prompts:
             faults.append("carries stands in row 1, which has no video above it")
         if cell["carries"] and (
@@ -173,5 +173,5 @@ def _share(text: str, place: str, faults: list[str]) -> float | None:
             return share if text else None
     except ValueError:
         pass
-    faults.append(f"{place} is {text!r}, no number from 0 to 1")
+    faults.append(f"{place} is {text!r}, not a number from 0 to 1")
     return None

@@ -212,7 +212,7 @@ def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:
     prefix = config.save_prefix
     longest = max(len(prompt.name.encode()) for prompt in prompts) if not config.prompt_as_path else 0
     if any(mark in prefix for mark in "/\\\0") or prefix.startswith("."):
-        raise UserError(f"save_prefix = {prefix!r}: is no plain beginning of a file name; choose letters and digits")
+        raise UserError(f"save_prefix = {prefix!r}: is not a plain beginning of a file name; choose letters and digits")
     if prefix and len(prefix.encode()) + longest > MAX_NAME_BYTES:
         raise UserError(f"save_prefix = {prefix!r}: makes names of more than {MAX_NAME_BYTES} bytes; shorten it")
 

@@ -31,7 +31,7 @@ def test_probe_takes_a_url_as_root_and_a_cache_folder(tmp_path: Path, capsys: An
 def test_a_protocol_that_nobody_knows_ends_the_run_at_once(tmp_path: Path, mistake: Any) -> None:
     (tmp_path / "list.csv").write_text("path\na.mp4\nb.mp4\n")
     said = mistake("data", "probe", tmp_path / "list.csv", "-o", tmp_path / "t.csv", "--root", "foo://bucket")
-    assert "foo:// is no protocol that fsspec knows" in said
+    assert "foo:// is not a protocol that fsspec knows" in said
     assert "--root" in said
     assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
 

@@ -153,7 +153,7 @@ def test_a_table_without_the_column_is_refused_and_a_random_posterior_has_number
     [
         ("h\n1 2 3\n4 5\n", "line 1 has 2 numbers; 3 are needed"),
         ("h\n1 2 3\n", "line 1 was asked for, but the file has 1 for frames"),
-        ("h\n1 2 3\n4 x 6\n", "line 1 holds something else than numbers"),
+        ("h\n1 2 3\n4 x 6\n", "line 1 holds something other than numbers"),
         ("h\n1 2 3\n4 nan 6\n", "a number is not finite"),
         (b"\xff\xfe\x00", "cannot be read as text"),
         (None, "no such file"),

@@ -81,7 +81,7 @@ def test_rows_of_a_table_ask_for_masks_strengths_and_further_clips(
             "x,clip.mp4,,,,\ny,,,,,last",
             'carries = "last": choose one of none, box, first, edit, inpaint in row 2',
         ),
-        ("inpaint", "x,clip.mp4,,,2,", "edit_ratio in row 1 is '2', no number from 0 to 1"),
+        ("inpaint", "x,clip.mp4,,,2,", "edit_ratio in row 1 is '2', not a number from 0 to 1"),
         ("still", "x,,,,,\ny,,,,,none", 'carries = "none": a still has no further clips in row 2'),
         ("inpaint", "x,clip.mp4,none.png,,,", "none.png': "),
         ("edit", "x,clip.mp4,mask.png,,,", 'mask.png\': cond_type = "edit" takes none in row 1'),

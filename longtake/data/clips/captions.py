@@ -65,7 +65,7 @@ def segment_captions(cell: str, needed: int) -> tuple[str, ...]:
     """The captions of a clip's segments: a JSON array, or one text. Raises `ValueError` for another number of them."""
     parts = _listed(cell)
     if not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"its captions are no JSON array of texts; needed: {needed}, for a sample")
+        raise ValueError(f"its captions are not a JSON array of texts; needed: {needed}, for a sample")
     if len(parts) != needed:
         raise ValueError(f"captions found: {len(parts)}, needed: {needed}, for a sample")
     return tuple(parts)
@@ -86,7 +86,7 @@ def names_in(cell: str) -> list[str]:
     if names == [""]:
         return []
     if not all(isinstance(name, str) and name for name in names):
-        raise ClipError("the cell is no JSON array of file names")
+        raise ClipError("the cell is not a JSON array of file names")
     return names
 
 
@@ -112,7 +112,7 @@ def read_frame_numbers(path: str | os.PathLike[str], lines: np.ndarray, width: i
         try:
             found[place] = [float(number) for number in numbers]
         except ValueError as error:
-            raise ClipError(f"line {line} holds something else than numbers") from error
+            raise ClipError(f"line {line} holds something other than numbers") from error
     if not np.isfinite(found).all():
         raise ClipError("a number is not finite")
     return found

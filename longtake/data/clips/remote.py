@@ -287,7 +287,7 @@ def _system_of(url: str) -> None:
             ) from error
         except ValueError as error:
             raise UserError(
-                f"{url}: {protocol}:// is no protocol that fsspec knows; write s3://, gs://, https:// ... in the "
+                f"{url}: {protocol}:// is not a protocol that fsspec knows; write s3://, gs://, https:// ... in the "
                 "table's paths, dataset.root or --root"
             ) from error
 

@@ -79,7 +79,7 @@ class LatentShards:
         except DamagedShard as error:
             return str(error)
         if any(file.get_slice(name).get_shape()[:1] != [num_rows] for name in file.keys()):  # noqa: SIM118
-            return f"{kind}/{number:06d}.safetensors has not the {num_rows} rows that the index names"
+            return f"{kind}/{number:06d}.safetensors does not have the {num_rows} rows that the index names"
         return None
 
     def _open(self, kind: str, number: int) -> safe_open:

@@ -154,7 +154,7 @@ def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> l
         for line in objects_of_lines(Path(path)):
             name = line.get(key)
             if not isinstance(name, str) or name in lines:
-                why = "occurs twice" if isinstance(name, str) else "is no text"
+                why = "occurs twice" if isinstance(name, str) else "is not text"
                 raise UserError(f"{path}: {key} = {str(name)[:80]!r} {why}; each line must name a clip of its own")
             lines[name] = line
     except OSError as error:

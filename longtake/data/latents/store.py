@@ -233,7 +233,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         _check_parts(facts)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: is no description of a latent store; {remedy}") from error
+        raise UserError(f"{path}: is not the description of a latent store; {remedy}") from error
     return facts
 
 

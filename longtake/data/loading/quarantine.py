@@ -54,7 +54,7 @@ def list_quarantine(path: str | os.PathLike[str]) -> list[ClipFault]:
             if number == len(lines) or line.endswith(_CUT):
                 continue
             shown = line[:80].decode(errors="replace")
-            raise UserError(f"{path}:{number}: {shown!r} is no quarantine entry; mend or delete the line") from error
+            raise UserError(f"{path}:{number}: {shown!r} is not a quarantine entry; mend or delete the line") from error
         if newer:
             check_version(entry["version"], VERSION, Path(f"{path}:{number}"))
         found.append(fault)

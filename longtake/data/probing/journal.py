@@ -77,7 +77,7 @@ class Journal:
                     if isinstance(row, int) and row >= 0 and isinstance(answer, (str, list)):
                         yield row, answer
                         continue
-                raise UserError(f"{self.path}: {line[:60]!r} is no line of a journal; delete the file")
+                raise UserError(f"{self.path}: {line[:60]!r} is not a line of a journal; delete the file")
 
     def add(self, row: int, answer: Any) -> None:
         """Notes one answer; it reaches the file within half a second of the next one's coming."""
@@ -108,7 +108,7 @@ class Journal:
         with suppress(ValueError):
             theirs = parse_json(line)
         if not isinstance(theirs, dict) or theirs.get("format") != ours["format"]:
-            raise UserError(f"{self.path}: is no journal of Longtake; delete it or give the output another name")
+            raise UserError(f"{self.path}: is not a journal of Longtake; delete it or give the output another name")
         differing = [name for name in ours if theirs.get(name) != ours[name]]
         self._start = len(line)
         if differing and theirs.get("version") == FORMAT_VERSION and not self._is_worth_keeping():

@@ -308,7 +308,7 @@ def _answer_all(
             answers.set(row, ClipInfo(*answer))
         except (TypeError, ValueError, OverflowError, IndexError) as error:
             raise UserError(
-                f"{journal.path}: {answer} of row {row} is no answer about a clip; delete the file"
+                f"{journal.path}: {answer} of row {row} is not an answer about a clip; delete the file"
             ) from error
     missing = ~answers.kept
     continued = len(files) - int(missing.sum())

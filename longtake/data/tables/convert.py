@@ -168,7 +168,7 @@ def _check_place(source: Path, target: Path) -> None:
     if target.exists() and source.exists() and target.samefile(source):
         raise UserError(f"{target}: would overwrite the table it is made from; give the output another name")
     if target.exists() and not is_shards(target):
-        raise UserError(f"{target}: is there already and is no folder of shards; give the output another name")
+        raise UserError(f"{target}: is there already and is not a folder of shards; give the output another name")
 
 
 def is_large(source: Path) -> bool:

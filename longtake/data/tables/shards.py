@@ -56,7 +56,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     kinds = {"rows": int, "columns": list, "root": str, "fingerprint": str, "files": dict}
     check_kinds(folder / INDEX, index, kinds, AGAIN)
     if not shard_files(folder, index) or not all(isinstance(name, str) for name in index["columns"]):
-        raise UserError(f"{folder / INDEX}: names no files with rows, or columns that are no names; {AGAIN}")
+        raise UserError(f"{folder / INDEX}: names no files with rows, or columns that are not names; {AGAIN}")
     for name, size in index["files"].items():
         file = folder / Path(name).name
         found = file.stat().st_size if file.is_file() else None

@@ -168,7 +168,7 @@ def test_a_server_that_comes_back_is_found_again(
 
 @pytest.mark.parametrize("url", ["foo://bucket/a.mp4", "foo::http://127.0.0.1/a.mp4"])
 def test_an_unknown_protocol_is_not_the_clips_fault(url: str, cache: FileCache) -> None:
-    with pytest.raises(UserError, match=r"foo:// is no protocol that fsspec knows; write s3://"):
+    with pytest.raises(UserError, match=r"foo:// is not a protocol that fsspec knows; write s3://"):
         read(cache, url)
 
 

@@ -54,7 +54,7 @@ def test_a_wrong_checksum_a_row_too_many_and_a_missing_file_are_said(folder: Pat
         shards.read("latents", 5, 4, 0)
     with pytest.raises(DamagedShard, match=r"latents/000006.safetensors is cut short or cannot be read"):
         shards.read("latents", 6, 0, 0)
-    assert shards.fault("latents", 5, 3) == "latents/000005.safetensors has not the 3 rows that the index names"
+    assert shards.fault("latents", 5, 3) == "latents/000005.safetensors does not have the 3 rows that the index names"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x04\0\0\0\0\0\0\0null", b"\x02\0\0\0\0\0\0\0{]"])

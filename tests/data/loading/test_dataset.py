@@ -458,7 +458,7 @@ def test_captions_of_segments_are_as_many_as_the_sample_needs_or_cost_the_clip(t
     assert batch.weights.tolist() == [1, 0, 0, 0, 0, 0]
     assert [fault.reason for fault in batch.faults] == [
         "captions found: 1, needed: 2, for a sample of 5 frames",
-        "its captions are no JSON array of texts; needed: 2, for a sample of 5 frames",
+        "its captions are not a JSON array of texts; needed: 2, for a sample of 5 frames",
         "captions found: 3, needed: 2, for a sample of 5 frames",
         "captions found: 1, needed: 2, for a sample of 5 frames",
         "captions found: 1, needed: 2, for a sample of 5 frames",

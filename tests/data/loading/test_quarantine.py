@@ -63,5 +63,7 @@ def test_a_damaged_line_is_named_instead_of_skipped(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     append_quarantine(path, [ClipFault("a.mp4", 1, 0, "x")])
     path.write_text("hello\n" + path.read_text())
-    with pytest.raises(UserError, match=r"quarantine.jsonl:1: 'hello' is no quarantine entry; mend or delete the line"):
+    with pytest.raises(
+        UserError, match=r"quarantine.jsonl:1: 'hello' is not a quarantine entry; mend or delete the line"
+    ):
         read_quarantine(path)

@@ -126,7 +126,7 @@ def test_answers_about_another_table_are_refused(clips: Path) -> None:
 def test_a_file_that_is_no_journal_is_left_alone(clips: Path) -> None:
     target = clips.with_name("out.csv")
     _journal(target).write_text("my notes\n")
-    with pytest.raises(UserError, match="is no journal of Longtake"):
+    with pytest.raises(UserError, match="is not a journal of Longtake"):
         probe_table(clips, target)
     assert _journal(target).read_text() == "my notes\n"
 

@@ -142,7 +142,7 @@ def test_shards_replace_shards_and_nothing_else(tmp_path: Path) -> None:
     assert make_shards(source, made).rows == len(ClipTable.open(made)) == 50
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "a.mp4").touch()
-    with pytest.raises(UserError, match="is no folder of shards"):
+    with pytest.raises(UserError, match="is not a folder of shards"):
         make_shards(source, tmp_path / "videos")
     assert (tmp_path / "videos" / "a.mp4").exists()
 
