@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ class BackgroundSaver:
         world, size = World.here(), size_of(tensors)
         partial = world.on_main(lambda: open_partial(target))
         try:
-            files = self._lay_out(tensors)
+            if self._layout is None or self._layout[0] != signature(tensors):
+                self._layout = signature(tensors), lay_out(tensors)
+            files = self._layout[1]
 
             def begin() -> None:
                 process = self._staged(files, tensors)
@@ -89,12 +92,6 @@ class BackgroundSaver:
                 raise UserError(write_error_sentence(target, size, error)) from error
             raise
         return target
-
-    def _lay_out(self, tensors: Mapping[str, Tensor]) -> tuple[ShardFile, ...]:
-        known = signature(tensors)
-        if self._layout is None or self._layout[0] != known:
-            self._layout = known, lay_out(tensors)
-        return self._layout[1]
 
     def _staged(self, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]) -> _WriterProcess:
         """The writer that has a copy of this rank's part."""
@@ -210,21 +207,19 @@ class _WriterProcess:
         self._process.wait()
 
 
+@dataclass
 class _Job:
     """One save in the hands of the writer; a thread takes its answers."""
 
-    def __init__(
-        self,
-        process: _WriterProcess,
-        request: Mapping[str, Any],
-        disk_sentence: Callable[[OSError], str],
-        then: Callable[[], object],
-    ) -> None:
-        self.request = request
+    process: _WriterProcess
+    request: Mapping[str, Any]
+    disk_sentence: Callable[[OSError], str]
+    then: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self.written: Future[None] = Future()  # this rank's files are on the disk, or UserError
         self.ended: Future[None] = Future()  # on rank 0: the checkpoint is complete, or UserError
-        self._process, self._disk_sentence, self._then = process, disk_sentence, then
-        process.send(request)
+        self.process.send(self.request)
         threading.Thread(target=self._follow, name="checkpoint", daemon=True).start()
 
     @property
@@ -234,11 +229,11 @@ class _Job:
 
     def _follow(self) -> None:
         try:
-            self._take(self._process.answer())
+            self._take(self.process.answer())
             self.written.set_result(None)
             if self.request["rank"] == 0:
-                self._take(self._process.answer())
-                self._then()
+                self._take(self.process.answer())
+                self.then()
             self.ended.set_result(None)
         except Exception as error:
             fault = error if isinstance(error, UserError) else UserError(f"{self.request['target']}: {error}")
@@ -249,6 +244,6 @@ class _Job:
     def _take(self, answer: Mapping[str, Any]) -> None:
         """Raises `UserError` for an answer that is an error."""
         if "error" in answer and answer["errno"] is not None:
-            raise UserError(self._disk_sentence(OSError(answer["errno"], answer["error"])))
+            raise UserError(self.disk_sentence(OSError(answer["errno"], answer["error"])))
         if "error" in answer:
             raise UserError(f"{self.request['target']}: was not saved: {answer['error']}")

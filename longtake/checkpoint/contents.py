@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,16 +48,12 @@ class Contents:
 
 def inspect(folder: str | Path) -> Contents:
     """List the tensors of a checkpoint from its file headers; no tensor is read. Raises UserError as `read_marker`."""
-    rows = rows_of(read_metadata(Path(folder)))
-    parts = sorted({row.part for row in rows})
-    return Contents(tuple(rows), {part: _total(row for row in rows if row.part == part) for part in parts})
-
-
-def _total(rows: Iterable[TensorRow]) -> PartTotal:
-    rows = list(rows)
-    return PartTotal(
-        len(rows), sum(row.num_bytes // row.dtype.itemsize for row in rows), sum(row.num_bytes for row in rows)
-    )
+    rows, totals = rows_of(read_metadata(Path(folder))), {}
+    for part in sorted({row.part for row in rows}):
+        own = [row for row in rows if row.part == part]
+        num_elements = sum(row.num_bytes // row.dtype.itemsize for row in own)
+        totals[part] = PartTotal(len(own), num_elements, sum(row.num_bytes for row in own))
+    return Contents(tuple(rows), totals)
 
 
 def read_metadata(folder: Path) -> Metadata:

@@ -48,12 +48,15 @@ def keep_frozen(run_folder: Path, tensors: Mapping[str, Tensor], source: str | N
     Raises UserError where `frozen/` is there already and holds others.
     """
     facts = Frozen(digest_of(tensors), len(tensors), source)
-    folder = run_folder / FROZEN_FOLDER
-    if source is None:
-        if World.here().on_main(lambda: is_complete(folder)):
-            _refuse_others(folder, facts)
-        else:
-            save_into(folder, 0, 0, tensors, {"frozen": asdict(facts)})
+    folder, world = run_folder / FROZEN_FOLDER, World.here()
+    if source is not None:
+        return facts
+    if not world.on_main(lambda: is_complete(folder)):
+        save_into(folder, 0, 0, tensors, {"frozen": asdict(facts)})
+    elif (known := world.on_main(lambda: read_state(folder)["frozen"]["digest"])) != facts.digest:
+        raise UserError(
+            f"{folder}: holds frozen weights of digest {known}, the run has {facts.digest}; start a run of another name"
+        )
     return facts
 
 
@@ -84,12 +87,4 @@ def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Frozen |
         raise UserError(
             f"{checkpoint}: was trained on frozen weights of digest {facts.digest} ({place}), the run has {found}; "
             "give model.from_pretrained the file it was trained from, and leave lora.base as it was"
-        )
-
-
-def _refuse_others(folder: Path, facts: Frozen) -> None:
-    known = World.here().on_main(lambda: read_state(folder)["frozen"]["digest"])
-    if known != facts.digest:
-        raise UserError(
-            f"{folder}: holds frozen weights of digest {known}, the run has {facts.digest}; start a run of another name"
         )

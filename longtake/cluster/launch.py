@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO
@@ -100,7 +100,9 @@ class Launcher:
         0: all hosts ended well. 130: interrupted, and all have ended. Else that of the process that failed first.
         Raises `UserError` with everything that stands against the launch; nothing has been started then.
         """
-        with self._signals_as_events():
+        # SIGHUP under `nohup` does not ask for an end
+        asking = set(_SIGNALS) - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
+        with taken_signals(asking, lambda number: self.events.put(Event(_USER, "signal", number)), once=False):
             try:
                 self._connect()
                 self._agree()
@@ -115,11 +117,6 @@ class Launcher:
                 for connection in self.connections:
                     connection.wait(max(0.0, end - time.monotonic()))
         return self._conclude()
-
-    def _signals_as_events(self) -> AbstractContextManager[None]:
-        """Signals that ask for an end arrive among the other events; SIGHUP under `nohup` does not ask for one."""
-        asking = set(_SIGNALS) - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
-        return taken_signals(asking, lambda number: self.events.put(Event(_USER, "signal", number)), once=False)
 
     # --- before the start
 

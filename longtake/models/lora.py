@@ -9,6 +9,7 @@ The layers are written out here rather than injected by PEFT: they keep the name
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -46,11 +47,9 @@ class FrozenLinear(nn.Linear):
         if kind is None:
             self.weight = layer.weight
         else:
-            codes, scale = storage.stored_shapes(kind, self.out_features, self.in_features)
-            device, dtype = layer.weight.device, layer.weight.dtype
-            empty = torch.empty(codes, dtype=storage.code_dtype(kind), device=device)
-            self.weight = nn.Parameter(empty, requires_grad=False)
-            self.weight_scale = nn.Parameter(torch.empty(scale, dtype=dtype, device=device), requires_grad=False)
+            codes, scale = storage.empty(layer.weight.detach(), kind)
+            self.weight = nn.Parameter(codes, requires_grad=False)
+            self.weight_scale = nn.Parameter(scale, requires_grad=False)
         for parameter in self.parameters():
             parameter.requires_grad_(False)
 
@@ -161,7 +160,7 @@ def target_layers(
     for pattern in usual if targets is None else _resolved(targets, aliases):
         found = {name for name in linear if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
         if targets is not None and not found:
-            ends = sorted({_kind_of(name) for name in linear})
+            ends = sorted({re.sub(r"^[^.]+\.\d+\.", "", name) for name in linear})  # without the numbers of blocks
             raise UserError(f"lora.targets: {pattern!r} names no linear layer; choose among {', '.join(ends)}")
         chosen |= found
     return [name for name in linear if name in chosen]
@@ -174,12 +173,6 @@ def _resolved(targets: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> l
         alias = next((alias for alias in aliases if f".{pattern}".endswith(f".{alias}")), None)
         found += [pattern] if alias is None else [pattern.removesuffix(alias) + own for own in aliases[alias]]
     return found
-
-
-def _kind_of(name: str) -> str:
-    """A layer's name without the number of its block: `img_attn.q_proj` of `double_blocks.3.img_attn.q_proj`."""
-    parts = name.split(".")
-    return ".".join(parts[2:]) if len(parts) > 2 and parts[1].isdigit() else name
 
 
 def adapt(model: nn.Module, sizes: Mapping[str, AdapterSize], base: str, dtype: torch.dtype) -> None:

@@ -37,11 +37,11 @@ _NF4 = (
 )  # fmt: skip
 
 
-def stored_shapes(kind: Kind, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the codes and of the scales of a weight [rows, columns]."""
-    if kind == "nf4":
-        return (rows, columns // 2), (rows, columns // _BLOCK)
-    return (rows, columns), (rows,)
+def empty(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Codes and scales for a weight like this one, still without values; scales are of its dtype."""
+    rows, columns = weight.shape
+    codes, scales = ((rows, columns // 2), (rows, columns // _BLOCK)) if kind == "nf4" else ((rows, columns), (rows,))
+    return weight.new_empty(codes, dtype=torch.int8 if kind == "int8" else torch.uint8), weight.new_empty(scales)
 
 
 def check_width(kind: Kind, name: str, columns: int) -> None:
@@ -50,11 +50,6 @@ def check_width(kind: Kind, name: str, columns: int) -> None:
         raise UserError(
             f'lora.base = "nf4": the {columns} inputs of {name} do not divide by {_BLOCK}; choose "int8" or "fp8"'
         )
-
-
-def code_dtype(kind: Kind) -> torch.dtype:
-    """The dtype of the codes."""
-    return torch.int8 if kind == "int8" else torch.uint8
 
 
 def encode(weight: Tensor, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

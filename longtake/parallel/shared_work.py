@@ -15,6 +15,7 @@ from torch import Tensor
 from longtake.parallel.tokens import share
 
 R = TypeVar("R")
+Group = Callable[[], dist.ProcessGroup | None]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Tile:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True)
 class TileShare:
     """Computes tiles over the ranks of a group: each rank its own, then every result is broadcast.
 
@@ -32,12 +34,13 @@ class TileShare:
     of the group pass tiles of the same shapes in the same order. Results are bit for bit those of one rank.
     """
 
-    def __init__(self, group: Callable[[], dist.ProcessGroup | None], dtype: torch.dtype, device: torch.device) -> None:
-        self._group, self._dtype, self._device = group, dtype, device
+    group: Group
+    dtype: torch.dtype
+    device: torch.device
 
     def __call__(self, tiles: Sequence[Tile]) -> list[Tensor]:
         """The results in order, each `[*shape]`, of `dtype` on the device. Collective over the group."""
-        group = self._group()
+        group = self.group()
         if group is None:
             return [tile.run() for tile in tiles]
         rank, owners = dist.get_rank(group), deal([math.prod(p.shape) for p in tiles], dist.get_world_size(group))
@@ -46,14 +49,15 @@ class TileShare:
         for i, tile in enumerate(tiles):
             result = own.get(i)
             if result is None:
-                result = torch.empty(tile.shape, dtype=self._dtype, device=self._device)
+                result = torch.empty(tile.shape, dtype=self.dtype, device=self.device)
             assert tuple(result.shape) == tuple(tile.shape), f"found {tuple(result.shape)}, expected {tile.shape}"
-            assert result.dtype == self._dtype, f"found {result.dtype}, expected {self._dtype}"
+            assert result.dtype == self.dtype, f"found {result.dtype}, expected {self.dtype}"
             dist.broadcast(result.view(-1).view(torch.uint8), group=group, group_src=owners[i])
             results.append(result)
         return results
 
 
+@dataclass(frozen=True)
 class RowShare:
     """Computes the rows of a batch over the ranks of a group: each a contiguous range, which is then broadcast.
 
@@ -61,27 +65,23 @@ class RowShare:
     computes the first row and discards it, because `run` is itself collective.
     """
 
-    def __init__(
-        self,
-        group: Callable[[], dist.ProcessGroup | None],
-        dtype: torch.dtype,
-        device: torch.device,
-        every_rank: bool = False,
-    ) -> None:
-        self._group, self._tiles, self._every_rank = group, TileShare(group, dtype, device), every_rank
+    group: Group
+    dtype: torch.dtype
+    device: torch.device
+    every_rank: bool = False
 
     def __call__(self, rows: Sequence[R], run: Callable[[Sequence[R]], Tensor], shape: tuple[int, ...]) -> Tensor:
         """`[B, *shape]` on the device; `run` makes `[n, *shape]` of n rows, called at most once. Collective over the
         group."""
-        group = self._group()
+        group = self.group()
         if group is None:
             return run(rows)
         size = dist.get_world_size(group)
         ranges = [share(len(rows), size, rank) for rank in range(size)]  # longer ones first, as `deal` takes them
-        if self._every_rank and not ranges[dist.get_rank(group)][1]:
+        if self.every_rank and not ranges[dist.get_rank(group)][1]:
             run(rows[:1])
         tiles = [Tile(partial(run, rows[at : at + count]), (count, *shape)) for at, count in ranges if count]
-        return torch.cat(self._tiles(tiles))
+        return torch.cat(TileShare(self.group, self.dtype, self.device)(tiles))
 
 
 def deal(costs: Sequence[int], ranks: int) -> list[int]:

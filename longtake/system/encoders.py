@@ -214,7 +214,8 @@ def _build_autoencoder(config: encoders.AutoencoderSection, device: torch.device
     weights = encoders.CheckedWeights(files, autoencoder.names(files), shapes, path, "ae")
 
     def place(parts: Mapping[str, nn.Module]) -> None:
-        away = _offloaded_parts(config, parts)
+        # a single layer is worth no copy
+        away = [part for part in parts.values() if _placement(config) == "offloaded" and any(part.children())]
         parallel.fill_frozen(nn.ModuleDict(parts), weights, _CPU if away else device)
         for part in parts.values():
             if part in away:
@@ -229,11 +230,6 @@ def _build_autoencoder(config: encoders.AutoencoderSection, device: torch.device
     place(autoencoder.encoding)
     autoencoder.load_decoder = load_decoder
     return autoencoder
-
-
-def _offloaded_parts(config: encoders.AutoencoderSection, parts: Mapping[str, nn.Module]) -> list[nn.Module]:
-    """Those of an autoencoder's parts that are on the device only while they run: a single layer is worth no copy."""
-    return [part for part in parts.values() if _placement(config) == "offloaded" and any(part.children())]
 
 
 def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> encoders.TextEncoder:

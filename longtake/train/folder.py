@@ -59,7 +59,8 @@ def open_folder(config: RunConfig, world: World, source: str) -> Iterator[RunFol
                 place, seconds = _begun_before(config) or _find(config, source)
                 if (lock := _lock(place.path, seconds)) is not None:
                     stack.enter_context(lock)
-                    _sign(place.path)
+                    if (job := _job()) is not None:
+                        write_whole(place.path / LAUNCH_FILE, json.dumps({"job": job}) + "\n")
                     return place
                 if seconds and place.path.exists():
                     raise UserError(
@@ -138,12 +139,6 @@ def _job() -> str | None:
         return None
     run_id = os.environ["TORCHELASTIC_RUN_ID"]
     return run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"  # the parent is torchrun
-
-
-def _sign(folder: Path) -> None:
-    """Records which job works in the folder."""
-    if (job := _job()) is not None:
-        write_whole(folder / LAUNCH_FILE, json.dumps({"job": job}) + "\n")
 
 
 def _signature(path: Path) -> str | None:

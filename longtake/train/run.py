@@ -213,7 +213,7 @@ class RunLaunch:
         write_whole(place.path / "bucket_report.txt", report.text() + "\n", synced=False)
         count, trained = system.num_parameters()
         size = f"{amount(count)} parameters" + (f", {amount(trained)} of them train" if trained < count else "")
-        dtype, processes = str(system.dtype).removeprefix("torch."), f"{world.size} process{'es'[: world.size - 1]}"
+        dtype, processes = str(system.dtype).removeprefix("torch."), f"{world.size} process{'es' * (world.size > 1)}"
         lines = [f"run folder: {place.path}"]
         if place.checkpoint is not None:
             lines.append(f"starts from {place.checkpoint}, step {start.state.clock.global_step}")

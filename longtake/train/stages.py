@@ -143,22 +143,17 @@ def keys_of_generation(path: Path, dialect: Dialect | None = None) -> frozenset[
     return frozenset() if names & OF_TRAINING else names & _OF_GENERATION
 
 
-def _refuse_generation_file(path: Path, dialect: Dialect | None) -> None:
-    """Raises `UserError` for a run file of `longtake generate`: its every key would be refused by itself."""
-    if not (of_generation := keys_of_generation(path, dialect)):
-        return
-    raise UserError(
-        f"{path}: has {min(of_generation)}, so it is a run file of `longtake generate {shlex.quote(str(path))}`; "
-        "give one of training, such as a preset (`longtake preset` lists them), or the folder of an earlier run"
-    )
-
-
 def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | None:
-    """The stages of RUN; None where it has none. Raises `ConfigError`, and `UserError` for stages that are none."""
+    """The stages of RUN; None where it has none. Raises `ConfigError`, and `UserError` for stages that are none and for
+    a run file of `longtake generate`."""
     path = Path(run)
     if not path.is_file():
         return None
-    _refuse_generation_file(path, dialect)
+    if of_generation := keys_of_generation(path, dialect):  # its every key would be refused by itself
+        raise UserError(
+            f"{path}: has {min(of_generation)}, so it is a run file of `longtake generate {shlex.quote(str(path))}`; "
+            "give one of training, such as a preset (`longtake preset` lists them), or the folder of an earlier run"
+        )
     tree = load_config(path, [], dict[str, Any], dialect=dialect).marked
     if STAGES not in tree:
         return None
