@@ -29,11 +29,6 @@ class HostBuffers:
         self._used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._largest = 0
 
-    @property
-    def num_bytes(self) -> int:
-        """What all buffers take together."""
-        return sum(len(data) for data, _ in self._used)
-
     def expect(self, num_bytes: int) -> None:
         """Announces how large batches will become: buffers made from now on are at least as large."""
         self._largest = max(self._largest, num_bytes)

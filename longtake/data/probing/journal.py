@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,12 @@ class Journal:
     def _find_start(self, belongs_to: dict[str, Any]) -> int:
         """Checks or writes the first line, drops a half last one, and returns where the answers begin."""
         ours = {"format": "longtake journal", "version": FORMAT_VERSION} | belongs_to
-        if self._drop_half_line() == 0:
-            return self._begin(ours)
         with open(self.path, "rb") as file:
             line = file.readline()
+            size = sum(len(each) for each in chain([line], file) if each.endswith(b"\n"))
+        os.ftruncate(self._file.fileno(), size)
+        if not size:
+            return self._begin(ours)
         theirs = None
         with suppress(ValueError):
             theirs = parse_json(line)
@@ -124,15 +126,6 @@ class Journal:
         self._write()
         os.fsync(self._file.fileno())
         return self._file.seek(0, os.SEEK_END)
-
-    def _drop_half_line(self) -> int:
-        """Cuts off what follows the last line's end. Returns the size that is left."""
-        if not self._file.seek(0, os.SEEK_END):
-            return 0
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b"\n") + 1
-        os.ftruncate(self._file.fileno(), end)
-        return end
 
     def _write(self) -> None:
         data = memoryview("".join(self._held).encode())

@@ -117,9 +117,9 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
         return None
     boxes = videos[0]
     samples = dict(_boxes(moov, dict(_boxes(moov, boxes[b"minf"]))[b"stbl"]))
-    described = _read_description(moov, samples[b"stsd"])
-    times = _read_times(moov, samples)
-    if described is None or times is None or not _lies_inside(moov, samples, file_size):
+    described, sizes = _read_description(moov, samples[b"stsd"]), _read_sizes(moov, samples[b"stsz"])
+    times = _read_times(moov, samples, len(sizes))
+    if described is None or times is None or not _lies_inside(moov, samples, sizes, file_size):
         return None
     codec, height, width = described
     scale, length = _read_scale(moov, boxes[b"mdhd"])
@@ -174,13 +174,11 @@ def _read_description(data: bytes, span: Span) -> tuple[str, int, int] | None:
     return (codec, *size) if size == (height, width) else None  # two opinions: FFmpeg knows which one decoders follow
 
 
-def _read_times(data: bytes, samples: dict[bytes, Span]) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """When each frame is shown and decoded (§8.6.1), int64 [N] in the order of the file, and how long all take, in
-    ticks; None unless the file starts at a key frame and its tables agree."""
+def _read_times(data: bytes, samples: dict[bytes, Span], num: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """When each of `num` frames is shown and decoded (§8.6.1), int64 [N] in the order of the file, and how long all
+    take, in ticks; None unless the file starts at a key frame and its tables agree."""
     counts, steps = _table(data, samples[b"stts"], ">u4", 2).astype(np.int64).T
-    num = int(counts.sum())
-    # A short file may claim any count: the sizes, four bytes each or all equal, are compared before anything is made.
-    if num < 1 or num != _num_samples(data, samples) or steps.min() < 0 or steps.max() >= 1 << 31:
+    if num < 1 or int(counts.sum()) != num or steps.min() < 0 or steps.max() >= 1 << 31:
         return None
     decoded = np.concatenate([[0], np.cumsum(np.repeat(steps, counts))])
     shown, total = decoded[:-1], int(decoded[-1])
@@ -195,35 +193,27 @@ def _read_times(data: bytes, samples: dict[bytes, Span]) -> tuple[np.ndarray, np
     return (shown, decoded[:-1], total) if total > 0 and shown.min() >= 0 else None
 
 
-def _num_samples(data: bytes, samples: dict[bytes, Span]) -> int:
-    start, end = samples[b"stsz"]
-    equal, count = struct.unpack_from(">II", data, start + 4)
-    if equal:  # one frame, or uncompressed ones; nothing of the count's length lies in the file to vouch for it
-        return count if count == 1 else -1
-    return -1 if count > (end - start - 12) // 4 else count
+def _read_sizes(data: bytes, span: Span) -> np.ndarray:
+    """Bytes of each frame (§8.7.3): int64 [N]."""
+    equal, count = struct.unpack_from(">II", data, span[0] + 4)
+    if equal and count != 1:
+        raise ValueError("uncompressed frames; nothing in the file vouches for their number")
+    return np.array([equal]) if equal else _table(data, (span[0] + 4, span[1]), ">u4", 1)[:, 0].astype(np.int64)
 
 
 def _table(data: bytes, span: Span, kind: str, columns: int) -> np.ndarray:
-    """Rows of a table of four-byte numbers, behind a count: [N, columns]."""
+    """Rows of a table of numbers, behind a count: [N, columns]."""
     count = struct.unpack_from(">I", data, span[0] + 4)[0]
-    if not 0 < count * columns * 4 <= span[1] - span[0] - 8:
+    if not 0 < count * columns * np.dtype(kind).itemsize <= span[1] - span[0] - 8:
         raise ValueError("a table is empty or longer than its box")
     return np.frombuffer(data, kind, count * columns, span[0] + 8).reshape(count, columns)
 
 
-def _lies_inside(data: bytes, samples: dict[bytes, Span], file_size: int) -> bool:
+def _lies_inside(data: bytes, samples: dict[bytes, Span], sizes: np.ndarray, file_size: int) -> bool:
     """Whether every frame has bytes and all of them lie in the file (§8.7)."""
-    start = samples[b"stsz"][0]
-    equal, count = struct.unpack_from(">II", data, start + 4)  # accepted by `_num_samples`
-    sizes = np.array([equal]) if equal else np.frombuffer(data, ">u4", count, start + 12).astype(np.int64)
-    if b"stco" in samples:
-        chunks = _table(data, samples[b"stco"], ">u4", 1)[:, 0].astype(np.int64)
-    else:
-        count = struct.unpack_from(">I", data, samples[b"co64"][0] + 4)[0]
-        if count * 8 > samples[b"co64"][1] - samples[b"co64"][0] - 8:
-            return False
-        chunks = np.frombuffer(data, ">i8", count, samples[b"co64"][0] + 8).astype(np.int64)
-    if not len(chunks) or sizes.min() < 1:
+    place, kind = (b"stco", ">u4") if b"stco" in samples else (b"co64", ">i8")
+    chunks = _table(data, samples[place], kind, 1)[:, 0].astype(np.int64)
+    if sizes.min() < 1:
         return False
     first, per_chunk, _ = _table(data, samples[b"stsc"], ">u4", 3).astype(np.int64).T
     runs = np.diff(np.append(first, len(chunks) + 1))
