@@ -57,18 +57,23 @@ def tiles(figures: Iterable[tuple[str, object]]) -> Html:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: Sequence[int] = (0,)) -> Html:
-    """Rows of cells under `head`, if any; columns but `words` stand right. A row of one cell heads those below it."""
+    """Rows of cells under `head`, if any; columns but `words` stand right. A row of one cell heads those below it.
 
-    def line(tag: str, row: Sequence[object]) -> Html:
-        kinds = ["" if column in words else ' class="n"' for column in range(len(row))]
-        cells = (html(f"<{tag}{kind}>{{}}</{tag}>", cell) for kind, cell in zip(kinds, row, strict=True))
-        return html("<tr>{}</tr>", joined(cells))
+    On a phone a row of three cells or more becomes lines of its own, each with the words of its column in front."""
+    kinds = ["" if column in words else ' class="n"' for column in range(len(head))]
+    narrow = len(head) > 2
 
     def body(row: Sequence[object]) -> Html:
-        return html(f'<tr><th colspan="{len(head)}">{{}}</th></tr>', row[0]) if len(row) == 1 else line("td", row)
+        if len(row) == 1:
+            return html(f'<tr><th colspan="{len(head)}">{{}}</th></tr>', row[0])
+        names = [html(' data-head="{}"', name) if narrow else Html() for name in head]
+        cells = (html(f"<td{kind}{{}}>{{}}</td>", *each) for kind, *each in zip(kinds, names, row, strict=True))
+        return html("<tr>{}</tr>", joined(cells))
 
-    first = [line("th", head)] if any(head) else []
-    return html('<div class="wide"><table>{}</table></div>', joined([*first, *map(body, rows)]))
+    heads = joined(html(f"<th{kind}>{{}}</th>", name) for kind, name in zip(kinds, head, strict=True))
+    first = [html('<tr class="heads">{}</tr>', heads)] if any(head) else []
+    kind = "wide narrow" if narrow else "wide"
+    return html('<div class="{}"><table>{}</table></div>', kind, joined([*first, *map(body, rows)]))
 
 
 def pairs(rows: Iterable[tuple[object, object]]) -> Html:

@@ -155,3 +155,12 @@ def test_no_other_module_has_a_style_of_its_own() -> None:
     package = Path(pages.__file__).parent
     styled = [path.name for path in package.rglob("*.py") if re.search("<style|<!doctype", path.read_text("utf-8"))]
     assert styled == ["pages.py"]
+
+
+def test_on_a_phone_each_cell_of_a_wide_table_says_its_column() -> None:
+    rows = [("a", 1, 2), ("b",), ("c", 3, 4)]
+    text = pages.table(("name", "of <one>", "two"), rows)
+    assert re.findall(r'data-head="([^"]*)"', text) == ["name", "of &lt;one&gt;", "two"] * 2
+    assert 'class="wide narrow"' in text
+    assert "data-head" not in pages.table(("", ""), [("a", 1)]), "what is narrow anyway stays a table"
+    assert "@media (max-width:40rem)" in pages.STYLE

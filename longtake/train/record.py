@@ -147,6 +147,7 @@ class Recorder:
                 "samples": loaded,
                 "seconds": round(seconds, 4),
                 "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
+                **({"drawn": _drawn(record.slots)} if len(by_bucket) > 1 else {}),
                 **({"rates": dict(record.rates)} if len(record.rates) > 1 else {}),
                 **({} if counts else {"skipped": True, "clips": self._clips(record)}),
             }
@@ -219,3 +220,11 @@ class Recorder:
             f"step {step}: the {what}{before} (clips of that micro-batch begin with {clips}); nothing was saved "
             "meanwhile, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
         )
+
+
+def _drawn(slots: Sequence[Slot]) -> dict[str, int]:
+    """Samples of a step by bucket, those that could not be loaded included."""
+    found: dict[str, int] = defaultdict(int)
+    for slot in slots:
+        found[slot.bucket.name] += int((slot.weights > 0).sum())
+    return dict(found)

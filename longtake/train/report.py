@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from longtake.train.stages import CONFIG_FILE, read_run
 _BUCKETS_FILE = "bucket_report.json"
 _PARTS = ("steps that count", "starting", "steps made again", "saving", "waiting for data", "steps left out")
 _MOST_FILMS, _MOST_TEXT, _MOST_CURVES, _MOST_LOST = 24, 2000, 12, 100
+_MOST_PASSES, _MOST_BUCKETS = 8, 24
+_SEVERAL = "several in one step"  # of lines that do not say how many samples each had
 _LAST = 25  # steps whose mean is the loss of a run
 
 
@@ -162,14 +164,38 @@ def _data(record: RunRecord) -> pages.Html:
         f"Samples trained on: {record.samples:,}; samples that could not be loaded: {len(record.lost):,}; steps left "
         f"out for a loss or gradient that was not finite or too large: {skipped:,}."
     )
-    parts = [pages.html("<p>{}</p>", said)]
+    parts = [pages.html("<p>{}</p>", said), *_trained(record.lines)]
     if record.buckets is not None:
-        parts.append(pages.html('<p class="note">As the last launch found the clips:</p>{}', record.buckets))
+        parts.append(pages.html("<h3>Clips <span>as the last launch found them</span></h3>{}", record.buckets))
     if record.lost:
         rows = [(fault.path, fault.reason, fault.pass_index) for fault in record.lost[:_MOST_LOST]]
         name = f"{len(record.lost):,} samples that could not be loaded, of which {len(rows)} are shown"
         parts.append(pages.folded(name, pages.table(("clip", "reason", "pass"), rows, words=(0, 1))))
     return pages.joined(parts)
+
+
+def _trained(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
+    """What the steps of all launches were made of, by pass and by bucket."""
+    passes, samples, steps = Counter[int](), Counter[str](), Counter[str]()
+    for line in lines:
+        count, names, drawn = line.get("samples"), line.get("buckets"), line.get("drawn")
+        if line.get("skipped") or not isinstance(count, int) or not isinstance(names, dict):
+            continue
+        passes[line["pass"] if isinstance(line.get("pass"), int) else 0] += count
+        known = isinstance(drawn, dict) and all(isinstance(number, int) for number in drawn.values())
+        for name, number in (drawn if known else {next(iter(names)) if len(names) == 1 else _SEVERAL: count}).items():
+            samples[name] += number
+            steps[name] += 1
+    if not passes:
+        return
+    shown = ", ".join(f"{count:,} in pass {index:,}" for index, count in sorted(passes.items())[:_MOST_PASSES])
+    more = f" and {len(passes) - _MOST_PASSES:,} passes more" if len(passes) > _MOST_PASSES else ""
+    head, most = ("bucket", "samples", "steps with it"), max(1, *samples.values())
+    rows = [(name, pages.meter(n / most, f"{n:,}"), f"{steps[name]:,}") for name, n in samples.most_common()]
+    yield pages.html("<h3>Trained on <span>in all launches: {}</span></h3>", shown + more)
+    yield pages.table(head, rows[:_MOST_BUCKETS])
+    if rest := rows[_MOST_BUCKETS:]:
+        yield pages.folded(f"{len(rest)} smaller buckets", pages.table(head, rest))
 
 
 def _time(seconds: Seconds) -> pages.Html:

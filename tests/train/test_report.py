@@ -45,6 +45,8 @@ def record(folder: Path, **changes: object) -> RunRecord:
         | {"buckets": {"32px/8f/1:1" if step % 2 else "32px/1f/1:1": 2 / step}}
         for step in range(1, 61)
     ]
+    lines[0] |= {"buckets": {"32px/8f/1:1": 2.0, "32px/1f/1:1": 2.0}, "drawn": {"32px/8f/1:1": 1, "32px/1f/1:1": 3}}
+    lines[1] |= {"buckets": {"32px/8f/1:1": 1.0, "32px/1f/1:1": 1.0}, "pass": 1}  # of an older version
     lines[-1] |= {"loss": "NaN", "skipped": True}
     files = {"config.py": CONFIG, "bucket_report.json": json.dumps(BUCKETS), "goodput.json": json.dumps(SECONDS)}
     files["metrics.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines)
@@ -80,7 +82,14 @@ def test_a_report_tells_what_was_trained_on_and_what_was_lost(tmp_path: Path) ->
     )
     assert "10 unused: too <short> (rows 1, 2, ...)" in data
     assert {"a <bad> clip.mp4", "the file is empty"} <= set(data)
-    assert found.bars[0] == [("30 used", 75.0), ("10 unused: too <short> (rows 1, 2, ...)", 25.0)]
+    assert found.bars[3] == [("30 used", 75.0), ("10 unused: too <short> (rows 1, 2, ...)", 25.0)]
+    assert "in all launches: 232 in pass 0, 4 in pass 1" in data, "not those of the last launch alone"
+    at = data.index("steps with it") + 1
+    assert data[at : at + 9] == [
+        *("32px/8f/1:1", "117", "30"),
+        *("32px/1f/1:1", "115", "29"),
+        *("several in one step", "4", "1"),
+    ]
 
 
 def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:

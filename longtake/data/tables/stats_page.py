@@ -28,7 +28,7 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Htm
         examples = grid(_example(row, path, text, open_clip) for row, path, text in stats.examples)
         sections += [
             html(
-                '<h2>Clips</h2><p class="note">Drawn at random. Point at one to play up to {} s of it.</p>{}',
+                '<h2>Clips</h2><p class="note">At random. Point at one, or tap it, to play up to {} s of it.</p>{}',
                 f"{FILM_SECONDS:g}",
                 examples,
             )
