@@ -109,6 +109,10 @@ STEPS = {
         *(FULL_WIDTH, (33, 32, 32), 512),
         {"batch": 2, "shard": 4, "sequence": 2, "sequence_attention": "ring", "remat": (1, 0)},
     ),
+    "ring, stills": (
+        *(FULL_WIDTH, (1, 26, 40), 512),
+        {"batch": 64, "shard": 2, "sequence": 4, "sequence_attention": "ring", "zero": 2, "remat": (1, 2)},
+    ),
     "adapters": (FULL_WIDTH, (33, 32, 32), 512, {"lora": LoraConfig(rank=32)}),
     "adapters on 4 bits, remat": (FULL_WIDTH, (33, 32, 32), 512, {"lora": LoraConfig(base="nf4"), "remat": (1, 2)}),
     "the last blocks": (FULL_WIDTH, (33, 32, 32), 512, {"train_only": ("single_blocks.1", "final_layer")}),
@@ -126,8 +130,8 @@ AT_ONCE = (
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in STEPS]
 )
-def test_the_most_that_a_step_holds_is_foretold_within_a_tenth(name: str) -> None:
-    check_step(*STEPS[name])
+def test_the_most_that_a_step_holds_is_foretold_within_a_few_percent(name: str) -> None:
+    check_step(*STEPS[name], within={"tiny": 0.06, "tiny, remat": 0.06, "one GPU": 0.1}.get(name, 0.03))
 
 
 @pytest.mark.slow
@@ -145,17 +149,17 @@ def test_the_most_that_a_step_holds_is_foretold_within_a_tenth(name: str) -> Non
     ids=["256px 129 frames", "256px 33 frames", "768px 33 frames"],
 )
 def test_the_11b_model_is_foretold_within_a_tenth(config: MMDiTConfig, latent: tuple, options: dict) -> None:
-    check_step(config, latent, 512, options)
+    check_step(config, latent, 512, options, within=0.1)
 
 
-def check_step(config: MMDiTConfig, latent: tuple[int, int, int], text: int, options: dict) -> None:
+def check_step(config: MMDiTConfig, latent: tuple[int, int, int], text: int, options: dict, *, within: float) -> None:
     with norms_as_on_cuda():
         counted = step_bytes(config, latent, text, **options)
     own = {key: value for key, value in options.items() if key in ("lora", "train_only")}
     layout = {key: value for key, value in options.items() if key not in ("batch", *own)}
     sizes = micro_batch(config, latent, text, options.get("batch", 1))
     said = forecast_memory(config, sizes, Layout(upkeep=Upkeep(**own), **layout))
-    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.1)
+    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=within)
 
 
 def test_memory_grows_with_the_batch_and_shrinks_with_recomputation_and_shards() -> None:

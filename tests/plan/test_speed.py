@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch import Tensor
 
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.plan import Layout, Machine, MicroBatch, count_blocks, count_weights, forecast_time, update_seconds
 from longtake.track import gpu_named
+from tests.plan.trace import step_bytes
 
 MODEL = MMDiTConfig()
 MACHINE = Machine(gpu_named("h100"), efficiency=0.5, bandwidth=0.5)
@@ -58,6 +62,21 @@ def test_gathering_weights_is_hidden_until_it_takes_longer_than_computing() -> N
     assert found.weights_wait + found.compute == pytest.approx(sent / 0.5e9)
     assert seconds(Layout(shard=64, zero=2), slow).seconds < found.seconds  # gathers once instead of twice
     assert seconds(Layout(shard=8, replicate=8), slow).seconds < found.seconds  # only gradients leave the node
+
+
+def test_a_ring_is_counted_to_send_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, operation = [], dist.P2POp
+
+    def see(start: Any, x: Tensor, **to: Any) -> Any:
+        sent.append(x.nbytes * (start is dist.isend))
+        return operation(start, x, **to)
+
+    monkeypatch.setattr(dist, "P2POp", see)
+    model = MMDiTConfig(depth=1, depth_single_blocks=2, attention="sdpa")
+    peers = {"sequence": 4, "sequence_attention": "ring"}
+    step_bytes(model, (9, 26, 40), 512, batch=3, remat=(1, 2), **peers)
+    blocks = count_blocks(model, MicroBatch(3, (16, 9, 26, 40), 512), Layout(**peers)).blocks
+    assert sum(sent) == pytest.approx(sum(2 * there + back for there, back in (of.sent["sequence"] for of in blocks)))
 
 
 def test_peers_share_the_compute_and_wait_for_each_others_tokens() -> None:

@@ -142,7 +142,7 @@ def step_bytes(
 ) -> dict[str, int]:
     """Bytes on rank 0 by MemTracker over the micro-batches of one step of the sharded model.
 
-    `weights`: before it; `gradients`: what its end leaves; `peak`: the most at any moment, weights included.
+    `weights`: before it; `gradients`: what its end leaves; `peak`: the most at any moment, weights and inputs included.
     """
     parallel = ParallelConfig(
         shard=shard, sequence=sequence, tensor=tensor, zero=zero, sequence_attention=sequence_attention
@@ -155,6 +155,7 @@ def step_bytes(
         x, conditions = inputs(config, latent, text, batch)
         with _tracked(model) as tracker:
             before = _total(tracker, "current")
+            tracker.track_external(x, *conditions.values())
             for _ in range(micro_batches):
                 prediction = model(x, torch.empty(batch), conditions)
                 loss = (prediction.float() - x).square().mean()
