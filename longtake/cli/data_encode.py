@@ -70,10 +70,6 @@ def encode_verb(
 
 
 def _encode(config: train.RunConfig, options: encode.EncodeOptions, console: Console, mend: bool) -> None:
-    number, count = options.part
-    if not 1 <= number <= count:
-        last = f"the last one of {count} is {count}/{count}"
-        raise UserError(f"--part {number}/{count}: parts are counted from 1, {last}")
     with parallel.start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
         if mend:
             options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))

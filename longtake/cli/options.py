@@ -84,6 +84,8 @@ def read_part(words: str) -> tuple[int, int]:
     number, slash, count = words.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise UserError(f"--part {words}: expected I/N, the number of the part and of all parts, such as 3/16")
+    if not 1 <= int(number) <= int(count):
+        raise UserError(f"--part {words}: parts are counted from 1, the last one of {count} is {count}/{count}")
     return int(number), int(count)
 
 

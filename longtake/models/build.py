@@ -14,6 +14,7 @@ from longtake.contracts import Conditions
 from longtake.models.plans import SequencePlan, TensorSplit
 
 LatentSize = tuple[int, int, int, int]  # (C, F, h, w)
+_resolved = cache(resolve_name)
 
 
 class Denoiser(Protocol):
@@ -49,12 +50,7 @@ class Denoiser(Protocol):
 
 def denoiser_class(config: Any) -> type[Any]:
     """The class of a `model` section's denoiser, which the section names by `DENOISER` = "module:class"."""
-    return _named(type(config).DENOISER)
-
-
-@cache
-def _named(name: str) -> Any:
-    return resolve_name(name)
+    return _resolved(type(config).DENOISER)
 
 
 def build_denoiser(config: Any) -> nn.Module:

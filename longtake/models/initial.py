@@ -62,7 +62,7 @@ def initial_values(model: nn.Module, name: str, seed: int) -> dict[str, Tensor]:
     parameters that the model does not know (adapters) have an `initial_value` of their own.
     """
     layer, kind = _layer_of(model, name)
-    if _may_hold_codes(layer):
+    if hasattr(layer, "held_as"):  # `FrozenLinear`, whose module imports this one
         if kind == "weight_scale":
             return {}
         if kind not in ("weight", "bias"):
@@ -75,14 +75,10 @@ def initial_values(model: nn.Module, name: str, seed: int) -> dict[str, Tensor]:
 def held_as(model: nn.Module, name: str, dense: Tensor) -> dict[str, Tensor]:
     """The parameters, by name, that hold a dense value of the parameter `name`."""
     layer, kind = _layer_of(model, name)
-    if not _may_hold_codes(layer):
+    if not hasattr(layer, "held_as"):
         return {name: dense}
     prefix = name.removesuffix(kind)
     return {prefix + part: value for part, value in layer.held_as(kind, dense).items()}
-
-
-def _may_hold_codes(layer: nn.Module) -> bool:
-    return hasattr(layer, "held_as")  # `FrozenLinear`, whose module imports this one
 
 
 def _layer_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
