@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from longtake.models import AdapterSize, LoraLinear, adapt, freeze, frozen_names, target_layers
+from longtake.models import AdapterSize, LoraConfig, LoraLinear, adapt, freeze, frozen_names, target_layers
 from longtake.parallel import local_tensor, own_part
 from longtake.system.config import SystemConfig
-from longtake.weights import Adapters, find_adapters, read_adapters, tensors_of
+from longtake.weights import Adapters, Format, find_adapters, read_adapters, tensors_of
 
 
 def choose_trained(
@@ -26,17 +26,21 @@ def choose_trained(
         if config.freeze or config.train_only is not None:
             freeze(denoiser, dict.fromkeys(frozen_names(denoiser, config.freeze, config.train_only)), dtype)
         return {}
-    adapters, form, lora = kept or {}, config.family.weight_format, config.lora
-    if lora.from_pretrained:
-        adapters = read_adapters(form, find_adapters(lora.from_pretrained), config.model)
-    if adapters:
-        given = {name: (one.rank, one.scaling, one.magnitude is not None) for name, one in adapters.items()}
-        sizes = {name: AdapterSize(*size, lora.strength) for name, size in given.items()}
-    else:
-        size = AdapterSize(lora.rank, lora.alpha / lora.rank, lora.dora, lora.strength)
-        sizes = dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
-    adapt(denoiser, sizes, lora.base, dtype)
+    adapters, form = kept or {}, config.family.weight_format
+    if config.lora.from_pretrained:
+        adapters = read_adapters(form, find_adapters(config.lora.from_pretrained), config.model)
+    adapt(denoiser, adapter_sizes(form, denoiser, config.lora, adapters), config.lora.base, dtype)
     return adapters
+
+
+def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters: Adapters) -> dict[str, AdapterSize]:
+    """The adapter of each layer that has one: those of a file as they are there, else as the section says."""
+    if adapters:
+        return {
+            name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, lora.strength) for name, a in adapters.items()
+        }
+    size = AdapterSize(lora.rank, lora.alpha / lora.rank, lora.dora, lora.strength)
+    return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,19 +24,22 @@ from longtake.data import (
     read_quarantine,
 )
 from longtake.encode import FittingStore, open_fitting_store
-from longtake.parallel import BucketPeers, EntryKey, Mesh, World, bucket_degrees
+from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees
 from longtake.system import System, refuse_sharded_text, stored_windows, wanted_draws
 from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.stream import StepStream
 
+Say = Callable[[str], None]  # puts a line on this rank's terminal
+Table = ClipTable | MixedTable
+
 
 @dataclass(frozen=True)
 class RunData:
     """What samples are made of."""
 
-    table: ClipTable | MixedTable
+    table: Table
     latents: FittingStore | None  # None: the run encodes by itself
 
     @property
@@ -45,7 +48,7 @@ class RunData:
         return self.table.tables if isinstance(self.table, MixedTable) else (self.table,)
 
 
-def open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World) -> FittingStore | None:
+def open_latents(config: RunConfig, table: Table, world: World) -> FittingStore | None:
     """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
     if config.dataset.latents is None:
         return None
@@ -56,16 +59,36 @@ def open_latents(config: RunConfig, table: ClipTable | MixedTable, world: World)
     return latents
 
 
-def order_inputs(
-    config: RunConfig,
-    system: System,
-    peers: BucketPeers,
-    table: ClipTable | MixedTable,
-    state: RunState,
-    sizes: Mapping[EntryKey, int],
-    world: World,
+def open_stream(
+    config: RunConfig, system: System, data: RunData, state: RunState, world: World, folder: Path, say: Say
+) -> StepStream:
+    """The steps of a run in `folder` from the moment of `state` on; its loader is to be closed. Collective."""
+    rule, quarantine = config.bucket_rule, folder / QUARANTINE_FILE
+    peers = _bucket_peers(config, system, rule.buckets)
+    inputs = _order_inputs(config, system, peers, data.table, state, world)
+    make: Callable[..., SlotDataset] = SlotDataset
+    if data.latents is not None:
+        windows = stored_windows(config, config.condition_config, rule.buckets, data.latents.store)
+        make = partial(StoredDataset, data.latents.store, windows=windows)
+    dataset = make(
+        data.table,
+        config.dataset,
+        seed=config.seed,
+        stage=config.stage_number,
+        latent=system.latent,
+        draws=wanted_draws(config, system.objective.draws, system.facts.posterior),
+        rules=config.sample_rules,
+        law=rule,
+        quarantined=read_quarantine(quarantine),
+    )
+    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
+    return StepStream(inputs, loader, peers, world, quarantine, say)
+
+
+def _order_inputs(
+    config: RunConfig, system: System, peers: BucketPeers, table: Table, state: RunState, world: World
 ) -> OrderInputs:
-    """What the order of every pass is a function of. `state`: where the launch begins."""
+    """What the order of every pass is a function of."""
     rule = config.bucket_rule
     if system.encoders is not None:
         for bucket in rule.buckets:
@@ -82,40 +105,9 @@ def order_inputs(
         weights=table.weights,
         views=config.dataset.views,
         cost=cost,
-        slot_sizes=sizes,
+        slot_sizes=_slot_sizes(config, peers, rule.buckets, state.slot_sizes),
         **order_columns(table),
     )
-
-
-def open_stream(
-    config: RunConfig,
-    inputs: OrderInputs,
-    data: RunData,
-    system: System,
-    peers: BucketPeers,
-    world: World,
-    folder: Path,
-    say: Callable[[str], None],
-) -> StepStream:
-    """The steps of a run in `folder`; its loader is to be closed."""
-    quarantine = folder / QUARANTINE_FILE
-    make: Callable[..., SlotDataset] = SlotDataset
-    if data.latents is not None:
-        windows = stored_windows(config, config.condition_config, inputs.rule.buckets, data.latents.store)
-        make = partial(StoredDataset, data.latents.store, windows=windows)
-    dataset = make(
-        data.table,
-        config.dataset,
-        seed=config.seed,
-        stage=config.stage_number,
-        latent=system.latent,
-        draws=wanted_draws(config, system.objective.draws, system.facts.posterior),
-        rules=config.sample_rules,
-        law=inputs.rule,
-        quarantined=read_quarantine(quarantine),
-    )
-    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
-    return StepStream(inputs, loader, peers, world, quarantine, say)
 
 
 def _host_bytes(config: RunConfig, world: World) -> int:
@@ -125,17 +117,17 @@ def _host_bytes(config: RunConfig, world: World) -> int:
     return int((machine_bytes() / 4 if gb is None else gb * 1e9) / ranks_here)
 
 
-def bucket_peers(config: RunConfig, system: System, mesh: Mesh, buckets: Sequence[Bucket]) -> BucketPeers:
+def _bucket_peers(config: RunConfig, system: System, buckets: Sequence[Bucket]) -> BucketPeers:
     """The peers of every entry of the bucket table, as `parallel.bucket_sequence` wants them. Collective."""
 
     def tokens(bucket: Bucket) -> int:
         return system.tokens(bucket.shape) + system.facts.text_length
 
-    degrees = bucket_degrees(config.parallel, mesh.sequence, buckets, tokens)
-    return BucketPeers.create(mesh, degrees, system.cut, type(system.denoiser).heads(config.model))
+    degrees = bucket_degrees(config.parallel, system.mesh.sequence, buckets, tokens)
+    return BucketPeers.create(system.mesh, degrees, system.cut, type(system.denoiser).heads(config.model))
 
 
-def slot_sizes(
+def _slot_sizes(
     config: RunConfig, peers: BucketPeers, buckets: Sequence[Bucket], kept: SlotSizes | None
 ) -> dict[EntryKey, int]:
     """Micro-batches of a slot of each entry: those that the peers of one data rank run side by side.
@@ -148,12 +140,12 @@ def slot_sizes(
     return {bucket.entry: peers.at_once(bucket) for bucket in buckets}
 
 
-def slot_sizes_kept(config: RunConfig, sizes: Mapping[EntryKey, int], buckets: Sequence[Bucket]) -> SlotSizes:
+def slot_sizes_kept(config: RunConfig, inputs: OrderInputs) -> SlotSizes:
     """The sizes, and what they follow from, for checkpoints."""
     found: dict[str, dict[str, int]] = {}
-    for (name, num_frames), size in sizes.items():
+    for (name, num_frames), size in inputs.slot_sizes.items():
         found.setdefault(name, {})[str(num_frames)] = size
-    return SlotSizes(_basis(config, buckets), found)
+    return SlotSizes(_basis(config, inputs.rule.buckets), found)
 
 
 def _basis(config: RunConfig, buckets: Sequence[Bucket]) -> Any:

@@ -46,15 +46,7 @@ from longtake.train.health import (
     held_signals,
     record_collectives,
 )
-from longtake.train.inputs import (
-    RunData,
-    bucket_peers,
-    open_latents,
-    open_stream,
-    order_inputs,
-    slot_sizes,
-    slot_sizes_kept,
-)
+from longtake.train.inputs import RunData, open_latents, open_stream, slot_sizes_kept
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder
@@ -186,22 +178,19 @@ class RunLaunch:
 
     def open_stream(self, system: System, data: RunData, start: Start, place: RunFolder) -> tuple[RunState, StepStream]:
         """The stream of steps, and what every checkpoint says of the run, its frozen tensors left out."""
-        config, world, buckets = self.config, self.world, self.config.bucket_rule.buckets
-        peers = bucket_peers(config, system, system.mesh, buckets)
-        sizes = slot_sizes(config, peers, buckets, start.state.slot_sizes)
-        inputs = order_inputs(config, system, peers, data.table, start.state, sizes, world)
-        versions = {"longtake": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        config, state = self.config, start.state
+        stream = open_stream(config, system, data, state, self.world, place.path, self.say)
         begun = RunState(
-            clock=start.state.clock,
-            data=start.state.data,
+            clock=state.clock,
+            data=state.data,
             config=dump_config(config),
             name=place.path.name,
-            slots_per_step=inputs.slots_per_step,
-            slot_sizes=slot_sizes_kept(config, sizes, buckets),
+            slots_per_step=stream.inputs.slots_per_step,
+            slot_sizes=slot_sizes_kept(config, stream.inputs),
             adapters=system.adapter_scaling(),
-            versions=versions,
+            versions={"longtake": __version__, "torch": torch.__version__, "python": platform.python_version()},
         )
-        return begun, open_stream(config, inputs, data, system, peers, world, place.path, self.say)
+        return begun, stream
 
     def announce(
         self, place: RunFolder, system: System, update: WeightUpdate, data: RunData, start: Start, order: PassOrder
