@@ -27,12 +27,15 @@ def test_each_step_has_one_line_with_everything_needed_to_compare_runs(config: P
     lines = metrics(outcome.folder)
     assert [line["step"] for line in lines] == list(range(1, 9))
     for line in lines:
-        assert line.keys() == KEYS
+        several = {"drawn"} if len(line["buckets"]) > 1 else set()
+        assert line.keys() == KEYS | several
+        assert not several or sum(line["drawn"].values()) == line["samples"]
         assert float.fromhex(line["loss_bits"]) == line["loss"]
         assert len(line["digest"]) == 16
         assert line["seconds"] > 0
         assert line["grad_norm"] > 0
     assert sum(line["samples"] for line in lines[:4]) == 40
+    assert any("drawn" in line for line in lines)
     assert lines[0]["lr"] < lines[1]["lr"] < lines[2]["lr"] == 3e-3
     assert {name for line in lines for name in line["buckets"]} >= {"32px/16f/3:2", "32px/8f/3:2", "32px/1f/3:2"}
 
