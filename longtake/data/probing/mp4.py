@@ -47,29 +47,21 @@ class Mp4Video:
 def read_mp4(path: str) -> Mp4Video | None:
     """The file's video by its index, or None where a more careful reader must look. Raises `OSError`."""
     with open(path, "rb") as file:
-        moov = _read_moov(file)
-        if moov is None:
-            return None
         try:
-            return _read_video(moov, os.fstat(file.fileno()).st_size)
+            moov = _read_moov(file)
+            return None if moov is None else _read_video(moov, os.fstat(file.fileno()).st_size)
         except (struct.error, LookupError, ValueError, ArithmeticError):  # boxes lack, or are damaged: FFmpeg says how
             return None
 
 
 def _read_moov(file: BinaryIO) -> bytes | None:
-    """The contents of the index box; None for a file with fragments or with boxes past its end."""
+    """The contents of the index box; None for a file with fragments, of another kind, or without."""
     size = os.fstat(file.fileno()).st_size
     at, moov = 0, None
     while at + 8 <= size:
         file.seek(at)
-        header = file.read(16)
-        length, kind = struct.unpack_from(">I4s", header)
-        skip = 8
-        if length == 1 and len(header) == 16:
-            length, skip = struct.unpack_from(">Q", header, 8)[0], 16
-        elif length == 0:
-            length = size - at
-        if (at == 0 and kind not in _FIRST_BOXES) or length < skip or at + length > size or kind == b"moof":
+        kind, skip, length = _header(file.read(16), 0, size - at)
+        if kind == b"moof" or (at == 0 and kind not in _FIRST_BOXES):
             return None
         if kind == b"moov":
             if moov is not None or length > _LARGEST_INDEX:
@@ -84,16 +76,22 @@ def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
     """Kind and contents of every box between two places."""
     at, end = span
     while at + 8 <= end:
-        length, kind = struct.unpack_from(">I4s", data, at)
-        skip = 8
-        if length == 1:
-            length, skip = struct.unpack_from(">Q", data, at + 8)[0], 16
-        elif length == 0:
-            length = end - at
-        if length < skip or at + length > end:
-            raise ValueError("a box reaches beyond the one it lies in")
+        kind, skip, length = _header(data, at, end - at)
         yield kind, (at + skip, at + length)
         at += length
+
+
+def _header(data: bytes, at: int, room: int) -> tuple[bytes, int, int]:
+    """Kind of the box at a place, bytes of its header, and of all of it; `room`: bytes up to the end of its parent."""
+    length, kind = struct.unpack_from(">I4s", data, at)
+    skip = 8
+    if length == 1:
+        length, skip = struct.unpack_from(">Q", data, at + 8)[0], 16
+    elif length == 0:
+        length = room
+    if not skip <= length <= room:
+        raise ValueError("a box reaches beyond the one it lies in")
+    return kind, skip, length
 
 
 def _all(data: bytes, kind: bytes, span: Span) -> list[Span]:

@@ -67,10 +67,10 @@ def _h264_size(data: bytes) -> tuple[int, int] | None:
         return None
     profile, bits = data[1], _Bits(data[4:])
     bits.golomb()  # its number
-    chroma, separate = 1, 0
+    chroma = 1
     if profile in _HIGH_PROFILES:
         chroma = bits.golomb()
-        separate = bits.take(1) if chroma == 3 else 0
+        bits.take(1 if chroma == 3 else 0)  # planes apart
         bits.golomb(), bits.golomb(), bits.take(1)  # bit depths, transform bypass
         if bits.take(1):
             for number in range(12 if chroma == 3 else 8):
@@ -90,10 +90,8 @@ def _h264_size(data: bytes) -> tuple[int, int] | None:
     if not frames_only:
         bits.take(1)
     bits.take(1)  # direct 8x8
-    left, right, top, bottom = [bits.golomb() for _ in range(4)] if bits.take(1) else (0, 0, 0, 0)
-    across = 2 if chroma in (1, 2) and not separate else 1
-    down = (2 if chroma == 1 and not separate else 1) * (2 - frames_only)
-    return _checked(rows * 16 * (2 - frames_only) - (top + bottom) * down, columns * 16 - (left + right) * across)
+    fields = 2 - frames_only
+    return _cropped(bits, rows * 16 * fields, columns * 16, chroma, fields)
 
 
 def _skip_scaling_list(bits: _Bits, length: int) -> None:
@@ -119,13 +117,14 @@ def _h265_size(data: bytes) -> tuple[int, int] | None:
         bits.take(88 * profile + 8 * level)
     bits.golomb()  # its number
     chroma = bits.golomb()
-    separate = bits.take(1) if chroma == 3 else 0
+    bits.take(1 if chroma == 3 else 0)  # planes apart
     width, height = bits.golomb(), bits.golomb()
+    return _cropped(bits, height, width, chroma)
+
+
+def _cropped(bits: _Bits, height: int, width: int, chroma: int, fields: int = 1) -> tuple[int, int] | None:
+    """The size without its margins, which come next, in units of a sample of colour."""
     left, right, top, bottom = [bits.golomb() for _ in range(4)] if bits.take(1) else (0, 0, 0, 0)
-    across = 2 if chroma in (1, 2) and not separate else 1
-    down = 2 if chroma == 1 and not separate else 1
-    return _checked(height - (top + bottom) * down, width - (left + right) * across)
-
-
-def _checked(height: int, width: int) -> tuple[int, int] | None:
+    height -= (top + bottom) * (2 if chroma == 1 else 1) * fields
+    width -= (left + right) * (2 if chroma in (1, 2) else 1)
     return (height, width) if 0 < height < _LARGEST_SIDE and 0 < width < _LARGEST_SIDE else None

@@ -25,14 +25,9 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Htm
     if buckets is not None:
         sections += [html("<h2>Buckets</h2>{}", buckets)]
     if stats.examples:
+        note = f"At random. Point at one, or tap it, to play up to {FILM_SECONDS:g} s of it."
         examples = grid(_example(row, path, text, open_clip) for row, path, text in stats.examples)
-        sections += [
-            html(
-                '<h2>Clips</h2><p class="note">At random. Point at one, or tap it, to play up to {} s of it.</p>{}',
-                f"{FILM_SECONDS:g}",
-                examples,
-            )
-        ]
+        sections += [html('<h2>Clips</h2><p class="note">{}</p>{}', note, examples)]
     drawn = [
         histogram(name, column.sample, column.smallest, column.largest)
         for name, column in named_columns(stats).items()
