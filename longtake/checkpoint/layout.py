@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from longtake.checkpoint.folder import SHARD_SUFFIX
 from longtake.parallel import World, local_tensor
+from longtake.parallel.host import neighbours
 from longtake.tensor_files import safetensors_head
 
 SHARD_BYTES = 512 << 20  # of one file; a reader maps whole files
@@ -114,14 +116,9 @@ def first_cause(error: CheckpointException) -> BaseException:
 def deal_into_files(pieces: list[Piece], limit_bytes: int) -> list[list[Piece]]:
     """The pieces of each file, by name: one part (`model`, `ema` …) a file, a new one where it gets too large."""
     files: list[list[Piece]] = []
-    filled, part = 0, None
-    for piece in sorted(pieces, key=lambda piece: piece.name):
-        own = piece.name.split(".")[0]
-        if own != part or filled + piece.num_bytes > limit_bytes:
-            files.append([])
-            filled, part = 0, own
-        files[-1].append(piece)
-        filled += piece.num_bytes
+    for _, group in groupby(sorted(pieces, key=lambda piece: piece.name), lambda piece: piece.name.split(".")[0]):
+        part = list(group)
+        files += [part[few.start : few.stop] for few in neighbours([one.num_bytes for one in part], limit_bytes)]
     for file in files:
         file.sort(key=lambda piece: (-piece.dtype.itemsize, piece.name))  # aligned without holes
     return files

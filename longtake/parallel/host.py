@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -37,6 +37,18 @@ def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
         places.append(slice(total, total + size))
         total += -(-size // _ALIGNMENT) * _ALIGNMENT
     return places, max(1, total)
+
+
+def neighbours(sizes: Sequence[int], limit: int) -> Iterator[range]:
+    """Places of neighbours whose sizes make up to `limit` together; of a larger one alone."""
+    start, filled = 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and filled + size > limit:
+            yield range(start, number)
+            start, filled = number, 0
+        filled += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
 
 
 def host_memory(num_bytes: int, device: torch.device, owner: object = None, zeros: bool = False) -> tuple[Tensor, bool]:

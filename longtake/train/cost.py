@@ -19,13 +19,7 @@ _REPEATS = 2  # timed runs of each, after one that is not; the faster counts
 
 
 def cost_model(
-    config: RunConfig,
-    system: System,
-    buckets: Sequence[Bucket],
-    slots_per_step: int,
-    position: dict | None,
-    world: World,
-    peers: BucketPeers,
+    config: RunConfig, system: System, slots_per_step: int, position: dict | None, world: World, peers: BucketPeers
 ) -> CostModel:
     """Given constants, else those the run began with (`position`: of its checkpoint), else new ones.
 
@@ -41,7 +35,7 @@ def cost_model(
             stills = _stills(config.size_divisor, (8, 32, 128))
             fitted = fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
         else:
-            fitted = measure_cost(system, buckets, world, peers)
+            fitted = measure_cost(system, config.bucket_rule.buckets, world, peers)
         constants = tuple(float(f"{constant:.6g}") for constant in fitted)
     return CostModel(*constants, system.latent, config.model.patch[1], slots_per_step)
 

@@ -96,7 +96,7 @@ def _order_inputs(
     slots = config.slots_per_step or state.slots_per_step or config.slots_at(peers.mesh.data_ranks)
     cost = None
     if config.dataset.balance:
-        cost = cost_model(config, system, rule.buckets, slots, state.data, world, peers)
+        cost = cost_model(config, system, slots, state.data, world, peers)
     return OrderInputs(
         seed=config.seed,
         stage=config.stage_number,

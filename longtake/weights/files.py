@@ -16,6 +16,7 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.durable import sync_file, unfinished, unfinished_folder, write_whole
 from longtake.hub import find_files
+from longtake.parallel.host import neighbours
 from longtake.small_files import regular
 from longtake.tensor_files import bytes_of, safetensors_head
 
@@ -135,7 +136,8 @@ def save_weights(
             _write_file(partial, state, heads, header)
         return [path]
     with unfinished_folder(path, needs) as partial:
-        shares = _deal(heads, max_file_bytes)
+        dealt, every = neighbours(list(map(_size, heads.values())), max_file_bytes), list(heads.items())
+        shares = [dict(every[few.start : few.stop]) for few in dealt]
         numbers = [f"-{i:05d}-of-{len(shares):05d}" for i in range(1, len(shares) + 1)] if len(shares) > 1 else [""]
         names = [f"model{number}.safetensors" for number in numbers]
         for name, share in zip(names, shares, strict=True):
@@ -156,16 +158,6 @@ def _write_file(path: Path, state: Mapping[str, Tensor], heads: Mapping[str, Hea
         stream.write(safetensors_head([(name, *heads[name]) for name in names], header))
         for name in names:
             stream.write(memoryview(bytes_of(state[name].detach().cpu()).numpy()))
-
-
-def _deal(heads: Mapping[str, Head], limit: int) -> list[dict[str, Head]]:
-    """The tensors of each file."""
-    shares: list[dict[str, Head]] = [{}]
-    for name, head in heads.items():
-        if shares[-1] and sum(map(_size, shares[-1].values())) + _size(head) > limit:
-            shares.append({})
-        shares[-1][name] = head
-    return shares
 
 
 def _size(head: Head) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from longtake.parallel.host import neighbours
 from longtake.train.config import RunConfig
 from longtake.train.optimizer.sharded import sharded_like, sharing
-from longtake.train.optimizer.storage import CHUNK_BYTES, OnDevice, OnHost, neighbours
+from longtake.train.optimizer.storage import CHUNK_BYTES, OnDevice, OnHost
 
 
 class Ema:

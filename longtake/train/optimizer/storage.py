@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from longtake.parallel.host import Lanes, host_memory, lay_out
+from longtake.parallel.host import Lanes, host_memory, lay_out, neighbours
 
 CHUNK_BYTES = 128 << 20  # long enough that a copy runs at full speed; `SLOTS` of them lie on the device
 SLOTS = 3  # one comes in, one is updated, one goes out
@@ -75,18 +75,6 @@ class OnHost:
     def wait(self) -> None:
         """Until `tensors` may be read or written outside of `walk`."""
         self._lanes.wait()
-
-
-def neighbours(sizes: Sequence[int], limit: int) -> Iterator[range]:
-    """Places of neighbours whose sizes make up to `limit` together; of a larger one alone."""
-    start, filled = 0, 0
-    for number, size in enumerate(sizes):
-        if number > start and filled + size > limit:
-            yield range(start, number)
-            start, filled = number, 0
-        filled += size
-    if start < len(sizes):
-        yield range(start, len(sizes))
 
 
 def _sizes(layouts: Sequence[Layout]) -> list[int]:
