@@ -10,10 +10,11 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.diffusion.config import FlowConfig, ObjectiveSection
     from longtake.diffusion.dropout import drop_text
-    from longtake.diffusion.flow import RectifiedFlow
+    from longtake.diffusion.flow import RectifiedFlow, StraightFlow
     from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceRule, GuidanceScales, Guided
     from longtake.diffusion.known import (
         NOTHING_KNOWN,
+        ByKind,
         KnownLaw,
         Places,
         Window,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         known_holder,
         make_known,
         read_known,
+        with_box,
         with_held,
     )
     from longtake.diffusion.objective import Objective, build_objective, micro_batch_loss, sample_loss

@@ -36,6 +36,38 @@ _CLEAN_FLOOR = 1e-5
 SHIFT_OF_PATCH_2 = "shift_of_patch_2"  # quirk
 
 
+class StraightFlow(Objective):
+    """The straight path in a unit of time of its own: x(t) = (1 - s) x0 + s x1 with s = t / noise_time.
+
+    The denoiser is asked for x0 - x1. `times` takes uniform numbers to times, in training and for solvers alike.
+    """
+
+    timestep: Draw = Draw(Purpose.TIMESTEP, "uniform", stratified=True)
+
+    def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return (1 - t / self.noise_time) * clean + t / self.noise_time * noise
+
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return clean - noise
+
+    def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """dx/dt, float32 [B, C, F, h, w]."""
+        return prediction.float() / -self.noise_time
+
+    def grid(
+        self,
+        num_steps: int,
+        latent_shape: tuple[int, int, int, int],
+        shift: Shift | str = "training",
+        shape: PixelShape | None = None,
+    ) -> Tensor:
+        return self.times(torch.linspace(1, 0, num_steps + 1), latent_shape, shape)
+
+    def solver(self, name: str) -> Solver:
+        """`euler` or `ab2`."""
+        return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
+
+
 class RectifiedFlow(Objective):
     """The objective of rectified flow (`Objective`). Times are float32 in [0, 1], 1 is noise.
 

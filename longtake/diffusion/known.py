@@ -7,6 +7,7 @@ who reads it, the family says as well (`Reader`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from longtake.contracts import Draw, Known, LatentShape, Noised
+from longtake.random import Purpose
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
     import numpy as np
@@ -88,6 +90,55 @@ class KnownLaw(Protocol):
 
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
         """The denoiser's own conditions that are made of it."""
+
+
+class ByKind(ABC):
+    """A `KnownLaw` that draws a kind for each sample by weight, and `numbers` for what the kind leaves open."""
+
+    kinds: Mapping[str, str]
+    numbers: int = 0
+
+    def __init__(self, model: object = None) -> None:
+        self.model = model  # its `model` section
+
+    @property
+    def draws(self) -> Mapping[str, Draw]:
+        shape = (1 + self.numbers,) if self.numbers else ()
+        return {"mask": Draw(Purpose.MASK, "uniform", shape, of_view=True, is_choice=True)}
+
+    def drawn(
+        self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
+    ) -> list[Places]:
+        drawn = choices["mask"].reshape(len(choices["mask"]), 1 + self.numbers)
+        # In the order of `kinds`, however the weights were written.
+        kinds = kinds_by_weight(drawn[:, 0], {kind: weights[kind] for kind in self.kinds if weights.get(kind, 0) > 0})
+        pairs = zip(kinds, drawn[:, 1:].tolist(), strict=True)
+        return [self.places(kind, latent, shape, None, numbers) for kind, numbers in pairs]
+
+    def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
+        return self.places(kind, latent, shape, mask, [0.0] * self.numbers)
+
+    @abstractmethod
+    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+        """As `KnownLaw.windows`."""
+
+    def places(
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None, numbers: Sequence[float]
+    ) -> Places:
+        """What a kind makes known of a clip (T, H, W); `numbers`: in [0, 1), 0 in generation; `mask`: of a request."""
+        return Places(self.windows(kind, latent, shape[0]))
+
+
+def with_box(shape: PixelShape, place: Sequence[float], share: float = 0.5) -> Tensor:
+    """Float32 [1, T, H, W]: 0 in a box in all frames, 1 elsewhere. `place`: how far down and to the right of all places
+    that it may have, in [0, 1); `share`: of height and width."""
+    import torch
+
+    mask = torch.ones(1, *shape)
+    high, wide = (int(share * side) for side in shape[1:])
+    top, left = (int(u * (side - own + 1)) for u, side, own in zip(place, shape[1:], (high, wide), strict=True))
+    mask[..., top : top + high, left : left + wide] = 0
+    return mask
 
 
 def kinds_by_weight(uniforms: np.ndarray, weights: Mapping[str, float]) -> list[str]:

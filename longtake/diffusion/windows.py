@@ -10,13 +10,11 @@ way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from longtake.contracts import Draw, Known, LatentShape
+from longtake.contracts import Known, LatentShape
 from longtake.diffusion.config import END_KINDS
-from longtake.diffusion.known import PixelShape, Places, Window, kinds_by_weight
-from longtake.random import Purpose
+from longtake.diffusion.known import ByKind, PixelShape, Places, Window, kinds_by_weight
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
     import numpy as np
@@ -37,14 +35,10 @@ _KNOWN = {
 }
 
 
-class EndWindows:
-    """The law of known frames at the ends of a clip (`KnownLaw`)."""
+class EndWindows(ByKind):
+    """The law of known frames at the ends of a clip (`KnownLaw`), alike for all `model` sections."""
 
     kinds = END_KINDS
-    draws = MappingProxyType({"mask": Draw(Purpose.MASK, "uniform", of_view=True, is_choice=True)})
-
-    def __init__(self, model: Any = None) -> None:
-        """Alike for all `model` sections."""
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
@@ -69,10 +63,6 @@ class EndWindows:
         if not kinds or latent(num_frames, 1, 1)[1] < 2:
             return [NOTHING] * len(uniforms)
         return kinds_by_weight(uniforms, {kind: weights[kind] for kind in kinds})
-
-    def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
-        """Its windows, to the end."""
-        return Places(self.windows(kind, latent, shape[0]))
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
         """What a kind makes known of a clip of `num_frames` frames; empty where the clip is too short for the kind.

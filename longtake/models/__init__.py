@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.models.attention import Attention, AttentionChoice, choose_attention, use_attention
+    from longtake.models.attention import (
+        Attention,
+        AttentionChoice,
+        AttentionOverTime,
+        choose_attention,
+        use_attention,
+    )
     from longtake.models.build import Denoiser, block_counts, build_denoiser, denoiser_class, example_conditions
     from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
     from longtake.models.initial import held_as, initial_values

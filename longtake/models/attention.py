@@ -75,6 +75,14 @@ class Attention(nn.Module):
         return f"backend={self.backend!r}"
 
 
+class AttentionOverTime(Attention):
+    """Attention over the frames at each place: q, k, v and the result are [B, F, S, N, K]."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = super().forward(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)))
+        return out.unflatten(0, (len(q), -1)).transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class AttentionChoice:
     """What attention runs on: a backend for `Attention`, and its name for people."""

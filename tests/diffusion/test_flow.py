@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from longtake.contracts import Noised
-from longtake.diffusion import FlowConfig, RectifiedFlow, micro_batch_loss, sample_loss
+from longtake.diffusion import FlowConfig, RectifiedFlow, StraightFlow, micro_batch_loss, sample_loss
 from tests.diffusion.golden import read_tensors
 
 SHAPE = (4, 3, 2, 4, 6)  # B, C, F, h, w
@@ -170,3 +170,24 @@ def test_noise_of_another_shape_than_the_latents_is_refused() -> None:
 def test_settings_without_meaning_are_refused(settings: dict) -> None:
     with pytest.raises(ValidationError):
         FlowConfig(**settings)
+
+
+def test_a_straight_flow_in_a_unit_of_its_own_is_solved_exactly() -> None:
+    class Thousand(StraightFlow):
+        noise_time = 1000.0
+
+        def times(self, drawn: torch.Tensor, latent_shape: tuple, shape: object) -> torch.Tensor:
+            return 1000 * drawn**2
+
+    flow = Thousand(FlowConfig(), 1)
+    clean, noise = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0)).double().unbind()
+    noised = flow.noise(clean, {"noise": noise, "timestep": torch.full((len(clean),), 0.5)})
+    assert noised.t.tolist() == [250.0] * len(clean)
+    torch.testing.assert_close(noised.x, (0.75 * clean + 0.25 * noise).float())
+    grid = flow.grid(3, SHAPE[1:])
+    assert (grid[0], grid[-1]) == (1000, 0)
+
+    def denoise(x: torch.Tensor, t: torch.Tensor, step: int) -> torch.Tensor:
+        return flow.velocity(flow.target(clean, noise, t), x, t)
+
+    torch.testing.assert_close(flow.solver("euler").sample(denoise, noise, grid), clean.float())

@@ -45,6 +45,7 @@ class PlainConfig(ModelSection):
     patch = property(lambda self: (1, 1, 1))
     inputs = property(lambda self: self.channels)
     facts: ClassVar[int] = 16  # numbers that tell the time
+    by_frame: ClassVar[bool] = False  # attention over time, each frame with its own time and text
     conditions = property(lambda self: ("text",))
 
 
@@ -91,13 +92,17 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         needs = self.needs(self.config, tuple(x.shape[1:]), ANY)
-        check_conditions("plain", needs, conditions, len(x), {"text": "pass the tokens"})
-        dtype = self.x_in.weight.dtype
-        tokens = self.x_in(patchify(x.to(dtype), 1)) + self.time_in(timestep_features(t / 1000, 16).to(dtype))[:, None]
-        text = self.text_in(conditions["text"].to(dtype))
+        check_conditions(self.config.type, needs, conditions, len(x), dict.fromkeys(needs, "pass it"))
+        tokens, text, mask = self.embedded(x, t, conditions, self.x_in.weight.dtype)
         for block in self.layers:
-            tokens = block(tokens, text, conditions.masks["text"])
-        return unpatchify(self.x_out(tokens), x.shape[2:], 1)
+            tokens = block(tokens, text, mask)
+        return unpatchify(self.x_out(tokens.flatten(1, -2)), x.shape[2:], 1)
+
+    def embedded(self, x: Tensor, t: Tensor, conditions: Conditions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Tokens with their time, the text, and which of its tokens there are."""
+        time = self.time_in(timestep_features(t / 1000, 16).to(dtype))[:, None]
+        text = self.text_in(conditions["text"].to(dtype))
+        return self.x_in(patchify(x.to(dtype), 1)) + time, text, conditions.masks["text"]
 
     @staticmethod
     def needs(config: PlainConfig, latent: tuple[int, ...], text_tokens: int) -> dict[str, tuple[int, ...]]:
@@ -109,8 +114,9 @@ class Plain(nn.Module):
     @staticmethod
     def forward_flops(config: PlainConfig, latent: tuple[int, ...], text_tokens: int) -> int:
         tokens, width = Plain.tokens(config, latent), config.width
-        ends = 2 * config.channels * tokens + config.text_dim * text_tokens + 16
-        layer = 2 * width**2 * (10 * tokens + 2 * text_tokens) + 4 * tokens * (tokens + text_tokens) * width
+        copies, seen = (latent[1], latent[1]) if config.by_frame else (1, tokens)
+        ends = (config.inputs + config.channels) * tokens + copies * (config.text_dim * text_tokens + config.facts)
+        layer = 2 * width**2 * (10 * tokens + 2 * copies * text_tokens) + 4 * tokens * (seen + text_tokens) * width
         return 2 * width * ends + config.layers * layer
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:

@@ -54,7 +54,7 @@ def batch_of(video: Tensor, times: list[float], **choices: Any) -> Batch:
 
 def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_below(everything: System) -> None:
     times = [0.1, 0.9]
-    batch = batch_of(video_of(0), times, mask=[0.5, 0.5], box=[[0.4, 0, 0]] * 2)
+    batch = batch_of(video_of(0), times, mask=[[0.5, 0.4, 0, 0]] * 2)
     noised, conditions = make_example(everything, batch, everything.embed_nothing(), torch.ones(2), {"edit": 1.0})
     plain, _ = make_example(everything, batch, everything.embed_nothing(), torch.ones(2))
     below, above = plain.t[:, 0].tolist()
@@ -70,7 +70,7 @@ def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_be
 
 
 def test_training_masks_pixels_before_they_are_encoded(everything: System) -> None:
-    batch = batch_of(video_of(0), [0.5], mask=[0.5], box=[[0, 0.99, 0]])
+    batch = batch_of(video_of(0), [0.5], mask=[[0.5, 0, 0.99, 0]])
     noised, conditions = make_example(everything, batch, everything.embed_nothing(), torch.ones(1), {"inpaint": 1.0})
     given = torch.zeros(4, 4, dtype=torch.bool)
     given[2:, :2] = True

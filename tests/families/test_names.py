@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from longtake.families import families
 
 ROOT = Path(__file__).resolve().parents[2] / "longtake"
@@ -90,3 +92,8 @@ def test_the_pattern_knows_the_names_of_the_families() -> None:
         assert NAMES.search(name), name
     for name in ("clip", "clip_ids", "CLIP_FACTS", "ClipTable", "block", "flow", "t"):
         assert not NAMES.search(name), name
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_a_family_is_declared_in_under_200_lines(name: str) -> None:
+    assert len((Path(__file__).parent / f"{name}.py").read_text().splitlines()) < 200

@@ -24,18 +24,18 @@ from longtake.system import build_encoders
 from longtake.train import RunConfig, read_run
 from tests.data.made_clips import noise_frames
 from tests.families.everything import EVERYTHING
-from tests.families.foreign import Tensors
 from tests.families.runs import write_family
 from tests.train.runs import exact, train_here, write_config
 
 COUNT = 8
+Tensors = Mapping[str, torch.Tensor]
 FRAMES = {"opensora_v2": 16, "everything": 17}
 
 
 @pytest.fixture
 def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Clips as long as their bucket, and beside them what the encoders make of them, in files of another form."""
-    sources = {"*.jsonl": "tests.families.foreign:open_list"}
+    sources = {"*.jsonl": "tests.families.everything:open_list"}
     family = replace(getattr(request, "param", OPENSORA_V2), sources=sources, bucket_rule=None)  # all clips of one size
     monkeypatch.setitem(registry._FAMILIES, family.model, family)
     for row in range(COUNT):
@@ -69,9 +69,8 @@ def write_clip(folder: Path, name: str, latents: Tensors, texts: Tensors) -> dic
 
 
 def write_list(folder: Path, clips: Mapping[str, tuple[Tensors, Tensors]], empty: Tensors) -> None:
-    """`embeddings.jsonl` and its files. The last clip's tell the shapes of all."""
+    """`embeddings.jsonl` and its files."""
     lines = [write_clip(folder, name, *clip) for name, clip in clips.items()]
-    write_clip(folder, "last", *clips[[*clips][-1]])
     torch.save(dict(empty), folder / "empty.pt")
     (folder / "embeddings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from longtake.contracts import Caption, LatentShape, UserError, in_one_line
 from longtake.data.tables.json_table import objects_of_lines
 from longtake.small_files import regular
 
+if TYPE_CHECKING:
+    from longtake.data.tables import ClipTable, MixedTable
+
+_LINES_TRIED = 100  # whose tensors might tell the shapes of all
 OF_VIDEO = ("mean", "std")  # the moments of a clip's latents
 
 Line = Mapping[str, Any]  # of the list
@@ -95,6 +100,16 @@ class LatentSource(Protocol):
 
 
 @dataclass(frozen=True)
+class FileOf:
+    """A `Read` of the file that a line names under a key, whose tensors are what is read."""
+
+    key: str
+
+    def __call__(self, line: Line, load: Callable[[str], Any]) -> Mapping[str, Tensor]:
+        return dict(load(line[self.key]))
+
+
+@dataclass(frozen=True)
 class ListedLatents:
     """A `LatentSource` whose tensors lie in files of their own, one view of each clip.
 
@@ -145,6 +160,38 @@ class ListedLatents:
             return read(line, lambda name: load_tensors(self.path.parent / name))
         except _OTHER_FORM as error:
             raise UnusableLatents(f"{self.path.name}: its line is of another form ({in_one_line(error)})") from error
+
+
+def open_listed(
+    path: Path,
+    key: str,
+    table: ClipTable | MixedTable,
+    encoders: EncoderFacts,
+    read_latents: Read,
+    read_texts: Read,
+    segments: bool = False,
+) -> ListedLatents:
+    """The source that a JSONL names, whose `key` is the name of a clip's file.
+
+    Dtypes and shapes are those of the first line whose files can be read. `segments`: of texts the first axis counts a
+    clip's captions. Raises `UserError` where there is no such line.
+    """
+    names = [Path(table.written_path(row)).name for row in range(len(table))]
+    listed = ListedLatents(path, read_list(path, key, names), encoders, {}, {}, read_latents, read_texts)
+    why = "names no clip of the table"
+    for row in islice((row for row, line in enumerate(listed.lines) if line is not None), _LINES_TRIED):
+        try:
+            latents, texts = listed.latents(row), listed.texts(row, "")
+        except UnusableLatents as error:
+            why = f"none of its first lines can be read ({error})"
+            continue
+        of_texts = {name: _described(value, value.shape[1 if segments else 0 :]) for name, value in texts.items()}
+        return replace(listed, of_latents={n: _described(v, "CFhw") for n, v in latents.items()}, of_texts=of_texts)
+    raise UserError(f"{path}: {why}; check dataset.latents")
+
+
+def _described(value: Tensor, shape: Iterable[Any]) -> dict[str, Any]:
+    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(shape)}
 
 
 def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> list[Line | None]:
