@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from longtake.contracts import UserError, in_one_line
 from longtake.presets import PUBLISHED
+from longtake.small_files import parse_json, read_small
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.safetensors)?")
 
@@ -17,6 +19,21 @@ def is_hub_name(name: str) -> bool:
     """Whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors`."""
     is_local_file = name.count("/") == 1 and name.endswith(".safetensors")
     return bool(_HUB_NAME.fullmatch(name)) and not name.startswith(".") and not is_local_file
+
+
+def read_facts(name: str, file: str = "config.json") -> dict[str, Any] | None:
+    """The JSON object `file` in a local folder of weights, or beside a local file of them; None where there is none.
+
+    Raises `UserError` for a damaged one.
+    """
+    local = Path(name).expanduser()
+    path = (local if local.is_dir() else local.parent) / file
+    if not local.exists() or not path.is_file():
+        return None
+    try:
+        return dict(parse_json(read_small(path)))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({in_one_line(error)}); copy it again") from None
 
 
 def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: str | None = None) -> Path:

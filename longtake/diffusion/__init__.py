@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.diffusion.config import FlowConfig, ObjectiveSection
+    from longtake.diffusion.config import FlowConfig, ObjectiveSection, VPredictionConfig
     from longtake.diffusion.dropout import drop_text
     from longtake.diffusion.flow import RectifiedFlow, StraightFlow
     from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceRule, GuidanceScales, Guided
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from longtake.diffusion.objective import Objective, build_objective, micro_batch_loss, sample_loss
     from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
     from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal
+    from longtake.diffusion.v_prediction import VPrediction
     from longtake.diffusion.windows import EndWindows
 
 __getattr__ = lazy_exports(__name__)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtake.config import OpenSection
+from longtake.hub import read_facts
 
 Shift = float | Literal["resolution"] | None
+NUM_TIMESTEPS = 1000  # of schedules by integers
 
 # Kinds of known frames at the ends of a clip (`windows.EndWindows`); the first makes nothing known.
 END_KINDS = MappingProxyType(
@@ -64,3 +67,64 @@ class FlowConfig(ObjectiveSection):
         if isinstance(shift, float) and shift <= 0:
             raise ValueError("must be a number above 0, 'resolution' or None")
         return shift
+
+
+class VPredictionConfig(ObjectiveSection):
+    """v-prediction over 1,000 integer timesteps, the last of which is pure noise."""
+
+    OBJECTIVE: ClassVar[str] = "longtake.diffusion.v_prediction:VPrediction"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("ddim", "dpmpp_2m", "dpmpp_2m_sde")
+
+    type: Literal["v_prediction"] = Field(
+        "v_prediction", description="the objective; `v_prediction` has 1,000 timesteps that end in pure noise"
+    )
+    from_pretrained: str | None = Field(
+        None,
+        description="folder with the scheduler_config.json of published weights: keys of the schedule that are not "
+        "written here are as it says",
+    )
+    beta_start: float = Field(0.00085, gt=0, lt=1, description="variance that the first timestep adds")
+    beta_end: float = Field(0.012, gt=0, lt=1, description="variance that the last one adds, before the stretch")
+    snr_shift: float = Field(1.0, gt=0, description="the signal-to-noise ratio of each timestep is divided by this")
+    spacing: Literal["trailing", "linspace", "leading"] = Field(
+        "trailing", description="which timesteps solvers take; `trailing` begins at the last"
+    )
+    num_timesteps: int = Field(
+        NUM_TIMESTEPS, ge=1, le=NUM_TIMESTEPS, description="training times are drawn below this one"
+    )
+    uniform_sampling: bool = Field(
+        False, description="each slot of a step draws from a part of the timesteps of its own, so that a step has all"
+    )
+    min_snr_gamma: float | None = Field(
+        None, gt=0, description="losses are weighted by min(snr, this) / (snr + 1), usually 5; None: alike"
+    )
+    motion_loss: float = Field(
+        0.0, ge=0, le=1, description="share of the loss that is about differences between neighbouring latent frames"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, data: Any) -> Any:
+        own = {"beta_start", "beta_end", "snr_shift", "spacing"}
+        if not isinstance(data, Mapping) or data.get("from_pretrained") is None or own <= data.keys():
+            return data
+        place = f"objective.from_pretrained = {data['from_pretrained']!r}"
+        if (facts := read_facts(str(data["from_pretrained"]), "scheduler_config.json")) is None:
+            raise ValueError(f"{place}: has no scheduler_config.json; name the `scheduler` folder of published weights")
+        wanted = {
+            "num_train_timesteps": NUM_TIMESTEPS,
+            "beta_schedule": "scaled_linear",
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": True,
+        }
+        for key, value in wanted.items():
+            if facts.get(key) != value:
+                raise ValueError(f"{place}: {key} is {facts.get(key)!r} there, and only {value!r} is trained here")
+        has_shift = facts.get("_class_name") not in ("DDIMScheduler", "DDPMScheduler")  # which pass over the key
+        published = {
+            "beta_start": facts.get("beta_start", 0.00085),
+            "beta_end": facts.get("beta_end", 0.012),
+            "snr_shift": facts.get("snr_shift_scale", 1.0) if has_shift else 1.0,
+            "spacing": facts.get("timestep_spacing", "leading"),
+        }
+        return {**published, **data}

@@ -89,7 +89,7 @@ class RectifiedFlow(Objective):
         """x(t), float32 [B, C, F, h, w]; t: float32, of any shape that broadcasts."""
         return (1 - t) * clean + self._noise_level(t) * noise
 
-    def solver(self, name: str) -> Solver:
+    def solver(self, name: str, num_steps: int) -> Solver:
         """`euler` or `ab2`."""
         return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
 

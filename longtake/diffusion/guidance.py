@@ -8,6 +8,7 @@ saves 27 % (image-to-video) to 47 % (text-to-video) of Open-Sora 2.0's network c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,12 @@ PROMPT, NEGATIVE, NOTHING = "prompt", "negative", "nothing"  # branches: the las
 def oscillate(scale: float, step: int, num_held: int = 10) -> float:
     """The scale for the first `num_held` steps and every even one after; 1 at the others."""
     return scale if step < num_held or step % 2 == 0 else 1.0
+
+
+def dynamic(scale: float, step: int, num_steps: int, t: float) -> float:
+    """CogVideoX's dynamic guidance as diffusers has it: by the timestep `t` from 0 to 999, not by the step, so that it
+    swings between 1 and 1 + scale, the faster the more t exceeds the number of steps."""
+    return 1 + scale * (1 - math.cos(math.pi * ((num_steps - t) / num_steps) ** 5)) / 2
 
 
 # (scale, step, steps, time on the objective's grid, numbers of its own by name) -> the text scale of that step

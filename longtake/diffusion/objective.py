@@ -56,9 +56,14 @@ class Objective(ABC):
     ) -> Tensor:
         """The times of a solver for latents (C, F, h, w): float32 [num_steps + 1] from noise to data."""
 
+    def grid_from(self, grid: Tensor, share: float) -> Tensor:
+        """The times of a solver that begins with this share of the noise: its first, and those of `grid` after."""
+        first = torch.full((1,), share * self.noise_time, device=grid.device)
+        return torch.cat([first, grid[grid < first]])
+
     @abstractmethod
-    def solver(self, name: str) -> Solver:
-        """The solver of a name in the section's `SOLVERS`."""
+    def solver(self, name: str, num_steps: int) -> Solver:
+        """The solver of a name in the section's `SOLVERS`, for a grid of so many steps."""
 
     def weight(self, t: Tensor) -> Tensor:
         """The weight of a sample's loss, float32 [B]; t: [B]."""

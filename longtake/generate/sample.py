@@ -106,7 +106,8 @@ def sample_videos(
     shift = option.flow_shift if option.flow_shift is not None else ("training" if option.shift else None)
     grid = objective.grid(option.num_steps, latent_shape, shift, shape).to(system.device)
     if (start := requests[0].start) < 1:
-        x, grid = begin_at(system, requests, noise, grid, start * objective.noise_time)
+        grid = objective.grid_from(grid, start)
+        x = latents_at(system, requests, noise, grid[:1])
     knows = (False, family.guided_by_known) if system.mesh.data_ranks > 1 else ()
     beside = [guidance_scales(system.config, option, stills, one) for one in knows]
     with system.denoising():
@@ -114,7 +115,7 @@ def sample_videos(
         if batched == "auto":
             batched = fits_at_once(system, len(branches) * len(requests), latent_shape)
         denoise = Guided(velocity, branches, scales, option.num_steps, batched, beside)
-        solver = objective.solver(option.solver)
+        solver = objective.solver(option.solver, option.num_steps)
         hold = None
         if "input" in readers:
             hold = known_holder(known, noise, objective.noised_at, objective.noise_time)
@@ -124,14 +125,10 @@ def sample_videos(
     return torch.cat([chunk.cpu() for chunk in system.autoencoder.decode_stream(latents, shape[0])], dim=2)
 
 
-def begin_at(
-    system: System, requests: Sequence[Request], noise: Tensor, grid: Tensor, t: float
-) -> tuple[Tensor, Tensor]:
-    """The start of video-to-video sampling: latents noised to time t, [B, C, F, h, w], and the grid from there on."""
+def latents_at(system: System, requests: Sequence[Request], noise: Tensor, t: Tensor) -> Tensor:
+    """The start of video-to-video sampling: latents noised to time t [1], [B, C, F, h, w]."""
     posterior = system.encoders.posterior(torch.stack([r.video for r in requests]))
-    first = torch.full((1,), t, device=grid.device)
-    clean = drawn_latents(system, posterior, requests, _OF_VIDEO)
-    return system.objective.noised_at(clean, noise, first), torch.cat([first, grid[grid < t]])
+    return system.objective.noised_at(drawn_latents(system, posterior, requests, _OF_VIDEO), noise, t)
 
 
 def guidance_scales(config: SystemConfig, option: SamplingOption, stills: bool, by_known: bool) -> GuidanceScales:

@@ -131,8 +131,8 @@ def test_a_sum_of_branches_is_continued_as_a_whole_where_the_scales_stay() -> No
 
 def test_solvers_are_chosen_by_name() -> None:
     flow = RectifiedFlow(FlowConfig(), patch_size=1)
-    assert isinstance(flow.solver("euler"), Euler)
-    assert isinstance(flow.solver("ab2"), AdamsBashforth2)
+    assert isinstance(flow.solver("euler", 2), Euler)
+    assert isinstance(flow.solver("ab2", 2), AdamsBashforth2)
 
 
 def test_the_denoiser_sees_one_float32_time_for_each_sample_and_the_number_of_the_step() -> None:

@@ -119,7 +119,7 @@ class Flow(StraightFlow):
     """Neighbouring frames count in the loss beside each by itself."""
 
     noise_time: ClassVar[float] = 1000.0
-    solver = staticmethod(lambda name: Noisy())
+    solver = staticmethod(lambda name, num_steps: Noisy())
 
     def times(self, drawn: Tensor, latent_shape: Any, shape: tuple[int, int, int]) -> Tensor:
         ratio = math.sqrt(math.prod(shape)) / 64

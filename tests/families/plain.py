@@ -136,7 +136,7 @@ class VPrediction(Objective):
 
     noise_time: ClassVar[float] = 999.0
     timestep: ClassVar[Draw] = Draw(Purpose.TIMESTEP, "integer", below=1000, stratified=True)
-    solver = staticmethod(lambda name: DDIM())
+    solver = staticmethod(lambda name, num_steps: DDIM())
 
     def times(self, drawn: Tensor, latent_shape: Any, shape: Any) -> Tensor:
         return drawn.float()
