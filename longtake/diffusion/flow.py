@@ -63,7 +63,7 @@ class StraightFlow(Objective):
     ) -> Tensor:
         return self.times(torch.linspace(1, 0, num_steps + 1), latent_shape, shape)
 
-    def solver(self, name: str) -> Solver:
+    def solver(self, name: str, num_steps: int) -> Solver:
         """`euler` or `ab2`."""
         return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
 
