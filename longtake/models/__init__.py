@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         use_attention,
     )
     from longtake.models.build import Denoiser, block_counts, build_denoiser, denoiser_class, example_conditions
+    from longtake.models.cogvideox import CogVideoX
+    from longtake.models.cogvideox_config import CogVideoXConfig
     from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
     from longtake.models.initial import held_as, initial_values
     from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers

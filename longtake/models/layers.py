@@ -43,6 +43,11 @@ class MLPEmbedder(nn.Module):
         return self.out_layer(F.silu(self.in_layer(x.to(self.in_layer.weight.dtype))))
 
 
+def mlp(width: int, hidden: int) -> nn.Sequential:
+    """Linear, GELU (tanh form), Linear."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width))
+
+
 def timestep_features(t: Tensor, dim: int = 256, max_period: float = 10000.0, factor: float = 1000.0) -> Tensor:
     """Sinusoids of factor * t: fp32 [B, dim], cosines first, frequencies exp(-ln(max_period) * k / (dim / 2)).
 
@@ -79,23 +84,36 @@ class RotaryPositions(nn.Module):
     def _axis_table(self, axis: int, length: int, device: torch.device) -> Tensor:
         """fp32 [2, length, axes_dim[axis] / 2] for positions 0 .. length - 1."""
         if torch.compiler.is_compiling():
-            return rotary_table(length, self.axes_dim[axis], self.theta, device)
+            return rotary_table(places(length, device), self.axes_dim[axis], self.theta)
         key = axis, device
         table = self._axis_tables.get(key)
         if table is None or table.shape[1] < length:
             with torch.inference_mode(False):  # a table made while sampling must serve training too
                 padded = 1 << (length - 1).bit_length()
-                table = rotary_table(padded, self.axes_dim[axis], self.theta, torch.device("cpu")).to(device)
+                table = rotary_table(places(padded, torch.device("cpu")), self.axes_dim[axis], self.theta).to(device)
             if type(table) is Tensor:  # not a stand-in of a tracing or shape-only mode
                 self._axis_tables[key] = table
         return table[:, :length]
 
 
-def rotary_table(length: int, dim: int, theta: float, device: torch.device) -> Tensor:
-    """cos and sin of position * theta^(-2j / dim): fp32 [2, length, dim / 2], angles in fp64."""
-    freqs = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
-    angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * freqs
+def places(length: int, device: torch.device) -> Tensor:
+    """0 .. length - 1 in fp64."""
+    return torch.arange(length, dtype=torch.float64, device=device)
+
+
+def rotary_table(positions: Tensor, dim: int, theta: float) -> Tensor:
+    """cos and sin of position * theta^(-2j / dim), positions fp64 [length]: fp32 [2, length, dim / 2], angles in
+    fp64."""
+    freqs = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
+    angles = positions[:, None] * freqs
     return torch.stack([angles.cos(), angles.sin()]).float()
+
+
+def join_positions(text_tokens: int, video: Tensor) -> Tensor:
+    """Rotary tables of the joined sequence: fp32 [2, S, 1, K/2]. All text tokens sit at the origin: cos 1, sin 0."""
+    origin = video.new_zeros(2, text_tokens, video.shape[-1])
+    origin[0] = 1
+    return torch.cat([origin, video], dim=1).unsqueeze(2)
 
 
 def rotate_half(x: Tensor, rope: Tensor) -> Tensor:

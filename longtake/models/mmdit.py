@@ -108,7 +108,7 @@ class MMDiT(nn.Module):
         if self.cond_in is not None:
             img = img + self.cond_in(layers.patchify(conditions["visual"].to(dtype), patch))
         txt = self.txt_in(conditions["text"].to(dtype))
-        rope = join_positions(txt.shape[1], self.positions(layers.token_grid(x.shape[2:], patch), x.device))
+        rope = layers.join_positions(txt.shape[1], self.positions(layers.token_grid(x.shape[2:], patch), x.device))
 
         for block in self.double_blocks:
             img, txt = block(img, txt, vec, rope)
@@ -192,13 +192,6 @@ _REMEDIES = {
 }
 
 
-def join_positions(text_tokens: int, video: Tensor) -> Tensor:
-    """Rotary tables of the joined sequence: fp32 [2, S, 1, K/2]. All text tokens sit at the origin: cos 1, sin 0."""
-    origin = video.new_zeros(2, text_tokens, video.shape[-1])
-    origin[0] = 1
-    return torch.cat([origin, video], dim=1).unsqueeze(2)
-
-
 class Modulation(nn.Module):
     """Linear(SiLU(vec)), cut into `num` tensors [B, 1, D]: shift, scale, gate, in threes."""
 
@@ -257,10 +250,10 @@ class DoubleBlock(nn.Module):
         super().__init__()
         self.img_mod = Modulation(config.hidden_size, 6)
         self.img_attn = StreamProjections(config)
-        self.img_mlp = mlp(config)
+        self.img_mlp = layers.mlp(config.hidden_size, config.mlp_size)
         self.txt_mod = Modulation(config.hidden_size, 6)
         self.txt_attn = StreamProjections(config)
-        self.txt_mlp = mlp(config)
+        self.txt_mlp = layers.mlp(config.hidden_size, config.mlp_size)
         self.attention = Attention(config.attention)
         self.rotate = layers.rotate_half if config.use_liger_rope else layers.rotate_interleaved
 
@@ -334,12 +327,3 @@ class FinalLayer(nn.Module):
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(vec).unsqueeze(1).chunk(2, dim=-1)
         return self.linear(layers.modulate(x, shift, scale))
-
-
-def mlp(config: MMDiTConfig) -> nn.Sequential:
-    """Linear, GELU (tanh form), Linear."""
-    return nn.Sequential(
-        nn.Linear(config.hidden_size, config.mlp_size),
-        nn.GELU(approximate="tanh"),
-        nn.Linear(config.mlp_size, config.hidden_size),
-    )

@@ -26,6 +26,7 @@ _FOLDERS = (
     ("config.json", "diffusion_pytorch_model*.json", "diffusion_pytorch_model*.safetensors"),
     ("model.safetensors.index.json", "model*.safetensors"),
 )
+_OF_DIFFUSERS = "diffusion_pytorch_model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_FILE = "model" + INDEX_SUFFIX
 MOST_FILE_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
@@ -172,6 +173,8 @@ def _files_in(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a .safetensors file or a folder that holds some")
+    if (usual := path / _OF_DIFFUSERS).is_file():  # beside which there may be other precisions
+        return [usual]
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise UserError(f"{path}: holds no .safetensors file; give a .safetensors file or a folder that holds some")

@@ -8,6 +8,7 @@ import torch
 from longtake.models.layers import (
     RMSNorm,
     RotaryPositions,
+    join_positions,
     modulate,
     patchify,
     rotate_half,
@@ -16,7 +17,6 @@ from longtake.models.layers import (
     token_grid,
     unpatchify,
 )
-from longtake.models.mmdit import join_positions
 from tests.models.golden import read_golden
 
 

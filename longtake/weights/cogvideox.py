@@ -1,0 +1,193 @@
+"""CogVideoX's files: diffusers' CogVideoXTransformer3DModel, which CogVideoX-Fun keeps too, and those of SAT.
+
+    own        diffusers' names but for embedders and MLPs; the patch embedding is a linear layer; learned positions of
+               text and video apart
+    diffusers  CogVideoX 1.0 has a convolution for patch embedding
+    sat        the authors' own: q, k and v joined, both modulations of a block joined
+    sat_lora   their adapters, of the same layers
+
+`section_of` and `published_config` turn a folder's `config.json` into a `model` section and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from longtake.contracts import UserError
+from longtake.models import CogVideoX, CogVideoXConfig, ModelSection
+from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
+from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
+
+_BLOCK = "transformer_blocks.*"
+_POSITIONS = "text_positions.table", "video_positions.table"
+
+
+def _modulation(norm: str) -> tuple[str, str]:
+    return f"{_BLOCK}.{norm}.linear.video", f"{_BLOCK}.{norm}.linear.text"
+
+
+def _patch_shape(config: Any) -> tuple[int, ...]:
+    """Of the weight of the patch embedding in files: a convolution's in 1.0, a linear layer's in 1.5."""
+    (frames, rows, columns), channels = config.patch, config.in_channels
+    if config.patch_size_t is None:
+        return config.hidden_size, channels, rows, columns
+    return config.hidden_size, channels * frames * rows * columns
+
+
+def _positions_shape(config: Any) -> tuple[int, ...]:
+    frames, rows, columns = config.base_grid
+    return 1, config.max_text_seq_length + frames * rows * columns, config.hidden_size
+
+
+_MODULATIONS = {f"{_BLOCK}.{norm}.linear": _modulation(norm) for norm in ("norm1", "norm2")}
+_LAYERS = {  # of diffusers -> ours
+    **{
+        f"{part}_embedding.linear_{number}": f"{part}_embedding.{layer}_layer"
+        for part in ("time", "ofs")
+        for number, layer in ((1, "in"), (2, "out"))
+    },
+    **{
+        f"{_BLOCK}.{theirs}": f"{_BLOCK}.{ours}"
+        for theirs, ours in (("attn1.to_out.0", "attn1.to_out"), ("ff.net.0.proj", "ff.0"), ("ff.net.2", "ff.2"))
+    },
+}
+_SAT_LAYERS = {
+    "mixins.patch_embed.proj": "patch_embed.proj",
+    "mixins.patch_embed.text_proj": "patch_embed.text_proj",
+    "mixins.pos_embed.pos_embedding": _POSITIONS,
+    **{
+        f"{part}_embed.{number}": f"{part}_embedding.{layer}_layer"
+        for part in ("time", "ofs")
+        for number, layer in ((0, "in"), (2, "out"))
+    },
+    "transformer.layers.*.input_layernorm": f"{_BLOCK}.norm1.norm",
+    "transformer.layers.*.post_attention_layernorm": f"{_BLOCK}.norm2.norm",
+    "transformer.layers.*.attention.query_key_value": tuple(f"{_BLOCK}.attn1.to_{one}" for one in "qkv"),
+    "transformer.layers.*.attention.dense": f"{_BLOCK}.attn1.to_out",
+    "transformer.layers.*.mlp.dense_h_to_4h": f"{_BLOCK}.ff.0",
+    "transformer.layers.*.mlp.dense_4h_to_h": f"{_BLOCK}.ff.2",
+    "transformer.final_layernorm": "norm_final",
+    "mixins.adaln_layer.adaLN_modulations.*.1": tuple(
+        _modulation(norm)[stream] for stream in (0, 1) for norm in ("norm1", "norm2")
+    ),
+    "mixins.adaln_layer.query_layernorm_list.*": f"{_BLOCK}.attn1.norm_q",
+    "mixins.adaln_layer.key_layernorm_list.*": f"{_BLOCK}.attn1.norm_k",
+    "mixins.final_layer.adaLN_modulation.1": "norm_out.linear",
+    "mixins.final_layer.norm_final": "norm_out.norm",
+    "mixins.final_layer.linear": "proj_out",
+}
+_SAT_ADAPTERS = {
+    **{f"layers.*.attention.query_key_value.{i}": f"{_BLOCK}.attn1.to_{one}" for i, one in enumerate("qkv")},
+    "layers.*.attention.dense.0": f"{_BLOCK}.attn1.to_out",
+}
+
+
+def _more_channels(weight: str) -> tuple[Growth, ...]:
+    note = "fewer input channels: those that the model has beyond start at zero"
+    return (Growth((weight,), note=note, dims=(1,), reads_known=True),)
+
+
+FORMAT = Format(
+    name="CogVideoX",
+    sources="a folder of diffusers' CogVideoX or of CogVideoX-Fun",
+    namings={
+        "diffusers": Naming(
+            _LAYERS | _MODULATIONS | {"patch_embed.pos_embedding": _POSITIONS},
+            signs=("patch_embed.proj.weight", "time_embedding.linear_1.weight"),
+            forms={"patch_embed.proj.weight": Form(_patch_shape), "patch_embed.pos_embedding": Form(_positions_shape)},
+            growths=_more_channels("patch_embed.proj.weight"),
+        ),
+        "own": Naming(
+            _MODULATIONS,
+            signs=("patch_embed.proj.weight", "time_embedding.in_layer.weight"),
+            growths=_more_channels("patch_embed.proj.weight"),
+        ),
+        "sat": Naming(
+            _SAT_LAYERS,
+            signs=("mixins.patch_embed.proj.weight",),
+            prefixes=("model.diffusion_model.",),
+            forms={
+                "mixins.patch_embed.proj.weight": Form(_patch_shape),
+                "mixins.pos_embed.pos_embedding": Form(_positions_shape),
+            },
+            growths=_more_channels("mixins.patch_embed.proj.weight"),
+            computed=dict.fromkeys(("mixins.pos_embed.*", "*position_embeddings.weight", "*embed_tokens.weight")),
+        ),
+        "sat_lora": Naming(_SAT_ADAPTERS | _MODULATIONS, signs=()),
+    },
+    own=lambda config: WeightLayout("own"),
+    keys="model.num_layers, use_learned_positional_embeddings or ofs_embed_dim",
+    rows={"text_positions.table": "max_text_seq_length"},
+    lora_targets=tuple(CogVideoX.tensor_plan),
+    lora_aliases={
+        theirs.removeprefix(f"{_BLOCK}."): (ours.removeprefix(f"{_BLOCK}."),) for theirs, ours in _LAYERS.items()
+    },
+    lora_styles={
+        "peft": replace(PEFT, names="diffusers"),
+        "diffusers": replace(DIFFUSERS_STYLE, names="diffusers"),
+        "comfy": replace(KOHYA, prefix="lora_unet__", names="diffusers"),
+    },
+)
+DIFFUSERS, SAT = FORMAT.as_published("diffusers"), FORMAT.as_published("sat")
+
+# What every published `config.json` says alike, and the model takes for granted.
+_FIXED = MappingProxyType(
+    {
+        "activation_fn": "gelu-approximate",
+        "attention_bias": True,
+        "dropout": 0.0,
+        "flip_sin_to_cos": True,
+        "freq_shift": 0,
+        "norm_elementwise_affine": True,
+        "norm_eps": 1e-5,
+        "timestep_activation_fn": "silu",
+    }
+)
+_OWN_KEYS = ("type", "visual", "positions", "init")
+_OF_FUN = "add_noise_in_inpaint_model"  # a key that the folders of CogVideoX-Fun alone have
+
+
+def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The `model` section of a folder's `config.json`; what channels beyond the latents' own are for follows from their
+    number and the model's embeddings. Raises `UserError` for a model of another kind."""
+    if (kind := published.get("_class_name")) != "CogVideoXTransformer3DModel":
+        raise UserError(f"{place}: is the config of {kind}, not of a CogVideoX; give {FORMAT.sources}")
+    for key, value in _FIXED.items():
+        if published.get(key, value) != value:
+            raise UserError(f"{place}: {key} = {published[key]!r}: is not supported; give a model that has {value!r}")
+    own = CogVideoXConfig.model_fields.keys() - ModelSection.model_fields.keys() - set(_OWN_KEYS)
+    section = {key: published[key] for key in own if key in published}
+    latent = section.get("out_channels", 16)
+    more, of_image = (
+        published.get("in_channels", latent) - latent,
+        {"use_learned_positional_embeddings", "ofs_embed_dim"},
+    )
+    kinds = {0: None, 1 + latent: "inpaint", latent: "image" if any(map(section.get, of_image)) else "control"}
+    if more not in kinds:
+        raise UserError(
+            f"{place}: in_channels = {published['in_channels']}: the model sees {latent}, {2 * latent} or "
+            f"{2 * latent + 1} channels beside out_channels = {latent}; give another folder"
+        )
+    return {
+        **section,
+        "type": CogVideoXConfig.model_fields["type"].default,
+        "visual": kinds[more],
+        "positions": "fun" if _OF_FUN in published else "diffusers",
+    }
+
+
+def published_config(config: CogVideoXConfig) -> dict[str, Any]:
+    """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
+    own = CogVideoXConfig.model_fields.keys() - ModelSection.model_fields.keys() - set(_OWN_KEYS)
+    of_fun = {_OF_FUN: False} if config.positions == "fun" else {}
+    return {
+        "_class_name": "CogVideoXTransformer3DModel",
+        **_FIXED,
+        **{key: getattr(config, key) for key in sorted(own)},
+        "in_channels": config.in_channels,
+        "patch_bias": config.patch_size_t is None,
+        **of_fun,
+    }
