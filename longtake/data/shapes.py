@@ -38,7 +38,7 @@ SHORT, LONG = (10, 12), (18, 20)
 _WINDOW_STEPS = 7  # from the first to the last frame of the shortest window
 _MIN_TRAVEL, _MAX_TRAVEL = 0.17, 0.40  # share of the frame that the shape crosses within such a window
 
-_WIDE_SHARE, _LONG_SHARE = 0.25, 0.25
+_WIDE_SHARE, _LONG_SHARE = 0.4, 0.4
 _NUM_DRAWS = 9  # uniforms for each clip
 
 

@@ -1,7 +1,8 @@
 """A judge of the made-up shapes that only looks at pixels: which colour the clip shows, and where that colour moves.
 
 It knows neither the model nor how the clips were drawn. The ground is grey, so what has a hue is the shape; edges may
-be soft. The form of the shape is not judged.
+be soft. The form of the shape is not judged, but a second judge sees whether the shape goes on evenly from frame to
+frame, in place and in size.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from longtake.data.shapes import COLOURS, DIRECTIONS
 MIN_TRAVEL = 0.12  # of the frame's width (or height, for up and down) from the first to the last frame
 _MIN_CHROMA = 40.0  # of 255: below this nothing in the clip counts as coloured
 _BLOB = 0.35  # share of the clip's strongest chroma above which a pixel belongs to a blob
+MAX_JUMP = 0.1  # of the frame, from one frame to the next, beyond the clip's usual step
+MAX_GROWTH = 1.5  # of the blob's mass from one frame to the next, either way
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,31 @@ class Accuracy:
     direction: float  # of the clips whose prompt names a direction
     both: float  # of all clips: right in everything the prompt names
     count: int  # clips judged
+    continuity: float  # of the clips whose prompt names a direction: one blob that goes on evenly
 
 
 def judge(frames: np.ndarray) -> Judgement:
     """Judges one clip, uint8 [T, H, W, 3] in RGB; a still has T = 1 and no direction."""
-    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
-        raise ValueError(f"the judge takes uint8 [T, H, W, 3], not {frames.dtype} {list(frames.shape)}")
-    chroma, nearest = _chroma_and_colour(frames.astype(np.float32))
-    strongest = float(np.percentile(chroma, 99.5))
-    if strongest < _MIN_CHROMA:
+    blob = _blob(frames)
+    if blob is None:
         return Judgement(None, None, 0.0, 0.0)
-    strength = np.clip(chroma - _BLOB * strongest, 0.0, None)
-    votes = np.bincount(nearest.ravel(), weights=strength.ravel(), minlength=len(COLOURS))
-    winner = int(votes.argmax())
-    right, down = _travel(np.where(nearest == winner, strength, 0.0))
-    return Judgement(list(COLOURS)[winner], _direction(right, down), right, down)
+    colour, mass = blob
+    right, down = _travel(mass)
+    return Judgement(colour, _direction(right, down), right, down)
+
+
+def is_continuous(frames: np.ndarray) -> bool:
+    """Whether the coloured blob of a clip, uint8 [T, H, W, 3] in RGB, goes on evenly: from no frame to the next does it
+    leave its usual step by more than `MAX_JUMP` of the frame, or grow or shrink by more than `MAX_GROWTH` times."""
+    blob = _blob(frames)
+    if blob is None:
+        return False
+    weight, x, y = _centroids(blob[1])
+    if not weight.all():
+        return False
+    steps = np.stack([np.diff(x), np.diff(y)])
+    jumps = np.linalg.norm(steps - np.median(steps, axis=1, keepdims=True), axis=0)
+    return bool((jumps <= MAX_JUMP).all() and (np.abs(np.diff(np.log(weight))) <= math.log(MAX_GROWTH)).all())
 
 
 def is_right(prompt: str, judgement: Judgement) -> tuple[bool, bool | None]:
@@ -66,14 +79,33 @@ def is_right(prompt: str, judgement: Judgement) -> tuple[bool, bool | None]:
 
 def score(clips: Iterable[tuple[str, np.ndarray]]) -> Accuracy:
     """Judges (prompt, frames uint8 [T, H, W, 3]) pairs and counts what is right."""
-    results = [is_right(prompt, judge(frames)) for prompt, frames in clips]
+    results, even = [], []
+    for prompt, frames in clips:
+        results.append(is_right(prompt, judge(frames)))
+        if results[-1][1] is not None:
+            even.append(is_continuous(frames))
     directions = [direction for _, direction in results if direction is not None]
     return Accuracy(
         colour=_share([colour for colour, _ in results]),
         direction=_share(directions),
         both=_share([colour and direction is not False for colour, direction in results]),
         count=len(results),
+        continuity=_share(even),
     )
+
+
+def _blob(frames: np.ndarray) -> tuple[str, np.ndarray] | None:
+    """The clip's colour, and how much of it each pixel has, [T, H, W]; None where nothing is coloured."""
+    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
+        raise ValueError(f"the judge takes uint8 [T, H, W, 3], not {frames.dtype} {list(frames.shape)}")
+    chroma, nearest = _chroma_and_colour(frames.astype(np.float32))
+    strongest = float(np.percentile(chroma, 99.5))
+    if strongest < _MIN_CHROMA:
+        return None
+    strength = np.clip(chroma - _BLOB * strongest, 0.0, None)
+    votes = np.bincount(nearest.ravel(), weights=strength.ravel(), minlength=len(COLOURS))
+    winner = int(votes.argmax())
+    return list(COLOURS)[winner], np.where(nearest == winner, strength, 0.0)
 
 
 def _chroma_and_colour(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,16 +125,23 @@ def _hue_plane(rgb: np.ndarray) -> np.ndarray:
 def _travel(mass: np.ndarray) -> tuple[float, float]:
     """The way of the centroid of mass [T, H, W], to the right and down, as shares of width and height, by a straight
     line fitted to the frames, each counted by its mass: one in which the blob fades or flickers decides nothing."""
-    num_frames, height, width = mass.shape
-    weight = mass.sum((1, 2))
+    num_frames = len(mass)
+    weight, x, y = _centroids(mass)
     if num_frames < 2 or np.count_nonzero(weight > 0.05 * weight.max()) < 2:
         return 0.0, 0.0
-    safe = np.maximum(weight, 1e-6)
-    x = (mass.sum(1) @ (np.arange(width) + 0.5)) / safe / width
-    y = (mass.sum(2) @ (np.arange(height) + 0.5)) / safe / height
     time = np.arange(num_frames) - np.average(np.arange(num_frames), weights=weight)
     slope = [float((weight * time * values).sum() / (weight * time * time).sum()) for values in (x, y)]
     return slope[0] * (num_frames - 1), slope[1] * (num_frames - 1)
+
+
+def _centroids(mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each frame of mass [T, H, W]: its sum, and its centroid as shares of width and height."""
+    _, height, width = mass.shape
+    weight = mass.sum((1, 2))
+    safe = np.maximum(weight, 1e-6)
+    x = (mass.sum(1) @ (np.arange(width) + 0.5)) / safe / width
+    y = (mass.sum(2) @ (np.arange(height) + 0.5)) / safe / height
+    return weight, x, y
 
 
 def _direction(right: float, down: float) -> str | None:

@@ -69,15 +69,17 @@ def write_report(
     ]
     judged = (
         f"The judge names the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of the "
-        f"{real.count:,} real clips correctly."
+        f"{real.count:,} real clips correctly. A second judge finds that the shape goes on evenly from frame to frame, "
+        f"without a jump in place or size, in {percent(real.continuity)} of them."
     )
     shares = [(group.title, group.accuracy) for group in groups]
-    rows = [(title, a.count, *map(meter, (a.colour, a.direction, a.both))) for title, a in shares]
+    rows = [(title, a.count, *map(meter, (a.colour, a.direction, a.both, a.continuity))) for title, a in shares]
+    columns = ("videos", "count", "colour", "direction", "both", "continuity")
     parts = breakdown([(each, f"{name} {duration(each)}") for name, each in seconds.items()])
     shown = joined(_section(group, record.config.fps_save) for group in groups)
     sections = [
         html("<p>{}</p>{}<h2>Generated videos</h2>{}", lead, tiles(figures), shown),
-        html("<h2>Accuracy</h2><p>{}</p>{}", judged, table(("videos", "count", "colour", "direction", "both"), rows)),
+        html("<h2>Accuracy</h2><p>{}</p>{}", judged, table(columns, rows)),
         html("<h2>Parts of the demo</h2>{}", parts),
     ]
     write_whole(path, page("Longtake demo", *sections, *run_sections(record, facts, "a green square moves up")))

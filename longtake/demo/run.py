@@ -33,7 +33,7 @@ from longtake.system import System
 from longtake.train import Outcome, RunConfig, read_record, read_run, train
 
 CONFIG = presets.FOLDER / "demo" / "shapes.py"
-NUM_CLIPS, NUM_STILLS = 1440, 180
+NUM_CLIPS, NUM_STILLS = 2400, 240
 _VIDEOS_AT_ONCE = 32
 _OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")
 
@@ -247,11 +247,12 @@ def _judged(kind: DemoKind, videos: Sequence[Video]) -> Group:
 def _accuracy_table(groups: Sequence[Group]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("videos")
-    for name in ("count", "colour", "direction", "both"):
+    for name in ("count", "colour", "direction", "both", "continuity"):
         table.add_column(name, justify="right")
     for group in groups:
         a = group.accuracy
-        table.add_row(group.title, str(a.count), percent(a.colour), percent(a.direction), percent(a.both))
+        shares = (a.colour, a.direction, a.both, a.continuity)
+        table.add_row(group.title, str(a.count), *map(percent, shares))
     return table
 
 

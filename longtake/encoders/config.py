@@ -75,6 +75,7 @@ class PixelConfig(AutoencoderSection):
     type: Literal["pixel"] = Field("pixel", description="the autoencoder; `pixel` folds pixels into channels, exactly")
     temporal: int = Field(8, ge=1, description="frames in one latent frame")
     spatial: int = Field(8, ge=1, description="pixels along one side of a latent cell")
+    overlap: bool = Field(False, description="blocks of a frame overlap by half, so that no edges show between them")
     scaling_factor: float = Field(1.0, gt=0, description="latents are multiplied by this")
 
     @property
@@ -82,11 +83,11 @@ class PixelConfig(AutoencoderSection):
         return LatentShape(3 * self.temporal * self.spatial**2, self.temporal, self.spatial, causal=False)
 
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a shape that does not divide into whole blocks (a still always does in time)."""
-        if num_frames != 1 and num_frames % self.temporal:
+        """Raises `UserError` for a shape that does not divide into whole blocks; a shorter clip fills one in time."""
+        if num_frames > self.temporal and num_frames % self.temporal:
             raise UserError(
                 f"ae.temporal = {self.temporal}: {num_frames} frames do not divide into whole blocks; "
-                f"choose 1 or a multiple of {self.temporal} as the frames of a bucket or video"
+                f"choose at most {self.temporal} or a multiple of it as the frames of a bucket or video"
             )
         self.refuse_sides(f"ae.spatial = {self.spatial}", "whole blocks", height, width)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,10 +13,11 @@ from longtake.encoders.config import PixelConfig
 
 
 class PixelAutoencoder(Autoencoder):
-    """Folds blocks of `temporal` x `spatial` x `spatial` pixels into channels; exact both ways.
+    """Folds blocks of `temporal` x `spatial` x `spatial` pixels into channels; nothing is lost either way.
 
-    A still is repeated to one block of frames, so it has one latent frame like a clip of `temporal` frames. Small
-    models learn fast here: few tokens, each of which sees the motion inside its block.
+    A clip shorter than a block is slowed down to fill it: frames between its own are blends of their neighbours, and a
+    still is repeated. Small models learn fast here: few tokens, each of which sees the motion inside its block. With
+    `overlap` the blocks of a frame are those of a lapped transform, so what a model gets wrong shows no block edges.
     """
 
     is_random = False
@@ -24,20 +28,50 @@ class PixelAutoencoder(Autoencoder):
 
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" `[B, C, F, h, w]` of the same dtype, C in the order
-        (c, t, y, x): the latents, which are never drawn."""
-        if video.shape[2] == 1:
-            video = video.expand(-1, -1, self.config.temporal, -1, -1)
-        b, c, t, height, width = video.shape
+        (c, t, y, x), with `overlap` (c, t, vertical frequency, horizontal frequency): the latents, never drawn."""
         pt, ps = self.config.temporal, self.config.spatial
+        if video.shape[2] < pt:
+            video = torch.einsum("st,bcthw->bcshw", _slow_motion(video.shape[2], pt).to(video), video)
+        b, c, t, height, width = video.shape
+        if self.config.overlap:
+            video = _lapped(height, ps).to(video) @ video @ _lapped(width, ps).to(video).T
         blocks = video.reshape(b, c, t // pt, pt, height // ps, ps, width // ps, ps)
         latents = blocks.permute(0, 1, 3, 5, 7, 2, 4, 6).flatten(1, 4)
         return {"mean": latents * self.config.scaling_factor}
 
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
-        """Latents `[B, C, F, h, w]` -> `[B, 3, T, H, W]` in [-1, 1]; a still (`num_frames` 1) averages its repeats."""
+        """Latents `[B, C, F, h, w]` -> `[B, 3, T, H, W]` in [-1, 1]; of a clip shorter than a block the frames that fit
+        the block best, of a still the mean."""
         b, _, f, h, w = latents.shape
         pt, ps = self.config.temporal, self.config.spatial
         blocks = (latents / self.config.scaling_factor).reshape(b, 3, pt, ps, ps, f, h, w)
         video = blocks.permute(0, 1, 5, 2, 6, 3, 7, 4).reshape(b, 3, f * pt, h * ps, w * ps)
-        video = video.mean(dim=2, keepdim=True) if num_frames == 1 else video[:, :, :num_frames]
-        return video.clamp(-1, 1)
+        if self.config.overlap:
+            video = _lapped(h * ps, ps).to(video).T @ video @ _lapped(w * ps, ps).to(video)
+        if num_frames < pt:
+            fitted = torch.linalg.pinv(_slow_motion(num_frames, pt)).to(video)
+            video = torch.einsum("ts,bcshw->bcthw", fitted, video)
+        return video[:, :, :num_frames].clamp(-1, 1)
+
+
+def _slow_motion(num_frames: int, block: int) -> Tensor:
+    """Linear interpolation in time that keeps the first and the last frame, float64 `[block, num_frames]`."""
+    place = torch.linspace(0, num_frames - 1, block, dtype=torch.float64)
+    return (1 - (place[:, None] - torch.arange(num_frames)).abs()).clamp(min=0)
+
+
+@functools.cache
+def _lapped(length: int, block: int) -> Tensor:
+    """The modulated lapped transform of a line of pixels, orthogonal, float64 `[length, length]`: block by block
+    `block` frequencies under a sine window that reaches half a block into both neighbours (Malvar, 1990). It is a
+    rotation of the pixels mirrored at each border, then a DCT-IV of each block."""
+    folded = torch.eye(length, dtype=torch.float64)
+    for border in range(block, length, block):
+        for distance in range(block // 2):
+            left, right = border - 1 - distance, border + distance
+            angle = math.pi / 4 * (1 - (2 * distance + 1) / block)
+            folded[left, left] = folded[right, right] = math.cos(angle)
+            folded[left, right], folded[right, left] = math.sin(angle), -math.sin(angle)
+    places = torch.arange(block, dtype=torch.float64) + 0.5
+    dct = math.sqrt(2 / block) * torch.cos(math.pi / block * torch.outer(places, places.flip(0)))
+    return torch.block_diag(*[dct] * (length // block)) @ folded

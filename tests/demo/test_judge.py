@@ -9,7 +9,7 @@ import pytest
 
 from longtake.data.clips.video import read_frames, read_image
 from longtake.data.shapes import COLOURS, DIRECTIONS, SHAPES, caption, draw_clip, make_shapes
-from longtake.demo.judge import Accuracy, judge, score
+from longtake.demo.judge import Accuracy, is_continuous, judge, score
 
 GREY = np.full((8, 32, 32, 3), 120, np.uint8)
 MIDDLE = [0.9, 0.9, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
@@ -32,7 +32,7 @@ def test_real_clips_score_one_hundred_percent_in_every_window_of_eight_frames(tm
             frames = read_frames(tmp_path / row["path"])
             clips += [(row["text"], frames[start : start + 8]) for start in range(len(frames) - 7)]
             clips.append((row["text"], frames))
-    assert score(clips) == Accuracy(1.0, 1.0, 1.0, len(clips))
+    assert score(clips) == Accuracy(1.0, 1.0, 1.0, len(clips), 1.0)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -93,14 +93,26 @@ def test_accuracy_counts_colour_direction_and_both() -> None:
         ("a blue circle moves left", left),
         ("A red circle.", still),
     ]
-    assert score(pairs) == Accuracy(colour=3 / 4, direction=2 / 3, both=2 / 4, count=4)
+    assert score(pairs) == Accuracy(colour=3 / 4, direction=2 / 3, both=2 / 4, count=4, continuity=1.0)
+
+
+def test_a_jump_in_place_or_size_is_seen_and_steady_motion_is_not() -> None:
+    frames = draw_clip("a blue square moves right", MIDDLE)
+    assert is_continuous(blur(frames))
+    jumped, grown, gone = frames.copy(), frames.copy(), frames.copy()
+    jumped[5:] = np.roll(frames[5:], 5, axis=1)  # 5 of 32 pixels
+    grown[5:, 1:9, 1:9] = COLOURS["blue"]
+    gone[4] = 120
+    assert not any(map(is_continuous, (jumped, grown, gone, GREY)))
 
 
 def test_nothing_to_judge_is_not_a_number() -> None:
     empty = score([])
     assert empty.count == 0
     assert math.isnan(empty.colour)
-    assert math.isnan(score([("a red circle", GREY[:1])]).direction)
+    still = score([("a red circle", GREY[:1])])
+    assert math.isnan(still.direction)
+    assert math.isnan(still.continuity)
 
 
 def test_prompts_without_a_colour_and_float_frames_are_refused() -> None:

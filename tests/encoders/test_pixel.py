@@ -9,8 +9,8 @@ from longtake.contracts import UserError
 from longtake.encoders import PixelAutoencoder, PixelConfig, build_autoencoder
 
 
-def pixel(temporal: int = 8, spatial: int = 8, scaling_factor: float = 1.0) -> PixelAutoencoder:
-    return PixelAutoencoder(PixelConfig(temporal=temporal, spatial=spatial, scaling_factor=scaling_factor))
+def pixel(temporal: int = 8, spatial: int = 8, **keys: float | bool) -> PixelAutoencoder:
+    return PixelAutoencoder(PixelConfig(temporal=temporal, spatial=spatial, **keys))
 
 
 def video(frames: int, height: int = 16, width: int = 24) -> torch.Tensor:
@@ -22,6 +22,32 @@ def test_a_round_trip_is_exact(temporal: int, spatial: int, frames: int) -> None
     autoencoder = pixel(temporal, spatial)
     pixels = video(frames)
     assert torch.equal(autoencoder.decode(autoencoder.posterior(pixels)["mean"], frames), pixels)
+
+
+@pytest.mark.parametrize("frames", [1, 3, 8, 15, 16, 32])
+@pytest.mark.parametrize("spatial", [1, 4, 8])
+def test_clips_shorter_than_a_block_and_overlapping_blocks_lose_nothing(frames: int, spatial: int) -> None:
+    autoencoder = pixel(16, spatial, overlap=True)
+    pixels = video(frames)
+    latents = autoencoder.posterior(pixels)["mean"]
+    torch.testing.assert_close(autoencoder.decode(latents, frames), pixels, rtol=0, atol=2e-6)
+    if frames >= 16:  # an orthogonal transform: noise stays as it is
+        torch.testing.assert_close(latents.square().sum(), pixels.square().sum())
+
+
+def test_a_short_clip_is_the_same_motion_slowed_down() -> None:
+    slow, fast = (torch.linspace(-1, 1, frames).view(1, 1, -1, 1, 1).expand(1, 3, -1, 8, 8) for frames in (16, 8))
+    torch.testing.assert_close(pixel(16).posterior(fast)["mean"], pixel(16).posterior(slow)["mean"])
+
+
+def test_an_error_in_one_block_that_overlaps_fades_out_into_its_neighbours() -> None:
+    """At the first frequency: no edge at the border, nothing beyond half a block outside it."""
+    latents = torch.zeros(1, 3 * 8 * 8, 1, 3, 3)
+    latents[:, 0, 0, 1, 1] = 1.0
+    line = pixel(1, 8, overlap=True).decode(latents, 1)[0, 0, 0, 12]
+    assert line[[*range(4), *range(20, 24)]].eq(0).all()
+    assert line[5] != 0
+    assert line.diff().abs().max() < 0.5 * line.max()
 
 
 @pytest.mark.parametrize("frames", [1, 8, 24])
@@ -59,15 +85,20 @@ def test_decoded_pixels_stay_in_range() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "said"),
-    [((12, 16, 16), "ae.temporal = 8: 12 frames"), ((8, 17, 16), "17x16 pixels"), ((1, 16, 20), "16x20 pixels")],
+    [
+        ((12, 16, 16), "ae.temporal = 8: 12 frames.*at most 8 or a multiple"),
+        ((8, 17, 16), "17x16 pixels"),
+        ((1, 16, 20), "16x20 pixels"),
+    ],
 )
 def test_shapes_that_do_not_divide_are_named(shape: tuple[int, int, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
         pixel().check(*shape)
 
 
-def test_a_still_always_fits_in_time() -> None:
+def test_what_is_no_longer_than_a_block_always_fits_in_time() -> None:
     pixel().check(1, 16, 16)
+    pixel().check(7, 16, 16)
 
 
 def test_the_config_section_builds_it() -> None:
