@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from longtake.config import Section
 from longtake.config.schema import forms, is_section
+from longtake.families import default_model
 from longtake.generate import GenerateConfig
 from longtake.train import RunConfig
 
@@ -70,7 +71,9 @@ def keys_of_union(
         ", ".join(f"`{kind.default!r}`" for kind in kinds),
         "; ".join(described("type", kind) for kind in kinds),
     )
-    found = [(f"{prefix}type", shown, f"`{field.default.type!r}`", text)]
+    # of sections that follow from the model's family: that of the default one
+    usual = field.get_default(call_default_factory=True, validated_data={"model": default_model()})
+    found = [(f"{prefix}type", shown, f"`{usual.type!r}`", text)]
     for kind, section in zip(kinds, sections, strict=True):
         found += [
             (key, shown, default, f"`{kind.default}`: {text}")
