@@ -11,11 +11,12 @@ from longtake.track import make_console
 
 
 @pytest.mark.slow
-def test_the_demo_learns_colours_and_directions(tmp_path: Path) -> None:
-    """The target is 95 % (benchmarks/demo.py measures it); a run that falls below 90 % has lost something."""
+def test_the_demo_shows_what_its_prompts_say_in_every_row(tmp_path: Path) -> None:
+    """The target is 95 % in every row (benchmarks/demo.py measures it at three seeds); a run below 90 % has lost
+    something."""
     accuracy = run_demo(tmp_path / "demo", make_console()).accuracy
     assert accuracy["main"].count == 60
-    assert accuracy["main"].colour >= 0.9
-    assert accuracy["main"].direction >= 0.9
-    assert accuracy["wide"].both >= 0.8
-    assert accuracy["heldout"].both >= 0.6
+    for name, found in accuracy.items():
+        assert found.colour >= 0.9, name
+        if name != "stills":
+            assert min(found.direction, found.continuity) >= 0.9, name
