@@ -59,8 +59,7 @@ def main() -> None:
             rows.append((name, part, "", "", "", "", "", f"{seconds:.1f}", steps if part == "train" else ""))
     print_table(("seed", "what", "videos", "colour", "direction", "both", "continuity", "seconds", "steps"), rows)
     print(
-        f"target: colour and direction >= {TARGET:.0%} in every row, "
-        f"total <= {TARGET_SECONDS:.0f} s on 2 quiet cores"
+        f"target: colour and direction >= {TARGET:.0%} in every row, total <= {TARGET_SECONDS:.0f} s on 2 quiet cores"
     )
     capability = torch.backends.cpu.get_cpu_capability()  # ATEN_CPU_CAPABILITY=default, avx2 or avx512 chooses it
     write_json(arguments.json, "demo", {"tiny": arguments.tiny, "cpu_capability": capability, "runs": figures})

@@ -25,10 +25,12 @@ class EncoderSection(Section):
     """What all encoders' sections have."""
 
     WHEREABOUTS: ClassVar[frozenset[str]] = frozenset({"from_pretrained", "cache_dir", "placement", "compile"})
+    LATER: ClassVar[frozenset[str]] = frozenset()  # keys that older stores lack: no content where they change nothing
 
     def content(self) -> dict[str, Any]:
         """The keys and values, fit for JSON, that an encoder's output depends on."""
-        return self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
+        content = self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
+        return {name: value for name, value in content.items() if name not in self.LATER or value}
 
 
 class AutoencoderSection(EncoderSection, OpenSection):
@@ -71,6 +73,7 @@ class PixelConfig(AutoencoderSection):
     """A lossless space-time patching: nothing is learned or downloaded."""
 
     AUTOENCODER: ClassVar[str] = "longtake.encoders.pixel:PixelAutoencoder"
+    LATER: ClassVar[frozenset[str]] = frozenset({"overlap"})
 
     type: Literal["pixel"] = Field("pixel", description="the autoencoder; `pixel` folds pixels into channels, exactly")
     temporal: int = Field(8, ge=1, description="frames in one latent frame")
@@ -195,6 +198,7 @@ class T5EncoderConfig(EncoderSection):
     """The encoder half of a T5 v1.1 model: a sequence of token embeddings."""
 
     WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"shardformer"}
+    LATER: ClassVar[frozenset[str]] = frozenset({"new_tokens"})
 
     type: Literal["text_embedder"] = Field("text_embedder", description="the encoder half of a T5 v1.1 model")
     from_pretrained: str = Field("google/t5-v1_1-xxl", description=_FROM)
@@ -212,10 +216,6 @@ class T5EncoderConfig(EncoderSection):
         "resident", description="`sharded` over the ranks of a node, `offloaded` to the host's memory, block by block"
     )
     shardformer: bool = Field(False, description="Open-Sora's word for fused T5 kernels; PyTorch's are used either way")
-
-    def content(self) -> dict[str, Any]:
-        """Without `new_tokens` where there are none: latent stores from before that key stay usable."""
-        return {name: value for name, value in super().content().items() if name != "new_tokens" or value}
 
 
 class ClipEncoderConfig(EncoderSection):

@@ -25,7 +25,7 @@ bucket_config = {
 }
 
 _words = 128
-ae = dict(type="pixel", temporal=8, spatial=8)  # 8 frames of 8 x 8 pixels become one latent pixel
+ae = dict(type="pixel", temporal=8, spatial=8, overlap=True)  # 8 frames of 8 x 8 pixels become one latent pixel
 t5 = dict(type="words", dim=_words, max_length=32)  # captions are cut after so many words
 clip = dict(type="words", dim=_words, max_length=32)
 
