@@ -21,7 +21,7 @@ def is_hub_name(name: str) -> bool:
     return bool(_HUB_NAME.fullmatch(name)) and not name.startswith(".") and not is_local_file
 
 
-def read_facts(name: str, file: str = "config.json") -> dict[str, Any] | None:
+def published_facts(name: str, file: str = "config.json") -> dict[str, Any] | None:
     """The JSON object `file` in a local folder of weights, or beside a local file of them; None where there is none.
 
     Raises `UserError` for a damaged one.

@@ -13,7 +13,13 @@ from math import prod
 from typing import Any
 
 from longtake import presets
-from longtake.encoders import Autoencoder2DConfig, ClipEncoderConfig, HunyuanVAEConfig, T5EncoderConfig
+from longtake.encoders import (
+    Autoencoder2DConfig,
+    ClipEncoderConfig,
+    CogVideoXVAEConfig,
+    HunyuanVAEConfig,
+    T5EncoderConfig,
+)
 from longtake.encoders.cost import PUBLISHED, facts_of, largest_piece, look, peak_of_piece, seen
 from longtake.train import RunWithoutTable, read_run
 
@@ -34,7 +40,7 @@ def large_pieces(section: HunyuanVAEConfig) -> dict[str, int]:
 
 def seen_now() -> list[dict[str, Any]]:
     """The contents of the file, as a trace says now."""
-    sections = (HunyuanVAEConfig(), Autoencoder2DConfig(), T5EncoderConfig(), ClipEncoderConfig())
+    sections = (HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig(), T5EncoderConfig(), ClipEncoderConfig())
     listed = [{"facts": facts_of(section), "seen": look(section)} for section in sections]
     listed[0]["seen"]["pieces"] = large_pieces(sections[0])
     return listed

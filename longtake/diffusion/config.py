@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from longtake.config import OpenSection
-from longtake.hub import read_facts
+from longtake.hub import published_facts
 
 Shift = float | Literal["resolution"] | None
 NUM_TIMESTEPS = 1000  # of schedules by integers
@@ -76,7 +76,7 @@ class VPredictionConfig(ObjectiveSection):
     SOLVERS: ClassVar[tuple[str, ...]] = ("ddim", "dpmpp_2m", "dpmpp_2m_sde")
 
     type: Literal["v_prediction"] = Field(
-        "v_prediction", description="the objective; `v_prediction` has 1,000 timesteps that end in pure noise"
+        "v_prediction", description="`v_prediction` has 1,000 timesteps that end in pure noise"
     )
     from_pretrained: str | None = Field(
         None,
@@ -109,7 +109,7 @@ class VPredictionConfig(ObjectiveSection):
         if not isinstance(data, Mapping) or data.get("from_pretrained") is None or own <= data.keys():
             return data
         place = f"objective.from_pretrained = {data['from_pretrained']!r}"
-        if (facts := read_facts(str(data["from_pretrained"]), "scheduler_config.json")) is None:
+        if (facts := published_facts(str(data["from_pretrained"]), "scheduler_config.json")) is None:
             raise ValueError(f"{place}: has no scheduler_config.json; name the `scheduler` folder of published weights")
         wanted = {
             "num_train_timesteps": NUM_TIMESTEPS,

@@ -10,10 +10,12 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.encoders.autoencoder import Autoencoder, ChunkedAutoencoder, build_autoencoder
+    from longtake.encoders.cogvideox import CogVideoXAutoencoder, cogvideox_module
     from longtake.encoders.config import (
         Autoencoder2DConfig,
         AutoencoderSection,
         ClipEncoderConfig,
+        CogVideoXVAEConfig,
         EncoderSection,
         HunyuanVAEConfig,
         PixelConfig,

@@ -91,13 +91,13 @@ class NearestUpsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         time, rows, columns = self.factors
         first, rest = x[:, :, :1], x[:, :, 1:]
-        parts = [_repeated(first, (1, rows, columns))]
+        parts = [repeated(first, (1, rows, columns))]
         if rest.shape[2]:
-            parts.append(_repeated(rest, (time, rows, columns)))
+            parts.append(repeated(rest, (time, rows, columns)))
         return self.conv(torch.cat(parts, dim=2))
 
 
-def _repeated(x: Tensor, factors: tuple[int, int, int]) -> Tensor:
+def repeated(x: Tensor, factors: tuple[int, int, int]) -> Tensor:
     """Each cell of `[B, C, T, H, W]` as a block of factors' size; a plain copy, of any number of elements."""
     b, c, *sizes = x.shape
     spread = x[:, :, :, None, :, None, :, None].expand(

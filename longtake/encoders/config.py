@@ -7,12 +7,14 @@ section is what decides the encoder's output: where its weights lie and how they
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
 from longtake.config import OpenSection, Section
 from longtake.contracts import LatentShape, UserError
+from longtake.hub import published_facts
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Placement = Literal["resident", "offloaded"]
@@ -50,6 +52,11 @@ class AutoencoderSection(EncoderSection, OpenSection):
     @abstractmethod
     def check(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
+
+    @property
+    def known_scale(self) -> float:
+        """What the denoiser is given of known latents is multiplied by this."""
+        return 1.0
 
     def refuse_sides(self, place: str, cells: str, height: int, width: int) -> None:
         """Raises `UserError`, beginning with `place`, for sides that do not divide into whole latent cells."""
@@ -184,6 +191,93 @@ class Autoencoder2DConfig(KLSection):
     def latent(self) -> LatentShape:
         """How pixels map to latents: a latent frame for each frame."""
         return LatentShape(self.z_channels, 1, 8, causal=True)
+
+
+class CogVideoXVAEConfig(KLSection):
+    """CogVideoX's causal video autoencoder: 4 x 8 x 8 pixels to a latent cell, the first frame alone.
+
+    Keys of `PUBLISHED` that are not written are as the config.json beside the weights says; their defaults are those of
+    CogVideoX-2B.
+    """
+
+    AUTOENCODER: ClassVar[str] = "longtake.encoders.cogvideox:build"
+    WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"mini_batch"}
+    PUBLISHED: ClassVar[Mapping[str, str]] = {  # key of a config.json -> ours
+        "latent_channels": "latent_channels",
+        "block_out_channels": "block_out_channels",
+        "layers_per_block": "layers_per_block",
+        "norm_num_groups": "norm_num_groups",
+        "scaling_factor": "scale_factor",
+        "invert_scale_latents": "invert_scale_latents",
+    }
+
+    type: Literal["cogvideox_vae"] = Field("cogvideox_vae", description="CogVideoX's causal autoencoder")
+    from_pretrained: str = Field("THUDM/CogVideoX-2b/vae/diffusion_pytorch_model.safetensors", description=_FROM)
+    latent_channels: int = Field(16, ge=1, description="channels of a latent cell")
+    block_out_channels: tuple[int, int, int, int] = Field((128, 256, 256, 512), description="channels of the levels")
+    layers_per_block: int = Field(3, ge=1, description="residual blocks per level; the decoder has one more")
+    norm_num_groups: int = Field(32, ge=1, description="groups of the normalisation; divides every level's channels")
+    scale_factor: float = Field(1.15258426, gt=0, description="latents are multiplied by this; 0.7 from 5B on")
+    shift_factor: ClassVar[float] = 0.0
+    invert_scale_latents: bool = Field(
+        False, description="known latents are divided by scale_factor instead, as CogVideoX 1.5 has its images"
+    )
+    mini_batch: int = Field(1, ge=1, description="samples encoded or decoded at once")
+    first_latent_alone: bool = Field(
+        False, description="decode the first latent frame by itself, as VideoX-Fun does, not with those that follow"
+    )
+    use_tiling: bool = Field(False, description="frames larger than a tile in overlapping tiles")
+    tile_height: int = Field(240, ge=1, description="rows of a tile, in pixels")
+    tile_width: int = Field(360, ge=1, description="its columns")
+    tile_overlap_height: float = Field(1 / 6, ge=0, lt=1, description="part of its rows that the next one has too")
+    tile_overlap_width: float = Field(1 / 5, ge=0, lt=1, description="the same of its columns")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "from_pretrained" not in data or data.keys() >= set(cls.PUBLISHED.values()):
+            return data
+        place = f"ae.from_pretrained = {data['from_pretrained']!r}"
+        facts = published_facts(str(data["from_pretrained"])) or {}
+        if (kind := facts.get("_class_name", "AutoencoderKLCogVideoX")) != "AutoencoderKLCogVideoX":
+            raise ValueError(f"{place}: holds a {kind}; name the `vae` folder of CogVideoX")
+        if not {"scaling_factor", "scale_factor"} & {*facts, *data}:
+            raise ValueError(
+                f"{place}: has no config.json with the scaling_factor, which models differ in; write ae.scale_factor "
+                "(1.15258426 of CogVideoX-2B, 0.7 of 5B and 1.5)"
+            )
+        return {ours: facts[theirs] for theirs, ours in cls.PUBLISHED.items() if theirs in facts} | dict(data)
+
+    @model_validator(mode="after")
+    def _whole_tiles(self) -> CogVideoXVAEConfig:
+        for name, side, stride in zip(("height", "width"), self.tile_sides, self.tile_strides, strict=True):
+            if self.use_tiling and (side % 8 or stride % 8 or not stride):
+                raise ValueError(
+                    f"ae.tile_{name} = {side}: a tile and its overlap ({side - stride}) must be whole latent cells of "
+                    f"8; choose a multiple of 32 with tile_overlap_{name} = 0.25"
+                )
+        return self
+
+    @property
+    def tile_sides(self) -> tuple[int, int]:
+        """Rows and columns of a tile, in pixels."""
+        return self.tile_height, self.tile_width
+
+    @property
+    def tile_strides(self) -> tuple[int, int]:
+        """Rows and columns from one tile to the next."""
+        return int(self.tile_height * (1 - self.tile_overlap_height)), int(
+            self.tile_width * (1 - self.tile_overlap_width)
+        )
+
+    @property
+    def latent(self) -> LatentShape:
+        """How pixels map to latents: 4k+1 frames to k+1."""
+        return LatentShape(self.latent_channels, 4, 8, causal=True)
+
+    @property
+    def known_scale(self) -> float:
+        return self.scale_factor**-2 if self.invert_scale_latents else 1.0
 
 
 class WordsConfig(EncoderSection):

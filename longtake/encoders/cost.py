@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
-from longtake.encoders.config import AutoencoderSection, HunyuanVAEConfig, WordsConfig
+from longtake.encoders.cogvideox import CogVideoXAutoencoder
+from longtake.encoders.config import AutoencoderSection, CogVideoXVAEConfig, HunyuanVAEConfig, WordsConfig
 from longtake.encoders.kl import HunyuanAutoencoder
 from longtake.encoders.text import LearnedTextEncoder, build_text_encoder, text_facts
 from longtake.models import Trace, fit
@@ -36,7 +37,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # of a section, what changes neither FLOPs nor bytes of a piece
 _BESIDE = {"from_pretrained", "cache_dir", "placement", "compile", "shardformer", "posterior", "scale_factor"}
 _BESIDE |= {"shift_factor", "use_spatial_tiling", "use_temporal_tiling", "sample_size", "sample_tsize"}
-_BESIDE |= {"tile_overlap_factor", "new_tokens"}
+_BESIDE |= {"tile_overlap_factor", "new_tokens", "mini_batch", "use_tiling", "tile_height", "tile_width"}
+_BESIDE |= {"tile_overlap_height", "tile_overlap_width", "invert_scale_latents", "first_latent_alone"}
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def _cutter(section: Any) -> Any:
     """An autoencoder that says which pieces there are; it may be without the layers that would compute them."""
     if isinstance(section, HunyuanVAEConfig):
         return HunyuanAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
+    if isinstance(section, CogVideoXVAEConfig):
+        return CogVideoXAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
     return on_meta(section)
 
 

@@ -1,4 +1,7 @@
-"""Learned autoencoders whose posterior is a normal distribution, through diffusers: HunyuanVideo's and FLUX's."""
+"""Learned autoencoders whose posterior is a normal distribution, through diffusers: HunyuanVideo's and FLUX's.
+
+CogVideoX's, which has more layers of its own, is in `cogvideox.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,28 @@ from torch import Tensor, nn
 
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.encoders.causal_layers import lighten
-from longtake.encoders.config import Autoencoder2DConfig, HunyuanVAEConfig
+from longtake.encoders.config import (
+    Autoencoder2DConfig,
+    AutoencoderSection,
+    CogVideoXVAEConfig,
+    HunyuanVAEConfig,
+)
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import autoencoder_names, flux_name
 from longtake.encoders.tiles import Tiling
 from longtake.parallel import Tile, lift_compile_limits
 
+TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig
 _VARIANTS = 8  # of a compiled layer: one sample or more, one frame or more, square or not
 MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
 
 
 class KLAutoencoder(nn.Module, Autoencoder):
-    """What the two have in common: `model` is diffusers' autoencoder; latents are (z - shift) * scale."""
+    """What they have in common: `model` is diffusers' autoencoder; latents are (z - shift) * scale."""
 
     original_name: Callable[[str], str]  # diffusers' name of a tensor -> its name in original files
 
-    def __init__(self, config: HunyuanVAEConfig | Autoencoder2DConfig, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, config: Autoencoder2DConfig | TiledConfig, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.model, self.dtype = config, model, dtype
         self.is_random = config.posterior == "sample"
@@ -71,23 +80,37 @@ class KLAutoencoder(nn.Module, Autoencoder):
         """Unscaled latents -> `[B, 3, T, H, W]`."""
 
 
-class HunyuanAutoencoder(KLAutoencoder):
+class TiledAutoencoder(KLAutoencoder):
     """4k+1 frames -> k+1 latent frames, each of which sees no later frame.
 
-    Samples are encoded together as far as `piece_elements` allows, and decoded one by one; large frames, and long clips
-    where it is asked for, in overlapping tiles that are blended.
+    Samples are encoded and decoded in groups, large frames in overlapping tiles that are blended.
     """
 
-    original_name = staticmethod("vae.{}".format)
+    @abstractmethod
+    def _tilings(self) -> tuple[Tiling, Tiling]:
+        """The tiles of frames, and the same in latent cells."""
+
+    @abstractmethod
+    def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
+        """How many samples of (T, H, W) pixels are encoded together, and how many are decoded together."""
+
+    @abstractmethod
+    def _encode_tile(self, tile: Tensor) -> Tensor:
+        """`_raw_posterior` of a tile."""
+
+    @abstractmethod
+    def _decode_tile(self, tile: Tensor) -> Tensor:
+        """`_decoded` of a tile."""
 
     def _raw_posterior(self, video: Tensor) -> Tensor:
-        groups = video.split(samples_at_once(self.config, *video.shape[2:]))
-        pixels, cells = hunyuan_tilings(self.config)
+        groups = video.split(self._samples_at_once(video.shape[2:])[0])
+        pixels, cells = self._tilings()
         return torch.cat(self._by_tiles(groups, self._encode_tile, pixels, cells, self._encoded))
 
     def _decoded(self, z: Tensor) -> Tensor:
-        pixels, cells = hunyuan_tilings(self.config)
-        return torch.cat(self._by_tiles(z.split(1), self._decode_tile, cells, pixels, self._as_pixels))
+        groups = z.split(self._samples_at_once(self._as_pixels(tuple(z.shape))[2:])[1])
+        pixels, cells = self._tilings()
+        return torch.cat(self._by_tiles(groups, self._decode_tile, cells, pixels, self._as_pixels))
 
     def _by_tiles(
         self,
@@ -109,12 +132,6 @@ class HunyuanAutoencoder(KLAutoencoder):
         done = iter(self.compute([Tile(partial(run, tile), shape(tuple(tile.shape))) for tile in tiles]))
         return [join.join([[[next(done) for _ in row] for row in rows] for rows in planes]) for planes in boxes]
 
-    def _encode_tile(self, tile: Tensor) -> Tensor:
-        return self.model.quant_conv(self.model.encoder(tile.to(self.dtype)))
-
-    def _decode_tile(self, tile: Tensor) -> Tensor:
-        return self.model.decoder(self.model.post_quant_conv(tile))
-
     def _encoded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         channels, *cells = self.latent(*shape[2:])
         return shape[0], 2 * channels, *cells
@@ -122,7 +139,26 @@ class HunyuanAutoencoder(KLAutoencoder):
     def _as_pixels(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         b, _, f, h, w = shape
         time, side = self.latent.temporal, self.latent.spatial
-        return b, self.config.out_channels, (f - 1) * time + 1, h * side, w * side
+        return b, 3, (f - 1) * time + 1, h * side, w * side
+
+
+class HunyuanAutoencoder(TiledAutoencoder):
+    """Samples are encoded together as far as `piece_elements` allows, and decoded one by one; long clips are cut in
+    time too where it is asked for."""
+
+    original_name = staticmethod("vae.{}".format)
+
+    def _tilings(self) -> tuple[Tiling, Tiling]:
+        return hunyuan_tilings(self.config)
+
+    def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
+        return samples_at_once(self.config, *shape), 1
+
+    def _encode_tile(self, tile: Tensor) -> Tensor:
+        return self.model.quant_conv(self.model.encoder(tile.to(self.dtype)))
+
+    def _decode_tile(self, tile: Tensor) -> Tensor:
+        return self.model.decoder(self.model.post_quant_conv(tile))
 
 
 class ImageAutoencoder(KLAutoencoder):
@@ -165,8 +201,8 @@ def hunyuan_tilings(config: HunyuanVAEConfig) -> tuple[Tiling, Tiling]:
         Tiling(
             config.sample_tsize // time if config.use_temporal_tiling else None,
             int(config.sample_tsize * own) // time,
-            config.sample_size // side if config.use_spatial_tiling else None,
-            int(config.sample_size * own) // side,
+            (config.sample_size // side,) * 2 if config.use_spatial_tiling else None,
+            (int(config.sample_size * own) // side,) * 2,
         )
         for time, side in ((1, 1), (config.latent.temporal, config.latent.spatial))
     )
@@ -208,9 +244,17 @@ def image_module(config: Autoencoder2DConfig) -> nn.Module:
 
 def build_kl(config: HunyuanVAEConfig | Autoencoder2DConfig, dtype: torch.dtype) -> KLAutoencoder:
     """The autoencoder of a section on the meta device, to be filled with weights."""
-    is_hunyuan = isinstance(config, HunyuanVAEConfig)
+    if isinstance(config, HunyuanVAEConfig):
+        return HunyuanAutoencoder(config, frozen_on_meta(hunyuan_module, config, dtype), dtype)
+    return ImageAutoencoder(config, frozen_on_meta(image_module, config, dtype), dtype)
+
+
+def frozen_on_meta(
+    build: Callable[[AutoencoderSection], nn.Module], config: AutoencoderSection, dtype: torch.dtype
+) -> nn.Module:
+    """The module of a section on the meta device, frozen."""
     with torch.device("meta"):
-        model = hunyuan_module(config) if is_hunyuan else image_module(config)
+        model = build(config)
         for part in model.children():  # diffusers warns where the whole is cast
             part.to(dtype)
-    return (HunyuanAutoencoder if is_hunyuan else ImageAutoencoder)(config, model.requires_grad_(False).eval(), dtype)
+    return model.requires_grad_(False).eval()

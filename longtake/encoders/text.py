@@ -268,6 +268,8 @@ def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None)
 
 def _load_tokenizer(folder: Path, section: str) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        if any((beside := folder.parent / "tokenizer").joinpath(name).is_file() for name in TOKENIZER_FILES):
+            return _load_tokenizer(beside, section)  # as in a diffusers pipeline
         raise UserError(
             f"{folder}: has no tokenizer (one of {', '.join(TOKENIZER_FILES)}); copy the files of the whole repository "
             f"that {section}'s weights come from"

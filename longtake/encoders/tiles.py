@@ -19,12 +19,12 @@ Boxes = list[list[list[Box]]]  # pieces in time x rows x columns
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of tiles and the way from one to the next; None: that dim is not cut."""
+    """Sizes of tiles and the way from one to the next, (rows, columns) of frames; None: that dim is not cut."""
 
     frames: int | None
     frame_stride: int
-    side: int | None
-    side_stride: int
+    sides: tuple[int, int] | None
+    side_strides: tuple[int, int]
 
     def cut(self, shape: tuple[int, int, int]) -> Boxes:
         """The tiles of a tensor of (frames, rows, columns).
@@ -37,10 +37,10 @@ class Tiling:
         if self.frames is not None and frames > self.frames:
             starts = [i for i in range(0, frames, self.frame_stride) if i == 0 or i + 1 < frames]
             spans = [slice(i, min(frames, i + self.frames + 1)) for i in starts]
-        if self.side is not None and max(height, width) > self.side:
+        if self.sides is not None and (height > self.sides[0] or width > self.sides[1]):
             rows, columns = (
-                [slice(i, min(length, i + self.side)) for i in range(0, length, self.side_stride)]
-                for length in (height, width)
+                [slice(i, min(length, i + side)) for i in range(0, length, stride)]
+                for length, side, stride in zip((height, width), self.sides, self.side_strides, strict=True)
             )
         return [[[(span, row, column) for column in columns] for row in rows] for span in spans]
 
@@ -62,17 +62,17 @@ class Tiling:
         return torch.cat(kept, dim=2)
 
     def _join_plane(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
-        if self.side is None or (len(rows) == 1 and len(rows[0]) == 1):
+        if self.sides is None or (len(rows) == 1 and len(rows[0]) == 1):
             return rows[0][0]
-        overlap, stride = self.side - self.side_stride, self.side_stride
+        height, width = self.side_strides
         joined = []
         for i, row in enumerate(rows):
             for j, tile in enumerate(row):
                 if i > 0:
-                    blend(rows[i - 1][j], tile, 3, overlap)
+                    blend(rows[i - 1][j], tile, 3, self.sides[0] - height)
                 if j > 0:
-                    blend(row[j - 1], tile, 4, overlap)
-            joined.append(torch.cat([tile[..., :stride, :stride] for tile in row], dim=4))
+                    blend(row[j - 1], tile, 4, self.sides[1] - width)
+            joined.append(torch.cat([tile[..., :height, :width] for tile in row], dim=4))
         return torch.cat(joined, dim=3)
 
 

@@ -155,7 +155,7 @@ def branch_conditions(
 ) -> dict[str, Conditions]:
     """The conditions of every branch of guidance that some step may need, for pixels (T, H, W) and x [B, C, F, h, w];
     known: of the requests, None where nothing is."""
-    distilled, law = option.method == "distill", system.law  # the guidance scale is a condition
+    distilled = option.method == "distill"  # the guidance scale is a condition
     by_known = known is not None and system.config.family.guided_by_known
     texts: dict[str, list[Caption]] = {PROMPT: [final_prompt(system.config, r.text, shape[0]) for r in requests]}
     if by_known or (option.guidance != 1 and not distilled):
@@ -170,12 +170,12 @@ def branch_conditions(
     blank = {PROMPT: embed_prompts(system, texts.pop(PROMPT), shape[0])}
     blank |= {name: embed_prompts(system, lines, shape[0], blank[PROMPT].masks) for name, lines in texts.items()}
     blank = {name: conditions.updated(facts.masks, **facts) for name, conditions in blank.items()}
-    if law is not None:
-        nothing = law.conditions(Known(torch.ones_like(x[:, :1, :, :1, :1]), torch.zeros_like(x)))
+    if system.law is not None:
+        nothing = system.known_conditions(Known(torch.ones_like(x[:, :1, :, :1, :1]), torch.zeros_like(x)))
         blank = {name: conditions.updated(**nothing) for name, conditions in blank.items()}
     if known is None:
         return blank
-    seen = {name: conditions.updated(**law.conditions(known)) for name, conditions in blank.items()}
+    seen = {name: conditions.updated(**system.known_conditions(known)) for name, conditions in blank.items()}
     return {**seen, NOTHING: blank[NEGATIVE]} if by_known else seen
 
 

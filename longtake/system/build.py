@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from longtake import models, parallel
-from longtake.contracts import Batch, Caption, Conditions, LatentShape
+from longtake.contracts import Batch, Caption, Conditions, Known, LatentShape
 from longtake.data import EncoderFacts
 from longtake.data.rules import MASK
 from longtake.diffusion import KnownLaw, Objective, build_objective
@@ -108,6 +108,14 @@ class System:
     def latent(self) -> LatentShape:
         """How pixels map to latents."""
         return self.facts.latent
+
+    def known_conditions(self, known: Known) -> Mapping[str, Tensor]:
+        """What the denoiser is given of what is known, where there is a law; its latents by the autoencoder's scale for
+        them."""
+        assert self.law is not None, "this model is given nothing that is known"
+        if (scale := self.config.ae.known_scale) != 1:
+            known = replace(known, latents=known.latents * scale)
+        return self.law.conditions(known)
 
     def embed(self, texts: Sequence[Caption]) -> Conditions:
         """Captions -> text conditions on the device, float32; `guidance` is filled where the model wants one."""

@@ -63,7 +63,7 @@ def make_example(
         noised = system.objective.noise(latents, draws, weights, batch.bucket.shape)
         if system.law is not None:
             known = keep_known(known_of_batch(system, system.law, batch, latents, kinds), weights)
-            conditions = conditions.updated(**system.law.conditions(known))
+            conditions = conditions.updated(**system.known_conditions(known))
             loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
             readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
             noised = read_known(noised, known, readers, system.objective.noise_time)

@@ -16,6 +16,8 @@ from longtake.encoders import (
     Autoencoder2DConfig,
     ClipEncoder,
     ClipEncoderConfig,
+    CogVideoXAutoencoder,
+    CogVideoXVAEConfig,
     HunyuanAutoencoder,
     HunyuanVAEConfig,
     ImageAutoencoder,
@@ -25,6 +27,7 @@ from longtake.encoders import (
     WordsConfig,
     autoencoder_cost,
     clip_module,
+    cogvideox_module,
     hunyuan_module,
     image_module,
     seen,
@@ -34,14 +37,16 @@ from longtake.encoders import (
 from longtake.encoders.cost import largest_piece, look, look_at_text, peak_of_piece
 from tests.encoders.counted import counted_bytes, counted_flops
 
-HUNYUAN, FLUX = HunyuanVAEConfig(), Autoencoder2DConfig()
+HUNYUAN, FLUX, COGVIDEOX = HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig()
 WHOLE = HUNYUAN.model_copy(update={"use_spatial_tiling": False})
 IN_TIME = HUNYUAN.model_copy(update={"use_temporal_tiling": True, "sample_tsize": 16})
 PIECES = HUNYUAN.model_copy(update={"piece_elements": 2**24})
 NARROW = HUNYUAN.model_copy(update={"block_out_channels": (32, 64, 64, 128), "layers_per_block": 1})
 
 
-def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig) -> Callable[[], nn.Module]:
+def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig | CogVideoXVAEConfig) -> Callable[[], nn.Module]:
+    if isinstance(config, CogVideoXVAEConfig):
+        return lambda: CogVideoXAutoencoder(config, cogvideox_module(config), torch.bfloat16)
     if isinstance(config, HunyuanVAEConfig):
         return lambda: HunyuanAutoencoder(config, hunyuan_module(config), torch.bfloat16)
     return lambda: ImageAutoencoder(config, image_module(config), torch.bfloat16)
@@ -59,8 +64,20 @@ def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig) -> Callable[[], 
         (NARROW, (9, 64, 64), 2),
         (FLUX, (1, 256, 256), 3),
         (FLUX, (2, 192, 320), 1),
+        (COGVIDEOX, (13, 64, 96), 2),
     ],
-    ids=["tiles", "stills", "stills in tiles", "whole", "tiles in time", "pieces", "narrow", "FLUX", "FLUX of a clip"],
+    ids=[
+        "tiles",
+        "stills",
+        "stills in tiles",
+        "whole",
+        "tiles in time",
+        "pieces",
+        "narrow",
+        "FLUX",
+        "FLUX of a clip",
+        "chunks",
+    ],
 )
 def test_an_autoencoder_costs_what_whole_encodings_do(config: Any, shape: tuple[int, int, int], batch: int) -> None:
     """Of which a plan traces one piece, and takes the law of pieces for the others."""

@@ -7,8 +7,8 @@ import torch
 
 from longtake.encoders.tiles import Tiling, blend
 
-PIXELS = Tiling(frames=16, frame_stride=12, side=32, side_stride=24)
-CELLS = Tiling(frames=4, frame_stride=3, side=4, side_stride=3)
+PIXELS = Tiling(frames=16, frame_stride=12, sides=(32, 48), side_strides=(24, 40))
+CELLS = Tiling(frames=4, frame_stride=3, sides=(4, 6), side_strides=(3, 5))
 
 
 @pytest.mark.parametrize("shape", [(1, 32, 32), (17, 48, 112), (33, 40, 32), (5, 24, 200), (13, 32, 32)])
@@ -35,7 +35,7 @@ def test_tiles_that_agree_make_the_whole(shape: tuple[int, int, int]) -> None:
 
 
 def test_what_is_not_to_be_tiled_stays_whole() -> None:
-    whole = Tiling(None, 12, None, 24).cut((99, 640, 480))
+    whole = Tiling(None, 12, None, (24, 24)).cut((99, 640, 480))
     assert whole == [[[(slice(0, 99), slice(0, 640), slice(0, 480))]]]
 
 

@@ -1,0 +1,109 @@
+"""CogVideoX's autoencoder, through diffusers: chunks of frames that share a cache, whole or in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from longtake.encoders.causal_layers import repeated
+from longtake.encoders.config import CogVideoXVAEConfig
+from longtake.encoders.extras import needs_extra
+from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta
+from longtake.encoders.tiles import Tiling
+
+# The weights were trained on chunks of so many frames, over which the normalisation takes its means: other lengths give
+# other videos.
+_FRAMES, _LATENTS = 8, 2
+
+
+class CogVideoXAutoencoder(TiledAutoencoder):
+    """4k+1 frames -> k+1 latent frames, any number of them: CogVideoX 1.5 wants an even one, so 85 frames or a multiple
+    of 8 less."""
+
+    original_name = staticmethod(str)
+
+    def _tilings(self) -> tuple[Tiling, Tiling]:
+        sides, strides = self.config.tile_sides, self.config.tile_strides
+        pixels, cells = (
+            Tiling(
+                None,
+                1,
+                (sides[0] // cell, sides[1] // cell) if self.config.use_tiling else None,
+                (strides[0] // cell, strides[1] // cell),
+            )
+            for cell in (1, self.latent.spatial)
+        )
+        return pixels, cells
+
+    def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
+        return self.config.mini_batch, self.config.mini_batch
+
+    def _encode_tile(self, tile: Tensor) -> Tensor:
+        found, cache = [], None
+        for span in chunks(tile.shape[2], _FRAMES):
+            encoded, cache = self.model.encoder(tile[:, :, span].to(self.dtype), conv_cache=cache)
+            found.append(encoded)
+        return torch.cat(found, dim=2)
+
+    def _decode_tile(self, tile: Tensor) -> Tensor:
+        found, cache = [], None
+        for span in chunks(tile.shape[2], _LATENTS, 1 if self.config.first_latent_alone else None):
+            for layer in self.model.modules():
+                if isinstance(layer, Upsample):
+                    layer.is_start = span.start == 0
+            decoded, cache = self.model.decoder(tile[:, :, span], conv_cache=cache)
+            found.append(decoded)
+        return torch.cat(found, dim=2)
+
+
+def chunks(length: int, size: int, first: int | None = None) -> Iterator[slice]:
+    """Chunks of `size` frames after one of `first`; by default the first one has what is over beside its own."""
+    stop = min(length, size + length % size if first is None else first)
+    yield slice(0, stop)
+    for start in range(stop, length, size):
+        yield slice(start, min(length, start + size))
+
+
+class Upsample(nn.Module):
+    """diffusers' layer: each cell repeated, then a convolution of each frame.
+
+    In time all frames are repeated but the first of a video; diffusers' own takes the first of each odd chunk for that,
+    and so gives even numbers of latent frames three frames too many.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.time, self.is_start = layer.conv, 2 if layer.compress_time else 1, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, C, F, h, w]` -> `[B, C, F, 2 F or 2 F - 1, 2 h, 2 w]`."""
+        alone = int(self.is_start)
+        parts = repeated(x[:, :, :alone], (1, 2, 2)), repeated(x[:, :, alone:], (self.time, 2, 2))
+        frames = torch.cat(parts, dim=2).transpose(1, 2)
+        return self.conv(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).transpose(1, 2)
+
+
+def cogvideox_module(config: CogVideoXVAEConfig) -> nn.Module:
+    """diffusers' autoencoder with this layer, on the current default device."""
+    with needs_extra("ae.type", config.type):
+        from diffusers import AutoencoderKLCogVideoX
+    levels = len(config.block_out_channels)
+    model = AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * levels,
+        up_block_types=("CogVideoXUpBlock3D",) * levels,
+        block_out_channels=config.block_out_channels,
+        latent_channels=config.latent_channels,
+        layers_per_block=config.layers_per_block,
+        norm_num_groups=config.norm_num_groups,
+    )
+    for name, layer in list(model.named_modules()):
+        if type(layer).__name__ == "CogVideoXUpsample3D":
+            model.set_submodule(name, Upsample(layer))
+    return model
+
+
+def build(config: CogVideoXVAEConfig, dtype: torch.dtype) -> KLAutoencoder:
+    """The autoencoder of a section on the meta device, to be filled with weights."""
+    return CogVideoXAutoencoder(config, frozen_on_meta(cogvideox_module, config, dtype), dtype)

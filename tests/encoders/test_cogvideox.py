@@ -1,0 +1,122 @@
+"""CogVideoX's autoencoder: diffusers' and VideoX-Fun's numbers, in tiles, in batches, at any number of frames."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from longtake.encoders import CogVideoXAutoencoder, CogVideoXVAEConfig
+from longtake.encoders.cogvideox import chunks
+from longtake.system.encoders import _build_autoencoder
+
+FOLDER = Path(__file__).parents[1] / "golden" / "cogvideox" / "vae"
+SCALE = 1.15258426
+GOLDEN = load_file(FOLDER / "io.safetensors")
+
+
+def autoencoder(**keys: Any) -> CogVideoXAutoencoder:
+    config = CogVideoXVAEConfig(**{"from_pretrained": str(FOLDER), "dtype": "fp32", **keys})
+    found = _build_autoencoder(config, torch.device("cpu"))
+    assert isinstance(found, CogVideoXAutoencoder)
+    found.load_decoder()
+    return found
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+@pytest.mark.parametrize("frames", [1, 9, 17])
+@torch.no_grad()
+def test_latents_and_pixels_are_the_published_ones(frames: int) -> None:
+    ours, golden = autoencoder(), {name: GOLDEN[f"f{frames}.{name}"] for name in ("clip_u8", "mode", "sample", "z")}
+    posterior = ours.posterior((golden["clip_u8"].float() - 128) / 128)
+    drawn = posterior["mean"] + posterior["std"] * GOLDEN[f"f{frames}.sample_normal"]
+    torch.testing.assert_close(posterior["mean"], golden["mode"] * SCALE, rtol=0, atol=1e-4)
+    torch.testing.assert_close(drawn, golden["sample"] * SCALE, rtol=0, atol=1e-4)
+    decoded = GOLDEN[f"f{frames}.decoded"]
+    torch.testing.assert_close(ours._decoded(golden["z"]), decoded, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours.decode(golden["z"] * SCALE, frames), decoded.clamp(-1, 1), rtol=0, atol=1e-4)
+    by_fun = autoencoder(first_latent_alone=True)._decoded(golden["z"])
+    torch.testing.assert_close(by_fun, GOLDEN.get(f"f{frames}.decoded_fun", by_fun), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_tiles_and_batches_are_diffusers_own() -> None:
+    from diffusers import AutoencoderKLCogVideoX
+
+    model = AutoencoderKLCogVideoX.from_pretrained(FOLDER).eval()
+    model.enable_tiling(32, 48, 1 / 4, 1 / 3)
+    tile = {"tile_height": 32, "tile_width": 48, "tile_overlap_height": 1 / 4, "tile_overlap_width": 1 / 3}
+    ours, video = autoencoder(use_tiling=True, mini_batch=2, **tile), numbers(3, 3, 5, 40, 64)
+    wanted, mean = model.encode(video).latent_dist.mean, ours.posterior(video)["mean"]
+    torch.testing.assert_close(mean, wanted * SCALE, rtol=0, atol=1e-5)
+    assert (autoencoder().posterior(video)["mean"] - mean).abs().max() > 1e-2
+    z = numbers(3, 4, 3, 5, 8)
+    torch.testing.assert_close(ours._decoded(z), model.decode(z).sample, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_samples_come_out_alike_in_any_batch() -> None:
+    one, all_at_once, video = autoencoder(), autoencoder(mini_batch=3), numbers(3, 3, 13, 16, 8)
+    mean = one.posterior(video)["mean"]
+    torch.testing.assert_close(all_at_once.posterior(video)["mean"], mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(all_at_once.decode(mean, 13), one.decode(mean, 13), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("alone", "known"), [(False, 2), (True, 3)])
+@torch.no_grad()
+def test_an_even_number_of_latents_gives_as_many_frames_as_were_encoded(alone: bool, known: int) -> None:
+    """As CogVideoX 1.5 has them; diffusers' own gives three more, of which the first come from no first frame."""
+    ours, video = autoencoder(first_latent_alone=alone), numbers(1, 3, 13, 16, 8)
+    z = ours.posterior(video)["mean"]
+    assert z.shape[2] == 4
+    decoded = ours._decoded(z)
+    assert decoded.shape == video.shape
+    frames = 4 * known - 3
+    torch.testing.assert_close(decoded[:, :, :frames], ours._decoded(z[:, :, :known]), rtol=0, atol=1e-5)
+    assert ours.latent(85, 8, 8)[1] == 22
+
+
+def test_chunks_are_those_that_the_weights_were_trained_on() -> None:
+    def lengths(*given: int) -> list[int]:
+        return [span.stop - span.start for span in chunks(*given)]
+
+    assert lengths(49, 8) == [9, 8, 8, 8, 8, 8]
+    assert lengths(85, 8) == [13] + [8] * 9
+    assert lengths(5, 8) == [5]
+    assert lengths(13, 2) == [3, 2, 2, 2, 2, 2]
+    assert lengths(22, 2) == [2] * 11
+    assert lengths(13, 2, 1) == [1] + [2] * 6
+
+
+def test_a_published_folder_says_the_sizes_and_the_scale(tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER, tmp_path / "vae")
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"scaling_factor": 0.7, "invert_scale_latents": True}))
+    found = CogVideoXVAEConfig(from_pretrained=str(folder))
+    assert (found.latent_channels, found.block_out_channels, found.scale_factor) == (4, (4, 8, 8, 8), 0.7)
+    assert found.known_scale * found.scale_factor == pytest.approx(1 / 0.7)
+    as_fun = CogVideoXVAEConfig(from_pretrained=str(folder), invert_scale_latents=False)
+    assert as_fun.known_scale == 1
+    of_file = CogVideoXVAEConfig(from_pretrained=str(folder / "diffusion_pytorch_model.safetensors"))
+    assert of_file.scale_factor == 0.7
+    shutil.rmtree(folder)
+    assert CogVideoXVAEConfig(**found.model_dump()) == found
+
+
+def test_what_would_be_scaled_wrongly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json with the scaling_factor.*write ae\.scale_factor"):
+        CogVideoXVAEConfig(from_pretrained="THUDM/CogVideoX-5b/vae/diffusion_pytorch_model.safetensors")
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    with pytest.raises(ValueError, match="holds a AutoencoderKL; name the `vae` folder"):
+        CogVideoXVAEConfig(from_pretrained=str(tmp_path))
+    with pytest.raises(ValueError, match=r"ae\.tile_width = 100: a tile and its overlap \(20\) must be whole"):
+        CogVideoXVAEConfig(use_tiling=True, tile_width=100)
