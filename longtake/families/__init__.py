@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from longtake.families.cogvideox import COGVIDEOX
     from longtake.families.opensora_v2 import OPENSORA_V2
     from longtake.families.record import Family, Text
     from longtake.families.registry import default_model, families, family_of, family_of_tree, read_model, register

@@ -8,12 +8,14 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from longtake.contracts import UserError, in_one_line
+from longtake.families.cogvideox import COGVIDEOX
 from longtake.families.opensora_v2 import OPENSORA_V2
 from longtake.families.record import Family
 from longtake.models.config import ModelSection
 
 GROUP = "longtake.families"  # of the entry points by which installed packages bring families of their own
-_FAMILIES: dict[type[ModelSection], Family] = {OPENSORA_V2.model: OPENSORA_V2}  # the first is the default
+_OURS = (OPENSORA_V2, COGVIDEOX)  # the first is the default
+_FAMILIES: dict[type[ModelSection], Family] = {family.model: family for family in _OURS}
 
 
 def register(family: Family) -> Family:

@@ -185,7 +185,7 @@ class CogVideoX(nn.Module):
 _REMEDIES = {
     "text": "pass the token embeddings of the prompt",
     "visual": "pass what is known of the video (zeros where nothing is) or set model.visual to None",
-    "control": "pass the latents of a control video or set model.visual to None",
+    "control": "give a control video (`companions.control` in generation), or set model.visual to None",
 }
 
 

@@ -1,13 +1,17 @@
-"""`CogVideoXConfig`, the `model` section of a CogVideoX run, under the key names of diffusers."""
+"""`CogVideoXConfig`, the `model` section of a CogVideoX run, under the key names of diffusers.
+
+`section_of` and `published_config` turn the `config.json` of a folder of weights into such a section and back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from longtake.hub import read_facts
 from longtake.models.config import ModelSection
 
 
@@ -63,6 +67,17 @@ class CogVideoXConfig(ModelSection):
     grad_ckpt_settings: tuple[NonNegativeInt] | None = Field(
         None, description="blocks whose activations are recomputed in backward"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, data: Any) -> Any:
+        """Keys that are not written are as the folder of weights says, where it is here."""
+        if not isinstance(data, Mapping) or not isinstance(folder := data.get("from_pretrained"), str):
+            return data
+        for file in ("transformer/config.json", "config.json"):
+            if (facts := read_facts(folder, file)) is not None:
+                return {**section_of(facts, f"{folder}/{file}"), **data}
+        return data
 
     @model_validator(mode="after")
     def _check_sizes(self) -> CogVideoXConfig:
@@ -132,3 +147,65 @@ class CogVideoXConfig(ModelSection):
         sizes = zip((frames, self.sample_height, self.sample_width), self.patch, strict=True)
         frames, rows, columns = (size // patch for size, patch in sizes)
         return frames, rows, columns
+
+
+# What every published `config.json` says alike, and the model takes for granted.
+_FIXED = MappingProxyType(
+    {
+        "activation_fn": "gelu-approximate",
+        "attention_bias": True,
+        "dropout": 0.0,
+        "flip_sin_to_cos": True,
+        "freq_shift": 0,
+        "norm_elementwise_affine": True,
+        "norm_eps": 1e-5,
+        "timestep_activation_fn": "silu",
+    }
+)
+_OWN_KEYS = ("type", "visual", "positions", "init")
+_OF_FUN = "add_noise_in_inpaint_model"  # a key that the folders of CogVideoX-Fun alone have
+
+
+def _published_keys() -> list[str]:
+    return sorted(CogVideoXConfig.model_fields.keys() - ModelSection.model_fields.keys() - set(_OWN_KEYS))
+
+
+def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The `model` section of a folder's `config.json`; what channels beyond the latents' own are for follows from their
+    number and the model's embeddings. Raises `ValueError` for a model of another kind."""
+    if (kind := published.get("_class_name")) != "CogVideoXTransformer3DModel":
+        raise ValueError(
+            f"{place}: is the config of {kind}, not of a CogVideoX; give a folder of CogVideoX or CogVideoX-Fun"
+        )
+    for key, value in _FIXED.items():
+        if published.get(key, value) != value:
+            raise ValueError(f"{place}: {key} = {published[key]!r}: is not supported; give a model that has {value!r}")
+    section = {key: published[key] for key in _published_keys() if key in published}
+    latent = section.get("out_channels", 16)
+    more = published.get("in_channels", latent) - latent
+    of_stills = section.get("use_learned_positional_embeddings") or section.get("ofs_embed_dim")
+    kinds = {0: None, 1 + latent: "inpaint", latent: "image" if of_stills else "control"}
+    if more not in kinds:
+        raise ValueError(
+            f"{place}: in_channels = {published['in_channels']}: the model sees {latent}, {2 * latent} or "
+            f"{2 * latent + 1} channels beside out_channels = {latent}; give another folder"
+        )
+    return {
+        **section,
+        "type": CogVideoXConfig.model_fields["type"].default,
+        "visual": kinds[more],
+        "positions": "fun" if _OF_FUN in published else "diffusers",
+    }
+
+
+def published_config(config: CogVideoXConfig) -> dict[str, Any]:
+    """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
+    of_fun = {_OF_FUN: False} if config.positions == "fun" else {}
+    return {
+        "_class_name": "CogVideoXTransformer3DModel",
+        **_FIXED,
+        **{key: getattr(config, key) for key in _published_keys()},
+        "in_channels": config.in_channels,
+        "patch_bias": config.patch_size_t is None,
+        **of_fun,
+    }

@@ -1,23 +1,18 @@
 """CogVideoX's files: diffusers' CogVideoXTransformer3DModel, which CogVideoX-Fun keeps too, and those of SAT.
 
-    own        diffusers' names but for embedders and MLPs; the patch embedding is a linear layer; learned positions of
-               text and video apart
-    diffusers  CogVideoX 1.0 has a convolution for patch embedding
-    sat        the authors' own: q, k and v joined, both modulations of a block joined
-    sat_lora   their adapters, of the same layers
-
-`section_of` and `published_config` turn a folder's `config.json` into a `model` section and back.
+own        diffusers' names but for embedders and MLPs; the patch embedding is a linear layer; learned positions of
+           text and video apart
+diffusers  CogVideoX 1.0 has a convolution for patch embedding
+sat        the authors' own: q, k and v joined, both modulations of a block joined
+sat_lora   their adapters, of the same layers
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
-from longtake.contracts import UserError
-from longtake.models import CogVideoX, CogVideoXConfig, ModelSection
+from longtake.models import CogVideoX
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
 
@@ -122,9 +117,7 @@ FORMAT = Format(
     keys="model.num_layers, use_learned_positional_embeddings or ofs_embed_dim",
     rows={"text_positions.table": "max_text_seq_length"},
     lora_targets=tuple(CogVideoX.tensor_plan),
-    lora_aliases={
-        theirs.removeprefix(f"{_BLOCK}."): (ours.removeprefix(f"{_BLOCK}."),) for theirs, ours in _LAYERS.items()
-    },
+    lora_aliases={"to_out.0": ("to_out",), "ff.net.0.proj": ("ff.0",), "ff.net.2": ("ff.2",)},
     lora_styles={
         "peft": replace(PEFT, names="diffusers"),
         "diffusers": replace(DIFFUSERS_STYLE, names="diffusers"),
@@ -132,62 +125,3 @@ FORMAT = Format(
     },
 )
 DIFFUSERS, SAT = FORMAT.as_published("diffusers"), FORMAT.as_published("sat")
-
-# What every published `config.json` says alike, and the model takes for granted.
-_FIXED = MappingProxyType(
-    {
-        "activation_fn": "gelu-approximate",
-        "attention_bias": True,
-        "dropout": 0.0,
-        "flip_sin_to_cos": True,
-        "freq_shift": 0,
-        "norm_elementwise_affine": True,
-        "norm_eps": 1e-5,
-        "timestep_activation_fn": "silu",
-    }
-)
-_OWN_KEYS = ("type", "visual", "positions", "init")
-_OF_FUN = "add_noise_in_inpaint_model"  # a key that the folders of CogVideoX-Fun alone have
-
-
-def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The `model` section of a folder's `config.json`; what channels beyond the latents' own are for follows from their
-    number and the model's embeddings. Raises `UserError` for a model of another kind."""
-    if (kind := published.get("_class_name")) != "CogVideoXTransformer3DModel":
-        raise UserError(f"{place}: is the config of {kind}, not of a CogVideoX; give {FORMAT.sources}")
-    for key, value in _FIXED.items():
-        if published.get(key, value) != value:
-            raise UserError(f"{place}: {key} = {published[key]!r}: is not supported; give a model that has {value!r}")
-    own = CogVideoXConfig.model_fields.keys() - ModelSection.model_fields.keys() - set(_OWN_KEYS)
-    section = {key: published[key] for key in own if key in published}
-    latent = section.get("out_channels", 16)
-    more, of_image = (
-        published.get("in_channels", latent) - latent,
-        {"use_learned_positional_embeddings", "ofs_embed_dim"},
-    )
-    kinds = {0: None, 1 + latent: "inpaint", latent: "image" if any(map(section.get, of_image)) else "control"}
-    if more not in kinds:
-        raise UserError(
-            f"{place}: in_channels = {published['in_channels']}: the model sees {latent}, {2 * latent} or "
-            f"{2 * latent + 1} channels beside out_channels = {latent}; give another folder"
-        )
-    return {
-        **section,
-        "type": CogVideoXConfig.model_fields["type"].default,
-        "visual": kinds[more],
-        "positions": "fun" if _OF_FUN in published else "diffusers",
-    }
-
-
-def published_config(config: CogVideoXConfig) -> dict[str, Any]:
-    """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
-    own = CogVideoXConfig.model_fields.keys() - ModelSection.model_fields.keys() - set(_OWN_KEYS)
-    of_fun = {_OF_FUN: False} if config.positions == "fun" else {}
-    return {
-        "_class_name": "CogVideoXTransformer3DModel",
-        **_FIXED,
-        **{key: getattr(config, key) for key in sorted(own)},
-        "in_channels": config.in_channels,
-        "patch_bias": config.patch_size_t is None,
-        **of_fun,
-    }

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from longtake.contracts import Conditions
 from longtake.models import CogVideoX, CogVideoXConfig
+from longtake.models.cogvideox_config import section_of
 from longtake.weights import ModelWeights
-from longtake.weights.cogvideox import FORMAT, section_of
+from longtake.weights.cogvideox import FORMAT
 
 FOLDER = Path(__file__).parents[1] / "golden" / "cogvideox"
 KINDS = ("t2v_2b", "t2v_5b", "i2v_5b", "i2v_1p5", "fun_inp_2b", "fun_inp_5b", "fun_inp_1p5")

@@ -15,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
 from longtake.models import CogVideoX, CogVideoXConfig, build_denoiser
+from longtake.models.cogvideox_config import published_config
 from longtake.models.cogvideox_positions import GridRotations, SinePositions, region_in
-from longtake.weights.cogvideox import DIFFUSERS, FORMAT, published_config
+from longtake.weights.cogvideox import DIFFUSERS, FORMAT
 from longtake.weights.conversion import convert
 from tests.models.golden_cogvideox import (
     FOLDER,
