@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from longtake.hub import read_facts
+from longtake.hub import published_facts
 from longtake.models.config import ModelSection
 
 
@@ -27,7 +27,7 @@ class CogVideoXConfig(ModelSection):
     DENOISER: ClassVar[str] = "longtake.models.cogvideox:CogVideoX"
     WIDTHS: ClassVar[Mapping[str, str]] = MappingProxyType({"text": "text_embed_dim"})
 
-    type: Literal["cogvideox"] = Field("cogvideox", description="the denoiser")
+    type: Literal["cogvideox"] = Field("cogvideox", description="`cogvideox` is that of CogVideoX and CogVideoX-Fun")
     visual: Literal["image", "inpaint", "control"] | None = Field(
         None, description="what the model sees beside noise: given frames, a masked video, a control video"
     )
@@ -75,7 +75,7 @@ class CogVideoXConfig(ModelSection):
         if not isinstance(data, Mapping) or not isinstance(folder := data.get("from_pretrained"), str):
             return data
         for file in ("transformer/config.json", "config.json"):
-            if (facts := read_facts(folder, file)) is not None:
+            if (facts := published_facts(folder, file)) is not None:
                 return {**section_of(facts, f"{folder}/{file}"), **data}
         return data
 
