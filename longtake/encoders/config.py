@@ -201,7 +201,11 @@ class CogVideoXVAEConfig(KLSection):
     """
 
     AUTOENCODER: ClassVar[str] = "longtake.encoders.cogvideox:build"
-    WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"mini_batch"}
+    WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {
+        "mini_batch",
+        "first_latent_alone",
+        "invert_scale_latents",
+    }
     PUBLISHED: ClassVar[Mapping[str, str]] = {  # key of a config.json -> ours
         "latent_channels": "latent_channels",
         "block_out_channels": "block_out_channels",
