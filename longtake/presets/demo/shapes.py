@@ -62,7 +62,7 @@ final_lr_ratio = 0.02
 grad_clip = 1.0
 ema_decay = 0.995
 
-max_steps = 3600
+max_steps = 4200
 num_workers = 1
 prefetch_factor = 4
 log_every = 100
@@ -70,4 +70,4 @@ ckpt_every = 600
 keep_n_latest = 2
 
 fps_save = 8
-sampling_option = dict(resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=20, guidance=1.75, flow_shift=3.0)
+sampling_option = dict(resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=30, guidance=2.0, flow_shift=3.0)
