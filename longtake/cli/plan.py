@@ -16,6 +16,7 @@ from longtake.cli.console import print_table
 from longtake.cli.options import Run, finite, run_and_overrides
 from longtake.durable import write_whole
 from longtake.plan.machine import Machine
+from longtake.presets import preset_gpus
 
 if TYPE_CHECKING:
     from longtake.plan import Probed, RunPlan
@@ -33,8 +34,13 @@ _Memory = Annotated[
 def plan(
     context: typer.Context,
     run: Run = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole job.")] = 8,
-    gpu: Annotated[str, typer.Option(help="Their kind: h100, h200, a100, b200, 4090, l40s ...")] = "h200",
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of the whole job; default: a preset's own, or 8.")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Their kind: h100, h200, a100, b200, 4090 ...; default: a preset's own, or h200."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")] = None,
     efficiency: _Efficiency = Machine.efficiency,
@@ -65,6 +71,8 @@ def plan(
     Ends with status 2 and the cheapest change where it cannot fit. --key value overrides any key of the run.
     """
     source, overrides = run_and_overrides(context, run, "plan")
+    own_gpus, own_gpu = preset_gpus(source) or (8, "h200")
+    gpus, gpu = gpus or own_gpus, gpu or own_gpu
     machine = Machine(
         _device(gpu, memory_gib, peak_tflops),
         gpus_per_node=gpus_per_node,
@@ -85,6 +93,8 @@ def plan(
     if html is not None:
         planning.write_html(html, found, str(run), probed, price)
     _show(found, probed, price)
+    if html is not None:
+        track.make_console().print(f"page: {html}")
     planning.refuse_misfits(found)
 
 

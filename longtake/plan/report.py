@@ -136,8 +136,9 @@ def layout_words(plan: RunPlan) -> str:
     if plan.degrees_differ:
         parts.append(f"{layout.sequence} / sequence micro-batches of a bucket side by side")
     lists = block_counts(work.model)
-    counts = zip(layout.remat or (0,) * len(lists), lists, strict=True)
-    parts += [f"zero {layout.zero}", f"remat {' + '.join(f'{n} {_short(name)}'.strip() for n, name in counts)} blocks"]
+    firsts = zip(layout.remat or (0,) * len(lists), lists.items(), strict=True)
+    counts = [f"{min(first, count)} {_short(name)}".strip() for first, (name, count) in firsts]
+    parts += [f"zero {layout.zero}", f"remat {' + '.join(counts)} blocks"]
     if any(layout.remat) and layout.budget:
         kept = kept_by_lists(work.model, layout.budget, layout.tensor)
         words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
@@ -181,13 +182,22 @@ def stage_words(plan: RunPlan, price: float | None = None) -> str:
     elif forecast.steps_per_pass:
         mean += f" on average, a pass {forecast.steps_per_pass:,} steps in {duration(forecast.seconds_per_pass or 0)}"
     if forecast.steps is None:
-        return f"{mean}; the length of the run follows from the clip table, or from max_steps"
+        cost = f"1,000 steps take {_cost(1000 * forecast.step_seconds * forecast.gpus / 3600, price)}"
+        return f"{mean}; {cost}; the length of the run follows from the clip table, or from max_steps"
     steps, hours = priced_steps(plan)
-    cost = f"{number(hours)} GPU-hours" + ("" if price is None else f", {money(hours * price)} at {money(price)} each")
+    cost = _cost(hours, price)
     if is_endless(plan):
         passes = plan.work.config.epochs
         return f"{mean}, {cost}; no end is set (max_steps): it trains until it is stopped, or for {passes:,} passes"
-    return f"{mean}; {steps:,} steps take {duration(steps * forecast.step_seconds)}, {cost}"
+    said = f"{mean}; {steps:,} steps take {duration(steps * forecast.step_seconds)}, {cost}"
+    config = plan.work.config
+    if config.max_steps is not None and steps < config.max_steps:
+        said += f"; epochs = {config.epochs:,} ends it before max_steps = {config.max_steps:,}"
+    return said
+
+
+def _cost(hours: float, price: float | None) -> str:
+    return f"{number(hours)} GPU-hours" + ("" if price is None else f", {money(hours * price)} at {money(price)} each")
 
 
 def is_endless(plan: RunPlan) -> bool:

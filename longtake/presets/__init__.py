@@ -53,6 +53,13 @@ def presets() -> Iterator[Preset]:
             yield Preset(path, kind, re.split(r"(?<=\.) ", words)[0], gpus[1] if gpus else "")
 
 
+def preset_gpus(path: str) -> tuple[int, str] | None:
+    """How many GPUs, and of which kind, the forecast of the preset in this file is for; None for other files."""
+    found = next((one.gpus for one in presets() if one.path == Path(path)), "")
+    count, _, kind = found.partition(" x ")
+    return (int(count), kind) if found else None
+
+
 def find_preset(name: str, kind: str = "train") -> Path | None:
     """The file of a preset, by either name, with `.py` and a leading `configs/` or without; None for any other name.
 

@@ -40,6 +40,7 @@ def test_a_run_is_planned_without_being_launched(longtake, run_file: Path):
     assert "64px/16f" in out
     assert "6 of 7 clips used" in out
     assert " at 2.50 each" in out
+    assert out.endswith(f"page: {page}\n")
     assert any(words.startswith("cost, ") for words in Page(page.read_text()).texts)
     assert "assumed, not measured" in out
     assert "<title>Plan of" in page.read_text()

@@ -12,7 +12,7 @@ import pytest
 from longtake.contracts import UserError
 from longtake.pages import money, number
 from longtake.plan import Machine, blocks, find_remedies, plan_json, plan_run, refuse_misfits, write_html
-from longtake.plan.report import stage_words
+from longtake.plan.report import layout_words, stage_words
 from longtake.plan.run import RunPlan, _most, forecast_run
 from longtake.track import gpu_named
 from tests.pages import Page
@@ -275,6 +275,15 @@ def test_what_it_costs_is_told_for_the_price_of_a_gpu_hour(tmp_path: Path) -> No
     texts = Page((tmp_path / "plan.html").read_text()).texts
     assert texts[texts.index(f"cost, {ending.forecast.steps:,} steps, at 250 a GPU-hour") - 1] == money(hours * 250)
     assert "each" not in stage_words(ending)
+    assert stage_words(ending).endswith("; epochs = 1,000 ends it before max_steps = 1,000,000")
+    unknown = plan(dataset={"data_path": str(tmp_path / "gone.csv")}, max_steps=None)
+    hours = 1000 * unknown.forecast.step_seconds * unknown.forecast.gpus / 3600
+    said = f"; 1,000 steps take {number(hours)} GPU-hours, {money(hours * 250)} at 250 each; the length of the run"
+    assert said in stage_words(unknown, 250)
+
+
+def test_no_more_blocks_are_told_than_there_are() -> None:
+    assert "remat 2 double + 4 single blocks" in layout_words(plan(model={"grad_ckpt_settings": (2, 100)}))
 
 
 def test_a_run_that_nobody_ends_is_told_by_the_pass(tmp_path: Path) -> None:

@@ -168,8 +168,10 @@ def test_a_preset_is_a_base_of_ones_own_file_unless_there_is_a_file(tmp_path: Pa
 
 
 def test_a_bare_preset_is_planned_and_shown_without_clips(longtake, mistake) -> None:
-    code, out, _ = longtake("plan", "opensora_v2/lora", "--gpus", 1, "--gpu", "h100")
+    code, out, _ = longtake("plan", "opensora_v2/lora")
     assert (code, "clips: not counted" in out, "--dataset.data-path" in out) == (0, True, True)
+    assert "parameters on 1 x h100, " in out  # the preset's own GPUs
+    assert "parameters on 2 x h200, " in longtake("plan", "opensora_v2/lora", "--gpus", 2, "--gpu", "h200")[1]
     assert "\ndataset.data_path = None  # default\n" in longtake("config", "show", "opensora_v2/lora")[1]
     assert "neither is given" in mistake("train", "opensora_v2/lora")
     assert "both are given" in mistake("plan", "custom", "--dataset.mix", "[('a.csv', 1)]")

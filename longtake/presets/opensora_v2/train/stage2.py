@@ -3,7 +3,7 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
 #   longtake plan opensora_v2/stage2 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 2, sequence 4, zero 2, remat 100 double + 100 single blocks, 1 micro-batch a rank a step
+#     shard 2, sequence 4, zero 2, remat 19 double + 38 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
 #     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   25.97       74.4  27.1     9
 #      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   16.35       64.8  4.92   642

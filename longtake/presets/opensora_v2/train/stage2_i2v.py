@@ -3,7 +3,7 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1_i2v
 #   longtake plan opensora_v2/stage2_i2v --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used, and 50.0 GiB of the host's memory for each
-#     shard 2, sequence 4, zero 2, remat 100 double + 100 single blocks,
+#     shard 2, sequence 4, zero 2, remat 19 double + 38 single blocks,
 #       inputs of recomputed blocks in 50.0 GiB of host memory, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
 #     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50   15.33       63.8  18.9    40
