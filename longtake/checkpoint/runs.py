@@ -86,6 +86,9 @@ def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:
             raise UserError(damage_sentence(meant, faults))
         return meant
     if places and str(spec) != "latest":
+        folders = [inner for place in places if place.is_dir() for inner in sorted(place.iterdir()) if inner.is_dir()]
+        if runs := [str(inner) for inner in folders if list_checkpoints(inner)]:
+            raise UserError(f"{shown}: holds no checkpoint of its own; give one of the runs in it: {', '.join(runs)}")
         raise UserError(f"{shown}: holds no checkpoint; give a folder that has epoch…-global_step… in it")
     raise UserError(f"{shown}: nothing is there; give a checkpoint folder, a run folder, a glob, or 'latest'")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,12 @@ def found_run(run: str, kind: str = "train") -> str:
         if not Path(run).suffix:
             fix = "a .py or .toml file, or a run's folder" if kind == "train" else "a checkpoint or run, or 'latest'"
             raise UserError(f"{nothing}; give {fix}; `longtake preset` lists the presets")
+    if kind == "train" and Path(run).exists() and Path(run).suffix not in ("", ".py", ".toml"):
+        from longtake.data.tables.rows import SUFFIXES
+
+        if Path(run).suffix in SUFFIXES:
+            words = f"longtake train custom --dataset.data-path {shlex.quote(run)}"
+            raise UserError(f"{run}: is a table of clips, no run; give it to a run, such as `{words}`")
     return run_file(run, kind)
 
 

@@ -26,6 +26,10 @@ _Efficiency = Annotated[
     float, typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach.")
 ]
 _OfTransfers = Annotated[float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")]
+_Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of the whole job; default: a preset's own, or 8.")]
+_Kind = Annotated[
+    str | None, typer.Option(help="Their kind: h100, h200, a100, b200, 4090 ...; default: a preset's own, or h200.")
+]
 _Memory = Annotated[
     float | None, typer.Option(callback=finite, min=0.01, help="Memory of one GPU; default: the table's.")
 ]
@@ -34,13 +38,8 @@ _Memory = Annotated[
 def plan(
     context: typer.Context,
     run: Run = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of the whole job; default: a preset's own, or 8.")
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Their kind: h100, h200, a100, b200, 4090 ...; default: a preset's own, or h200."),
-    ] = None,
+    gpus: _Gpus = None,
+    gpu: _Kind = None,
     html: Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")] = None,
     efficiency: _Efficiency = Machine.efficiency,
@@ -92,9 +91,7 @@ def plan(
         write_whole(json_file, json.dumps(planning.plan_json(found, probed), indent=1) + "\n")
     if html is not None:
         planning.write_html(html, found, str(run), probed, price)
-    _show(found, probed, price)
-    if html is not None:
-        track.make_console().print(f"page: {html}")
+    _show(found, probed, price, html)
     planning.refuse_misfits(found)
 
 
@@ -115,7 +112,7 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
         return found if world.is_main else None
 
 
-def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None) -> None:
+def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Path | None) -> None:
     from longtake.plan import report
 
     console = track.make_console()
@@ -132,3 +129,5 @@ def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None) -> None:
     else:
         console.print(f"clips: not counted, for the table could not be read: {plan.no_report}")
     console.print(report.assumed_words(plan))
+    if page is not None:
+        console.print(f"page: {page}")

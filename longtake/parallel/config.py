@@ -63,6 +63,9 @@ def resolve_degrees(config: ParallelConfig, size: int) -> tuple[int, ...]:
         others = product // fixed["shard"]
         remedy = f'shard = {size // others} or "auto"' if size % others == 0 else "degrees whose product is that"
         raise UserError(f"{keys} = {numbers}: makes {product} ranks but {size} are running; choose {remedy}")
+    if size == 1:
+        fix = f"write 1, or start {product} processes"
+        raise UserError(f"{keys} = {numbers}: 1 process does not divide by {product}; {fix}")
     what = f"one of {divisors_in_words(size)}" if len(above_one) == 1 else "degrees of which it is a multiple"
     raise UserError(f"{keys} = {numbers}: {size} processes do not divide by {product}; choose {what}")
 

@@ -94,7 +94,11 @@ def nearest_preset(name: str) -> str | None:
     for preset in presets():
         whole = preset.path.relative_to(FOLDER).with_suffix("").as_posix()
         names |= dict.fromkeys((whole, preset.name, preset.path.stem), preset.name)
-    found = difflib.get_close_matches(_bare(name), names, n=1, cutoff=0.75)
+    bare = _bare(name)
+    found = difflib.get_close_matches(bare, names, n=1, cutoff=0.75)
+    found = found or [known for known in names if sorted(known) == sorted(bare)]  # letters changed places
+    if not found and name.startswith("configs/"):  # another program's place of a file of this name
+        found = [known for known in names if known == Path(bare).name]
     return names[found[0]] if found else None
 
 

@@ -221,7 +221,8 @@ class RunLaunch:
         clock = start.state.clock
         if self.world.is_main:
             self.say(
-                f"max_steps = {self.config.max_steps}: the run is at step {clock.global_step} already; nothing to train"
+                f"max_steps = {self.config.max_steps}: the run is at step {clock.global_step} already; "
+                "nothing to train; a larger --max-steps goes on"
             )
         return Outcome(place.checkpoint.parent, place.checkpoint, clock, stopped=False)
 

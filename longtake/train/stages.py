@@ -204,6 +204,9 @@ def read_run(
                 raise UserError(
                     f"{run}: holds the runs {', '.join(inner)}; give the file with the stages, or one of the folders"
                 )
-            raise UserError(f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run")
+            raise UserError(
+                f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run; a folder of "
+                f"clips is given to a run, such as `longtake train custom --dataset.data-path {shlex.quote(run)}`"
+            )
         path = file
     return read_layers(path, command, schema)

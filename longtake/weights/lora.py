@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -238,8 +239,14 @@ def read_adapters(form: Format, path: str | os.PathLike[str], config: Any) -> di
 def find_adapters(name: str) -> Path:
     """The local file or folder that `lora.from_pretrained` stands for: a path, or a name on the Hugging Face hub.
 
-    `owner/name` is PEFT's folder, or diffusers' file in one. Raises `UserError` as `find_files`.
+    `owner/name` is PEFT's folder, or diffusers' file in one. Raises `UserError` as `find_files`, and for
+    a run's folder.
     """
+    if any(Path(name, inside).exists() for inside in ("run.json", "metrics.jsonl")):
+        raise UserError(
+            f"lora.from_pretrained = {name!r}: is a run, not adapters; generate from it, which has base and adapters, "
+            f"or `longtake checkpoint export {shlex.quote(name)} adapters --lora peft` and give that folder"
+        )
     return find_files(name, "lora.from_pretrained", ((_PEFT_CONFIG, _PEFT_FILE), (_PUBLISHED_FILE,)))
 
 

@@ -77,7 +77,8 @@ def test_a_folder_a_run_a_glob_and_latest_mean_one_checkpoint(spec, meant, outpu
         ),
         ("nowhere", "nowhere: nothing is there"),
         ("nowhere*/x", "nothing is there; give a checkpoint folder, a run folder, a glob, or 'latest'"),
-        ("{outputs}/new/metrics.jsonl", "holds no checkpoint"),
+        ("{outputs}/new/metrics.jsonl", "holds no checkpoint; give a folder"),
+        ("{outputs}", "holds no checkpoint of its own; give one of the runs in it: .*/new, "),
     ],
 )
 def test_what_cannot_be_found_is_told(spec, said, outputs):

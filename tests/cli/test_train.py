@@ -59,6 +59,13 @@ def test_weights_of_another_size_than_tiny_are_told_so(longtake, mistake, run: O
     assert "--tiny" not in mistake(*words, "--model.depth", "2")
 
 
+def test_clips_in_the_place_of_a_run_are_told_where_they_belong(mistake, tmp_path: Path):
+    table = tmp_path / "clips.parquet"
+    table.touch()
+    for run in (table, tmp_path):
+        assert f"`longtake train custom --dataset.data-path {run}`" in mistake("train", run)
+
+
 def test_a_misspelt_run_folder_gets_the_nearest(mistake, run: Outcome):
     near = str(run.folder)[:-1] + "m"
     for verb in ("train", "generate", "plan"):

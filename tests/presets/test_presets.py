@@ -106,6 +106,8 @@ def test_a_run_in_outputs_is_ones_own_for_generation(mistake) -> None:
     [
         (("train", "opensora_v2/stge1"), "opensora_v2/stage1"),
         (("plan", "stage2.py"), "opensora_v2/stage2"),
+        (("train", "costum"), "custom"),
+        (("config", "show", "configs/diffusion/train/stage1.py"), "opensora_v2/stage1"),
         (("data", "stats", "clips.csv", "--run", "opensora_v2/stage_1"), "opensora_v2/stage1"),
         (("generate", "configs/opensora_v2/inference/256p.py"), "opensora_v2/256px"),
         (("preset", "copy", "opensora_v2/lora24gb"), "opensora_v2/lora_24gb"),

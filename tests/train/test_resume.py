@@ -73,7 +73,7 @@ def test_a_last_step_that_is_made_already_leaves_every_file_as_it_was(config: Pa
     before = {path: path.read_bytes() for path in first.folder.parent.rglob("*") if path.is_file()}
     run, words = (config, ["--load", str(first.checkpoint)]) if load else (first.folder, [])
     second, said = train_here(run, *words, "--max-steps", "1", "--lr", "0.5")
-    assert said == "max_steps = 1: the run is at step 2 already; nothing to train\n"
+    assert said == "max_steps = 1: the run is at step 2 already; nothing to train; a larger --max-steps goes on\n"
     assert {path: path.read_bytes() for path in first.folder.parent.rglob("*") if path.is_file()} == before
     assert list(first.folder.parent.iterdir()) == [first.folder]
     assert (second.checkpoint, second.clock) == (first.checkpoint, first.clock)

@@ -218,7 +218,7 @@ def test_a_stage_that_does_not_fit_the_processes_ends_with_its_launch_line(lesso
     lessons.write_text(text.replace("lr=1e-3", "parallel=dict(sequence=2)"), encoding="utf-8")
     code, said = run(lessons, "--lr", "2e-3")
     assert code == EXIT_OTHER_WORLD
-    assert "stage video: parallel.sequence = 2: 1 processes do not divide by 2" in said
+    assert "stage video: parallel.sequence = 2: 1 process does not divide by 2; write 1, or start 2 processes" in said
     assert f"to go on: torchrun --nproc_per_node 2 -m longtake train {lessons} --lr 2e-3" in said
     assert read_state(checkpoint(lessons, "still"))["clock"]["global_step"] == 2
 

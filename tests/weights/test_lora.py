@@ -237,6 +237,12 @@ def test_adapters_on_the_hub_are_found_by_their_folder(tmp_path: Path, monkeypat
         find_adapters("owner/other")
 
 
+def test_a_run_given_as_adapters_is_told_the_way_to_them(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"is a run, not adapters; .* `longtake checkpoint export .* --lora peft`"):
+        find_adapters(str(tmp_path))
+
+
 def test_alpha_is_in_every_file(tmp_path: Path) -> None:
     config = tiny_config()
     for family in FAMILIES:

@@ -15,9 +15,10 @@ import pyarrow.parquet
 from longtake.contracts import UserError
 from longtake.data.probing.probe import digest_of, list_clips, probe_table, write_bad
 from longtake.data.tables.convert import lock, user_cache, writable_folder
+from longtake.data.tables.table import FOLDER_TABLE
 from longtake.data.tables.write_rows import write_table
 
-TABLE = ".longtake.parquet"
+TABLE = FOLDER_TABLE
 _MOST_WORKERS = 8
 
 

@@ -20,6 +20,7 @@ from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.rows import id_values, open_rows
 from longtake.data.tables.shards import TableShards, are_empty, invalid_rows, is_shards, refuse_other_than_text
 
+FOLDER_TABLE = ".longtake.parquet"  # what was probed of a plain folder of clips, kept in it
 _PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id")
 _OTHERS = frozenset((*_PROBED, "path", "text", "score_vmafmotion"))  # columns to look for no captions in
 _LIKELY = ("caption", "text", "prompt", "description", "title")  # parts of the names of columns with captions
@@ -183,9 +184,12 @@ def caption_lines(tables: Sequence[ClipTable], captions: Mapping[str, float] | N
     """
     columns = tuple(captions or ("text",))
     count = sum(each.count_empty([name for name in columns if name in each.captions]) for each in tables)
-    names = list(dict.fromkeys(name for each in tables for name in each.names if name not in columns))
+    folders = [each for each in tables if each.source.name == FOLDER_TABLE]
+    tabled = [each for each in tables if each not in folders]
+    names = list(dict.fromkeys(name for each in tabled for name in each.names if name not in columns))
     said = f"captions: column {', '.join(columns)}, empty for {count:,} of {sum(map(len, tables)):,} clips"
-    lines = [f"warning: {said}{remedy(names)}" if count else said]
+    beside = "; of a folder, the caption of a.mp4 is the text in a.txt beside it" if folders else ""
+    lines = [f"warning: {said}{beside}{remedy(names)}" if count else said]
     invalid = [(row, each) for each in tables for row in each.invalid]
     if invalid:
         row, table = invalid[0]

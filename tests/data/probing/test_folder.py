@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, MixedTable, open_clips, probe_table
+from longtake.data import DatasetConfig, MixedTable, caption_lines, open_clips, probe_table
 from longtake.data.clips.video import write_image, write_video
 from longtake.data.probing.folder import TABLE
 from longtake.data.tables.ids import compute_clip_ids
@@ -50,6 +50,14 @@ def test_a_folder_is_walked_and_probed_once(folder: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == ""
     ids = open_clips(DatasetConfig(data_path=str(folder))).clip_ids
     assert ids.tolist() == compute_clip_ids([path for path, _, _ in ALL]).tolist()
+
+
+def test_captions_that_a_folder_lacks_are_looked_for_beside_the_clips(folder: Path) -> None:
+    said = caption_lines([open_clips(DatasetConfig(data_path=str(folder)))], None)
+    assert said == (
+        "warning: captions: column text, empty for 1 of 3 clips; "
+        "of a folder, the caption of a.mp4 is the text in a.txt beside it"
+    )
 
 
 def test_files_that_come_go_and_change_are_noticed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
