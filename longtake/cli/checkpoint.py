@@ -85,6 +85,9 @@ def export(
         str | None, typer.Option(help="Adapters alone, as peft (a folder), diffusers or comfy has them.")
     ] = None,
     merge: Annotated[bool, typer.Option(help="Whole weights, adapters and what did not train in them.")] = False,
+    folder_of: Annotated[
+        str | None, typer.Option("--as", help="The same as a folder of another library, such as diffusers.")
+    ] = None,
 ) -> None:
     """Write the weights as one .safetensors file, or a folder of them in Hugging Face's layout.
 
@@ -96,10 +99,15 @@ def export(
         raise UserError(f"--max-file-gb {max_file_gb:g}: choose more than 0, such as 5")
     if target.exists():
         raise UserError(f"{target}: exists already and is not overwritten; choose another name")
-    if lora is not None and merge:
-        raise UserError("--lora, --merge: one writes adapters alone, the other whole weights; keep one of the two")
+    if lora is not None and (merge or folder_of is not None):
+        other = "--merge" if merge else "--as"
+        raise UserError(f"--lora, {other}: one writes adapters alone, the other whole weights; keep one of the two")
+    if folder_of is not None and target.suffix:
+        raise UserError(f"{target}: --as writes a folder; give a name without an ending")
     if lora is not None:
         written = system.export_adapters(checkpoint, target, lora, part)
+    elif folder_of is not None:
+        written = system.export_folder(checkpoint, target, folder_of, part, int(max_file_gb * 1e9))
     else:
         write = system.export_merged if merge else system.export_model
         written = write(checkpoint, target, part, int(max_file_gb * 1e9))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from longtake.system.export import (
         export_adapters,
+        export_folder,
         export_merged,
         export_model,
         exported_tree,

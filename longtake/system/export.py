@@ -20,7 +20,14 @@ from longtake.families import family_of, read_model
 from longtake.small_files import regular
 from longtake.system.config import SystemConfig
 from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
-from longtake.weights import INDEX_FILE, MOST_FILE_BYTES, save_adapters, save_weights
+from longtake.weights import (
+    INDEX_FILE,
+    MOST_FILE_BYTES,
+    STEM_OF_DIFFUSERS,
+    Converted,
+    save_adapters,
+    save_weights,
+)
 
 CONFIG_HEADER = "longtake_config"
 
@@ -102,6 +109,27 @@ def export_merged(
         tree["model"] = {**tree.get("model", {}), "from_pretrained": None}
         header = {CONFIG_HEADER: json.dumps(tree), **weights.metadata, "part": part}
         save_weights(weights, target, header, max_file_bytes)
+    return Path(target)
+
+
+def export_folder(
+    checkpoint: str, target: str | Path, names: str, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES
+) -> Path:
+    """Writes whole weights, adapters merged into them, to a folder as diffusers reads it, `config.json` and all.
+
+    `names`: a naming of the model's format that has such folders. Raises `UserError` for any other, and as
+    `export_merged`.
+    """
+    with hold(checkpoint) as folder, ExitStack() as stack:
+        weights = TrainedParts(folder, part, stack)
+        form = family_of(weights.model).weight_format
+        if names not in form.folders:
+            choices = f"choose {' or '.join(form.folders)}" if form.folders else "this model has none; leave it out"
+            raise UserError(f"--as {names}: is no folder that can be written; {choices}")
+        layout = form.as_published(names)
+        config = json.dumps(form.folders[names](weights.model), indent=2) + "\n"
+        converted, beside = Converted(form, weights, weights.model, layout), {"config.json": config}
+        save_weights(converted, target, layout.header, max_file_bytes, stem=STEM_OF_DIFFUSERS, beside=beside)
     return Path(target)
 
 

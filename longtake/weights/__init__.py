@@ -5,8 +5,15 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.weights.conversion import state_shapes
-    from longtake.weights.files import INDEX_FILE, MOST_FILE_BYTES, WeightFiles, find_denoiser, save_weights
+    from longtake.weights.conversion import Converted, state_shapes
+    from longtake.weights.files import (
+        INDEX_FILE,
+        MOST_FILE_BYTES,
+        STEM_OF_DIFFUSERS,
+        WeightFiles,
+        find_denoiser,
+        save_weights,
+    )
     from longtake.weights.format import Format
     from longtake.weights.lora import (
         Adapter,

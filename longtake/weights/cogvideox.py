@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from longtake.models import CogVideoX
+from longtake.models.cogvideox_config import published_config
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
 
@@ -116,6 +117,7 @@ FORMAT = Format(
     own=lambda config: WeightLayout("own"),
     keys="model.num_layers, use_learned_positional_embeddings or ofs_embed_dim",
     rows={"text_positions.table": "max_text_seq_length"},
+    folders={"diffusers": published_config},
     lora_targets=tuple(CogVideoX.tensor_plan),
     lora_aliases={"to_out.0": ("to_out",), "ff.net.0.proj": ("ff.0",), "ff.net.2": ("ff.2",)},
     lora_styles={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,20 +109,33 @@ def reorder_heads(x: Tensor, head_dim: int, target: Rope) -> Tensor:
     return x.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)
 
 
-def convert(form: Format, state: Mapping[str, Tensor], config: Any, target: WeightLayout) -> dict[str, Tensor]:
-    """A whole state dict of a model of `config`, written in another layout: the inverse of loading it.
+class Converted(Mapping[str, Tensor]):
+    """The tensors of a model of `config` in another layout, each made when it is asked for: the inverse of
+    `ModelWeights`.
 
     Tensors that are alike in both share the memory of `state`. Raises `UserError` for a state of another config.
     """
-    plan = plan_conversion(form, config, form.own(config), target)
-    used = {rows.tensor for taken in plan.values() for rows in taken}
-    if faults := differences(sorted(used - set(state)), sorted(set(state) - used)):
-        raise UserError(f"the state dict does not fit its model config: {'; '.join(faults)}")
-    naming, out = form.namings[target.names], {}
-    for name, taken in plan.items():
-        value, kept = assemble(taken, state.__getitem__, config.head_dim, target.rope), naming.form_of(name)
-        out[name] = value if kept is None else kept.write(value, kept.shape(config))
-    return out | {name: make(config) for name, make in naming.computed.items() if make is not None}
+
+    def __init__(self, form: Format, state: Mapping[str, Tensor], config: Any, target: WeightLayout) -> None:
+        self._state, self._config, self._target, self._naming = state, config, target, form.namings[target.names]
+        self._plan = plan_conversion(form, config, form.own(config), target)
+        self._made = {name: make for name, make in self._naming.computed.items() if make is not None}
+        used = {rows.tensor for taken in self._plan.values() for rows in taken}
+        if faults := differences(sorted(used - set(state)), sorted(set(state) - used)):
+            raise UserError(f"the state dict does not fit its model config: {'; '.join(faults)}")
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._made:
+            return self._made[name](self._config)
+        value = assemble(self._plan[name], self._state.__getitem__, self._config.head_dim, self._target.rope)
+        kept = self._naming.form_of(name)
+        return value if kept is None else kept.write(value, kept.shape(self._config))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._plan, **self._made})
+
+    def __len__(self) -> int:
+        return len({**self._plan, **self._made})
 
 
 def differences(missing: Sequence[str], unknown: Sequence[str]) -> list[str]:

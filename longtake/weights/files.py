@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -26,7 +27,7 @@ _FOLDERS = (
     ("config.json", "diffusion_pytorch_model*.json", "diffusion_pytorch_model*.safetensors"),
     ("model.safetensors.index.json", "model*.safetensors"),
 )
-_OF_DIFFUSERS = "diffusion_pytorch_model.safetensors"
+STEM_OF_DIFFUSERS = "diffusion_pytorch_model"
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_FILE = "model" + INDEX_SUFFIX
 MOST_FILE_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
@@ -118,14 +119,16 @@ def save_weights(
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = MOST_FILE_BYTES,
     heads: Mapping[str, Head] | None = None,
+    stem: str = "model",
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Path]:
     """Write tensors as safetensors, in their own dtypes, and return the files written.
 
-    A path ending in `.safetensors` becomes one file; any other a folder in Hugging Face's layout: `model.safetensors`,
-    or, above `max_file_bytes`, `model-00001-of-0000N.safetensors` and an index, each file within the bound unless a
-    single tensor exceeds it. File or folder appear only when they are whole. One tensor at a time is taken from
-    `state`, and twice where no `heads` say before what dtype and shape it has. Raises `UserError` where something lies
-    at `path` already; OSError.
+    A path ending in `.safetensors` becomes one file; any other a folder in Hugging Face's layout: `STEM.safetensors`,
+    or, above `max_file_bytes`, `STEM-00001-of-0000N.safetensors` and an index, each file within the bound unless a
+    single tensor exceeds it; and the texts of `beside`, by file name. File or folder appear only when they are whole.
+    One tensor at a time is taken from `state`, and twice where no `heads` say before what dtype and shape it has.
+    Raises `UserError` where something lies at `path` already; OSError.
     """
     path, header = Path(path).expanduser(), {"format": "pt", **(metadata or {})}
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
@@ -140,7 +143,7 @@ def save_weights(
         dealt, every = neighbours(list(map(_size, heads.values())), max_file_bytes), list(heads.items())
         shares = [dict(every[few.start : few.stop]) for few in dealt]
         numbers = [f"-{i:05d}-of-{len(shares):05d}" for i in range(1, len(shares) + 1)] if len(shares) > 1 else [""]
-        names = [f"model{number}.safetensors" for number in numbers]
+        names = [f"{stem}{number}.safetensors" for number in numbers]
         for name, share in zip(names, shares, strict=True):
             _write_file(partial / name, state, share, header)
             sync_file(partial / name)
@@ -149,7 +152,9 @@ def save_weights(
                 "metadata": {"total_size": needs},
                 "weight_map": {tensor: name for name, share in zip(names, shares, strict=True) for tensor in share},
             }
-            write_whole(partial / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+            write_whole(partial / (stem + INDEX_SUFFIX), json.dumps(index, indent=1) + "\n")
+        for name, text in beside.items():
+            write_whole(partial / name, text)
     return [path / name for name in names]
 
 
@@ -173,7 +178,7 @@ def _files_in(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a .safetensors file or a folder that holds some")
-    if (usual := path / _OF_DIFFUSERS).is_file():  # beside which there may be other precisions
+    if (usual := path / f"{STEM_OF_DIFFUSERS}.safetensors").is_file():  # beside which there may be other precisions
         return [usual]
     files = sorted(path.glob("*.safetensors"))
     if not files:

@@ -20,6 +20,8 @@ from longtake.models.cogvideox_config import section_of
 from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_memory, plan_run
 from longtake.track import gpu_named
 from longtake.train import read_run
+from longtake.weights import ModelWeights
+from longtake.weights.cogvideox import FORMAT
 from tests.cli.conftest import longtake
 from tests.models.golden_cogvideox import FOLDER, VARIANTS
 from tests.plan.trace import inputs, step_bytes
@@ -128,7 +130,14 @@ def test_adapters_train_alone_and_are_exported_under_names_of_diffusers(
         file = tmp_path / name if style != "peft" else tmp_path / name / "adapter_model.safetensors"
         with safe_open(file, "pt") as tensors:
             assert first in tensors.keys()  # noqa: SIM118
-    assert longtake("checkpoint", "export", adapted.folder, tmp_path / "merged.safetensors", "--merge")[0] == 0
+    assert longtake("checkpoint", "export", adapted.folder, tmp_path / "merged", "--merge")[0] == 0
+    for folder, source in (("with_adapters", adapted.folder), ("alone", whole)):
+        code, _, err = longtake("checkpoint", "export", source, tmp_path / folder, "--as", "diffusers")
+        assert code == 0, err
+    config = read_model({"model": {"type": "cogvideox", "from_pretrained": str(tmp_path / "with_adapters")}})
+    found, expected = (ModelWeights(tmp_path / name, config, FORMAT) for name in ("with_adapters", "merged"))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert "choose diffusers" in longtake("checkpoint", "export", whole, tmp_path / "x", "--as", "kohya")[2]
 
 
 def test_it_is_made_tiny(run: Path) -> None:
