@@ -24,7 +24,7 @@ from longtake.weights import (
     INDEX_FILE,
     MOST_FILE_BYTES,
     STEM_OF_DIFFUSERS,
-    Converted,
+    ConvertedWeights,
     save_adapters,
     save_weights,
 )
@@ -128,7 +128,7 @@ def export_folder(
             raise UserError(f"--as {names}: is no folder that can be written; {choices}")
         layout = form.as_published(names)
         config = json.dumps(form.folders[names](weights.model), indent=2) + "\n"
-        converted, beside = Converted(form, weights, weights.model, layout), {"config.json": config}
+        converted, beside = ConvertedWeights(form, weights, weights.model, layout), {"config.json": config}
         save_weights(converted, target, layout.header, max_file_bytes, stem=STEM_OF_DIFFUSERS, beside=beside)
     return Path(target)
 

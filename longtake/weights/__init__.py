@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.weights.conversion import Converted, state_shapes
+    from longtake.weights.conversion import ConvertedWeights, state_shapes
     from longtake.weights.files import (
         INDEX_FILE,
         MOST_FILE_BYTES,

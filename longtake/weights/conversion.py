@@ -109,7 +109,7 @@ def reorder_heads(x: Tensor, head_dim: int, target: Rope) -> Tensor:
     return x.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)
 
 
-class Converted(Mapping[str, Tensor]):
+class ConvertedWeights(Mapping[str, Tensor]):
     """The tensors of a model of `config` in another layout, each made when it is asked for: the inverse of
     `ModelWeights`.
 

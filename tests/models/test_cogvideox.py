@@ -18,7 +18,7 @@ from longtake.models import CogVideoX, CogVideoXConfig, build_denoiser
 from longtake.models.cogvideox_config import published_config
 from longtake.models.cogvideox_positions import GridRotations, SinePositions, region_in
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT
-from longtake.weights.conversion import Converted
+from longtake.weights.conversion import ConvertedWeights
 from tests.models.golden_cogvideox import (
     FOLDER,
     KINDS,
@@ -62,7 +62,7 @@ def test_outputs_and_gradients_equal_the_reference(kind: str, attention: str) ->
 def published_gradients(model: CogVideoX) -> dict[str, torch.Tensor]:
     """By the names and in the shapes of diffusers."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Converted(FORMAT, gradients, model.config, DIFFUSERS)
+    return ConvertedWeights(FORMAT, gradients, model.config, DIFFUSERS)
 
 
 def reference_of(config: CogVideoXConfig, model: CogVideoX) -> torch.nn.Module:
@@ -71,7 +71,7 @@ def reference_of(config: CogVideoXConfig, model: CogVideoX) -> torch.nn.Module:
     settings = {key: value for key, value in published_config(config).items() if key[0] != "_"}
     settings.pop("add_noise_in_inpaint_model", None)
     reference = diffusers.CogVideoXTransformer3DModel(**settings)
-    reference.load_state_dict(Converted(FORMAT, model.state_dict(), config, DIFFUSERS))
+    reference.load_state_dict(ConvertedWeights(FORMAT, model.state_dict(), config, DIFFUSERS))
     return reference
 
 

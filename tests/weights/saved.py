@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from longtake.weights import Format, save_weights
-from longtake.weights.conversion import Converted
+from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.format import WeightLayout
 
 
@@ -17,4 +17,4 @@ def save_model(
     form: Format, state: Mapping[str, Tensor], config: Any, path: Path, target: WeightLayout, **sizes: int
 ) -> list[Path]:
     """Writes a state dict in the given layout; returns the files."""
-    return save_weights(Converted(form, state, config, target), path, target.header, **sizes)
+    return save_weights(ConvertedWeights(form, state, config, target), path, target.header, **sizes)

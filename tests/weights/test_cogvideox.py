@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from longtake.models import CogVideoX, CogVideoXConfig, target_layers
 from longtake.weights import STEM_OF_DIFFUSERS, ModelWeights, merged, read_adapters, save_adapters, save_weights
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT, SAT
-from longtake.weights.conversion import Converted
+from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.format import WeightLayout
 from tests.models.golden_cogvideox import FOLDER, TINY, VARIANTS, golden_config, golden_model, tiny_config
 from tests.weights.saved import save_model
@@ -44,7 +44,7 @@ def test_every_layout_round_trips_through_a_folder_in_parts(tmp_path: Path, vari
 @pytest.mark.parametrize("kind", ["t2v_2b", "i2v_5b", "i2v_1p5", "fun_inp_2b"])
 def test_a_published_folder_comes_back_tensor_by_tensor(kind: str) -> None:
     model = golden_model(kind)
-    written = Converted(FORMAT, model.state_dict(), model.config, DIFFUSERS)
+    written = ConvertedWeights(FORMAT, model.state_dict(), model.config, DIFFUSERS)
     read = load_file(FOLDER / "transformer" / kind / "diffusion_pytorch_model.safetensors")
     assert dict(written).keys() == read.keys()
     assert all(torch.equal(written[name], value.float()) for name, value in read.items())
@@ -54,7 +54,7 @@ def test_names_of_sat_are_converted_as_diffusers_converts_them() -> None:
     """The rules of diffusers' `convert_cogvideox_to_diffusers.py`, written out for the tensors that are joined."""
     config = tiny_config("1.5_i2v")
     state = random_model(config).state_dict()
-    sat, ours = (Converted(FORMAT, state, config, layout) for layout in (SAT, DIFFUSERS))
+    sat, ours = (ConvertedWeights(FORMAT, state, config, layout) for layout in (SAT, DIFFUSERS))
     for kind in ("weight", "bias"):
         joined = sat[f"transformer.layers.1.attention.query_key_value.{kind}"].chunk(3)
         for one, part in zip("qkv", joined, strict=True):
@@ -76,7 +76,9 @@ def test_names_of_sat_are_converted_as_diffusers_converts_them() -> None:
 def test_a_checkpoint_of_sat_is_read_behind_its_prefix_without_its_tables(tmp_path: Path) -> None:
     config = tiny_config("2b")
     state = random_model(config).state_dict()
-    tensors = dict(Converted(FORMAT, state, config, SAT)) | {"mixins.pos_embed.pos_embedding": torch.zeros(1, 5, 32)}
+    tensors = dict(ConvertedWeights(FORMAT, state, config, SAT)) | {
+        "mixins.pos_embed.pos_embedding": torch.zeros(1, 5, 32)
+    }
     save_file({f"model.diffusion_model.{n}": t.contiguous() for n, t in tensors.items()}, tmp_path / "sat.safetensors")
     found = ModelWeights(tmp_path / "sat.safetensors", config, FORMAT)
     assert all(torch.equal(found[name], state[name]) for name in state)
@@ -88,7 +90,7 @@ def test_input_channels_beyond_those_of_the_file_start_at_zero() -> None:
     expected = load_file(FOLDER / "transformer" / "expanded_patch_embed.safetensors")
     model = CogVideoX(config)
     model.load_state_dict(dict(weights))
-    found = Converted(FORMAT, model.state_dict(), config, DIFFUSERS)
+    found = ConvertedWeights(FORMAT, model.state_dict(), config, DIFFUSERS)
     for name, value in expected.items():
         assert torch.equal(found[name], value.float())
     assert "fewer input channels" in weights.notes[0]
@@ -126,7 +128,7 @@ def test_adapters_of_every_style_merge_into_the_published_weights(style: str) ->
         name: merged(value, adapters[layer]) if (layer := name.removesuffix(".weight")) in adapters else value
         for name, value in model.state_dict().items()
     }
-    found = Converted(FORMAT, state, model.config, DIFFUSERS)
+    found = ConvertedWeights(FORMAT, state, model.config, DIFFUSERS)
     tensors = load_file(LORA / "merged.safetensors")
     expected = {n.removeprefix("merged."): value for n, value in tensors.items() if n.startswith("merged.")}
     assert len(expected) == 6
@@ -195,7 +197,7 @@ def test_a_folder_says_what_it_is_and_diffusers_reads_it(tmp_path: Path) -> None
     config = tiny_config("5b")
     model = random_model(config)
     facts = json.dumps(FORMAT.folders["diffusers"](config))
-    tensors = Converted(FORMAT, model.state_dict(), config, DIFFUSERS)
+    tensors = ConvertedWeights(FORMAT, model.state_dict(), config, DIFFUSERS)
     sizes = {"max_file_bytes": 60_000, "stem": STEM_OF_DIFFUSERS, "beside": {"config.json": facts}}
     save_weights(tensors, tmp_path / "w", **sizes)
     assert len(list((tmp_path / "w").glob("diffusion_pytorch_model-*.safetensors"))) > 1

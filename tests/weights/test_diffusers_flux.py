@@ -12,7 +12,7 @@ from longtake.contracts import Conditions, UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.models.layers import patchify
 from longtake.weights import ModelWeights
-from longtake.weights.conversion import Converted
+from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.mmdit import DIFFUSERS, FORMAT
 from tests.models.golden import random_inputs, tiny_config
 from tests.weights.test_mmdit import model_of
@@ -90,7 +90,7 @@ def test_diffusers_reads_what_is_written_in_its_names(fused: bool, half: bool) -
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     flux = random_flux(guidance=True)
-    flux.load_state_dict(Converted(FORMAT, model.state_dict(), config, DIFFUSERS))
+    flux.load_state_dict(ConvertedWeights(FORMAT, model.state_dict(), config, DIFFUSERS))
     x, t, conditions = random_inputs(config)
     ours = patchify(model(x, t, conditions), 2).detach()
     theirs = answer_of(flux, x, t, conditions, guidance=True)

@@ -25,7 +25,7 @@ from longtake.weights import (
     save_adapters,
     tensors_of,
 )
-from longtake.weights.conversion import Converted
+from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import random_inputs, tiny_config
@@ -81,8 +81,8 @@ def test_adapting_and_renaming_may_change_places(target: WeightLayout, changes: 
     state = model_of(config).state_dict()
     converted = convert_adapters(FORMAT, adapters, config, FORMAT.own(config), target)
     assert_same(
-        changed(Converted(FORMAT, state, config, target), converted),
-        Converted(FORMAT, changed(state, adapters), config, target),
+        changed(ConvertedWeights(FORMAT, state, config, target), converted),
+        ConvertedWeights(FORMAT, changed(state, adapters), config, target),
     )
 
 
@@ -105,9 +105,9 @@ def test_adapters_of_some_projections_are_joined_beside_nothing(tmp_path: Path) 
     back = read_adapters(FORMAT, tmp_path / "a.safetensors", config.model_copy(update={"fused_qkv": True}))
     assert set(back) == {"double_blocks.0.img_attn.qkv", "single_blocks.0.linear1"}
     state = model_of(config).state_dict()
-    fused = Converted(FORMAT, state, config, WeightLayout("fused", "half"))
+    fused = ConvertedWeights(FORMAT, state, config, WeightLayout("fused", "half"))
     assert_same(
-        changed(fused, back), Converted(FORMAT, changed(state, adapters), config, WeightLayout("fused", "half"))
+        changed(fused, back), ConvertedWeights(FORMAT, changed(state, adapters), config, WeightLayout("fused", "half"))
     )
     partly = drawn(config, dora=True, targets=("img_attn.q_proj",))
     with pytest.raises(UserError, match="joins layers of which DoRA has adapted only some"):
@@ -199,14 +199,14 @@ def test_diffusers_loads_and_fuses_what_we_mean(dora: bool, tmp_path: Path) -> N
         axes_dims_rope=(4, 6, 6),
     )
     state = model_of(config).state_dict()
-    theirs.load_state_dict(Converted(FORMAT, state, config, DIFFUSERS))
+    theirs.load_state_dict(ConvertedWeights(FORMAT, state, config, DIFFUSERS))
     read, metadata = FluxLoraLoaderMixin.lora_state_dict(str(tmp_path / "lora.safetensors"), return_lora_metadata=True)
     theirs.load_lora_adapter(read, prefix="transformer", metadata=metadata, adapter_name="default")
     theirs.save_lora_adapter(tmp_path / "again")
     assert_same(changed(state, read_adapters(FORMAT, tmp_path / "again", config)), changed(state, adapters))
     theirs.fuse_lora()
     theirs.unload_lora()
-    assert_same(theirs.state_dict(), Converted(FORMAT, changed(state, adapters), config, DIFFUSERS))
+    assert_same(theirs.state_dict(), ConvertedWeights(FORMAT, changed(state, adapters), config, DIFFUSERS))
 
 
 def test_diffusers_takes_comfys_file_for_the_same(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.weights import ModelWeights, save_weights
-from longtake.weights.conversion import Converted, plan_conversion, reorder_heads
+from longtake.weights.conversion import ConvertedWeights, plan_conversion, reorder_heads
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import (
@@ -152,7 +152,7 @@ def test_the_open_sora_export_has_the_released_names() -> None:
     config = tiny_config(fused_qkv=True, use_liger_rope=False)
     names = {
         re.sub(r"_blocks\.\d+\.", "_blocks.*.", name)
-        for name in Converted(FORMAT, MMDiT(config).state_dict(), config, OPEN_SORA_V2)
+        for name in ConvertedWeights(FORMAT, MMDiT(config).state_dict(), config, OPEN_SORA_V2)
     }
     expected = json.loads((FOLDER / "mmdit_state_keys.json").read_text())["open_sora_v2"]["shapes"]
     assert names == {name for name in expected if not name.startswith("cond_in")}
@@ -160,7 +160,7 @@ def test_the_open_sora_export_has_the_released_names() -> None:
 
 def test_a_state_dict_of_another_config_is_refused_by_the_export() -> None:
     with pytest.raises(UserError, match="missing cond_in"):
-        Converted(FORMAT, MMDiT(tiny_config()).state_dict(), tiny_config(cond_embed=True), OPEN_SORA_V2)
+        ConvertedWeights(FORMAT, MMDiT(tiny_config()).state_dict(), tiny_config(cond_embed=True), OPEN_SORA_V2)
 
 
 def test_unknown_and_missing_tensors_are_all_named_and_stop_the_load() -> None:
@@ -238,7 +238,7 @@ def test_lazy_weights_make_one_tensor_at_a_time_and_equal_the_loaded_ones() -> N
 def test_converting_to_the_own_layout_copies_nothing() -> None:
     config = tiny_config()
     state = MMDiT(config).state_dict()
-    same = Converted(FORMAT, state, config, FORMAT.own(config))
+    same = ConvertedWeights(FORMAT, state, config, FORMAT.own(config))
     assert all(same[name].data_ptr() == state[name].data_ptr() for name in state)
     assert all(torch.equal(same[name], state[name]) for name in state)
 
