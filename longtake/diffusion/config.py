@@ -96,7 +96,9 @@ class VPredictionConfig(ObjectiveSection):
         False, description="each slot of a step draws from a part of the timesteps of its own, so that a step has all"
     )
     min_snr_gamma: float | None = Field(
-        None, gt=0, description="losses are weighted by min(snr, this) / (snr + 1), usually 5; None: alike"
+        None,
+        gt=0,
+        description="losses are weighted by min(snr, this) / (snr + 1), usually 5, pure noise by 0; None: alike",
     )
     motion_loss: float = Field(
         0.0, ge=0, le=1, description="share of the loss that is about differences between neighbouring latent frames"

@@ -101,6 +101,31 @@ def test_more_steps_and_the_second_order_come_closer_to_the_data() -> None:
         assert error[name][1] < error["ddim"][1] / 3, name
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize(("name", "algorithm"), [("dpmpp_2m", "dpmsolver++"), ("dpmpp_2m_sde", "sde-dpmsolver++")])
+def test_dpm_solvers_walk_as_diffusers_general_one_does(name: str, algorithm: str) -> None:
+    from diffusers import DPMSolverMultistepScheduler
+
+    settings = SETTINGS["fun_inpaint_start"]["scheduler_config"]
+    keys = ("beta_start", "beta_end", "beta_schedule", "prediction_type", "rescale_betas_zero_snr", "timestep_spacing")
+    theirs = DPMSolverMultistepScheduler(**{key: settings[key] for key in keys}, algorithm_type=algorithm)
+    theirs.set_timesteps(20)
+    start, *noises = torch.randn(21, 1, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def v(x: Tensor, t: Tensor) -> Tensor:
+        return torch.tanh(x.roll(1, -1)) * (0.5 + float(t) / 2000)
+
+    x = start
+    for t, noise in zip(theirs.timesteps, noises, strict=True):
+        x = theirs.step(v(x, t), t, x, variance_noise=noise).prev_sample
+    objective = v_prediction()
+    ours = objective.solver(name, 20).sample(
+        lambda x, t, step: v(x, t[0]), start, objective.grid(20, (1, 1, 1, 1)), noise=noises.__getitem__
+    )
+    assert x.abs().max() > 2
+    torch.testing.assert_close(ours, x, rtol=0, atol=3e-3)  # it begins a hair before pure noise
+
+
 def test_losses_with_and_without_motion_are_the_published_ones() -> None:
     golden = load_file(GOLDEN / "loss" / "plain.safetensors")
     cases = json.loads((GOLDEN / "loss" / "plain.json").read_text())["losses"]

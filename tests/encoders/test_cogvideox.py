@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from longtake.encoders import CogVideoXAutoencoder, CogVideoXVAEConfig
 from longtake.encoders.cogvideox import chunks
+from longtake.parallel import Tile
 from longtake.system.encoders import _build_autoencoder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "cogvideox" / "vae"
@@ -69,6 +71,21 @@ def test_samples_come_out_alike_in_any_batch() -> None:
     mean = one.posterior(video)["mean"]
     torch.testing.assert_close(all_at_once.posterior(video)["mean"], mean, rtol=0, atol=1e-5)
     torch.testing.assert_close(all_at_once.decode(mean, 13), one.decode(mean, 13), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_each_tile_is_of_the_shape_that_peers_are_told() -> None:
+    ours, told = autoencoder(use_tiling=True, tile_height=32, tile_overlap_height=0.25, tile_width=40), []
+
+    def compute(tiles: Sequence[Tile]) -> list[Tensor]:
+        results = [tile.run() for tile in tiles]
+        told.extend((tile.shape, tuple(result.shape)) for tile, result in zip(tiles, results, strict=True))
+        return results
+
+    ours.compute = compute
+    ours.decode(ours.posterior(numbers(1, 3, 13, 40, 32))["mean"], 13)
+    assert len(told) > 4
+    assert all(said == found for said, found in told)
 
 
 @pytest.mark.parametrize(("alone", "known"), [(False, 2), (True, 3)])
