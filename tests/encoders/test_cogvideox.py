@@ -83,7 +83,7 @@ def test_each_tile_is_of_the_shape_that_peers_are_told() -> None:
         return results
 
     ours.compute = compute
-    ours.decode(ours.posterior(numbers(1, 3, 13, 40, 32))["mean"], 13)
+    ours.decode(ours.posterior(numbers(1, 3, 13, 40, 64))["mean"], 13)
     assert len(told) > 4
     assert all(said == found for said, found in told)
 
