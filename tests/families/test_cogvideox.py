@@ -18,6 +18,7 @@ from longtake.families.registry import read_model
 from longtake.models import build_denoiser
 from longtake.models.cogvideox_config import section_of
 from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_memory, plan_run
+from longtake.presets import run_file
 from longtake.track import gpu_named
 from longtake.train import read_run
 from longtake.weights import ModelWeights
@@ -142,6 +143,17 @@ def test_adapters_train_alone_and_are_exported_under_names_of_diffusers(
 
 def test_it_is_made_tiny(run: Path) -> None:
     train_here(run, "--exp_name", "tiny", "--max_steps", "1", "--tiny")
+
+
+@pytest.mark.parametrize(
+    "name", ["lora_5b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lora_2b", "full_5b", "control"))]
+)
+def test_presets_train_at_a_tiny_size(name: str, clips: Path, tmp_path: Path) -> None:
+    table = with_control(clips, tmp_path) if name == "control" else clips
+    words = ("--tiny", "--max_steps", "1", "--device", "cpu", "--outputs", str(tmp_path))
+    preset = run_file(f"cogvideox_fun/{name}")
+    outcome, _ = train_here(preset, *words, "--dataset.data-path", str(table))
+    assert len(metrics(outcome.folder)) == 1
 
 
 def test_it_is_planned(longtake: Any, run: Path) -> None:
