@@ -93,7 +93,7 @@ def test_no_clip_fits_any_bucket(capsys: Capture, tmp_path: Path, clips: Path) -
 
 def test_frames_that_the_autoencoder_cannot_divide(capsys: Capture, tmp_path: Path, clips: Path) -> None:
     config = write_config(tmp_path, clips, bucket_config={"32px": {12: (1.0, 1)}})
-    refused(capsys, ["train", config], "ae.temporal = 8: 12 frames", "choose 1 or a multiple of 8")
+    refused(capsys, ["train", config], "ae.temporal = 8: 12 frames", "choose at most 8 or a multiple")
 
 
 def test_a_model_that_does_not_fit_the_autoencoder(capsys: Capture, config: Path) -> None:
@@ -105,7 +105,12 @@ def test_text_that_does_not_fit_the_model(capsys: Capture, config: Path) -> None
 
 
 def test_a_mesh_that_does_not_fit_the_processes(capsys: Capture, config: Path) -> None:
-    refused(capsys, ["train", config, "--parallel.replicate", "2"], "parallel.replicate = 2", "choose one of 1")
+    refused(
+        capsys,
+        ["train", config, "--parallel.replicate", "2"],
+        "parallel.replicate = 2",
+        "write 1, or start 2 processes",
+    )
     refused(capsys, ["train", config, "--parallel.shard", "4"], "parallel.shard = 4: makes 4 ranks", "choose shard = 1")
 
 
