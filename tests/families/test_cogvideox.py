@@ -184,10 +184,15 @@ def test_what_a_step_takes_is_foretold_by_its_own_blocks(variant: str) -> None:
     assert count_blocks(model, micro, layout).flops == pytest.approx(counter.get_total_flops(), rel=1e-3)
 
 
-def test_a_folder_of_published_weights_says_what_the_model_is() -> None:
+def test_a_folder_of_published_weights_says_what_the_model_is(tmp_path: Path) -> None:
     folder = FOLDER / "transformer" / "fun_inp_5b"
     model = read_model({"model": {"type": "cogvideox", "from_pretrained": str(folder), "sample_frames": 9}})
     found = (model.visual, model.positions, model.num_layers, model.in_channels, model.sample_frames)
     assert found == ("inpaint", "fun", 1, 33, 9), "what is written goes before"
+    (tmp_path / "transformer").symlink_to(folder)
+    (tmp_path / "model_index.json").write_text("{}")
+    whole = read_model({"model": {"type": "cogvideox", "from_pretrained": str(tmp_path)}})
+    assert (whole.visual, whole.num_layers) == ("inpaint", 1), "of a whole pipeline"
+    assert len(ModelWeights(tmp_path, whole, FORMAT)) > 0
     with pytest.raises(ValueError, match="is the config of FluxTransformer"):
         section_of({"_class_name": "FluxTransformer2DModel"}, "config.json")

@@ -10,8 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longtake.models import CogVideoX, CogVideoXConfig, target_layers
-from longtake.weights import STEM_OF_DIFFUSERS, ModelWeights, merged, read_adapters, save_adapters, save_weights
+from longtake.contracts import Conditions
+from longtake.models import AdapterSize, CogVideoX, CogVideoXConfig, adapt, target_layers
+from longtake.weights import (
+    STEM_OF_DIFFUSERS,
+    ModelWeights,
+    merged,
+    read_adapters,
+    save_adapters,
+    save_weights,
+    tensors_of,
+)
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT, SAT
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.format import WeightLayout
@@ -134,6 +143,23 @@ def test_adapters_of_every_style_merge_into_the_published_weights(style: str) ->
     assert len(expected) == 6
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
+
+
+def test_an_adapted_model_answers_as_the_published_one_does() -> None:
+    tensors = {
+        name.removeprefix("forward."): value.float() for name, value in load_file(LORA / "merged.safetensors").items()
+    }
+    x, text = tensors["hidden_states"].transpose(1, 2), Conditions(text=tensors["encoder_hidden_states"])
+    model = golden_model("t2v_2b")
+    adapters = read_adapters(FORMAT, LORA / "kohya.safetensors", model.config)
+    outputs = {"base": model(x, tensors["timestep"], text)}
+    sizes = {name: AdapterSize(adapter.rank, adapter.scaling) for name, adapter in adapters.items()}
+    adapt(model, sizes, "dense", torch.float32)
+    model.load_state_dict(tensors_of(adapters), strict=False)
+    outputs["with_lora"] = model(x, tensors["timestep"], text)
+    for name, out in outputs.items():
+        torch.testing.assert_close(out.transpose(1, 2), tensors[name], atol=2e-5, rtol=0)
+    assert (tensors["with_lora"] - tensors["base"]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(("style", "published"), [("peft", STYLES[1]), ("diffusers", STYLES[2]), ("comfy", STYLES[0])])
