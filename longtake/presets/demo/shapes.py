@@ -53,7 +53,7 @@ model = dict(
 objective = dict(predict="clean", shift=None, timestep_mean=1.5, timestep_std=1.2, min_t=0.5)
 dropout_ratio = dict(t5=0.1, clip=0.1)
 
-lr = 3e-3
+lr = 1.5e-3
 eps = 1e-8
 optim = dict(lr=lr, eps=eps, betas=(0.9, 0.98), weight_decay=0.01)
 warmup_steps = 50
