@@ -202,7 +202,8 @@ def read_run(
         if not file.exists():
             if inner := sorted(one.parent.name for one in path.glob(f"*/{CONFIG_FILE}")):
                 raise UserError(
-                    f"{run}: holds the runs {', '.join(inner)}; give the file with the stages, or one of the folders"
+                    f"{run}: holds the runs {', '.join(inner)}; give one of these folders, such as "
+                    f"{path / inner[-1]}, or to `longtake train` the file with the stages"
                 )
             raise UserError(
                 f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run; a folder of "

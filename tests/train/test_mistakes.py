@@ -38,7 +38,11 @@ def test_a_run_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
     for stage in ("first", "second"):
         (tmp_path / stage).mkdir()
         (tmp_path / stage / "config.py").touch()
-    refused(capsys, ["train", tmp_path], f"{tmp_path}: holds the runs first, second; give the file with the stages")
+    refused(
+        capsys,
+        ["train", tmp_path],
+        f"{tmp_path}: holds the runs first, second; give one of these folders, such as {tmp_path}/second",
+    )
 
 
 @pytest.mark.parametrize("name", ["256px", "t2i2v_768px"])
