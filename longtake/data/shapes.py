@@ -38,7 +38,6 @@ SHORT, LONG = (10, 12), (18, 20)
 _WINDOW_STEPS = 7  # from the first to the last frame of the shortest window
 _MIN_TRAVEL, _MAX_TRAVEL = 0.17, 0.40  # share of the frame that the shape crosses within such a window
 
-_WIDE_SHARE, _LONG_SHARE = 0.4, 0.4
 _NUM_DRAWS = 9  # uniforms for each clip
 
 
@@ -69,12 +68,14 @@ def make_shapes(
     seed: int = 0,
     num_clips: int = 960,
     num_stills: int = 120,
+    wide: float = 0.25,
+    long: float = 0.25,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Writes clips, stills, `train_prompts.txt`, `heldout_prompts.txt` and `clips.csv`, the table; returns its path.
 
-    Captions come in turns, so that each is shown equally often. `progress(files done, files in all)` is called after
-    each file. Takes about 2 ms for a clip on one core.
+    Captions come in turns, so that each is shown equally often. `wide` and `long`: the shares of files that are.
+    `progress(files done, files in all)` is called after each file. Takes about 2 ms for a clip on one core.
     """
     folder = Path(folder)
     (folder / "clips").mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ def make_shapes(
         texts, number = (stills, index - num_clips) if is_still else (train, index)
         text = texts[number % len(texts)]
         name = f"clips/still_{number:05d}.png" if is_still else f"clips/clip_{number:05d}.mp4"
-        frames = draw_clip(text, draws[index])
+        frames = draw_clip(text, draws[index], wide, long)
         if is_still:
             write_image(folder / name, frames[0])
         else:
@@ -103,13 +104,13 @@ def make_shapes(
     return folder / "clips.csv"
 
 
-def draw_clip(text: str, draws: Sequence[float] | np.ndarray) -> np.ndarray:
+def draw_clip(text: str, draws: Sequence[float] | np.ndarray, wide: float = 0.25, long: float = 0.25) -> np.ndarray:
     """The frames of one caption, uint8 [T, H, W, 3] (T = 1 for a still), by 9 uniforms in [0, 1)."""
     words = text.split()
     colour, shape, direction = words[1], words[2], words[4] if len(words) > 3 else None
     is_wide, is_long, length, size, speed, grey, start_x, start_y, shade = (float(draw) for draw in draws)
-    height, width = WIDE if is_wide < _WIDE_SHARE else SQUARE
-    shortest, longest = LONG if is_long < _LONG_SHARE else SHORT
+    height, width = WIDE if is_wide < wide else SQUARE
+    shortest, longest = LONG if is_long < long else SHORT
     num_frames = shortest + int(length * (longest - shortest + 1)) if direction else 1
     radius = min(height, width) * (0.17 + 0.06 * size)
     frame = np.array([width, height])

@@ -34,6 +34,7 @@ from longtake.train import Outcome, RunConfig, read_record, read_run, train
 
 CONFIG = presets.FOLDER / "demo" / "shapes.py"
 NUM_CLIPS, NUM_STILLS = 2400, 240
+_WIDE = _LONG = 0.4  # shares of the files
 _VIDEOS_AT_ONCE = 32
 _OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")
 
@@ -156,7 +157,7 @@ class Demo:
 
             if not table.exists():
                 counts = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills}
-                made = make_shapes(table.parent, **counts, progress=shown("making clips"))
+                made = make_shapes(table.parent, **counts, wide=_WIDE, long=_LONG, progress=shown("making clips"))
                 probe_table(made, table, progress=shown("probing"))
             clips = ClipTable.open(table)
             pairs = ((clips.caption(row), read_video(Path(clips.location(row)))) for row in range(len(clips)))

@@ -117,12 +117,14 @@ SUGGESTED = {
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
     "longtake demo --folder {}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
+    "longtake train custom --dataset.data-path {}": None,
     "longtake generate {} --prompt {} --save-dir {}": "longtake generate outputs/run --prompt a --save-dir videos",
     "longtake checkpoint export {} weights.safetensors": "longtake checkpoint export outputs/run weights.safetensors",
     "longtake train {}": "longtake train outputs/run",
     "longtake config show {}": "longtake config show outputs/run",
     "longtake generate {}": "longtake generate outputs/run --prompt b",
     "longtake checkpoint export {} merged.safetensors --merge": None,  # of adapters: tests/generate
+    "longtake checkpoint export {} adapters --lora peft": None,
     "torchrun --nproc_per_node {} -m longtake plan RUN --gpus {} --probe": "longtake plan RUN.py --gpus 1 --probe",
 }
 
