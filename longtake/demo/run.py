@@ -74,8 +74,8 @@ def kinds() -> list[DemoKind]:
         DemoKind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 6),
         DemoKind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 6),
         DemoKind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 6),
-        DemoKind("heldout", "Never shown in training: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
-        DemoKind("heldout_long", "Never shown in training: 32 x 32, 16 frames", unseen, "1:1", 16, 6),
+        DemoKind("heldout", "Held out: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
+        DemoKind("heldout_long", "Held out: 32 x 32, 16 frames", unseen, "1:1", 16, 6),
         DemoKind("stills", "Stills: 32 x 32", stills, "1:1", 1, 6),
     ]
 
