@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from longtake.families.cogvideox import COGVIDEOX
     from longtake.families.opensora_v2 import OPENSORA_V2
     from longtake.families.record import Family, Text
-    from longtake.families.registry import default_model, families, family_of, family_of_tree, read_model, register
+    from longtake.families.registry import (
+        default_model,
+        families,
+        family_of,
+        family_of_tree,
+        published_sections,
+        read_model,
+        register,
+    )
 
 __getattr__ = lazy_exports(__name__)

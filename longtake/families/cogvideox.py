@@ -8,7 +8,8 @@ from typing import Any
 from longtake.data.rules import Companion, SampleRules
 from longtake.diffusion.config import END_KINDS, VPredictionConfig
 from longtake.families.record import Family, Text
-from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.hub import published_facts
+from longtake.models.cogvideox_config import PUBLISHED_CLASS, CogVideoXConfig, section_of
 
 TINY_CELL = 16  # pixels along one side of a token
 TINY_WORDS, TINY_LENGTH = 64, 16
@@ -50,6 +51,30 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def root(folder: str) -> dict[str, Any] | None:
+    """What the folder of a whole CogVideoX or CogVideoX-Fun says of the sections beside `model`.
+
+    CogVideoX-Fun trains on the schedule without its shift, decodes the first latent frame alone, and does not invert
+    the scale of known latents, whatever the files say that it took over from CogVideoX.
+    """
+    facts = published_facts(f"{folder}/transformer")
+    if facts is None or facts.get("_class_name") != PUBLISHED_CLASS:
+        return None
+    of_fun = section_of(facts, f"{folder}/transformer/config.json")["positions"] == "fun"
+    own = {"ae": {"first_latent_alone": True, "invert_scale_latents": False}, "objective": {"snr_shift": 1.0}}
+    sections: dict[str, Any] = {
+        "ae": {"type": "cogvideox_vae", "from_pretrained": f"{folder}/vae"},
+        "t5": {
+            "type": "text_embedder",
+            "from_pretrained": f"{folder}/text_encoder",
+            "max_length": facts.get("max_text_seq_length", 226),
+            "dim": facts.get("text_embed_dim", 4096),
+        },
+        "objective": {"type": "v_prediction", "from_pretrained": f"{folder}/scheduler"},
+    }
+    return {name: section | (own.get(name, {}) if of_fun else {}) for name, section in sections.items()}
+
+
 COGVIDEOX = Family(
     name="cogvideox",
     model=CogVideoXConfig,
@@ -64,4 +89,5 @@ COGVIDEOX = Family(
     companions=companions,
     sampling={"solver": "ddim", "guidance": 6.0, "aspect_ratio": "0.57"},
     tiny=tiny,
+    root=root,
 )

@@ -59,6 +59,18 @@ def family_of_tree(tree: Mapping[str, Any]) -> Family:
     return next((family for family in families() if family.model.model_fields["type"].default == kind), families()[0])
 
 
+def published_sections(tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Mapping[str, Any]]] | None:
+    """The `type` of the model whose whole published folder `model.from_pretrained` of a run names, and what that folder
+    says of the run's other sections; None where it names none."""
+    model = tree.get("model")
+    if not isinstance(model, Mapping) or not isinstance(folder := model.get("from_pretrained"), str):
+        return None
+    for family in [family_of_tree(tree)] if "type" in model else families():
+        if (sections := family.root(folder)) is not None:
+            return family.model.model_fields["type"].default, sections
+    return None
+
+
 def read_model(tree: Mapping[str, Any]) -> ModelSection:
     """The `model` section of a run's config, as plain data. Raises pydantic's `ValidationError`."""
     return family_of_tree(tree).model.model_validate(tree.get("model") or {})

@@ -149,6 +149,7 @@ class CogVideoXConfig(ModelSection):
         return frames, rows, columns
 
 
+PUBLISHED_CLASS = "CogVideoXTransformer3DModel"  # as a folder's `config.json` names it
 # What every published `config.json` says alike, and the model takes for granted.
 _FIXED = MappingProxyType(
     {
@@ -173,7 +174,7 @@ def _published_keys() -> list[str]:
 def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The `model` section of a folder's `config.json`; what channels beyond the latents' own are for follows from their
     number and the model's embeddings. Raises `ValueError` for a model of another kind."""
-    if (kind := published.get("_class_name")) != "CogVideoXTransformer3DModel":
+    if (kind := published.get("_class_name")) != PUBLISHED_CLASS:
         raise ValueError(
             f"{place}: is the config of {kind}, not of a CogVideoX; give a folder of CogVideoX or CogVideoX-Fun"
         )
@@ -202,7 +203,7 @@ def published_config(config: CogVideoXConfig) -> dict[str, Any]:
     """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
     of_fun = {_OF_FUN: False} if config.positions == "fun" else {}
     return {
-        "_class_name": "CogVideoXTransformer3DModel",
+        "_class_name": PUBLISHED_CLASS,
         **_FIXED,
         **{key: getattr(config, key) for key in _published_keys()},
         "in_channels": config.in_channels,

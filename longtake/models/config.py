@@ -224,6 +224,7 @@ class LoraConfig(Section):
 
     rank: PositiveInt = Field(16, description="rank of the adapters")
     alpha: PositiveFloat = Field(16, description="adapters act with strength alpha / rank")
+    rslora: bool = Field(False, description="they act with strength alpha / sqrt(rank) instead (rsLoRA)")
     targets: tuple[str, ...] | None = Field(
         None,
         description="layers that get adapters, by name or end of name, `*` for anything; None: attention and MLPs of "
@@ -236,6 +237,11 @@ class LoraConfig(Section):
     from_pretrained: str | None = Field(
         None,
         description="adapters to start from: a file or PEFT's folder, here or by a name on the Hugging Face hub; "
-        "rank, alpha, targets and dora are then its",
+        "rank, alpha, rslora, targets and dora are then its",
     )
     strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")
+
+    @property
+    def scaling(self) -> float:
+        """The strength that new adapters act with."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)

@@ -29,7 +29,7 @@ class AdapterSize:
     """What an adapter of one layer is, before its values."""
 
     rank: int
-    scaling: float  # alpha / rank
+    scaling: float  # alpha / rank; of rsLoRA alpha / sqrt(rank)
     dora: bool = False
     strength: float = 1.0  # 0: the base layer alone
 

@@ -14,7 +14,7 @@ from longtake.contracts import UserError
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
 from longtake.encoders.config import EncodersConfig
-from longtake.families import Family, default_model, family_of
+from longtake.families import Family, default_model, family_of, published_sections
 from longtake.models import LoraConfig
 from longtake.models.config import ModelSection
 from longtake.parallel import ParallelConfig
@@ -119,6 +119,22 @@ class SystemConfig(EncodersConfig):
     ae_spatial_compression: int | None = Field(
         None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_one_folder(cls, data: Any) -> Any:
+        """Where `model.from_pretrained` is the folder of a whole published model, that folder says what it is: keys
+        that are not written, of sections that name no other kind and no weights of their own."""
+        found = published_sections(data) if isinstance(data, Mapping) else None
+        if found is None:
+            return data
+        kind, sections = found
+        whole = {**data, "model": {"type": kind, **data["model"]}}
+        for name, section in sections.items():
+            own = data.get(name, {})
+            if isinstance(own, Mapping) and own.get("type", section["type"]) == section["type"]:
+                whole[name] = {**section, **own} if own.get("from_pretrained") is None else own
+        return whole
 
     @field_validator("model", mode="before")
     @classmethod

@@ -39,7 +39,7 @@ def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters:
         return {
             name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, lora.strength) for name, a in adapters.items()
         }
-    size = AdapterSize(lora.rank, lora.alpha / lora.rank, lora.dora, lora.strength)
+    size = AdapterSize(lora.rank, lora.scaling, lora.dora, lora.strength)
     return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
 
 

@@ -63,7 +63,7 @@ def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Ite
 
 def kept_adapters(config: ModelSection, lora: LoraConfig | None) -> Adapters:
     """The adapters that a run starts with because it starts from a run of the same kind of model with the same ones
-    (`lora.rank`, `alpha`, `targets`, `dora`); empty where `lora` names a file. Collective."""
+    (`lora.rank`, `alpha`, `rslora`, `targets`, `dora`); empty where `lora` names a file. Collective."""
     spec = config.from_pretrained
     if lora is None or spec is None or not means_checkpoint(spec):
         return {}
@@ -90,7 +90,7 @@ def base_of_adapters(spec: str | None, lora: LoraConfig | None) -> str | None:
 def _same_adapters(here: LoraConfig | None, there: LoraConfig | None) -> bool:
     if here is None or there is None or here.from_pretrained is not None:
         return False
-    return all(getattr(here, key) == getattr(there, key) for key in ("rank", "alpha", "targets", "dora"))
+    return all(getattr(here, key) == getattr(there, key) for key in ("rank", "alpha", "rslora", "targets", "dora"))
 
 
 def means_checkpoint(spec: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from longtake.models import CogVideoX
 from longtake.models.cogvideox_config import published_config
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
-from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
+from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT, PEFT_FILE
 
 _BLOCK = "transformer_blocks.*"
 _POSITIONS = "text_positions.table", "video_positions.table"
@@ -124,6 +124,7 @@ FORMAT = Format(
         "peft": replace(PEFT, names="diffusers"),
         "diffusers": replace(DIFFUSERS_STYLE, names="diffusers"),
         "comfy": replace(KOHYA, prefix="lora_unet__", names="diffusers"),
+        "fun": replace(PEFT_FILE, names="diffusers"),  # as CogVideoX-Fun calls them, with the alpha that it leaves out
     },
 )
 DIFFUSERS, SAT = FORMAT.as_published("diffusers"), FORMAT.as_published("sat")

@@ -43,6 +43,7 @@ _KOHYA_ENDS = {"a": "lora_down.weight", "b": "lora_up.weight", "magnitude": "dor
 PEFT = AdapterStyle(_PEFT_ENDS, "base_model.model.", config="file")
 DIFFUSERS_STYLE = AdapterStyle(_PEFT_ENDS, "transformer.", config="header")
 KOHYA = AdapterStyle(_KOHYA_ENDS, "lora_unet_", flat=True)
+PEFT_FILE = AdapterStyle(_PEFT_ENDS | {"alpha": "alpha"}, config="header")  # as PEFT names them, in one file
 # What a tensor is, by the end of its name; a number behind it belongs to the layer, of which each part has its own.
 _FIELDS = {
     r"lora_A(\.default)?\.weight|lora_down\.weight|matrix_A": "a",
@@ -169,27 +170,30 @@ def save_adapters(
         raise UserError(
             f"{lacking[0]}: {style} has no such layer; leave it out of lora.targets, or export to a style that has it"
         )
-    tensors = _named(converted, kind)
+    tensors, config_of_peft = _named(converted, kind), peft_config(converted)
+    of_kohya = {"ss_network_dim": config_of_peft["r"], "ss_network_alpha": config_of_peft["lora_alpha"]}
+    header = {key: str(value) for key, value in of_kohya.items() if "alpha" in kind.ends} | dict(layout.header)
     if kind.config == "header":
-        header = {kind.prefix + key: value for key, value in peft_config(converted).items()}
-        return save_weights(tensors, path, {CONFIG_HEADER: json.dumps(header), **layout.header})
+        facts = {kind.prefix + key: value for key, value in config_of_peft.items()}
+        return save_weights(tensors, path, {CONFIG_HEADER: json.dumps(facts), **header})
     if kind.config is None:
-        return save_weights(tensors, path, layout.header)
+        return save_weights(tensors, path, header)
     if (path / _PEFT_FILE).exists() or path.is_file():
         raise UserError(f"{path}: holds adapters already, which are not overwritten; choose another folder")
-    facts = json.dumps({**peft_config(converted), "base_model_name_or_path": base}, indent=1) + "\n"
+    facts = json.dumps({**config_of_peft, "base_model_name_or_path": base}, indent=1) + "\n"
     files = [*save_weights(tensors, path / _PEFT_FILE, layout.header), path / _PEFT_CONFIG]
     write_whole(files[-1], facts)
     return files
 
 
 def _named(adapters: Adapters, style: AdapterStyle) -> dict[str, Tensor]:
-    tensors, column = {}, "alpha" in style.ends  # Comfy reads off the shape [out, 1] that rows are scaled
+    tensors = {}
     for layer, adapter in adapters.items():
         values = {"a": adapter.a, "b": adapter.b}
         if adapter.magnitude is not None:
-            values["magnitude"] = adapter.magnitude[:, None] if column else adapter.magnitude
-        if column:
+            # Comfy reads off the shape [out, 1] that rows are scaled.
+            values["magnitude"] = adapter.magnitude[:, None] if style.flat else adapter.magnitude
+        if "alpha" in style.ends:
             values["alpha"] = torch.tensor(adapter.alpha)
         start = style.prefix + (layer.replace(".", "_") if style.flat else layer)
         tensors |= {f"{start}.{style.ends[field]}": value for field, value in values.items()}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from longtake.contracts import UserError
 from longtake.models import (
     AdapterSize,
+    LoraConfig,
     LoraLinear,
     MMDiT,
     MMDiTConfig,
@@ -205,3 +206,8 @@ def test_what_is_frozen_needs_no_masters() -> None:
     freeze(built, dict.fromkeys(["img_in.weight"]), torch.bfloat16)
     assert {name for name, p in built.named_parameters() if p.dtype == torch.bfloat16} == {"img_in.weight"}
     assert not built.img_in.weight.requires_grad
+
+
+def test_rslora_acts_with_alpha_over_the_root_of_the_rank() -> None:
+    assert LoraConfig(rank=16, alpha=8).scaling == 0.5
+    assert LoraConfig(rank=16, alpha=8, rslora=True).scaling == 2.0
