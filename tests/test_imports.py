@@ -21,7 +21,7 @@ LEVELS = (  # from the ground up; a package imports from lower levels only
     ("families",),
     ("system",),
     ("generate",),
-    ("plan", "encode"),
+    ("plan", "encode", "evaluate"),
     ("train",),
     ("watch",),
     ("demo", "dialects", "cluster", "serve"),

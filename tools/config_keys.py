@@ -53,12 +53,17 @@ def keys(schema: type[Section], prefix: str = "") -> list[tuple[str, str, str, s
         sections = forms(field.annotation)
         if not all(map(is_section, sections)):
             sections = ()
-        if len(sections) == 1:
+        if len(sections) == 1 and prefix and name in RunConfig.model_fields:  # that of the run where nothing is said
+            found.append((prefix + name, f"keys of `{name}`", "the run's", described(name, field)))
+        elif len(sections) == 1:
             found += keys(sections[0], f"{prefix}{name}.")
         elif sections:
             found += keys_of_union(sections, field, f"{prefix}{name}.")
         else:
             found.append((prefix + name, shown_type(field.annotation), shown_default(field), described(name, field)))
+            inner = [part for part in get_args(field.annotation) if is_section(part)]
+            for section in inner if len(inner) == 1 else ():  # that or None
+                found += keys(section, f"{prefix}{name}.")
     return found
 
 
@@ -111,6 +116,8 @@ def shown_type(kind: Any) -> str:
         return f"{origin.__name__} of " + ", ".join(shown_type(part) for part in parts)
     if hasattr(kind, "__metadata__"):  # Annotated
         return shown_type(kind.__origin__)
+    if is_section(kind):
+        return "section"
     return "None" if kind is type(None) else getattr(kind, "__name__", str(kind)).lower().replace("any", "any value")
 
 

@@ -53,7 +53,7 @@ def check_request(config: GenerateConfig) -> list[str]:
     stills = (config.of_stills(),) if config.use_t2i2v else ()
     for part in (config, *stills):
         part.check_shape(*shape_of(part))
-    faults += _reference_faults(prompts, config)
+    faults += prompt_faults(prompts, config)
     if faults:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
@@ -217,7 +217,7 @@ def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:
         raise UserError(f"save_prefix = {prefix!r}: makes names of more than {MAX_NAME_BYTES} bytes; shorten it")
 
 
-def _reference_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
+def prompt_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
     """What is wrong with the references of all prompts, each file named once. Raises `UserError` where none has one."""
     if not config.knows_nothing and not config.use_t2i2v and not any(prompt.refs for prompt in prompts):
         raise UserError(

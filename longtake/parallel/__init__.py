@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from longtake.parallel.shard import (
         cut_among,
         cut_model,
+        gather_anew,
         initialise_sharded,
         local_tensor,
         offloads,

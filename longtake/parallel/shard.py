@@ -75,6 +75,15 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
                 getattr(unit, prefetch)(order[i + 1 : i + 1 + depth])
 
 
+def gather_anew(model: nn.Module) -> None:
+    """Lets go of weights that are still gathered, so that the next forward sees the shards as they are by then."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def offloads(mesh: Mesh) -> bool:
     """Whether masters and optimizer live on the CPU while the model computes elsewhere; on a CPU they do anyway."""
     return mesh.config.cpu_offload and mesh.weights.device_type != "cpu"

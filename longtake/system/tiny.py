@@ -49,6 +49,8 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
         layer["parallel"] = degrees
     if option := _sampling(_section(tree, "sampling_option"), law):
         layer["sampling_option"] = option
+    if option := _sampling(_section(_section(tree, "validation"), "sampling_option"), law):
+        layer["validation"] = {"sampling_option": option}
     if isinstance(image := tree.get("img_flux"), Mapping):
         own = _parts(family_of_tree({"model": image}), image)
         layer["img_flux"], layer["img_flux_ae"] = own["model"], own["ae"]

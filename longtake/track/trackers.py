@@ -7,25 +7,30 @@ place is a subclass of `Tracker` in `KINDS`, with its keys in `TrackingConfig`.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import logging
 import math
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtake.contracts import UserError
 from longtake.durable import naming, unfinished, write_whole
 from longtake.small_files import parse_json
 from longtake.track.config import TrackingConfig
 
+if TYPE_CHECKING:
+    import numpy as np
+
 METRICS_FILE = "metrics.jsonl"
 _WANDB_ID_FILE = "wandb_id.txt"
+_MOST_SIDE = 256  # pixels of a video in an event file
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,6 +42,28 @@ class TrackedRun:
     config: TrackingConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # the whole config of the run, as plain data
     resume_step: int | None = None  # the step this start resumes from; what was written after it is removed
+
+
+@dataclass(frozen=True)
+class TrackedVideo:
+    """A video or still that a run has made."""
+
+    name: str  # such as validation/prompt_0000, the same at every step
+    caption: str
+    path: Path
+    frames: np.ndarray  # uint8 [T, H, W, 3]
+    fps: float
+
+    def gif(self) -> tuple[bytes, int, int]:
+        """As an animated GIF that goes round and round, with its width and height; large frames are reduced."""
+        from PIL import Image
+
+        pictures = [Image.fromarray(frame) for frame in self.frames]
+        for picture in pictures:
+            picture.thumbnail((_MOST_SIDE, _MOST_SIDE))
+        file, rest = io.BytesIO(), pictures[1:]
+        pictures[0].save(file, "GIF", save_all=True, append_images=rest, duration=round(1000 / self.fps), loop=0)
+        return file.getvalue(), *pictures[0].size
 
 
 class Tracker:
@@ -55,6 +82,9 @@ class Tracker:
 
     def log_line(self, record: Mapping[str, Any]) -> None:
         """All that is exact about one step: JSON types, with `step` among them."""
+
+    def show(self, step: int, videos: Sequence[TrackedVideo]) -> None:
+        """What the run made at a step."""
 
     def close(self) -> None:
         """Hands all of it to the system."""
@@ -110,6 +140,13 @@ class TensorBoard(Tracker):
         found = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(step=step, summary=self._summary(value=found))
 
+    def show(self, step: int, videos: Sequence[TrackedVideo]) -> None:
+        for video in videos:
+            gif, width, height = video.gif()
+            image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+            said = {"summary_description": video.caption}
+            self._write(step=step, summary=self._summary(value=[{"tag": video.name, "metadata": said, "image": image}]))
+
     def close(self) -> None:
         with naming(self._path):
             self._writer.close()
@@ -152,6 +189,13 @@ class WeightsAndBiases(Tracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"global_step": step, **values})
 
+    def show(self, step: int, videos: Sequence[TrackedVideo]) -> None:
+        import wandb
+
+        shown = {video.name: wandb.Image if video.path.suffix == ".png" else wandb.Video for video in videos}
+        media = {video.name: shown[video.name](str(video.path), caption=video.caption) for video in videos}
+        self._run.log({"global_step": step, **media})
+
     def close(self) -> None:
         self._run.finish()
 
@@ -185,6 +229,11 @@ class Trackers:
         """`Tracker.log_line` of each."""
         for tracker in self._open:
             tracker.log_line(record)
+
+    def show(self, step: int, videos: Sequence[TrackedVideo]) -> None:
+        """`Tracker.show` of each."""
+        for tracker in self._open:
+            tracker.show(step, videos)
 
     def close(self) -> None:
         """Closes all of them; may be called again."""

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator, m
 
 from longtake.buckets import BucketLaw, BucketRule, bucket_config_faults
 from longtake.data import DatasetConfig, DatasetWithoutTable
+from longtake.evaluate import ValidationConfig
 from longtake.families import family_of
 from longtake.system import SystemConfig, unknown_name
 from longtake.track import TrackingConfig
@@ -52,6 +53,11 @@ class RunConfig(SystemConfig, TrackingConfig):
         "checkpointing_steps": "ckpt_every",
         "save_steps": "ckpt_every",
         "save_every": "ckpt_every",
+        "validation_steps": "validate_every",
+        "eval_every": "validate_every",
+        "validation_epochs": "validate_every_passes",
+        "validation_prompts": "validation.prompts",
+        "validation_paths": "validation.references",
         "logging_steps": "log_every",
         "resume_from_checkpoint": "resume",
         "output_dir": "outputs",
@@ -115,6 +121,11 @@ class RunConfig(SystemConfig, TrackingConfig):
     ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")
     keep_every: int | None = Field(None, ge=1, description="checkpoints of steps divisible by this are kept as well")
+    validate_every: int = Field(0, ge=0, description="steps between validations; 0: none by steps")
+    validate_every_passes: int = Field(
+        0, ge=0, description="passes between validations, made at a pass's end, the first pass's among them; 0: none"
+    )
+    validation: ValidationConfig | None = Field(None, description="videos that the run makes of itself while it trains")
     async_io: bool = Field(True, description="write checkpoints beside the run, which waits for a copy only")
     peak_tflops: float | None = Field(
         None, gt=0, description="bf16 peak of one device, 10^12 FLOP/s, that MFU is counted by; None: by its name"
@@ -158,6 +169,14 @@ class RunConfig(SystemConfig, TrackingConfig):
         if family.bucket_rule is None and (faults := bucket_config_faults(value, law=law)):
             raise ValueError("; ".join(faults))
         return value
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _samples_as_the_run(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Mapping) or "sampling_option" not in info.data:
+            return value
+        own, given = info.data["sampling_option"].model_dump(), value.get("sampling_option", {})
+        return {**value, "sampling_option": {**own, **given}} if isinstance(given, Mapping) else value
 
     @field_validator("exp_name")
     @classmethod
@@ -221,6 +240,11 @@ class RunConfig(SystemConfig, TrackingConfig):
     def _keys_go_together(self) -> RunConfig:
         if fault := unknown_name("dropout_ratio", self.dropout_ratio, [text.section for text in self.family.texts]):
             raise ValueError(fault)
+        every = next((key for key in ("validate_every", "validate_every_passes") if getattr(self, key)), None)
+        if every and self.validation is None:
+            raise ValueError(f'{every}: there is nothing to make; write validation = dict(prompts=["a red circle"])')
+        if self.validation is not None and every is None:
+            raise ValueError("validation: is never made; write validate_every = N steps, or leave it out")
         if self.lora is not None and self.lora.strength != 1:
             raise ValueError(f"lora.strength = {self.lora.strength}: is for generation; training wants 1")
         if self.ema_offload and self.ema_decay is None:

@@ -22,6 +22,7 @@ from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream
+from longtake.train.validating import Validator
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Trainer:
     saver: Saver
     stop: StopRequest
     begun: RunState  # what every checkpoint says of the run; its clock and position are where the launch begins
+    validator: Validator | None = None
     stopped: bool = False  # by Ctrl-C or SIGTERM
 
     def __post_init__(self) -> None:
@@ -54,9 +56,12 @@ class Trainer:
 
     def _run(self, order: PassOrder, skip: int, collect: Callable[[int], object]) -> None:
         config = self.config
+        self.pass_ended = order.num_steps == 0 and self.position is not None
         empty = self.system.embed_nothing()
         steps = self.stream.steps(order, skip, config.epochs, whole=self.position is None)
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
+            if self.validate():
+                break
             rates = self.update.optimizer.rates(self.clock.global_step)
             sums = self.forward_backward(step, empty)
             skip = self.recorder.health.skipped.judge(sums)
@@ -64,7 +69,7 @@ class Trainer:
             samples = [int(slot.weights.sum()) for slot in step.slots]
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
-            self.position = step.state
+            self.position, self.pass_ended = step.state, step.ends_pass
             counted = sum(samples), tokens
             record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults)
             self.stopped = self.recorder.push(record)
@@ -80,10 +85,18 @@ class Trainer:
         self.save(ends=True)
         with self.recorder.health.stopwatch.saving():
             self.saver.wait()
+        if not (self.stopped or self._too_many_lost):
+            self.validate()
         self.recorder.close()
         if self._too_many_lost:
             lost, quarantine = self.recorder.health.lost, self.stream.quarantine
             raise self.stream.world.on_main(lambda: lost.refusal(config.dataset, quarantine))
+
+    def validate(self) -> bool:
+        """Makes the validation of this moment where one is due; returns whether a stop was asked for meanwhile."""
+        if self.validator is not None:
+            self.stopped = self.validator.make_due(self.clock, self.pass_ended)
+        return self.stopped
 
     @property
     def _too_many_lost(self) -> bool:

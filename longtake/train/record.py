@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +97,14 @@ class Recorder:
         self.meter.step(clips=record.samples, tokens=record.tokens, flops=flops, wait_seconds=record.wait_seconds)
         before, self._pending = self._pending, (record, HostCopy(record.sums), seconds)
         return self._read(*before) if before is not None else False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves the time inside out of the speed of steps."""
+        start = time.perf_counter()
+        with self.meter.paused():
+            yield
+        self._last_time += time.perf_counter() - start
 
     def flush(self) -> bool:
         """Reads the last step too (waits for the device)."""

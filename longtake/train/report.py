@@ -26,7 +26,15 @@ from longtake.train.health.goodput import Seconds, read_seconds
 from longtake.train.stages import CONFIG_FILE, read_run
 
 _BUCKETS_FILE = "bucket_report.json"
-_PARTS = ("steps that count", "starting", "steps made again", "saving", "waiting for data", "steps left out")
+_PARTS = (
+    "steps that count",
+    "starting",
+    "steps made again",
+    "saving",
+    "waiting for data",
+    "steps left out",
+    "validations",
+)
 _MOST_FILMS, _MOST_TEXT, _MOST_CURVES, _MOST_LOST = 24, 2000, 12, 100
 _MOST_PASSES, _MOST_BUCKETS = 8, 24
 _SEVERAL = "several in one step"  # of lines that do not say how many samples each had

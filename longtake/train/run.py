@@ -20,6 +20,7 @@ from longtake.checkpoint import Clock, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
 from longtake.data import caption_lines, open_clips
 from longtake.durable import write_whole
+from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system
@@ -54,6 +55,7 @@ from longtake.train.saving import Saver
 from longtake.train.stages import read_run
 from longtake.train.start import Start, lost_so_far, restore
 from longtake.train.stream import StepStream
+from longtake.train.validating import Validator, is_due, plan_validations, with_encoders
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Prepared:
     trackers: Trackers
     saver: Saver
     health: Health
+    validation: Validation | None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class RunLaunch:
         mesh = Mesh.create(config.parallel, world)
         check_bucket_sequence(config.parallel, mesh.sequence)
         table = world.on_all(lambda: open_clips(config.dataset, config.sample_rules.columns))
+        validation = plan_validations(config, world)
         with ExitStack() as until_the_first_step:
             with held_signals():
                 place = parts.enter_context(open_folder(config, world, self.source))
@@ -143,7 +147,7 @@ class RunLaunch:
             system = self.build(mesh, data, place)
             update = WeightUpdate(system.denoiser, config)
             start = restore(config, place, system, update)
-            if place.checkpoint is not None and start.finished(config):
+            if place.checkpoint is not None and start.finished(config) and not self.owes_validation(place, start):
                 return self.nothing_to_train(place, start)
             take_over_quarantine(place, world)
             lost = world.on_main(lambda: lost_so_far(config, start.state, place))
@@ -165,7 +169,12 @@ class RunLaunch:
             stopwatch = Stopwatch(place.path, start.state.seconds, launched, place.restarted, enabled=world.is_main)
             skipped = SkippedSteps(config.skip_grad_norm, config.max_skipped, total=start.state.skipped_steps)
             health = Health(first_step, watchdog, stopwatch, skipped, lost)
-        return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health)
+        return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health, validation)
+
+    def owes_validation(self, place: RunFolder, start: Start) -> bool:
+        """Whether an earlier launch was ended before the videos of its last step were made. Collective."""
+        due = is_due(self.config, start.state.clock, pass_ended=False) and place.continues
+        return due and self.world.on_main(lambda: missing(place.path, start.state.clock.global_step))
 
     def build(self, mesh: Mesh, data: RunData, place: RunFolder) -> System:
         """The model with its first weights (not those of a checkpoint)."""
@@ -243,10 +252,22 @@ class RunLaunch:
             meter, table = StepMeter(_peak(config, world), world.size), prepared.data.table
             seen = prepared.trackers, progress, meter
             recorder = Recorder(system, table, world, *seen, config.log_every, prepared.health)
-            trainer = Trainer(config, system, update, prepared.stream, recorder, prepared.saver, stop, prepared.begun)
+            validator = self.validator(prepared, recorder, stop)
+            parts = config, system, update, prepared.stream, recorder, prepared.saver, stop, prepared.begun
+            trainer = Trainer(*parts, validator)
             prepared.saver.look_for_room(size_of(update.tensors()))
             trainer.run(prepared.order, prepared.start.skip)
         return trainer
+
+    def validator(self, prepared: Prepared, recorder: Recorder, stop: StopRequest) -> Validator | None:
+        """Who makes the run's validations; None where it has none. Collective."""
+        if prepared.validation is None:
+            return None
+        system, place, world = with_encoders(prepared.system, self.config, self.world), prepared.place, self.world
+        parts = system, prepared.update, prepared.stream.peers, place.path, world, recorder, stop
+        validator = Validator(prepared.validation, self.config, *parts)
+        validator.begin(prepared.start.state.clock.global_step, place.continues)
+        return validator
 
     def finish(self, prepared: Prepared, trainer: Trainer) -> Outcome:
         """The last words on rank 0, when all is closed."""

@@ -40,6 +40,7 @@ class StepInput:
     pass_index: int
     slots: Sequence[Slot]  # the step's micro-batches, of all ranks; all of them real
     state: dict  # data position after the step
+    ends_pass: bool = False
     turns: Sequence[Turn] = ()  # the forwards of this rank; every rank makes as many
     batches: Iterator[Batch] = field(default_factory=lambda: iter(()))  # of `turns`, on the device, one at a time
     loaded: int = 0  # samples that could be loaded, of the micro-batches whose loss this rank reports
@@ -159,7 +160,7 @@ def _steps(order: PassOrder, skip: int, peers: BucketPeers) -> Iterator[StepInpu
             number = forward.number(which) if place == 0 else None
             turns.append(Turn(forward.slots[which], number, reader, place == reader))
             made += 1
-        yield StepInput(order.pass_index, slots, order.state(i + 1), turns)
+        yield StepInput(order.pass_index, slots, order.state(i + 1), i + 1 == order.num_steps, turns)
 
 
 def share_parcel(

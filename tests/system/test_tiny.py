@@ -37,6 +37,11 @@ def test_resolutions_of_a_law_that_lists_its_sizes_become_its_smallest(monkeypat
     assert layer["bucket_config"] == {"_delete_": True, "144p": {17: (1.0, 2), 1: (0.5, 4)}}
 
 
+def test_validations_become_small_too():
+    tree = {**PRESET, "validation": {"prompts": ["a"], "sampling_option": {"resolution": "768px", "num_steps": 50}}}
+    assert tiny_layer(tree, 1)["validation"] == {"sampling_option": {"resolution": "64px", "num_steps": 4}}
+
+
 def test_only_sizes_change():
     layer = tiny_layer(PRESET, 1)
     assert "condition_config" not in layer

@@ -26,6 +26,7 @@ class Seconds:
     save: float = 0.0  # the run stood still for a checkpoint
     wait: float = 0.0  # for data
     skipped: float = 0.0  # in steps that were left out
+    validate: float = 0.0  # the run made videos of itself
 
     @property
     def goodput(self) -> float:
@@ -43,7 +44,7 @@ class Seconds:
             f"goodput {self.goodput:.1%}: {self.steps:.0f} s in steps that count, {self.start:.0f} s starting, "
             f"{self.again:.0f} s made again, {self.save:.0f} s saving, {self.wait:.0f} s waiting for data, "
             f"{self.skipped:.0f} s in steps left out"
-        )
+        ) + (f", {self.validate:.0f} s in validations" if self.validate else "")
 
 
 class Stopwatch:
@@ -62,37 +63,48 @@ class Stopwatch:
         self.seconds.steps = min(self.seconds.steps, counted)
         since = min(launched, float(before["time"])) if restarted and "time" in before else launched
         self._mark, self._since = time.perf_counter(), since
-        self._started, self._saved = False, 0.0
+        self._started, self._stood = False, 0.0
 
     def first_step(self) -> None:
         """The first step of the launch is made."""
         self.seconds.start += max(0.0, time.time() - self._since)
-        self._started, self._mark, self._saved = True, time.perf_counter(), 0.0
+        self._started, self._mark, self._stood = True, time.perf_counter(), 0.0
 
     def step(self, wait_seconds: float, counts: bool = True) -> None:
         """A further step is made; `counts`: it was not left out."""
         if not self._started:
             return self.first_step()
         now = time.perf_counter()
-        spent = max(0.0, now - self._mark - self._saved)
+        spent = max(0.0, now - self._mark - self._stood)
         wait = min(wait_seconds, spent)
         self.seconds.wait += wait
         if counts:
             self.seconds.steps += spent - wait
         else:
             self.seconds.skipped += spent - wait
-        self._mark, self._saved = now, 0.0
+        self._mark, self._stood = now, 0.0
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """The run stands still for a checkpoint in the body."""
+        with self._standing_still("save"):
+            yield
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """The run makes videos in the body."""
+        with self._standing_still("validate"):
+            yield
+
+    @contextmanager
+    def _standing_still(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
             spent = time.perf_counter() - start
-            self.seconds.save += spent
-            self._saved += spent
+            setattr(self.seconds, part, getattr(self.seconds, part) + spent)
+            self._stood += spent
 
     def write(self) -> None:
         """Puts the seconds so far into `goodput.json`."""

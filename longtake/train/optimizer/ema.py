@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,22 @@ class Ema:
                 change = torch._foreach_sub(now, own)  # `_foreach_lerp_` takes no one weight for all on a device
                 torch._foreach_mul_(change, 1 - decay if weight is None else weight)
                 torch._foreach_add_(own, change)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the weights have the values of the averages; after it those of before, bit by bit. These wait in the
+        host's memory."""
+        current = sharing(self.parameters)
+        kept = [x.detach().to("cpu", copy=True) for x in current]
+        with torch.no_grad():
+            for average, x in zip(self.averages.values(), current, strict=True):
+                x.copy_(average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for x, before in zip(current, kept, strict=True):
+                    x.copy_(before)
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -1,0 +1,11 @@
+"""What a run shows of itself while it trains: videos of fixed prompts and start images."""
+
+from typing import TYPE_CHECKING
+
+from longtake.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from longtake.evaluate.config import ValidationConfig
+    from longtake.evaluate.validation import FOLDER, Validation, forget_after, missing, plan_validation
+
+__getattr__ = lazy_exports(__name__)
