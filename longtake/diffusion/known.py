@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from longtake.contracts import Draw, Known, LatentShape, Noised
 from longtake.random import Purpose
@@ -43,6 +43,15 @@ class Window:
     skip: int = 0  # latents of a request's reference that lie before those of `frames`
     reference: int | None = None  # which of a request's references; None: the last for one frame at the tail, or first
     from_end: bool | None = None  # of the reference are its last frames taken; None: where it ends the clip
+    shown: tuple[range, ...] | None = (
+        None  # frames of the clip that references of a request give; None: all of `pixels`
+    )
+    by_mean: bool = False  # a request's latents are the posterior's mean, even where those of training are drawn
+
+    @property
+    def taken(self) -> tuple[range, ...]:
+        """The frames of the clip that references of a request give."""
+        return (self.pixels,) if self.shown is None else self.shown
 
     @property
     def is_head(self) -> bool:
@@ -76,16 +85,20 @@ class KnownLaw(Protocol):
 
     kinds: Mapping[str, str]  # kind -> what it makes known; the first makes nothing known
     draws: Mapping[str, Draw]  # that `drawn` is given, all of them choices; of the view where pixels are masked
+    needs_mask: frozenset[str]  # kinds that know nothing of a video to be generated but by a request's mask
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
     ) -> list[Places]:
         """What is known of each training sample of clips (T, H, W), kinds drawn by weight."""
 
-    def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
-        """What a kind makes known of a video to be generated; mask: of a request, for kinds whose windows want one."""
+    def given(
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+    ) -> Places:
+        """What a kind makes known of a video to be generated. mask: of a request, for kinds whose windows want one.
+        refs: how many references it has."""
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
         """The frames that a kind takes of a clip; empty where it knows nothing, or the clip is too short for it."""
 
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
@@ -97,9 +110,10 @@ class ByKind(ABC):
 
     kinds: Mapping[str, str]
     numbers: int = 0
+    needs_mask: frozenset[str] = frozenset()
 
-    def __init__(self, model: object = None) -> None:
-        self.model = model  # its `model` section
+    def __init__(self, model: Any = None, ae: Any = None) -> None:
+        self.model, self.ae = model, ae  # the sections of a run
 
     @property
     def draws(self) -> Mapping[str, Draw]:
@@ -115,11 +129,13 @@ class ByKind(ABC):
         pairs = zip(kinds, drawn[:, 1:].tolist(), strict=True)
         return [self.places(kind, latent, shape, None, numbers) for kind, numbers in pairs]
 
-    def given(self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None) -> Places:
+    def given(
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+    ) -> Places:
         return self.places(kind, latent, shape, mask, [0.0] * self.numbers)
 
     @abstractmethod
-    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
         """As `KnownLaw.windows`."""
 
     def places(

@@ -64,7 +64,7 @@ class EndWindows(ByKind):
             return [NOTHING] * len(uniforms)
         return kinds_by_weight(uniforms, {kind: weights[kind] for kind in kinds})
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
         """What a kind makes known of a clip of `num_frames` frames; empty where the clip is too short for the kind.
 
         A clip must have latent frames that are not known; i2v_loop alone may know all there are.

@@ -54,9 +54,9 @@ class AutoencoderSection(EncoderSection, OpenSection):
         """Raises `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
 
     @property
-    def known_scale(self) -> float:
-        """What the denoiser is given of known latents is multiplied by this."""
-        return 1.0
+    def scale(self) -> float:
+        """What the latents of the weights as they were published are multiplied by."""
+        return getattr(self, "scale_factor", 1.0)
 
     def refuse_sides(self, place: str, cells: str, height: int, width: int) -> None:
         """Raises `UserError`, beginning with `place`, for sides that do not divide into whole latent cells."""
@@ -281,6 +281,7 @@ class CogVideoXVAEConfig(KLSection):
 
     @property
     def known_scale(self) -> float:
+        """What an image-to-video model is given of known latents is multiplied by this."""
         return self.scale_factor**-2 if self.invert_scale_latents else 1.0
 
 

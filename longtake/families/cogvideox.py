@@ -11,6 +11,21 @@ from longtake.families.record import Family, Text
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import PUBLISHED_CLASS, CogVideoXConfig, section_of
 
+INPAINT = "inpaint"
+# What pixel masks leave of a clip, for models that see a masked video; END_KINDS are kinds of theirs too.
+MASK_KINDS = {
+    INPAINT: "pixels that a mask leaves: in training one of those below, in CogVideoX-Fun's shares",
+    "inpaint_box": "all but a box in every frame",
+    "inpaint_all": "nothing, of which one sample in ten is told by a black video",
+    "inpaint_head": "the first 1 to 4 frames, 4 in generation",
+    "inpaint_ends": "the first and the last 1 to 4 frames, 4 in generation",
+    "inpaint_span": "all but a box in frames that follow each other",
+    "inpaint_dots": "every other pixel, by chance",
+    "inpaint_blocks": "all but a small block in some frames",
+    "inpaint_ellipse": "all but an ellipse in the first frame",
+    "inpaint_circle": "all but a circle in the first frame",
+    "inpaint_frames": "every other frame, by chance",
+}
 TINY_CELL = 16  # pixels along one side of a token
 TINY_WORDS, TINY_LENGTH = 64, 16
 
@@ -81,8 +96,8 @@ COGVIDEOX = Family(
     objectives=(VPredictionConfig,),
     texts=(Text("t5", "text"),),
     weights="longtake.weights.cogvideox:FORMAT",
-    known="longtake.families.cogvideox_known:GivenFrames",
-    kinds=END_KINDS,
+    known="longtake.families.cogvideox_known:law",
+    kinds={**END_KINDS, **MASK_KINDS},
     guidance={"dynamic": "longtake.diffusion.guidance:dynamic"},
     rules=lambda config: SampleRules(caption="plain"),
     bucket_law=lambda quirks: "cogvideox_fun",

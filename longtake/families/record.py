@@ -45,9 +45,10 @@ class Family:
     objectives: tuple[type[ObjectiveSection], ...]  # the usual one first
     texts: tuple[Text, ...]
     weights: str  # the `weights.Format` of its files and adapters
-    # What makes the `diffusion.KnownLaw` of a `model` section: what may be known of samples; None: nothing ever is.
+    # What makes the `diffusion.KnownLaw` of the `model` and `ae` sections: what may be known of samples; None: nothing.
     known: str | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict)  # kind of that law -> what it makes known; first: nothing
+    # Kinds of that law, for some `model` section, and what each makes known; first: nothing.
+    kinds: Mapping[str, str] = field(default_factory=dict)
     # Further kinds, of which there are many, as a pattern (`re`): such as a strategy written out, which the law reads.
     kind_pattern: str | None = None
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
@@ -74,13 +75,20 @@ class Family:
         """The kind of known places that makes nothing known; "" where no other kind is."""
         return next(iter(self.kinds), "")
 
-    def has_kind(self, kind: str) -> bool:
-        """Whether its law knows a kind of known places."""
-        return kind in self.kinds or (self.kind_pattern is not None and bool(re.fullmatch(self.kind_pattern, kind)))
+    def has_kind(self, kind: str, model: ModelSection) -> bool:
+        """Whether a model's law knows a kind of known places."""
+        pattern = self.kind_pattern
+        return kind in self.kinds_of(model) or (pattern is not None and bool(re.fullmatch(pattern, kind)))
 
-    def known_law(self, model: ModelSection) -> KnownLaw | None:
-        """The law of what may be known of a model's samples; None where there is none."""
-        return None if self.known is None else resolve_name(self.known)(model)
+    def kinds_of(self, model: ModelSection) -> Mapping[str, str]:
+        """The kinds of a model's law, and what each makes known."""
+        law = self.known_law(model)
+        return {} if law is None else law.kinds
+
+    def known_law(self, model: ModelSection, ae: Any = None) -> KnownLaw | None:
+        """The law of what may be known of a model's samples; None where there is none. ae: the section of the
+        autoencoder whose latents are known."""
+        return None if self.known is None else resolve_name(self.known)(model, ae)
 
     def guidance_rule(self, name: str | None, numbers: Mapping[str, float]) -> GuidanceRule | None:
         """How the text scale changes over the steps; None: not at all. Raises `ValueError` for a number that is none of

@@ -86,13 +86,14 @@ class GenerateConfig(SystemConfig):
     @property
     def kind_of_first_frame(self) -> str | None:
         """The kind that takes the first frame alone, where the model's family has one."""
-        taken = {kind: [window.pixels for window in windows] for kind, windows in self._kinds_from_files().items()}
-        return next((kind for kind, pixels in taken.items() if pixels == [range(1)]), None)
+        kinds = self._kinds_from_files().items()
+        taken = {kind: [frames for window in windows for frames in window.taken] for kind, windows in kinds}
+        return next((kind for kind, frames in taken.items() if frames == [range(1)]), None)
 
     def _kinds_from_files(self) -> dict[str, tuple[Window, ...]]:
         """The kinds that take frames of a file, each with those that it takes where a video is long enough."""
         law, long = self.law_of_family, self.ae.latent.pixel_frames(2**16)
-        taken = {kind: law.windows(kind, self.ae.latent, long) for kind in self.family.kinds}
+        taken = {kind: law.windows(kind, self.ae.latent, long) for kind in self.kinds}
         return {kind: windows for kind, windows in taken.items() if windows}
 
     def of_stills(self) -> GenerateConfig:
@@ -141,12 +142,12 @@ class GenerateConfig(SystemConfig):
 
     def _check_known(self) -> None:
         key = "use_t2i2v = True" if self.use_t2i2v else f'cond_type = "{self.cond_type}"'
-        kinds, of_ref = self.family.kinds, f"ref = {self.ref!r}"
+        kinds, of_ref = self.kinds, f"ref = {self.ref!r}"
         unused = self.ref is not None and self.strength == 1
         if not kinds and (self.kind or unused):
             place = key if self.kind else of_ref
             raise ValueError(f"{place}: this model takes no conditioning frames; leave it out")
-        if kinds and not self.family.has_kind(self.kind):
+        if kinds and not self.family.has_kind(self.kind, self.model):
             raise ValueError(f"{key}: choose one of {', '.join(kinds)}")
         if (refusal := self.model.refuses_known) and (unused or not self.knows_nothing):
             train = "in the run that trains it, with a condition_config (docs/generate.md: From an image on, by a model"

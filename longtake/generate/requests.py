@@ -276,15 +276,15 @@ def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
 
 def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
     """Why a clip cannot take the known frames of a kind from the one before."""
-    still = config.sampling_option.num_frames == 1 and config.family.has_kind(kind)
+    still = config.sampling_option.num_frames == 1 and config.family.has_kind(kind, config.model)
     return "a still has no further clips" if still else _kind_fault(kind, config)
 
 
 def _kind_fault(kind: str, config: GenerateConfig) -> str | None:
     """Why nothing can be known by a kind."""
     family, frames = config.family, config.sampling_option.num_frames
-    if not family.has_kind(kind):
-        return f"choose one of {', '.join(family.kinds) or 'no kinds'}"
+    if not family.has_kind(kind, config.model):
+        return f"choose one of {', '.join(config.kinds) or 'no kinds'}"
     if kind == family.kind_of_nothing or config.model.refuses_known:
         return None if kind == family.kind_of_nothing else config.model.refuses_known
     taken = config.law_of_family.windows(kind, config.ae.latent, frames)

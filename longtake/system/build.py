@@ -110,11 +110,8 @@ class System:
         return self.facts.latent
 
     def known_conditions(self, known: Known) -> Mapping[str, Tensor]:
-        """What the denoiser is given of what is known, where there is a law; its latents by the autoencoder's scale for
-        them."""
+        """What the denoiser is given of what is known, where there is a law."""
         assert self.law is not None, "this model is given nothing that is known"
-        if (scale := self.config.ae.known_scale) != 1:
-            known = replace(known, latents=known.latents * scale)
         return self.law.conditions(known)
 
     def embed(self, texts: Sequence[Caption]) -> Conditions:

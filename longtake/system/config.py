@@ -209,7 +209,12 @@ class SystemConfig(EncodersConfig):
     @property
     def law_of_family(self) -> KnownLaw | None:
         """The same, whether or not the model takes any."""
-        return self.family.known_law(self.model)
+        return self.family.known_law(self.model, self.ae)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """The kinds of known places that the model's law has, and what each makes known."""
+        return self.family.kinds_of(self.model)
 
     @property
     def quirks(self) -> frozenset[str]:

@@ -222,7 +222,7 @@ class RunConfig(SystemConfig, TrackingConfig):
                 raise ValueError("condition_config: this model takes no conditioning frames; leave it out")
             if refusal := self.model.refuses_known:
                 raise ValueError(f"condition_config: {refusal} or leave condition_config out")
-            if fault := unknown_name("condition_config", self.condition_config, self.family.kinds):
+            if fault := unknown_name("condition_config", self.condition_config, self.kinds):
                 raise ValueError(fault)
             if not any(self.condition_config.values()):
                 first = f"{self.family.kind_of_nothing} = 1"

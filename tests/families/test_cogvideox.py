@@ -52,8 +52,10 @@ def write_run(folder: Path, clips: Path, variant: str, **changes: Any) -> Path:
     """The config file of a tiny run; a control model's clips are their own control videos."""
     model = SIZES | VARIANTS[variant]
     own: dict[str, Any] = {"objective": {"motion_loss": 0.25}, "dropout_ratio": {"t5": 0.2}}
-    if model.get("visual") in ("image", "inpaint"):
+    if model.get("visual") == "image":
         own["condition_config"] = {"t2v": 1.0, "i2v_head": 2.0}
+    if model.get("visual") == "inpaint":
+        own["condition_config"] = {"inpaint": 3.0, "i2v_head": 1.0}
     if model.get("visual") == "control":
         clips = with_control(clips, folder)
     path = write_config(folder, clips)

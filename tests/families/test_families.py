@@ -268,8 +268,13 @@ def test_files_of_companions_are_named_for_all_videos_or_by_a_column(
 
 def test_a_family_may_have_more_kinds_than_it_lists() -> None:
     family = replace(EVERYTHING, kind_pattern=r"\d+(,\d+)*")
-    assert [family.has_kind(kind) for kind in ("box", "0,1,2", "0;1", "t2v")] == [True, True, False, False]
-    assert not EVERYTHING.has_kind("0,1,2")
+    assert [family.has_kind(kind, EverythingConfig()) for kind in ("box", "0,1,2", "0;1", "t2v")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not EVERYTHING.has_kind("0,1,2", EverythingConfig())
 
 
 def test_a_still_has_the_rate_that_stills_had_in_training(everything: System) -> None:
