@@ -23,15 +23,21 @@ class CheckpointWeights(Mapping[str, Tensor]):
     Collective: the ranks share out the files and compare them with their checksums first. `weights[name]` reads one
     tensor. `part` says which weights they are, "ema" or "model". What the run did not train comes from its `frozen/`;
     where that has a file of its own, `source` names it. `wanted`: the part, "model" for the weights themselves in any
-    case. `metadata`: what a file would say of them in its header. Raises `UserError` where the checkpoint is damaged or
-    has no such part, and, unless `partly`, where what its run did not train has a file of its own.
+    case. `metadata`: what a file would say of them in its header. `alone`: only what was trained, by one process, just
+    after it was written; nothing is compared. Raises `UserError` where the checkpoint is damaged or has no such part,
+    and, unless `partly` or `alone`, where what its run did not train has a file of its own.
     """
 
     def __init__(
-        self, folder: str | Path, metadata: Mapping[str, str] | None = None, wanted: str = "ema", partly: bool = False
+        self,
+        folder: str | Path,
+        metadata: Mapping[str, str] | None = None,
+        wanted: str = "ema",
+        partly: bool = False,
+        alone: bool = False,
     ) -> None:
         self.path, self.metadata = Path(folder), metadata or {}
-        if faults := check_all(self.path, World.here()):
+        if faults := [] if alone else check_all(self.path, World.here()):
             raise UserError(damage_sentence(self.path, faults))
         saved = read_metadata(self.path)
         rows = rows_of(saved)
@@ -43,7 +49,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
             raise UserError(f"{self.path}: has no part '{wanted}'; choose one of {parts}")
         self.part = chosen[0].part
         self._rows = {plain_name(row): (row, saved) for row in chosen}
-        frozen = RunState.read(self.path).frozen
+        frozen = None if alone else RunState.read(self.path).frozen
         self.source = None if frozen is None else frozen.source
         if self.source is not None and not partly:
             raise UserError(

@@ -127,6 +127,11 @@ class RunConfig(SystemConfig, TrackingConfig):
     )
     validation: ValidationConfig | None = Field(None, description="videos that the run makes of itself while it trains")
     async_io: bool = Field(True, description="write checkpoints beside the run, which waits for a copy only")
+    lora_files: dict[str, str] = Field(
+        {},
+        description="files in `outputs` that each checkpoint's adapters are written to as well: style -> name with "
+        "{step} in it, as in dict(peft='checkpoint-{step}'); they go when their checkpoint goes",
+    )
     peak_tflops: float | None = Field(
         None, gt=0, description="bf16 peak of one device, 10^12 FLOP/s, that MFU is counted by; None: by its name"
     )
@@ -247,6 +252,10 @@ class RunConfig(SystemConfig, TrackingConfig):
             raise ValueError("validation: is never made; write validate_every = N steps, or leave it out")
         if self.lora is not None and self.lora.strength != 1:
             raise ValueError(f"lora.strength = {self.lora.strength}: is for generation; training wants 1")
+        if self.optim.clip is not None and not self.grad_clip:
+            raise ValueError("optim.clip: grad_clip is 0, so nothing is clipped; write grad_clip = 1.0")
+        if self.lora_files:
+            self._check_lora_files()
         if self.ema_offload and self.ema_decay is None:
             raise ValueError("ema_offload = True: there is no EMA; write ema_decay = 0.99, or leave ema_offload out")
         if self.use_cosine_scheduler and self.decay_fraction:
@@ -264,6 +273,17 @@ class RunConfig(SystemConfig, TrackingConfig):
         if self.load and self.resume:
             raise ValueError(f"load = {self.load!r}: resume already names the checkpoint; keep one of the two")
         return self
+
+    def _check_lora_files(self) -> None:
+        if self.lora is None:
+            raise ValueError("lora_files: nothing trains adapters; add a lora section, or leave lora_files out")
+        styles = self.family.weight_format.lora_styles
+        if fault := unknown_name("lora_files", self.lora_files, styles):
+            raise ValueError(fault)
+        for style, name in self.lora_files.items():
+            if "{step}" not in name or "/" in name or name.endswith(".safetensors") == (styles[style].config == "file"):
+                plain = "{step}" if styles[style].config == "file" else "{step}.safetensors"
+                raise ValueError(f"lora_files.{style} = {name!r}: write a plain name such as 'checkpoint-{plain}'")
 
 
 class RunWithoutTable(RunConfig):

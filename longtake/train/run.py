@@ -25,6 +25,7 @@ from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system
 from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops
+from longtake.train.adapter_files import AdapterFiles
 from longtake.train.config import RunConfig
 from longtake.train.folder import (
     RunFolder,
@@ -162,7 +163,8 @@ class RunLaunch:
             parts.callback(trackers.close)
             if world.is_main:
                 self.announce(place, system, update, data, start, order)
-            saver = Saver(place.path, world, config.keep_n_latest, config.keep_every, config.async_io, self.say)
+            kept = config.keep_n_latest, config.keep_every, config.async_io
+            saver = Saver(place.path, world, *kept, self.say, AdapterFiles.of_run(config))
             parts.callback(saver.close)
             if place.checkpoint is not None and place.continues:
                 saver.started_from(place.checkpoint, step)

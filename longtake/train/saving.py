@@ -9,8 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from longtake.checkpoint import BackgroundSaver, RunState, retain, save_checkpoint, size_of
+from longtake.checkpoint import BackgroundSaver, RunState, checkpoint_path, retain, save_checkpoint, size_of
 from longtake.parallel import World
+from longtake.train.adapter_files import AdapterFiles
 
 _LAST_SECONDS = 20.0  # for a save in progress when the run ends with an error
 
@@ -25,6 +26,7 @@ class Saver:
     keep_every: int | None
     async_io: bool
     say: Callable[[str], None]  # puts a line on rank 0's terminal
+    beside: AdapterFiles | None = None  # files of each checkpoint beside the run's folder
     last: Path | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class Saver:
     def started_from(self, path: Path, step: int) -> None:
         """The run continues `path`, of that step: it needs no second checkpoint."""
         self.last, self._last_step = path, step
+        if self.beside is not None and self.world.is_main:
+            self.beside.write(path)
 
     def save(self, state: RunState, tensors: Mapping[str, Tensor]) -> None:
         """Collective. Writes `epoch{E}-global_step{N}` with its COMPLETE marker, then deletes what is too old.
@@ -58,12 +62,13 @@ class Saver:
             return
         moment = (self.folder, clock.pass_index, clock.global_step, tensors, state.to_json())
         num_bytes = size_of(tensors)
+        target = checkpoint_path(self.folder, clock.pass_index, clock.global_step)
         if self._background is not None:
-            self.last = self._background.save(*moment, then=lambda: self._retain(num_bytes))
+            self.last = self._background.save(*moment, then=lambda: self._completed(target, num_bytes))
         else:
             self.last = save_checkpoint(*moment)
             if self.world.is_main:
-                self._retain(num_bytes)
+                self._completed(self.last, num_bytes)
             self.world.barrier()
         self._last_step = clock.global_step
 
@@ -77,6 +82,10 @@ class Saver:
         if self._background is not None:
             self._background.close(_LAST_SECONDS)
 
-    def _retain(self, num_bytes: int) -> None:
-        retain(self.folder, self.keep_n_latest, self.keep_every)
+    def _completed(self, checkpoint: Path, num_bytes: int) -> None:
+        if self.beside is not None:
+            self.beside.write(checkpoint)
+        removed = retain(self.folder, self.keep_n_latest, self.keep_every)
+        if self.beside is not None:
+            self.beside.remove(removed)
         self.look_for_room(num_bytes)

@@ -49,6 +49,17 @@ class GroupConfig(Section):
         return self
 
 
+class ClipConfig(Section):
+    """A limit on the gradient's norm that begins above `grad_clip`, and later answers norms far above it by more."""
+
+    start: float = Field(5.0, ge=1, description="the limit begins at grad_clip times this")
+    steps: int = Field(1000, ge=0, le=10**12, description="and falls to grad_clip over so many steps")
+    abnormal: float = Field(
+        5.0, ge=1, description="after them a norm of more than this many limits divides the limit by that many"
+    )
+    most: float = Field(10.0, ge=1, description="but by no more than this")
+
+
 class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter, ICLR 2019)."""
 
@@ -65,6 +76,7 @@ class OptimizerConfig(Section):
         description="parameters with a rate or a decay of their own, as dict(match=[...], lr=..., schedule=[...], "
         "weight_decay=..., name=...); the first that matches a name takes it",
     )
+    clip: ClipConfig | None = Field(None, description="how the limit of grad_clip changes; None: not at all")
     states: Literal["fp32", "8bit"] = Field("fp32", description="how both moments are kept; `8bit`: 2 bytes a weight")
     offload: bool = Field(False, description="moments live in the host's memory and pass through the device each step")
 

@@ -220,7 +220,7 @@ def sharded_like(local: Tensor, like: Tensor) -> Tensor:
     return DTensor(local, spec, requires_grad=False)  # `from_local` would copy what is offloaded to the CPU
 
 
-def clip_scale(norm: Tensor, limit: float) -> Tensor:
+def clip_scale(norm: Tensor, limit: float | Tensor) -> Tensor:
     """The factor that brings a gradient of this norm to at most `limit`: 0-d, no wait for the device."""
     return torch.clamp(limit / (norm + 1e-6), max=1.0)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from longtake.train.config import RunConfig
+from longtake.train.optimizer.config import ClipConfig
 from longtake.train.optimizer.ema import Ema
 from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 
@@ -16,12 +18,14 @@ class WeightUpdate:
 
     def __init__(self, model: nn.Module, config: RunConfig) -> None:
         self.optimizer, self.ema = ShardedAdamW(model, config), Ema.of_run(model, config)
-        self._limit = config.grad_clip
+        self._limit, self._law = config.grad_clip, config.optim.clip
 
     def __call__(self, step: int, rates: float | Mapping[str, float], square: Tensor, skip: Tensor | None) -> None:
         """Makes step number `step` (from 1); `square`: of the gradient's norm over all ranks; rates and `skip` as
         `ShardedAdamW.step` takes them."""
-        self.optimizer.step(rates, clip_scale(square.sqrt(), self._limit) if self._limit else None, skip)
+        norm = square.sqrt()
+        scale = clip_scale(norm, limit_at(self._law, self._limit, step, norm)) if self._limit else None
+        self.optimizer.step(rates, scale, skip)
         if self.ema is not None:
             self.ema.update(step, skip)
 
@@ -37,3 +41,15 @@ class WeightUpdate:
     def tensors(self) -> dict[str, Tensor]:
         """The same, and the EMA."""
         return self.weights() | ({} if self.ema is None else self.ema.state())
+
+
+def limit_at(law: ClipConfig | None, limit: float, step: int, norm: Tensor) -> float | Tensor:
+    """The limit on the gradient's norm at step number `step` (from 1), of a run whose limit is `limit` in the end; as
+    a tensor, without a wait for the device, where it depends on the norm."""
+    if law is None:
+        return limit
+    if step <= law.steps + 1:
+        return limit * (law.start + (1 - law.start) * (step - 1) / max(1, law.steps))
+    ratio = norm / limit
+    divided = limit / torch.nan_to_num(ratio).clamp(max=law.most)
+    return torch.where(ratio > law.abnormal, divided, torch.full_like(norm, limit))

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from longtake.config import resolve
 from longtake.contracts import UserError
 from longtake.train import RunConfig
+from longtake.train.optimizer.config import ClipConfig
 from longtake.train.optimizer.schedule import learning_rate
+from longtake.train.optimizer.update import limit_at
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "opensora_v2" / "lr.json").read_text(encoding="utf-8"),
@@ -116,3 +119,16 @@ def test_a_group_follows_the_runs_schedule_at_its_own_peak_or_its_own_points() -
 def test_rates_that_contradict_each_other_are_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         run_config(**keys)
+
+
+def test_the_limit_on_the_norm_falls_and_then_answers_what_is_abnormal() -> None:
+    law = ClipConfig(start=5.0, steps=4, abnormal=5.0, most=10.0)
+
+    def limits(step: int, *norms: float) -> list[float]:
+        return [float(limit_at(law, 0.1, step, torch.tensor(norm))) for norm in norms]
+
+    assert limits(1, 100.0) == pytest.approx([0.5])
+    assert limits(3, 100.0) == pytest.approx([0.3])
+    assert limits(5, 100.0) == pytest.approx([0.1])
+    assert limits(6, 0.4, 0.8, 100.0) == pytest.approx([0.1, 0.1 / 8, 0.01])
+    assert limit_at(None, 0.1, 1, torch.tensor(9.0)) == 0.1

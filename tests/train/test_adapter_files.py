@@ -1,0 +1,65 @@
+"""Files of adapters beside a run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from longtake.checkpoint import CheckpointWeights
+from longtake.config import ConfigError
+from longtake.system.pretrained import read_adapters_of
+from longtake.train import read_run
+from longtake.weights import read_adapters
+from longtake.weights.mmdit import FORMAT
+from tests.train.runs import train_here
+
+FILES = "dict(comfy='checkpoint-{step}-comfy.safetensors', peft='checkpoint-{step}')"
+LORA = ("--lora.rank", "2", "--lora.alpha", "8", "--lora_files", FILES, "--ckpt-every", "1", "--lr", "1e-2")
+
+
+def beside(outputs: Path) -> list[str]:
+    return sorted(path.name for path in outputs.glob("*checkpoint-*"))
+
+
+def names_of(*steps: int) -> list[str]:
+    return sorted(f"checkpoint-{step}{end}" for step in steps for end in ("", "-comfy.safetensors"))
+
+
+@pytest.mark.parametrize("async_io", ["True", "False"])
+def test_each_checkpoint_has_its_files_of_the_trained_strength(config: Path, async_io: str) -> None:
+    outcome, _ = train_here(config, *LORA, "--max-steps", "3", "--keep-n-latest", "2", "--async-io", async_io)
+    outputs = outcome.folder.parent
+    assert beside(outputs) == names_of(2, 3)
+    trained = read_adapters_of(CheckpointWeights(outcome.checkpoint, partly=True))
+    model = read_run(str(outcome.folder)).value.model
+    for name in ("checkpoint-3", "checkpoint-3-comfy.safetensors"):
+        found = read_adapters(FORMAT, outputs / name, model)
+        assert {adapter.scaling for adapter in found.values()} == {4.0}
+        assert any(adapter.b.any() for adapter in found.values())
+    found = read_adapters(FORMAT, outputs / "checkpoint-3", model)
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(found[layer].b, trained[layer].b) for layer in trained)
+
+
+def test_a_run_that_goes_on_writes_what_a_kill_has_left_out(config: Path) -> None:
+    outcome, _ = train_here(config, *LORA, "--max-steps", "1")
+    lost = outcome.folder.parent / "checkpoint-1-comfy.safetensors"
+    lost.unlink()
+    train_here(outcome.folder, "--max-steps", "2")
+    assert beside(lost.parent) == names_of(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (LORA[4:6], "nothing trains adapters"),
+        ((*LORA[:4], "--lora_files.kohya", "a-{step}.safetensors"), "lora_files.kohya: is no key"),
+        ((*LORA[:4], "--lora_files.comfy", "a.safetensors"), "such as 'checkpoint-{step}.safetensors'"),
+        ((*LORA[:4], "--lora_files.peft", "a-{step}.safetensors"), "such as 'checkpoint-{step}'"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(config: Path, flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("{", r"\{")):
+        read_run(str(config), flags)
