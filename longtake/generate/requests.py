@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -13,19 +12,19 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop, to_unit
+from longtake.data import ClipError, read_frames, read_image, resize_crop, to_unit
 from longtake.data.clips.captions import read_frame_numbers
 from longtake.data.clips.video import is_image
 from longtake.data.rules import MASK, Companion
 from longtake.diffusion import NOTHING_KNOWN, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts, split_paths
+from longtake.generate.references import frame_numbers, known_pixels, reference_faults
 from longtake.generate.sample import Request, edited, shape_asked
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
 
 STILLS_FOLDER = "generated_condition"
-_SAME_RATE = 0.01  # 23.976 frames a second count as 24
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,8 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
             if not number and (path := clip.mask or config.mask):
                 (pixels,) = known_pixels([path], [replace(every, masked=True)], shape[1:], config)
                 mask = (to_unit(pixels).mean(0, keepdim=True) > 0).float()
-            places = law.given(clip.carries or kind_of(clip, config), config.ae.latent, shape, mask)
+            kind, refs = clip.carries or kind_of(clip, config), len(video.refs) if not number else 1
+            places = law.given(kind, config.ae.latent, shape, mask, refs)
         if ratio := ratio_of(clip, config):
             places = edited(places, ratio, len(every.frames))
         if not number:
@@ -242,12 +242,17 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
             yield prompt.row, f'cond_type = "{kind}": {fault}'
             return
         config = config.model_copy(update={"cond_type": kind})
-    windows = law.windows(kind, config.ae.latent, len(every.pixels)) if law and refs else ()
+    windows = law.windows(kind, config.ae.latent, len(every.pixels), len(refs)) if law and refs else ()
     faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
+    if len(refs) > 1 and kind != config.family.kind_of_nothing and not windows:
+        faults.append(f'cond_type = "{kind}": {len(refs)} references leave no frame of {len(every.pixels)} to be made')
     if path := prompt.mask or config.mask:
-        takes = any(window.masked for window in windows)
-        none = [f'mask {path!r}: cond_type = "{kind}" takes none']
+        takes = any(window.masked and window.shown is None for window in windows)
+        other = next((f'; write cond_type = "{one}"' for one in config.kinds if law and one in law.needs_mask), "")
+        none = [f'mask {path!r}: cond_type = "{kind}" takes none{other}']
         faults += reference_faults([path], [replace(every, masked=True)], config, "mask") if takes else none
+    elif law and refs and kind in law.needs_mask:
+        faults.append(f'cond_type = "{kind}": there is no mask; name its file, white where the ref is made anew')
     if strength < 1 and not refs:
         faults.append(f"strength = {strength:g}: there is no ref to begin from")
     yield from ((prompt.row, fault) for fault in faults)
@@ -277,16 +282,18 @@ def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
 def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
     """Why a clip cannot take the known frames of a kind from the one before."""
     still = config.sampling_option.num_frames == 1 and config.family.has_kind(kind, config.model)
-    return "a still has no further clips" if still else _kind_fault(kind, config)
+    return "a still has no further clips" if still else _kind_fault(kind, config, carried=True)
 
 
-def _kind_fault(kind: str, config: GenerateConfig) -> str | None:
-    """Why nothing can be known by a kind."""
+def _kind_fault(kind: str, config: GenerateConfig, carried: bool = False) -> str | None:
+    """Why nothing can be known by a kind; carried: from the clip before."""
     family, frames = config.family, config.sampling_option.num_frames
     if not family.has_kind(kind, config.model):
         return f"choose one of {', '.join(config.kinds) or 'no kinds'}"
     if kind == family.kind_of_nothing or config.model.refuses_known:
         return None if kind == family.kind_of_nothing else config.model.refuses_known
+    if carried and kind in config.law_of_family.needs_mask:
+        return "wants a mask, which a clip that carries on has not"
     taken = config.law_of_family.windows(kind, config.ae.latent, frames)
     return None if taken else f"leaves no frame of {frames} to be made"
 
@@ -307,77 +314,3 @@ def _check_weights(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[st
         f'"{kind}" the model was never trained on conditioning frames; they are copied into the videos, and the '
         "other frames do not depend on them"
     ]
-
-
-def reference_faults(
-    paths: Sequence[str], windows: Sequence[Window], config: GenerateConfig, key: str = "ref"
-) -> list[str]:
-    """What is wrong with the reference files of one prompt, a clause for each. Images are decoded to find out."""
-    faults = []
-    for window in windows:
-        path = paths[-1]
-        try:
-            path = file_of(window, paths)
-            if is_image(path):
-                read_image(path)
-            frame_numbers(path, window, config)
-        except ClipError as error:
-            faults.append(f"{key} {path!r}: {error}")
-    return list(dict.fromkeys(faults))
-
-
-def known_pixels(
-    paths: Sequence[str], windows: Sequence[Window], size: tuple[int, int], config: GenerateConfig
-) -> tuple[Tensor, ...]:
-    """The frames of each window: uint8 or float32 `[3, T, H, W]`, resized to cover `size` and centre-cropped, as in
-    training; of a masked one the last of several files gives the last frame. Raises `UserError` for a file that cannot
-    be read."""
-    found = []
-    for window in windows:
-        path = paths[-1]
-        try:
-            path = file_of(window, paths)
-            still, numbers = is_image(path), frame_numbers(path, window, config)
-            frames = read_image(path)[numbers] if still else read_frames(path, numbers)
-            found.append(resize_crop(frames, size, config.sample_rules.pixels, still))
-            if window.masked and len(paths) > 1:
-                found[-1][:, -1:] = known_pixels(paths[-1:], [Window(range(1, 2), range(1))], size, config)[0]
-        except ClipError as error:
-            raise UserError(f"ref {path!r}: {error}; give another file") from error
-    return tuple(found)
-
-
-def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str = "") -> np.ndarray:
-    """Which frames of a file a window takes, int64 [T]: the first ones, or the last.
-
-    Several frames are sampled at the model's rate, `fps_save`, nearest in time, so that motion keeps its speed; under
-    the quirk `reference_rate` they are consecutive frames of the file. A still stands in every frame of a window that
-    is masked. Raises `ClipError` for too short a file.
-    """
-    count, taker = len(window.pixels), taker or f'cond_type = "{config.kind}"'
-    if is_image(path):
-        if count > 1 and not window.masked:
-            raise ClipError(f"is a still image, and {taker} takes {count} frames of a video")
-        return np.zeros(count, np.int64)
-    info = probe_file(path)
-    step = 1.0
-    if "reference_rate" not in config.quirks and math.isfinite(info.fps) and info.fps > 0:
-        ratio = info.fps / config.fps_save
-        step = 1.0 if abs(ratio - 1) < _SAME_RATE else ratio
-    offsets = np.floor(np.arange(count) * step + 0.5).astype(np.int64)
-    needed = int(offsets[-1]) + 1
-    if needed > info.num_frames:
-        raise ClipError(
-            f"has {info.num_frames} frames at {info.fps:g} FPS, and {taker} takes {count} at "
-            f"{config.fps_save:g} FPS, which are {needed} of them"
-        )
-    return info.num_frames - 1 - offsets[::-1] if window.takes_end else offsets
-
-
-def file_of(window: Window, paths: Sequence[str]) -> str:
-    """The file of a prompt that a window is taken from. Raises `ClipError` where there are too few."""
-    if window.reference is not None:
-        if window.reference >= len(paths):
-            raise ClipError(f"is 1 of {len(paths)} references, and number {window.reference + 1} is needed")
-        return paths[window.reference]
-    return paths[-1] if len(window.pixels) == 1 and not window.is_head else paths[0]

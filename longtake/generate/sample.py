@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longtake.buckets import frame_size
-from longtake.contracts import Caption, Conditions, Known, UserError
+from longtake.contracts import Caption, Conditions, Known, LatentShape, UserError
 from longtake.data import caption, from_unit
 from longtake.data.clips.captions import segment_captions
 from longtake.diffusion import (
@@ -239,6 +239,8 @@ def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[
         some = [requests[row] for row in rows]
         pixels = [one.known[one.places.windows.index(window)] for one in some]
         posterior = system.encoders.posterior(black_out(torch.stack(pixels), window, [one.places for one in some]))
+        if window.by_mean:
+            posterior = {"mean": posterior["mean"]}
         made += 1
         latents = drawn_latents(system, posterior, some, made - 1)
         return latents[:, :, window.skip : window.skip + len(window.frames)]
@@ -300,11 +302,11 @@ def sample_chains(
     """Makes a batch of chains of clips, clip by clip; returns the video of each, float32 `[3, T, H, W]` in [-1, 1].
 
     A clip after the first that brings no pixels for a window takes them from its chain: at its head the last
-    frames of the clip before, which its video shows once; at its tail the first frames of the first clip, which closes
-    a loop. One with a `start` below 1 begins from the clip before. All chains have as many clips, and begin the n-th at
-    the same `start`. Collective.
+    frames of the clip before, which its video shows once, faded into its own where these are not held; at its tail the
+    first frames of the first clip, which closes a loop. One with a `start` below 1 begins from the clip before. All
+    chains have as many clips, and begin the n-th at the same `start`. Collective.
     """
-    made: list[list[Tensor]] = [[] for _ in chains]
+    made: list[Tensor] = []
     first: list[Tensor] = []  # clips, as bytes
     last: list[Tensor] = []
     total = len(chains[0])
@@ -316,20 +318,45 @@ def sample_chains(
                 on_step(number * steps + done, total * steps, x)
 
         videos = sample_videos(system, requests, option, watch)
-        for request, video, parts in zip(requests, videos, made, strict=True):
-            heads = [len(window.frames) for window in request.places.windows if number and window.is_head]
-            parts.append(video[:, system.latent.pixel_frames(max(heads)) if heads else 0 :])
+        if number:
+            clips = zip(made, videos, requests, strict=True)
+            made = [joined(before, after, one.places.windows, system.latent) for before, after, one in clips]
+        else:
+            made = list(videos)
         if total > 1:
             last = [from_unit(video) for video in videos]
             first = first or last
-    return [torch.cat(parts, dim=1) for parts in made]
+    return made
+
+
+def joined(before: Tensor, after: Tensor, windows: Sequence[Window], latent: LatentShape) -> Tensor:
+    """Two videos [3, T, H, W] as one: what the second has of the first at its head is shown once. Where it was shown
+    pixels and made frames of its own, these are faded in over the overlap, evenly from nothing on."""
+    shown = max((len(frames) for one in windows for frames in one.shown or () if frames.start == 0), default=0)
+    held = [latent.pixel_frames(len(window.frames)) for window in windows if window.is_head and window.shown is None]
+    if shown:
+        share = (torch.arange(shown) / shown)[:, None, None]
+        faded = before[:, -shown:] * (1 - share) + after[:, :shown] * share
+        return torch.cat([before[:, :-shown], faded, after[:, shown:]], dim=1)
+    return torch.cat([before, after[:, max(held, default=0) :]], dim=1)
 
 
 def _continued(request: Request, first: Tensor, last: Tensor) -> Request:
     """A request with what it takes from the first and the last clip of its chain so far: uint8 [3, T, H, W]."""
     known = request.known or (None,) * len(request.places.windows)
     taken = [
-        (last[:, -len(window.pixels) :] if window.is_head else first[:, : len(window.pixels)]) if own is None else own
+        _carried(window, first, last) if own is None else own
         for window, own in zip(request.places.windows, known, strict=True)
     ]
     return replace(request, known=tuple(taken), video=last if request.video is None else request.video)
+
+
+def _carried(window: Window, first: Tensor, last: Tensor) -> Tensor:
+    """The pixels of a window, from the first and the last clip of a chain so far."""
+    if window.shown is None:
+        return last[:, -len(window.pixels) :] if window.is_head else first[:, : len(window.pixels)]
+    pixels = torch.zeros_like(last)
+    for frames in window.shown:
+        taken = last[:, -len(frames) :] if frames.start == 0 else first[:, : len(frames)]
+        pixels[:, frames.start : frames.stop] = taken
+    return pixels

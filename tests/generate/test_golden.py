@@ -18,7 +18,7 @@ from longtake.diffusion import EndWindows, RectifiedFlow, Window, make_known
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.generate import GenerateConfig, Prompt, Video
 from longtake.generate import sample as sampling
-from longtake.generate.requests import file_of
+from longtake.generate.references import file_of
 from longtake.generate.run import sample_batch
 from longtake.parallel import Mesh, World
 from longtake.system import Encoders, System

@@ -12,7 +12,7 @@ from longtake.contracts import LatentShape, UserError
 from longtake.data import write_image, write_video
 from longtake.diffusion import EndWindows, Window
 from longtake.families import OPENSORA_V2
-from longtake.generate.requests import frame_numbers, known_pixels, reference_faults
+from longtake.generate.references import frame_numbers, known_pixels, reference_faults
 
 CAUSAL = LatentShape(4, 4, 8, causal=True)
 LAW = EndWindows()
