@@ -38,6 +38,8 @@ def main() -> None:
         flags += [] if seed is None else ["--seed", str(seed)]
         with tempfile.TemporaryDirectory() as folder:
             outcome = run_demo(Path(folder) / "demo", make_console(), flags, **sizes)
+        if outcome.stopped:
+            raise SystemExit("benchmarks/demo.py: interrupted, so nothing was measured and no file is written")
         total = sum(outcome.seconds.values())
         steps = outcome.run.clock.global_step
         figures.append(
