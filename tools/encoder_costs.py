@@ -9,41 +9,67 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from longtake import presets
 from longtake.encoders import (
     Autoencoder2DConfig,
+    AutoencoderSection,
     ClipEncoderConfig,
     CogVideoXVAEConfig,
     HunyuanVAEConfig,
+    PixelConfig,
     T5EncoderConfig,
+    WordsConfig,
 )
 from longtake.encoders.cost import PUBLISHED, facts_of, largest_piece, look, peak_of_piece, seen
-from longtake.train import RunWithoutTable, read_run
+from longtake.train import RunConfig, RunWithoutTable, read_run
 
 
-def large_pieces(section: HunyuanVAEConfig) -> dict[str, int]:
-    """Bytes at the worst moment of pieces that follow no law, by sizes: of all buckets of the presets."""
-    found: dict[str, int] = {}
-    for preset in presets.presets():
-        layers = RunWithoutTable if "stages" not in preset.path.read_text(encoding="utf-8") else None
-        if preset.kind == "train" and layers is not None:
-            config = read_run(str(preset.path), [], layers).value
-            for bucket in config.bucket_rule.buckets if config.ae.type == section.type else ():
-                sizes = largest_piece(section, bucket.shape)
-                if prod(sizes) > seen(section)["most"]:
-                    found["x".join(map(str, sizes))] = peak_of_piece(section, bucket.shape)
-    return dict(sorted(found.items()))
+def runs() -> list[RunConfig]:
+    """The presets that train by one bucket table."""
+    found = [preset.path for preset in presets.presets() if preset.kind == "train"]
+    return [
+        read_run(str(path), [], RunWithoutTable).value
+        for path in found
+        if "stages" not in path.read_text(encoding="utf-8")
+    ]
+
+
+def large_pieces(section: AutoencoderSection, runs: Sequence[RunConfig]) -> dict[str, dict[str, int]]:
+    """Bytes at the worst moment of pieces that follow no law, of all buckets of the runs with this encoder: by their
+    frames for each cell, where those of as many frames agree on it, else by their sizes."""
+    alike = [run for run in runs if facts_of(run.ae) == facts_of(section)]
+    shapes = {bucket.shape for run in alike for bucket in run.bucket_rule.buckets}
+    by_size = {largest_piece(section, shape): shape for shape in shapes}
+    peaks = {
+        sizes: peak_of_piece(section, shape)
+        for sizes, shape in sorted(by_size.items())
+        if prod(sizes) > seen(section)["most"]
+    }
+    per_cell: dict[int, set[float]] = {}
+    for (frames, cells), peak in peaks.items():
+        per_cell.setdefault(frames, set()).add(peak / cells)
+    if any(len(found) > 1 or not min(found).is_integer() for found in per_cell.values()):
+        return {"pieces": {"x".join(map(str, sizes)): peak for sizes, peak in peaks.items()}}
+    return {"per_cell": {str(frames): int(*found) for frames, found in per_cell.items()}} if per_cell else {}
 
 
 def seen_now() -> list[dict[str, Any]]:
     """The contents of the file, as a trace says now."""
-    sections = (HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig(), T5EncoderConfig(), ClipEncoderConfig())
-    listed = [{"facts": facts_of(section), "seen": look(section)} for section in sections]
-    listed[0]["seen"]["pieces"] = large_pieces(sections[0])
-    return listed
+    every = runs()
+    sections = [HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig(), T5EncoderConfig(), ClipEncoderConfig()]
+    sections += [one for run in every for one in (run.ae, *(getattr(run, text.section) for text in run.family.texts))]
+    listed: dict[str, dict[str, Any]] = {}
+    for section in sections:
+        if isinstance(section, WordsConfig | PixelConfig) or (key := str(facts_of(section))) in listed:
+            continue
+        listed[key] = {"facts": facts_of(section), "seen": look(section)}
+        if isinstance(section, AutoencoderSection):
+            listed[key]["seen"] |= large_pieces(section, every)
+    return list(listed.values())
 
 
 def main() -> None:

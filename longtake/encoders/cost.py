@@ -277,7 +277,10 @@ def _bytes_of_a_sample(section: Any, shape: Shape) -> tuple[int, int]:
     numbers, sizes = seen(section), largest_piece(section, shape)
     if prod(sizes) <= numbers["most"]:
         return prepared, round(float(np.dot(_bytes_terms(sizes), numbers["bytes"])))
-    known = numbers.get("pieces", {}).get("x".join(map(str, sizes)))
+    frames, cells = sizes
+    if (per_cell := numbers.get("per_cell", {}).get(str(frames))) is not None:
+        return prepared, per_cell * cells
+    known = numbers.get("pieces", {}).get(f"{frames}x{cells}")
     return prepared, peak_of_piece(section, shape) if known is None else known
 
 

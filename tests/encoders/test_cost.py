@@ -143,14 +143,21 @@ def test_ranks_share_captions_and_each_has_the_embeddings_of_all(config: Any) ->
     assert many.rank_bytes(64) == max(one.rank_bytes(), (2 + 4) * embeddings)
 
 
-@pytest.mark.parametrize("config", [HUNYUAN, FLUX, T5EncoderConfig(), ClipEncoderConfig()], ids=lambda one: one.type)
+@pytest.mark.parametrize(
+    "config",
+    [HUNYUAN, FLUX, CogVideoXVAEConfig(), T5EncoderConfig(), T5EncoderConfig(max_length=226), ClipEncoderConfig()],
+    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip"],
+)
 def test_what_was_seen_of_a_published_encoder_is_what_a_trace_says(config: Any) -> None:
     """See `tools/encoder_costs.py`."""
     known = dict(seen(config))
-    pieces = known.pop("pieces", {})
+    pieces, per_cell = known.pop("pieces", {}), known.pop("per_cell", {})
     now = look(config)
     assert known.keys() == now.keys()
     for name, numbers in now.items():
         assert known[name] == (pytest.approx(numbers, rel=1e-6, abs=0.1) if isinstance(numbers, list) else numbers)
     for shape in [(129, 256, 256), (97, 208, 256)] if pieces else []:
         assert pieces["x".join(map(str, largest_piece(config, shape)))] == peak_of_piece(config, shape)
+    for shape in [(49, 480, 720), (49, 256, 256), (45, 384, 672), (1, 512, 512)] if per_cell else []:
+        frames, cells = largest_piece(config, shape)
+        assert per_cell[str(frames)] * cells == peak_of_piece(config, shape)

@@ -62,7 +62,7 @@ final_lr_ratio = 0.02
 grad_clip = 1.0
 ema_decay = 0.995
 
-max_steps = 4200
+max_steps = 3000
 num_workers = 1
 prefetch_factor = 4
 log_every = 100
