@@ -12,7 +12,7 @@ import typer
 
 from longtake import cluster
 from longtake.cli.console import complain
-from longtake.cli.options import finite
+from longtake.cli.options import finite, found_run
 from longtake.contracts import UserError
 
 _Processes = Annotated[
@@ -64,6 +64,7 @@ def launch(
     """
     words = _checked(words or [])
     if hostfile is None and host is None:
+        _check_run(words)
         return _on_this_machine(words, processes, _split("--torchrun", torchrun), grace, dry_run)
     run_name, folder = cluster.name_and_folder(words, name)
     planned = cluster.Launch(
@@ -101,6 +102,13 @@ def _checked(words: list[str]) -> list[str]:
         found = words[0] if words else "nothing"
         raise UserError(f"launch: found {found} behind --; write `longtake launch --hostfile FILE -- train RUN`")
     return words
+
+
+def _check_run(words: list[str]) -> None:
+    """Raises `UserError` for a RUN that is not on this machine."""
+    verb, run = words[0], next((word for word in words[1:] if not word.startswith("-")), None)
+    if run is not None and verb in ("train", "generate"):
+        found_run(run, "inference" if verb == "generate" else "train")
 
 
 def _here() -> str:

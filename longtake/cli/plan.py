@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from longtake import parallel, track, train
 from longtake import plan as planning
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, finite, run_and_overrides
+from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.plan.machine import Machine
 from longtake.presets import preset_gpus
@@ -80,6 +82,13 @@ def plan(
         network=network_gbs * 1e9,
         headroom=headroom,
     )
+    chosen = train.words_of_stages(source, overrides)
+    if len(chosen) > 1:
+        for option, value in (("--html", html), ("--json", json_file), ("--probe", probe)):
+            if value:
+                raise UserError(f"{option}: is for one run, and this has stages; add {shlex.join(chosen[0][-2:])}")
+        _show_stages(source, chosen, gpus, machine, price)
+        return
     config = train.read_run(source, overrides, train.RunWithoutTable).value
     found = planning.plan_run(config, gpus, machine)
     probed = _probe(found, config) if probe else ()
@@ -93,6 +102,19 @@ def plan(
         planning.write_html(html, found, str(run), probed, price)
     _show(found, probed, price, html)
     planning.refuse_misfits(found)
+
+
+def _show_stages(source: str, chosen: Sequence[list[str]], gpus: int, machine: Machine, price: float | None) -> None:
+    """The plan of every stage, and what they cost together."""
+    plans = []
+    for words in chosen:
+        config = train.read_run(source, words, train.RunWithoutTable).value
+        plans.append(planning.plan_run(config, gpus, machine))
+        track.make_console().print(f"stage {words[-1]}", style="bold")
+        _show(plans[-1], (), price, None)
+    track.make_console().print(planning.total_words(plans, price))
+    for found in plans:
+        planning.refuse_misfits(found)
 
 
 def _device(gpu: str, memory_gib: float | None, peak_tflops: float | None) -> track.Gpu:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longtake.plan.parameters import count_weights
     from longtake.plan.probe import Measured, Probed, ProbeStep, as_measured, check_probe, probe_entries
     from longtake.plan.remedies import Remedy, find_remedies, refuse_misfits
-    from longtake.plan.report import amount, plan_json
+    from longtake.plan.report import amount, plan_json, total_words
     from longtake.plan.run import EntryPlan, Forecast, RunPlan, Work, first_pass, plan_run
     from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
 

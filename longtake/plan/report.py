@@ -196,6 +196,16 @@ def stage_words(plan: RunPlan, price: float | None = None) -> str:
     return said
 
 
+def total_words(plans: Sequence[RunPlan], price: float | None = None) -> str:
+    """Time and cost of all stages of a run in one line."""
+    if any(plan.forecast.steps is None for plan in plans):
+        return f"all {len(plans)} stages: the length follows from the clip table, or from max_steps"
+    priced = [(plan.forecast.step_seconds, *priced_steps(plan)) for plan in plans]
+    seconds, hours = sum(step * steps for step, steps, _ in priced), sum(hours for *_, hours in priced)
+    of_passes = ", one pass of those without an end" if any(map(is_endless, plans)) else ""
+    return f"all {len(plans)} stages{of_passes}: {duration(seconds)}, {_cost(hours, price)}"
+
+
 def _cost(hours: float, price: float | None) -> str:
     return f"{number(hours)} GPU-hours" + ("" if price is None else f", {money(hours * price)} at {money(price)} each")
 

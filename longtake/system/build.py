@@ -19,7 +19,7 @@ from longtake.diffusion import KnownLaw, Objective, build_objective
 from longtake.encoders import Autoencoder
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders
-from longtake.system.lora import choose_trained, fill, start_adapters
+from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
 from longtake.system.pretrained import kept_adapters, open_pretrained
 from longtake.weights import Adapters, ModelWeights
 
@@ -228,6 +228,7 @@ def build_system(
         device = torch.device("cpu") if parallel.offloads(mesh) else world.device
         notes = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
+    notes += lora_notes(config.lora, adapters)
     encoders = build_encoders(config, world.device, world, kept=kept) if stored is None else None
     if encoders is not None and cut is not None:
         encoders.share(lambda: cut.peers.everyone)

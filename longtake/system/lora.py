@@ -43,6 +43,15 @@ def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters:
     return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
 
 
+def lora_notes(lora: LoraConfig | None, adapters: Adapters) -> tuple[str, ...]:
+    """Which file the adapters come from, and how strong they are."""
+    if lora is None or not lora.from_pretrained:
+        return ()
+    ranks = sorted({one.rank for one in adapters.values()})
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    return (f"adapters: {len(adapters)} layers of {lora.from_pretrained}, {of}, strength {lora.strength:g}",)
+
+
 @torch.no_grad()
 def start_adapters(denoiser: nn.Module, adapters: Adapters) -> None:
     """Fills what of the adapters follows from the base weights, then what comes from a file, on every mesh alike."""

@@ -168,6 +168,15 @@ def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | No
     return Curriculum(path, {"exp_name": path.stem, **tree}, stages)
 
 
+def words_of_stages(run: str, overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each stage of RUN: those given with `--stage NAME` behind them, or alone where it has no stages
+    or one is chosen."""
+    command, curriculum = CommandLine.read(overrides), read_curriculum(run)
+    if curriculum is None or command.stage is not None:
+        return [list(overrides)]
+    return [[*overrides, STAGE, stage.name] for stage in curriculum.stages]
+
+
 def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:
     if not isinstance(entry, Mapping):
         raise UserError(f'{place} = {entry!r}: a dict is expected, as in dict(name="image", run="image.py")')

@@ -107,3 +107,23 @@ def test_a_probe_on_a_cpu_is_shown_in_the_table_the_page_and_the_data(longtake, 
 def test_a_probe_for_more_gpus_than_there_are_processes_is_one_sentence(mistake, run_file: Path):
     said = mistake("plan", run_file, "--gpus", 2, "--probe", "--device", "cpu")
     assert "--gpus 2: --probe measures real steps and 1 process runs; choose --gpus 1" in said
+
+
+def test_all_stages_are_planned_and_added_up(longtake, run_file: Path) -> None:
+    stages = run_file.with_name("stages.py")
+    stages.write_text(
+        "stages = [dict(name='a', run='run.py', max_steps=1000), dict(name='b', run='run.py', max_steps=3000)]"
+    )
+    code, out, err = longtake("plan", stages, "--epochs", 10**6, "--gpus", 2, *PRICE)
+    assert (code, err) == (0, "")
+    cost = r"([\d.,]+) GPU-hours, ([\d.,]+) at 2.50 each"
+    hours, prices = (
+        [float(one.replace(",", "")) for one in column] for column in zip(*re.findall(cost, out), strict=True)
+    )
+    assert len(hours) == 3
+    assert hours[2] == pytest.approx(hours[0] + hours[1], rel=0.01)
+    assert hours[1] == pytest.approx(3 * hours[0], rel=0.01)
+    code, out, err = longtake("plan", stages, "--stage", "b", "--gpus", 2)
+    assert (code, "all 2 stages" in out) == (0, False)
+    code, _, err = longtake("plan", stages, "--json", run_file.with_name("plan.json"))
+    assert (code, "--json: is for one run, and this has stages; add --stage a" in err) == (2, True)

@@ -54,5 +54,10 @@ def test_a_dry_run_needs_no_host(capsys: Capture, tmp_path: Path, monkeypatch: p
     assert f"[node2]   cd {tmp_path}" in out
 
 
+def test_here_a_run_that_is_misspelt_is_found_before_anything_starts(capsys: Capture) -> None:
+    code, _, error = run_command(capsys, ["launch", "--dry-run", "--", "train", "opensora_v2/stge1"])
+    assert_one_sentence(code, error, "did you mean the preset")
+
+
 def test_two_dashes_stay_a_mistake_for_other_verbs(capsys: Capture):
     assert_one_sentence(*run_command(capsys, ["train", "x.py", "--", "1"])[::2], "--: a name is missing")

@@ -97,7 +97,9 @@ def test_adapters_on_top_have_a_strength(run: Outcome, folder: Path, tmp_path: P
     trained = train("lora", folder, *base, "--ema-decay", "None")
     file = export_adapters(str(trained.folder), tmp_path / "adapters", "peft")
     plain, _ = make(tmp_path, *base)
-    made = [make(tmp_path, *base, "--lora", str(file), "--lora-scale", scale)[0] for scale in ("0", "1", "8")]
+    lines = [make(tmp_path, *base, "--lora", str(file), "--lora-scale", scale) for scale in ("0", "1", "8")]
+    made = [frames for frames, _ in lines]
+    assert f"adapters: 20 layers of {file}, rank 4, strength 8" in lines[2][1]
     assert np.array_equal(made[0], plain)
     change = [np.abs(frames.astype(int) - plain).mean() for frames in made]
     assert 0 < change[1] < change[2]
