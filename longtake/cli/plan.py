@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +35,10 @@ _Kind = Annotated[
 _Memory = Annotated[
     float | None, typer.Option(callback=finite, min=0.01, help="Memory of one GPU; default: the table's.")
 ]
+_Price = Annotated[
+    float | None,
+    typer.Option("--price-per-gpu-hour", callback=finite, min=0, max=1e6, help="Also tell the cost, in any currency."),
+]
 
 
 def plan(
@@ -57,12 +61,7 @@ def plan(
     headroom: Annotated[
         float, typer.Option(callback=finite, min=0, max=0.9, help="Share of the memory that is left free.")
     ] = Machine.headroom,
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price-per-gpu-hour", callback=finite, min=0, max=1e6, help="Also tell the cost, in any currency."
-        ),
-    ] = None,
+    price: _Price = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also measure a step of each bucket here, on random data.")
     ] = False,
@@ -84,11 +83,8 @@ def plan(
     )
     chosen = train.words_of_stages(source, overrides)
     if len(chosen) > 1:
-        for option, value in (("--html", html), ("--json", json_file), ("--probe", probe)):
-            if value:
-                raise UserError(f"{option}: is for one run, and this has stages; add {shlex.join(chosen[0][-2:])}")
-        _show_stages(source, chosen, gpus, machine, price)
-        return
+        _refuse(chosen[0][-2:], {"--html": html, "--json": json_file, "--probe": probe})
+        return _show_stages(source, chosen, gpus, machine, price)
     config = train.read_run(source, overrides, train.RunWithoutTable).value
     found = planning.plan_run(config, gpus, machine)
     probed = _probe(found, config) if probe else ()
@@ -102,6 +98,13 @@ def plan(
         planning.write_html(html, found, str(run), probed, price)
     _show(found, probed, price, html)
     planning.refuse_misfits(found)
+
+
+def _refuse(stage: Sequence[str], options: Mapping[str, object]) -> None:
+    """Raises `UserError` for options that are given, but only for one stage."""
+    for option, value in options.items():
+        if value:
+            raise UserError(f"{option}: is for one run, and this has stages; add {shlex.join(stage)}")
 
 
 def _show_stages(source: str, chosen: Sequence[list[str]], gpus: int, machine: Machine, price: float | None) -> None:
