@@ -72,7 +72,7 @@ class Draw:
 
     purpose: int  # a `random.Purpose`
     law: Literal["normal", "uniform", "integer"]
-    shape: Literal["latent"] | tuple[int, ...] = ()  # of one sample's; (): one number
+    shape: Literal["latent", "pixels"] | tuple[int, ...] = ()  # of one sample's; (): one number
     below: int = 0  # integers are 0 .. below - 1, equally likely
     # The place of the slot in its step is the stratum, one of as many as the step has slots; the number drawn is the
     # place within it. Uniform and integer laws only.

@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     ROUNDING = 15  # of weights kept in bf16
     SOLVER = 16  # noise that a solver adds at a step
     COMPANION = 17  # which of a clip's reference stills
+    KNOWN_NOISE = 18  # noise on pixels that are given
     COMPANION_POSTERIOR = 1024  # of what a clip brings along, and the numbers above for others that it brings
 
 

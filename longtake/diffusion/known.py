@@ -72,6 +72,7 @@ class Places:
     released: Tensor | None = None  # [1, F, h or 1, w or 1], as in `Known`; None: 0 in the windows, 1 elsewhere
     mask: Tensor | None = None  # float32 [1, T, H, W], as `Known.pixels`; None: nothing is blacked out
     noise: Tensor | None = None  # float32 [3, T, H, W]: added to pixels of a masked window that are not black
+    noise_level: float = 0.0  # in generation: its standard deviation, where the request's seed is to draw it
 
 
 NOTHING_KNOWN = Places()

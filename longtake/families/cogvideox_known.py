@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HIDDEN = 0.9  # share of the samples without any given pixel that see zeros, as text-to-video does
+LOG_LEVEL = (-3.0, 0.5)  # mean and deviation of the logarithm of the noise level on given pixels
+GENERATION_LEVEL = 0.0563
 _CARRIED = 4  # frames that a kind of several takes where a video has them
 
 
@@ -50,7 +53,10 @@ class MaskedVideo(EndWindows):
 
     @property
     def draws(self) -> Mapping[str, Draw]:
-        return {"mask": Draw(Purpose.MASK, "uniform", (5,), of_view=True, is_choice=True)}
+        found = {"mask": Draw(Purpose.MASK, "uniform", (5,), of_view=True, is_choice=True)}
+        if self.model.add_noise_in_inpaint_model:
+            found["mask_noise"] = Draw(Purpose.KNOWN_NOISE, "normal", "pixels", of_view=True, is_choice=True)
+        return found
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
@@ -62,16 +68,21 @@ class MaskedVideo(EndWindows):
         uniforms = choices["mask"]
         kinds, masks = kinds_by_weight(uniforms[:, 0], of_kind), kinds_by_weight(uniforms[:, 1], of_mask)
         found = []
-        for kind, mask, (hidden, *key) in zip(kinds, masks, uniforms[:, 2:].tolist(), strict=True):
+        for row, (kind, mask, (hidden, *key)) in enumerate(zip(kinds, masks, uniforms[:, 2:].tolist(), strict=True)):
             kind = mask if kind == INPAINT else kind
             if kind == NOTHING or (kind == "inpaint_all" and hidden < HIDDEN):
                 found.append(NOTHING_KNOWN)
-            elif kind in MASKS:
-                numbers = OwnNumbers(*(int(u * 2**24) for u in key))
-                found.append(self.masked(_tensor(MASKS[kind][0](numbers, shape)), latent))
+                continue
+            numbers = OwnNumbers(*(int(u * 2**24) for u in key))
+            if kind in MASKS:
+                of_sample = _tensor(MASKS[kind][0](numbers, shape))
             else:
-                (window,) = self.windows(kind, latent, shape[0])
-                found.append(self.masked(_around(window, shape), latent))
+                of_sample = _around(self.windows(kind, latent, shape[0])[0], shape)
+            places = self.masked(of_sample, latent)
+            if "mask_noise" in choices:
+                level = math.exp(LOG_LEVEL[0] + LOG_LEVEL[1] * numbers.normal())
+                places = replace(places, noise=_times(choices["mask_noise"][row], level))
+            found.append(places)
         return found
 
     def _fits(self, kind: str, latent: LatentShape, num_frames: int) -> bool:
@@ -109,7 +120,8 @@ class MaskedVideo(EndWindows):
         if not windows or (mask is not None and mask.all()):
             return NOTHING_KNOWN
         assert mask is not None, f"{kind} knows what a mask leaves"
-        return replace(self.masked(mask, latent), windows=windows)
+        level = GENERATION_LEVEL if self.model.add_noise_in_inpaint_model else 0.0
+        return replace(self.masked(mask, latent), windows=windows, noise_level=level)
 
     def masked(self, mask: Tensor, latent: LatentShape) -> Places:
         """What a mask leaves of a clip. Frames given whole are held only where each is encoded by itself: elsewhere the
@@ -150,6 +162,12 @@ def _around(window: Window, shape: PixelShape) -> Tensor:
     for frames in window.shown or ():
         to_make[frames.start : frames.stop] = False
     return _tensor(to_make)
+
+
+def _times(numbers: np.ndarray, level: float) -> Tensor:
+    import torch
+
+    return torch.from_numpy(numbers) * level
 
 
 def _share(kind: str, num_frames: int) -> float:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from longtake.diffusion.known import PixelShape
-from longtake.random import Purpose, hash64, words
+from longtake.random import Purpose, hash64, normals, words
 
 _MOST_GIVEN = 4  # frames at an end of a clip
 
@@ -48,6 +48,11 @@ class OwnNumbers:
 
     def some(self, count: int, of: int) -> Sequence[int]:
         return np.argsort(self._words(of), kind="stable")[:count].tolist()
+
+    def normal(self) -> float:
+        """A standard normal number."""
+        self._drawn += 1
+        return float(normals(self._key, 0, Purpose.MASK, self._drawn, 0, 1)[0, 0])
 
     def _words(self, count: int) -> np.ndarray:
         self._drawn += 1

@@ -238,7 +238,8 @@ def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[
         nonlocal made
         some = [requests[row] for row in rows]
         pixels = [one.known[one.places.windows.index(window)] for one in some]
-        posterior = system.encoders.posterior(black_out(torch.stack(pixels), window, [one.places for one in some]))
+        given = [with_noise(one, shape) for one in some]
+        posterior = system.encoders.posterior(black_out(torch.stack(pixels), window, given))
         if window.by_mean:
             posterior = {"mean": posterior["mean"]}
         made += 1
@@ -246,6 +247,14 @@ def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[
         return latents[:, :, window.skip : window.skip + len(window.frames)]
 
     return make_known([request.places for request in requests], x, shape, encode, own=False)
+
+
+def with_noise(request: Request, shape: tuple[int, int, int]) -> Places:
+    """The places of a request, with the noise on given pixels (T, H, W) that they ask for, by its seed."""
+    if not (level := request.places.noise_level):
+        return request.places
+    numbers = normals(request.seed, 0, Purpose.KNOWN_NOISE, 0, 0, 3 * math.prod(shape)).reshape(3, *shape)
+    return replace(request.places, noise=torch.from_numpy(numbers).mul_(level))
 
 
 def edited(places: Places, ratio: float, num_latents: int) -> Places:

@@ -57,6 +57,9 @@ class CogVideoXConfig(ModelSection):
     positions: Literal["diffusers", "fun"] = Field(
         "diffusers", description="whose positions at sizes other than the model's own: diffusers or CogVideoX-Fun"
     )
+    add_noise_in_inpaint_model: bool = Field(
+        False, description="given pixels of an inpaint model get a little noise, as CogVideoX-Fun V1.1 5B was trained"
+    )
     sample_height: PositiveInt = Field(60, description="rows of the latents that positions were made for")
     sample_width: PositiveInt = Field(90, description="columns of them")
     sample_frames: PositiveInt = Field(49, description="frames, of pixels, that learned positions were made for")
@@ -163,8 +166,8 @@ _FIXED = MappingProxyType(
         "timestep_activation_fn": "silu",
     }
 )
-_OWN_KEYS = ("type", "visual", "positions", "init")
 _OF_FUN = "add_noise_in_inpaint_model"  # a key that the folders of CogVideoX-Fun alone have
+_OWN_KEYS = ("type", "visual", "positions", "init", _OF_FUN)
 
 
 def _published_keys() -> list[str]:
@@ -196,12 +199,13 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
         "type": CogVideoXConfig.model_fields["type"].default,
         "visual": kinds[more],
         "positions": "fun" if _OF_FUN in published else "diffusers",
+        _OF_FUN: bool(published.get(_OF_FUN)),
     }
 
 
 def published_config(config: CogVideoXConfig) -> dict[str, Any]:
     """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
-    of_fun = {_OF_FUN: False} if config.positions == "fun" else {}
+    of_fun = {_OF_FUN: config.add_noise_in_inpaint_model} if config.positions == "fun" else {}
     return {
         "_class_name": PUBLISHED_CLASS,
         **_FIXED,

@@ -56,6 +56,7 @@ def write_run(folder: Path, clips: Path, variant: str, **changes: Any) -> Path:
         own["condition_config"] = {"t2v": 1.0, "i2v_head": 2.0}
     if model.get("visual") == "inpaint":
         own["condition_config"] = {"inpaint": 3.0, "i2v_head": 1.0}
+        own["model"] = model | {"add_noise_in_inpaint_model": True}
     if model.get("visual") == "control":
         clips = with_control(clips, folder)
     path = write_config(folder, clips)

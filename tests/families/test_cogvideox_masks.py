@@ -15,16 +15,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, LatentShape
-from longtake.diffusion import Places
-from longtake.families.cogvideox_known import HIDDEN, MaskedVideo, resized
+from longtake.diffusion import Places, Window
+from longtake.families.cogvideox_known import GENERATION_LEVEL, HIDDEN, MaskedVideo, resized
 from longtake.families.cogvideox_masks import MASKS, OwnNumbers
 from longtake.random import uniforms
+from longtake.system import black_out
 from longtake.system.examples import known_of_batch
 from tests.models.golden_cogvideox import FOLDER
 
 CASES = json.loads((FOLDER / "data" / "masks.json").read_text())["masks"]
 CAUSAL = LatentShape(16, 4, 8, causal=True)
-LAW = MaskedVideo(SimpleNamespace(visual="inpaint"), SimpleNamespace(scale=0.7, latent=CAUSAL))
+MODEL = SimpleNamespace(visual="inpaint", add_noise_in_inpaint_model=False)
+LAW = MaskedVideo(MODEL, SimpleNamespace(scale=0.7, latent=CAUSAL))
 FUN = {"inpaint": 1.0}
 
 
@@ -172,3 +174,28 @@ def test_without_kinds_a_model_sees_zeros() -> None:
     visual = LAW.conditions(known_of_batch(SimpleNamespace(), LAW, batch, latents, None))["visual"]
     assert visual.shape == (2, 17, 2, 2, 2)
     assert not visual.any()
+
+
+@pytest.mark.parametrize("case", ["fixed_sigma", "random_sigma"])
+def test_noise_on_given_pixels_is_the_published_one(case: str) -> None:
+    golden = load_file(FOLDER / "inpaint" / "reference_noise.safetensors")
+    video, normal, out = (golden[name].float().transpose(1, 2) for name in ("video", f"{case}.normal", f"{case}.out"))
+    if case == "fixed_sigma":
+        assert golden["fixed_sigma.sigma"].item() == pytest.approx(GENERATION_LEVEL)
+    levels = golden[f"{case}.sigma"].expand(2) if case == "fixed_sigma" else golden[f"{case}.log_sigma"].exp()
+    given = [Places(noise=one * level) for one, level in zip(normal, levels, strict=True)]
+    every = Window(range(1), range(video.shape[2]), "masked", masked=True)
+    torch.testing.assert_close(black_out(video.clone(), every, given), out, rtol=0, atol=1e-5)
+
+
+def test_noise_on_given_pixels_is_drawn_for_each_sample_at_a_level_of_its_own() -> None:
+    law, shape = MaskedVideo(SimpleNamespace(visual="inpaint", add_noise_in_inpaint_model=True)), (5, 16, 16)
+    assert law.draws["mask_noise"].shape == "pixels"
+    count = 300
+    numbers = np.random.default_rng(0).random((count, 5), np.float32)
+    choices = {"mask": numbers, "mask_noise": np.ones((count, 3, *shape), np.float32)}
+    levels = [places.noise.unique().log() for places in law.drawn(choices, {"inpaint_box": 1.0}, CAUSAL, shape)]
+    assert all(len(level) == 1 for level in levels)
+    found = torch.cat(levels)
+    assert (found.mean().item(), found.std().item()) == (pytest.approx(-3, abs=0.1), pytest.approx(0.5, abs=0.07))
+    assert law.given("i2v_head", CAUSAL, shape).noise_level == GENERATION_LEVEL

@@ -27,7 +27,7 @@ from longtake.generate.references import known_pixels
 from longtake.generate.sample import joined, sample_chains
 from longtake.parallel import Mesh, World
 from longtake.system import Encoders, System
-from tests.families.test_cogvideox_masks import CAUSAL, StandIn
+from tests.families.test_cogvideox_masks import CAUSAL, MODEL, StandIn
 from tests.models.golden_cogvideox import FOLDER, golden_config, golden_model
 
 SHAPE = (5, 16, 48)
@@ -130,7 +130,7 @@ def test_lists_of_pictures_stand_where_they_stood_in_the_published_program(name:
 
 
 def test_a_chain_fades_the_frames_that_two_clips_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    latent, law = LatentShape(3, 1, 1, causal=False), MaskedVideo()
+    latent, law = LatentShape(3, 1, 1, causal=False), MaskedVideo(MODEL)
     videos = iter(torch.rand(2, 1, 3, 8, 4, 4) * 2 - 1)
     seen: list[Request] = []
 

@@ -45,7 +45,7 @@ class StoredDataset(SlotDataset):
     def batch_bytes(self, bucket: Bucket) -> int:
         """The larger of a batch from the source and one from the files."""
         stored = sum(num_bytes(of_kind.values()) for of_kind in self._wanted(bucket))
-        drawn = draw_bytes(self.latent(*bucket.shape), self.draws)
+        drawn = draw_bytes(self.latent, bucket, self.draws)
         return max(bucket.batch_size * (stored + drawn), super().batch_bytes(bucket))
 
     def __getitem__(self, slot: Slot) -> Batch:

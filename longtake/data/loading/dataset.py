@@ -80,7 +80,7 @@ class SlotDataset(Dataset[Batch]):
         for one in self.rules.companions:
             size = 4 if one.kind == "numbers" else self.rules.pixel_bytes
             pixels += size * sum(map(math.prod, one.shapes(bucket.shape).values()))
-        return bucket.batch_size * (pixels + draw_bytes(self.latent(*bucket.shape), self.draws))
+        return bucket.batch_size * (pixels + draw_bytes(self.latent, bucket, self.draws))
 
     def __getitem__(self, slot: Slot) -> Batch:
         return self.read(slot, self.draw(slot))

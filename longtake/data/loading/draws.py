@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longtake.buckets import view_of
-from longtake.contracts import Draw, LatentShape, Slot
+from longtake.contracts import Bucket, Draw, LatentShape, Slot
 from longtake.random import Purpose, normals, uniforms, words
 
 
@@ -42,17 +42,24 @@ def draw(
 
     Normal and uniform numbers are float32, integers int64. Noise is drawn for the whole latent, before any cut.
     """
-    shape = latent(*slot.bucket.shape)
-    return {name: torch.from_numpy(_drawn(slot, seed, stage, shape, one, views)) for name, one in wanted.items()}
+    shapes = _shapes(latent, slot.bucket)
+    return {name: torch.from_numpy(_drawn(slot, seed, stage, shapes, one, views)) for name, one in wanted.items()}
 
 
-def draw_bytes(latent_shape: tuple[int, ...], wanted: Mapping[str, Draw]) -> int:
-    """Bytes of one sample's draws that are as large as its latents."""
-    return 4 * math.prod(latent_shape) * sum(one.shape == "latent" for one in wanted.values())
+def draw_bytes(latent: LatentShape, bucket: Bucket, wanted: Mapping[str, Draw]) -> int:
+    """Bytes of one sample's draws that are as large as its latents or pixels."""
+    shapes = _shapes(latent, bucket)
+    return 4 * sum(math.prod(shapes[one.shape]) for one in wanted.values() if isinstance(one.shape, str))
 
 
-def _drawn(slot: Slot, seed: int, stage: int, latent_shape: tuple[int, ...], wanted: Draw, views: int) -> np.ndarray:
-    shape = latent_shape if wanted.shape == "latent" else wanted.shape
+def _shapes(latent: LatentShape, bucket: Bucket) -> dict[str, tuple[int, ...]]:
+    return {"latent": latent(*bucket.shape), "pixels": (3, *bucket.shape)}
+
+
+def _drawn(
+    slot: Slot, seed: int, stage: int, shapes: Mapping[str, tuple[int, ...]], wanted: Draw, views: int
+) -> np.ndarray:
+    shape = shapes[wanted.shape] if isinstance(wanted.shape, str) else wanted.shape
     moment = view_of(slot.pass_index, views) if wanted.of_view else slot.pass_index
     key = seed, stage, wanted.purpose, moment, slot.samples, math.prod(shape)
     if wanted.law == "normal":
