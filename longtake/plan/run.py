@@ -11,7 +11,7 @@ from typing import Any
 from longtake.buckets import BucketLaw, BucketReport, OrderInputs, plan_pass
 from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.data import open_clips, order_columns
-from longtake.encoders import EncodeCost
+from longtake.encoders import EncodeCost, autoencoder_cost
 from longtake.models import denoiser_class
 from longtake.parallel import EntryKey, Mesh, bucket_degrees, check_bucket_sequence, check_budget, resolve_degrees
 from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
@@ -19,6 +19,7 @@ from longtake.plan.machine import Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.parameters import Weights, count_weights
 from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
+from longtake.system import windows_apart
 from longtake.system.encoders import encoder_bytes, encoding_costs
 
 RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
@@ -147,7 +148,21 @@ class Work:
         if self.config.dataset.latents is not None:
             return 0.0
         costs = self.encoding(bucket.shape, batch)
-        return sum(cost.rank_flops(ranks) for cost in costs.values())
+        return sum(cost.rank_flops(ranks) for cost in costs.values()) + self.known_flops(bucket, batch, ranks)
+
+    def known_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
+        """Of that rank for what is known and encoded apart: the mean over the kinds of `condition_config`."""
+
+        def mean() -> float:
+            (frames, *sides), weights = bucket.shape, self.config.condition_config or {}
+            found = 0.0
+            for kind, weight in weights.items():
+                for window in windows_apart(self.config.known_law, {kind: weight}, self.latent, frames).values():
+                    cost = autoencoder_cost(self.config.ae, (len(window.pixels), *sides), batch)
+                    found += weight / sum(weights.values()) * cost.rank_flops(ranks)
+            return found
+
+        return self._once(("known", bucket.shape, batch, ranks), mean)
 
     def degrees(self, layout: Layout) -> dict[EntryKey, int]:
         """The sequence degree of every entry of the bucket table, at the batch sizes as written."""

@@ -5,7 +5,7 @@
 #     zero 3, remat 19 double + 38 single blocks, bf16 masters, 8-bit moments, moments in host memory,
 #       8 micro-batches a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/129f   8,580      1    22.15  22.15   0.00  0.00      1.38      0.00    9.13       54.8  2.04     6
+#     256px/129f   8,580      1    22.15  22.15   0.00  0.00      1.38      0.00    9.13       54.8  2.05     6
 _base_ = "finetune.py"
 
 _256px = {
