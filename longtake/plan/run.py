@@ -19,7 +19,6 @@ from longtake.plan.machine import Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.parameters import Weights, count_weights
 from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
-from longtake.system import windows_apart
 from longtake.system.encoders import encoder_bytes, encoding_costs
 
 RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
@@ -155,12 +154,12 @@ class Work:
 
         def mean() -> float:
             (frames, *sides), weights = bucket.shape, self.config.condition_config or {}
-            found = 0.0
+            law, found = self.config.known_law, 0.0
             for kind, weight in weights.items():
-                for window in windows_apart(self.config.known_law, {kind: weight}, self.latent, frames).values():
+                for window in law.windows(kind, self.latent, frames) if weight else ():
                     cost = autoencoder_cost(self.config.ae, (len(window.pixels), *sides), batch)
-                    found += weight / sum(weights.values()) * cost.rank_flops(ranks)
-            return found
+                    found += weight * cost.rank_flops(ranks) * bool(window.name)
+            return found / sum(weights.values()) if found else 0.0
 
         return self._once(("known", bucket.shape, batch, ranks), mean)
 
