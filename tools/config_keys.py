@@ -61,7 +61,7 @@ def keys(schema: type[Section], prefix: str = "") -> list[tuple[str, str, str, s
             found += keys_of_union(sections, field, f"{prefix}{name}.")
         else:
             found.append((prefix + name, shown_type(field.annotation), shown_default(field), described(name, field)))
-            inner = [part for part in get_args(field.annotation) if is_section(part)]
+            inner = [form for part in get_args(field.annotation) for form in forms(part) if is_section(form)]
             for section in inner if len(inner) == 1 else ():  # that or None
                 found += keys(section, f"{prefix}{name}.")
     return found

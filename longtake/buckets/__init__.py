@@ -1,10 +1,10 @@
 """From the numbers of a clip table to the order of a pass.
 
 Resolution and aspect tables (`aspect`), the ways of other systems as data (`laws`), `bucket_config` (`entries`), what a
-bucket law is asked (`protocol`), which bucket a clip falls into (`assignment`), what the order of a pass depends on
-(`inputs`), all samples of a pass by bucket (`sweep`), what a micro-batch costs and which bucket fills which slot
-(`mix`), the order of a pass, its state and its files (`order`), slots dealt to ranks (`dealing`), what was kept,
-trimmed and left out (`report`), drawn (`page`).
+bucket law is asked (`protocol`), the options of one in a config (`section`), which bucket a clip falls into
+(`assignment`), what the order of a pass depends on (`inputs`), all samples of a pass by bucket (`sweep`), what a micro-
+batch costs and which bucket fills which slot (`mix`), the order of a pass, its state and its files (`order`), slots
+dealt to ranks (`dealing`), what was kept, trimmed and left out (`report`), drawn (`page`).
 
 Pure NumPy, whole columns at a time; nothing here knows a device.
 """
@@ -24,5 +24,6 @@ if TYPE_CHECKING:
     from longtake.buckets.page import bucket_picture
     from longtake.buckets.protocol import BucketDraw, BucketLaw, Columns, Timing, Unused, keyed_draw, view_of
     from longtake.buckets.report import BucketReport
+    from longtake.buckets.section import SizesSection
 
 __getattr__ = lazy_exports(__name__)

@@ -107,6 +107,10 @@ class BucketLaw(Protocol):
         """int64 [B, 3]: (T, H, W) of `buckets`."""
 
     @property
+    def crops(self) -> bool:
+        """Whether pictures that cover a bucket's shape are cut to it; False: they are scaled to it, nothing is cut."""
+
+    @property
     def entries(self) -> frozenset[tuple[str, int]]:
         """(resolution, frames) of the buckets that clips can take."""
 

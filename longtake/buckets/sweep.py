@@ -149,7 +149,8 @@ def _trimmed(rule: BucketLaw, code: np.ndarray, *columns: np.ndarray) -> np.ndar
     (num_frames, height, width, interval), shapes = columns, rule.shapes
     used = np.minimum(shapes[code, 0] * interval, num_frames)
     ratio = height / width * (shapes[code, 2] / shapes[code, 1])
-    sums = [num_frames, used, np.minimum(ratio, 1 / ratio)]
+    kept = np.minimum(ratio, 1 / ratio) if rule.crops else np.ones_like(ratio)
+    sums = [num_frames, used, kept]
     return np.stack([np.bincount(code, values, len(shapes)) for values in (None, *sums)])
 
 

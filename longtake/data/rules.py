@@ -48,7 +48,7 @@ class SampleRules:
 
     caption: str = "rate"
     window: str = "even"
-    pixels: str = "bytes"  # any but `bytes` gives float32 in [-1, 1]
+    pixels: str = "bytes"  # any but `bytes` and `whole` gives float32 in [-1, 1]
     facts: tuple[str, ...] = ()  # columns of the clip table that the caption's form gets
     # The same in generation, by name, where a run's `caption_facts` says nothing else.
     prompt_facts: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class SampleRules:
     @property
     def pixel_bytes(self) -> int:
         """Bytes of one colour of one pixel."""
-        return 1 if self.pixels == "bytes" else 4
+        return 1 if self.pixels in ("bytes", "whole") else 4
 
     def content(self) -> dict[str, Any]:
         """What decides the pixels and captions of a sample, fit for JSON."""

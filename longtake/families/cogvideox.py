@@ -7,6 +7,7 @@ from typing import Any
 
 from longtake.data.rules import Companion, SampleRules
 from longtake.diffusion.config import END_KINDS, VPredictionConfig
+from longtake.families.cogvideox_sizes import COLLATE, FunSizes
 from longtake.families.record import Family, Text
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import PUBLISHED_CLASS, CogVideoXConfig, section_of
@@ -26,6 +27,9 @@ MASK_KINDS = {
     "inpaint_circle": "all but a circle in the first frame",
     "inpaint_frames": "every other frame, by chance",
 }
+QUIRKS = {
+    COLLATE: "a large video has up to 4 frames more than its budget of tokens allows (13 for 9 at 1024 x 1024)",
+}
 TINY_CELL = 16  # pixels along one side of a token
 TINY_WORDS, TINY_LENGTH = 64, 16
 
@@ -33,6 +37,12 @@ TINY_WORDS, TINY_LENGTH = 64, 16
 def companions(model: CogVideoXConfig) -> tuple[Companion, ...]:
     """A control model's clips bring a control video."""
     return (Companion("control", "control", "video", "control"),) if model.visual == "control" else ()
+
+
+def rules(config: Any) -> SampleRules:
+    """Captions say what they say; pictures are cut to their bucket, but for a run that scales them."""
+    sizes = getattr(config, "sizes", None)
+    return SampleRules(caption="plain", pixels="whole" if sizes is not None and sizes.crop == "none" else "bytes")
 
 
 def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,8 +109,10 @@ COGVIDEOX = Family(
     known="longtake.families.cogvideox_known:law",
     kinds={**END_KINDS, **MASK_KINDS},
     guidance={"dynamic": "longtake.diffusion.guidance:dynamic"},
-    rules=lambda config: SampleRules(caption="plain"),
+    rules=rules,
+    quirks=QUIRKS,
     bucket_law=lambda quirks: "cogvideox_fun",
+    sizes=FunSizes,
     companions=companions,
     sampling={"solver": "ddim", "guidance": 6.0, "aspect_ratio": "0.57"},
     tiny=tiny,

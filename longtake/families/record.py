@@ -16,7 +16,7 @@ from longtake.diffusion.config import ObjectiveSection
 from longtake.models.config import ModelSection
 
 if TYPE_CHECKING:
-    from longtake.buckets import BucketLaw
+    from longtake.buckets import BucketLaw, SizesSection
     from longtake.data import LatentSource
     from longtake.diffusion import GuidanceRule, KnownLaw
 
@@ -60,6 +60,7 @@ class Family:
     bucket_law: Callable[[frozenset[str]], str | None] = lambda quirks: None  # quirks -> a key of `buckets.LAWS`
     # A run's config -> a law of its own from the numbers of clips to buckets; None: that of `bucket_config`.
     bucket_rule: Callable[[Any], BucketLaw] | None = None
+    sizes: type[SizesSection] | None = None  # options of a law of its own, which a run may give in place of that
     companions: Callable[[Any], tuple[Companion, ...]] = lambda model: ()  # a `model` section -> what clips bring along
     # Pattern of `dataset.latents` -> "module:name" of what opens such files as a `LatentSource`, given the run's config
     # and its clip table; what fits none is a store of ours.

@@ -12,7 +12,7 @@ from longtake.generate.config import GenerateConfig
 from longtake.system.config import SamplingOption
 from longtake.system.tiny import TINY, take_tiny, tiny_layer, world_size
 
-OF_TRAINING = frozenset({"bucket_config", "stages"})  # every training config has one of these keys
+OF_TRAINING = frozenset({"bucket_config", "sizes", "stages"})  # every training config has one of these keys
 Layer = tuple[str, Mapping[str, Any]]  # its name in messages, and its keys
 # Short flag -> its key. `--lora.NAME` is a key of that section as it is.
 SHORT = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from longtake.buckets import aspect_table, num_pixels
+from longtake.buckets import SizesSection, aspect_table, num_pixels
 from longtake.buckets.entries import read_entries
 from longtake.checkpoint import CheckpointWeights, hold
 from longtake.config import resolve
@@ -173,6 +173,10 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
     the resolution leaves a single one, as in `256px_ar1:1`. Nothing is decided for a run without buckets. Raises
     `UserError` for a config that is damaged.
     """
+    said = said_sampling(tree)
+    if isinstance(sizes := tree.get("sizes"), Mapping):
+        own = SizesSection.model_validate(dict(sizes)).sampled()
+        return {key: value for key, value in own.items() if key not in said}
     if not isinstance(tree.get("bucket_config"), Mapping):
         return {}
     config = resolve(system_part(tree), [], SystemConfig, place="the run's config.py").value
@@ -192,7 +196,6 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
     size: dict[str, Any] = {"resolution": resolution, "num_frames": num_frames}
     if narrowed:
         (size["aspect_ratio"],) = aspect_table(name, divisor, law=law)
-    said = said_sampling(tree)
     return {key: value for key, value in size.items() if key not in said}
 
 

@@ -41,7 +41,9 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     }
     if isinstance(tree.get("lora"), Mapping):
         layer["lora"] = {"rank": _RANK, "from_pretrained": None}
-    if isinstance(buckets := tree.get("bucket_config"), Mapping):
+    if family.sizes is not None and isinstance(sizes := tree.get("sizes"), Mapping):
+        layer["sizes"] = family.sizes.tiny(sizes)
+    if isinstance(buckets := tree.get("bucket_config"), Mapping) and buckets:
         layer["bucket_config"] = {"_delete_": True, **_buckets(buckets, law)}
     if _section(tree, "dataset").get("latents") is not None:
         layer["dataset"] = {"latents": None}

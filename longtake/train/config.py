@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from longtake.buckets import BucketLaw, BucketRule, bucket_config_faults
+from longtake.buckets import BucketLaw, BucketRule, SizesSection, bucket_config_faults
 from longtake.data import DatasetConfig, DatasetWithoutTable
 from longtake.evaluate import ValidationConfig
 from longtake.families import family_of
@@ -22,8 +22,11 @@ class RunConfig(SystemConfig, TrackingConfig):
     """Everything a training run is, in one typed tree."""
 
     dataset: DatasetConfig
+    sizes: SerializeAsAny[SizesSection] | None = Field(
+        None, description="options of the bucket law of the model's family, in place of bucket_config"
+    )
     bucket_config: dict[str, dict[int, Any]] = Field(
-        description="resolution -> frames -> (keep, batch size); see data.md"
+        {}, description="resolution -> frames -> (keep, batch size); see data.md"
     )
     dropout_ratio: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         {},
@@ -155,17 +158,38 @@ class RunConfig(SystemConfig, TrackingConfig):
 
     @property
     def bucket_rule(self) -> BucketLaw:
-        """How each clip gets its bucket: the family's own law, or that of `bucket_config`. Raises `UserError`."""
+        """How each clip gets its bucket: by `sizes`, the family's own law, or `bucket_config`. Raises `UserError`."""
+        if self.sizes is not None:
+            return self.sizes.law(self)
         if self.family.bucket_rule is not None:
             return self.family.bucket_rule(self)
         ceiling, stride = self.dataset.fps_max, self.sample_rules.stride
         return BucketRule.from_config(self.bucket_config, self.size_divisor, ceiling, self.bucket_law, stride)
+
+    @field_validator("sizes", mode="before")
+    @classmethod
+    def _of_the_family(cls, value: Any, info: ValidationInfo) -> Any:
+        own = family_of(info.data["model"]).sizes if "model" in info.data else None
+        return {"type": own.model_fields["type"].default, **value} if own and isinstance(value, Mapping) else value
+
+    @field_validator("sizes")
+    @classmethod
+    def _is_that_of_the_family(cls, value: SizesSection | None, info: ValidationInfo) -> SizesSection | None:
+        own = family_of(info.data["model"]).sizes if "model" in info.data else None
+        if value is not None and "model" in info.data and not (own and isinstance(value, own)):
+            fix = f'write type = "{own.model_fields["type"].default}"' if own else "give a bucket_config in its place"
+            raise ValueError(f'"{value.type}" is a bucket law of other models than this one; {fix}')
+        return value
 
     @field_validator("bucket_config")
     @classmethod
     def _buckets_are_well_formed(
         cls, value: dict[str, dict[int, Any]], info: ValidationInfo
     ) -> dict[str, dict[int, Any]]:
+        if info.data.get("sizes") is not None:
+            if value:
+                raise ValueError("sizes says the buckets already; leave one of the two out, or write --sizes None")
+            return value
         try:
             family = family_of(info.data["model"])
             law = family.bucket_law(family.quirks_of(info.data["compat"]))
@@ -207,18 +231,30 @@ class RunConfig(SystemConfig, TrackingConfig):
     @model_validator(mode="after")
     def _degrees_are_of_entries(self) -> RunConfig:
         degrees = self.parallel.bucket_sequence
-        for resolution, lengths in degrees.items() if isinstance(degrees, dict) else ():
+        if not isinstance(degrees, dict):
+            return self
+        table, entries = ("bucket_config" if self.sizes is None else "sizes"), self._entries
+        for resolution, lengths in degrees.items():
             place = f"parallel.bucket_sequence.{resolution}"
-            if resolution not in self.bucket_config:
-                known = ", ".join(self.bucket_config)
-                raise ValueError(f"{place}: no resolution of bucket_config; choose one of {known}")
+            if resolution not in entries:
+                raise ValueError(f"{place}: no resolution of {table}; choose one of {', '.join(entries)}")
             for num_frames in lengths:
-                if num_frames not in (known := self.bucket_config[resolution]):
+                if num_frames not in (known := entries[resolution]):
                     raise ValueError(
-                        f"{place}.{num_frames}: no length of bucket_config.{resolution}; "
+                        f"{place}.{num_frames}: no length of {table}.{resolution}; "
                         f"choose one of {', '.join(map(str, known))}"
                     )
         return self
+
+    @property
+    def _entries(self) -> dict[str, list[int]]:
+        """The lengths of each resolution that clips are sorted into."""
+        if self.sizes is None:
+            return {name: list(lengths) for name, lengths in self.bucket_config.items()}
+        found: dict[str, list[int]] = {}
+        for name, num_frames in sorted(self.bucket_rule.entries):
+            found.setdefault(name, []).append(num_frames)
+        return found
 
     @model_validator(mode="after")
     def _conditions_have_an_entrance(self) -> RunConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class TokenBudget:
     budget: int = 16 * 16 * 9
     share: float = 0.9  # of each clip, from its start
     stride: int = 2
+    crops: ClassVar[bool] = True
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:

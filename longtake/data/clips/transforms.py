@@ -60,7 +60,7 @@ def fit_frame(pixels: np.ndarray, size: tuple[int, int], law: str = "bytes", sti
     """One frame that covers `size` with nothing stretched, the overhang cut evenly.
 
     `pixels`: uint8 [H, W, 3]; `size`: (height, width) wanted. Returns [3, height, width], maybe a view: uint8, float32
-    in [-1, 1] under any other law than `bytes`. law: one of `PIXELS`, or a family's (`SampleRules`).
+    in [-1, 1] under any law but `bytes` and `whole`. law: one of `PIXELS`, or a family's (`SampleRules`).
     """
     return named(law, PIXELS)(pixels, size, still)
 
@@ -78,6 +78,14 @@ def _bytes(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray
             pixels = scaled[0].permute(1, 2, 0).numpy()
         top, left = (covered[0] - size[0]) // 2, (covered[1] - size[1]) // 2
         pixels = pixels[top : top + size[0], left : left + size[1]]
+    return pixels.transpose(2, 0, 1)
+
+
+def _whole(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray:
+    """Bytes scaled to the size, a little out of proportion where its aspect ratio is another; nothing is cut."""
+    if pixels.shape[:2] != size:
+        planes = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
+        return F.interpolate(planes[None], size=size, mode="bicubic", antialias=True)[0].numpy()
     return pixels.transpose(2, 0, 1)
 
 
@@ -122,4 +130,4 @@ def _float32_cover(source: tuple[int, ...], target: tuple[int, int]) -> tuple[in
     return round(height * scale_width), wanted_width
 
 
-PIXELS = MappingProxyType({"bytes": _bytes, "float32": _float32})
+PIXELS = MappingProxyType({"bytes": _bytes, "whole": _whole, "float32": _float32})

@@ -189,7 +189,7 @@ class SlotDataset(Dataset[Batch]):
 
     @property
     def _dtype(self) -> type:
-        return np.uint8 if self.rules.pixels == "bytes" else np.float32
+        return np.uint8 if self.rules.pixel_bytes == 1 else np.float32
 
     def _blank_companions(self, slot: Slot) -> dict[str, np.ndarray]:
         """Zeros for all that the clips of a slot bring along, by the names of tensors."""

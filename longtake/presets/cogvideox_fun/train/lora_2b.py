@@ -7,7 +7,16 @@
 #     512px/45f  12,288      1     3.37   0.00   0.44  0.00      1.14      0.00    5.26       10.2  5.89     6
 _base_ = "../parts.py"
 
-bucket_config = {"512px": {1: (1.0, 4), **{t: (1.0, 1) for t in range(5, 50, 4)}}}
+sizes = dict(
+    video_sample_size=512,
+    image_sample_size=512,
+    token_sample_size=512,
+    video_sample_stride=3,
+    video_sample_n_frames=49,
+    enable_bucket=True,
+    random_hw_adapt=True,
+    training_with_video_token_length=True,
+)
 
 model = dict(grad_ckpt_settings=(30,))
 lora = dict(rank=64, alpha=32, targets=("to_q", "to_k", "to_v", "ff.0", "ff.2"))
