@@ -54,6 +54,12 @@ class GenerateConfig(SystemConfig):
     edit_ratio: float = Field(
         0.0, ge=0.0, le=1.0, description="known places are made anew from this share of noise on; 0: they are kept"
     )
+    num_clips: int = Field(
+        1, ge=1, description="clips of a video whose prompt is one row: they make one long video of that prompt"
+    )
+    carries: str | None = Field(
+        None, description="what a further clip of `num_clips` knows of the one before, a kind as for `cond_type`"
+    )
     use_t2i2v: bool = Field(False, description="make the first frame with img_flux, an image of each prompt")
     img_flux: SerializeAsAny[ModelSection] | None = Field(None, description="the model that makes these images")
     img_flux_ae: AutoencoderConfig = Autoencoder2DConfig()
@@ -111,7 +117,7 @@ class GenerateConfig(SystemConfig):
             "caption_facts": {},
         }
         none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
-        none |= {"companions": {}, "mask": None, "strength": 1.0, "edit_ratio": 0.0}
+        none |= {"companions": {}, "mask": None, "strength": 1.0, "edit_ratio": 0.0, "num_clips": 1, "carries": None}
         try:
             return GenerateConfig.model_validate({**dict(self), **own, **none})
         except ValidationError as error:
@@ -128,6 +134,7 @@ class GenerateConfig(SystemConfig):
             raise ValueError(fault)
         if self.use_t2i2v:
             self._check_stills()
+        self._check_clips()
         self._check_known()
         return self
 
@@ -139,6 +146,20 @@ class GenerateConfig(SystemConfig):
         if self.cond_type not in (self.family.kind_of_nothing, first):
             raise ValueError(f'cond_type = "{self.cond_type}": use_t2i2v makes the first frame; write "{first}"')
         self.of_stills()
+
+    def _check_clips(self) -> None:
+        if self.num_clips == 1 and self.carries is not None:
+            raise ValueError(f'carries = "{self.carries}": there is one clip; write num_clips = 2 or more')
+        if self.num_clips > 1 and self.carries is None:
+            taken = {} if self.model.refuses_known else self._kinds_from_files()
+            kinds = ", ".join(kind for kind in taken if kind not in self.law_of_family.needs_mask)
+            fix = f"write carries = one of {kinds}" if kinds else "this model can go on from no clip, so write 1"
+            raise ValueError(f"num_clips = {self.num_clips}: {fix}")
+        if self.num_clips > 1 and self.companions:
+            raise ValueError(
+                f"num_clips = {self.num_clips}: companions are files of one clip; give --prompts a .csv with a row for "
+                "each clip"
+            )
 
     def _check_known(self) -> None:
         key = "use_t2i2v = True" if self.use_t2i2v else f'cond_type = "{self.cond_type}"'

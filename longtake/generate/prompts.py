@@ -34,6 +34,7 @@ class Prompt:
     kind: str | None = None  # of its known frames
     carries: str | None = None  # kind of known frames that a later clip of a video takes from those before it
     brings: tuple[tuple[str, str], ...] = ()  # companions by name: files, `;` between several
+    repeat: int = 0  # which of the further clips that its row stands for, from 1
     then: tuple[Prompt, ...] = ()  # the later clips of its video
 
     @property

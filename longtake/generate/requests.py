@@ -40,7 +40,16 @@ class Video:
 def prompts_of(config: GenerateConfig, faults: list[str] | None = None) -> list[Prompt]:
     place = {"ref": config.ref, "start": config.start_index, "end": config.end_index}
     place |= {"faults": faults, "companions": config.companion_names}
-    return read_prompts(config.prompt, config.prompts, config.num_samples, **place)
+    prompts = read_prompts(config.prompt, config.prompts, config.num_samples, **place)
+    return [_continued(prompt, config) for prompt in prompts] if config.num_clips > 1 else prompts
+
+
+def _continued(prompt: Prompt, config: GenerateConfig) -> Prompt:
+    """A prompt of one clip with `num_clips` of them, each from the one before."""
+    if prompt.then:
+        return prompt
+    own = {"refs": (), "mask": None, "kind": None, "strength": None, "carries": config.carries}
+    return replace(prompt, then=tuple(replace(prompt, repeat=clip, **own) for clip in range(1, config.num_clips)))
 
 
 def check_request(config: GenerateConfig) -> list[str]:
@@ -94,7 +103,7 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
         if not number:
             known = known_pixels(video.refs, places.windows, shape[1:], config)
         before = known_pixels(video.refs, [every], shape[1:], config)[0] if start < 1 and not number else None
-        seed = video.seed + (clip.row - video.prompt.row) * config.num_sample
+        seed = video.seed + (clip.row - video.prompt.row) * config.num_sample + (clip.repeat << 32)
         negative = clip.negative or config.negative_prompt
         found.append(Request(clip.text, seed, negative, places, known, start, before, brought_by(clip, config)))
     return found
@@ -248,11 +257,11 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
         faults.append(f'cond_type = "{kind}": {len(refs)} references leave no frame of {len(every.pixels)} to be made')
     if path := prompt.mask or config.mask:
         takes = any(window.masked and window.shown is None for window in windows)
-        other = next((f'; write cond_type = "{one}"' for one in config.kinds if law and one in law.needs_mask), "")
+        other = next((f' (cond_type = "{one}" does)' for one in config.kinds if law and one in law.needs_mask), "")
         none = [f'mask {path!r}: cond_type = "{kind}" takes none{other}']
         faults += reference_faults([path], [replace(every, masked=True)], config, "mask") if takes else none
     elif law and refs and kind in law.needs_mask:
-        faults.append(f'cond_type = "{kind}": there is no mask; name its file, white where the ref is made anew')
+        faults.append(f'cond_type = "{kind}": there is no mask (--mask FILE, white where the ref is made anew)')
     if strength < 1 and not refs:
         faults.append(f"strength = {strength:g}: there is no ref to begin from")
     yield from ((prompt.row, fault) for fault in faults)

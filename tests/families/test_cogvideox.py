@@ -149,7 +149,12 @@ def test_it_is_made_tiny(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["lora_5b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lora_2b", "full_5b", "control"))]
+    "name",
+    [
+        "lora_5b",
+        "lora_2b_inp",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("lora_2b", "lora_5b_inp", "full_5b", "control")),
+    ],
 )
 def test_presets_train_at_a_tiny_size(name: str, clips: Path, tmp_path: Path) -> None:
     table = with_control(clips, tmp_path) if name == "control" else clips

@@ -159,7 +159,7 @@ def test_what_a_kind_wants_is_said_before_anything_is_built(tmp_path: Path) -> N
     still = str(tmp_path / "a.png")
     for kind, prompt, sentence in (
         ("inpaint", Prompt("x", "x", refs=(still,)), "there is no mask"),
-        ("i2v_head", Prompt("x", "x", refs=(still,), mask=still), 'takes none; write cond_type = "inpaint"'),
+        ("i2v_head", Prompt("x", "x", refs=(still,), mask=still), 'takes none (cond_type = "inpaint" does)'),
         ("i2v_head", Prompt("x", "x", refs=(still,) * 5), "5 references leave no frame of 5 to be made"),
         ("i2v_tail", Prompt("x", "x", refs=(still,) * 2, then=(Prompt("y", "y", carries="inpaint"),)), "wants a mask"),
     ):
@@ -168,3 +168,20 @@ def test_what_a_kind_wants_is_said_before_anything_is_built(tmp_path: Path) -> N
         assert sentence in faults[0]
     good = Prompt("x", "x", refs=(still,), mask=still)
     assert not list(asking._clip_faults(good, config_of("inpaint")))
+
+
+def test_a_prompt_makes_a_chain_of_clips_with_noise_of_their_own(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((16, 48, 3), np.uint8)).save(tmp_path / "a.png")
+    config = config_of("i2v_head", prompt="x", ref=str(tmp_path / "a.png"), num_clips=3, carries="inpaint_head")
+    (prompt,) = asking.prompts_of(config)
+    assert [clip.carries for clip in prompt.clips] == [None, "inpaint_head", "inpaint_head"]
+    found = asking.clips_of(Video(prompt, 7, tmp_path / "x.mp4", prompt.refs), config)
+    assert len({request.seed for request in found}) == 3
+    assert [request.places.windows[0].shown for request in found] == [(range(1),), (range(4),), (range(4),)]
+    assert not list(asking._clip_faults(prompt, config))
+    for changes, sentence in (
+        ({"num_clips": 2}, "write carries = one of i2v_head, i2v_tail, i2v_loop, v2v_head"),
+        ({"carries": "i2v_head"}, "there is one clip"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            config_of("t2v", **changes)
