@@ -22,6 +22,9 @@ class DatasetConfig(Section):
         min_length=1,
         description="several tables, each with the expected copies of its clips in a pass: [(path, weight), ...]",
     )
+    video_repeat: int = Field(
+        1, ge=0, le=10_000, description="copies of each video in a pass, beside one of each still; 0: one, too"
+    )
     captions: dict[str, NonNegativeFloat] | None = Field(
         None, min_length=1, description="caption columns and their probabilities (any scale); None: column text"
     )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from longtake.buckets import BucketLaw, OrderInputs, assign, keyed_draw
 from longtake.contracts import Caption, Slot, UserError
-from longtake.data import ClipTable, DatasetConfig, MixedTable, order_columns, text_hash
+from longtake.data import ClipTable, DatasetConfig, MixedTable, clip_weights, order_columns, text_hash
 from longtake.data.latents.shard import MEND
 from longtake.data.latents.store import PARTS, as_array, has_segments, read_table, write_table
 from longtake.random import hash64
@@ -44,7 +44,7 @@ def encode_inputs(
         stage=stage,
         slots_per_step=1,
         rule=rule,
-        weights=np.ceil(table.weights),
+        weights=np.ceil(clip_weights(table, dataset)),
         views=dataset.views,
         **order_columns(table),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from longtake.buckets import BucketLaw, BucketReport, OrderInputs, plan_pass
 from longtake.contracts import Bucket, LatentShape, UserError
-from longtake.data import open_clips, order_columns
+from longtake.data import clip_weights, open_clips, order_columns
 from longtake.encoders import EncodeCost, autoencoder_cost
 from longtake.models import denoiser_class
 from longtake.parallel import EntryKey, Mesh, bucket_degrees, check_bucket_sequence, check_budget, resolve_degrees
@@ -448,7 +448,7 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
         table = open_clips(work.config.dataset)
     except (UserError, OSError) as error:
         return None, str(error)
-    return first_pass(work, layout, weights=table.weights, **order_columns(table)), None
+    return first_pass(work, layout, weights=clip_weights(table, work.config.dataset), **order_columns(table)), None
 
 
 def first_pass(work: Work, layout: Layout, **columns: Any) -> BucketReport:

@@ -13,13 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.probing.probe import digest_of, list_clips, probe_table, write_bad
+from longtake.data.clips.video import is_image
+from longtake.data.probing.probe import UNREADABLE, digest_of, list_clips, probe_table, write_bad
+from longtake.data.tables.checks import floats
 from longtake.data.tables.convert import lock, user_cache, writable_folder
 from longtake.data.tables.table import FOLDER_TABLE
 from longtake.data.tables.write_rows import write_table
 
 TABLE = FOLDER_TABLE
 _MOST_WORKERS = 8
+_NUMBERS = ("num_frames", "height", "width", "fps")
 
 
 def folder_table(folder: Path) -> Path:
@@ -32,44 +35,78 @@ def folder_table(folder: Path) -> Path:
     `probe_table` do.
     """
     table = writable_folder(folder.absolute(), user_cache(folder)) / TABLE
-    clips = list_clips(folder)
+    return kept_table(folder, folder, list_clips(folder), table)
+
+
+def kept_table(named: Path, folder: Path | str, clips: pa.Table, table: Path) -> Path:
+    """The file `table`, which has the rows of `clips` that can be used, in their order, with what was probed of them.
+
+    `named`: what the user knows them by; `folder`: where their paths start; `clips`: as `list_clips` makes them, all
+    ids different. Rows that `known_rows` finds numbers in are not probed.
+    """
     state = digest_of([*clips["path"].to_pylist(), *clips["changed"].to_pylist()])
     if _state_of(table) == state:
         return table
     with lock(table.with_suffix(".lock")):
         if _state_of(table) != state:
-            _bring_up_to_date(folder, clips, table, state)
+            _bring_up_to_date(named, folder, clips, table, state)
     return table
 
 
-def _bring_up_to_date(folder: Path, clips: pa.Table, table: Path, state: str) -> None:
+def known_rows(clips: pa.Table) -> np.ndarray:
+    """bool [N]: rows that say their frames, height and width; of a still the frames need not be said."""
+    found = np.ones(len(clips), bool)
+    for name in ("height", "width", "num_frames"):
+        numbers = floats(clips, name) if name in clips.column_names else np.full(len(clips), np.nan)
+        if name == "num_frames":
+            numbers[[is_image(path) for path in clips["path"].to_pylist()]] = 1
+        found &= numbers >= 1
+    return found & np.array([not state.startswith(UNREADABLE) for state in clips["changed"].to_pylist()], bool)
+
+
+def _bring_up_to_date(named: Path, folder: Path | str, clips: pa.Table, table: Path, state: str) -> None:
     known = pyarrow.parquet.read_table(table) if _state_of(table) else None
     same = np.zeros(len(clips), bool)
     if known is not None:
         same = pc.is_in(_facts(clips), value_set=_facts(known)).to_numpy(zero_copy_only=False)
         known = known.filter(pc.is_in(_facts(known), value_set=_facts(clips)))
     parts = [known] if known is not None and len(known) else []
+    said = known_rows(clips) & ~same
+    if said.any():
+        parts.append(_as_said(clips.filter(pa.array(said))))
+    places = np.flatnonzero(~same & ~said)
     bad: list[tuple[int, str, str]] = []
-    if not same.all():
-        new = clips.filter(pa.array(~same))
-        print(f"{folder}: probing {len(new)} of {len(clips)} files, once, into {table}", file=sys.stderr, flush=True)
-        places = np.flatnonzero(~same)
-        found, lost = _probed(new, folder)
+    if len(places):
+        print(f"{named}: probing {len(places)} of {len(clips)} files, once, into {table}", file=sys.stderr, flush=True)
+        found, lost = _probed(clips.take(pa.array(places)), folder)
         parts += [found] if found is not None else []
         bad = [(int(places[row]), path, reason) for row, path, reason in lost]
     bad_list = write_bad(table.with_suffix(".bad.csv"), bad)
     if not parts:
         raise UserError(
-            f"{folder}: none of its {len(clips)} videos and pictures can be used, see {bad_list} (the first: "
+            f"{named}: none of its {len(clips)} videos and pictures can be used, see {bad_list} (the first: "
             f"{bad[0][1]}: {bad[0][2]}); mend the files or name another folder"
         )
-    joined = pa.concat_tables(parts, promote_options="permissive").sort_by("path")
-    write_table(joined, table, {"folder_state": state})
+    joined = pa.concat_tables(parts, promote_options="permissive")
+    order = pc.sort_indices(pc.index_in(joined["clip_id"], value_set=clips["clip_id"]))
+    write_table(joined.take(order), table, {"folder_state": state})
     if bad_list:
-        print(f"{folder}: {len(bad)} files cannot be used, see {bad_list}", file=sys.stderr, flush=True)
+        print(f"{named}: {len(bad)} files cannot be used, see {bad_list}", file=sys.stderr, flush=True)
 
 
-def _probed(clips: pa.Table, folder: Path) -> tuple[pa.Table | None, list[tuple[int, str, str]]]:
+def _as_said(clips: pa.Table) -> pa.Table:
+    """Rows with numbers of their own, as a probe would have made them."""
+    made = {name: floats(clips, name) for name in _NUMBERS if name in clips.column_names}
+    frames = made.get("num_frames", np.full(len(clips), np.nan))
+    frames = np.where([is_image(path) for path in clips["path"].to_pylist()], 1, frames)
+    columns: dict[str, pa.Array] = {"num_frames": pa.array(frames.astype(np.int64))}
+    columns |= {name: pa.array(made[name].astype(np.int64)) for name in ("height", "width")}
+    columns["fps"] = pa.array(made.get("fps", np.full(len(clips), np.nan)), from_pandas=True)
+    others = {name: clips[name] for name in clips.column_names if name not in columns}
+    return pa.table(others | columns)
+
+
+def _probed(clips: pa.Table, folder: Path | str) -> tuple[pa.Table | None, list[tuple[int, str, str]]]:
     """The rows of the clips that can be used, in their order, and the bad ones; None where none can."""
     with tempfile.TemporaryDirectory(prefix="longtake-") as place:
         source, target = Path(place) / "listing.parquet", Path(place) / "probed.parquet"

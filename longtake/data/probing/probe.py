@@ -35,6 +35,7 @@ VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
 _NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
 _ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
+UNREADABLE = "unreadable"  # the state of a file that cannot be looked at
 Engine = Literal["local", "ray"]
 Asked = Generator[tuple[int, Any], None, None]  # (place, answer) as they are ready
 
@@ -184,21 +185,22 @@ def _caption(folder: Path, path: str) -> tuple[str, str]:
     """The caption of a clip, and the state of its two files."""
     file = folder / path
     beside = file.with_suffix(".txt")
-    state = _state(file)
+    state = file_state(file)
     try:
         text = beside.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return "", state
     except UnicodeDecodeError as error:
         raise UserError(f"{beside}: the caption is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    return text, f"{state} {_state(beside)}"
+    return text, f"{state} {file_state(beside)}"
 
 
-def _state(file: Path) -> str:
+def file_state(file: Path) -> str:
+    """A text that differs once the file does."""
     try:
         stat = file.stat()
     except OSError:
-        return "unreadable"  # the probe says why
+        return UNREADABLE  # the probe says why
     return f"{stat.st_size} {stat.st_mtime_ns}"
 
 

@@ -12,11 +12,12 @@ import numpy as np
 from longtake.contracts import UserError
 from longtake.data.config import DatasetConfig
 from longtake.data.probing.folder import folder_table
+from longtake.data.probing.metadata import is_metadata, metadata_table
 from longtake.data.tables.checks import FINGERPRINTED
 from longtake.data.tables.ids import rename_repeats
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.shards import is_shards
-from longtake.data.tables.table import ClipTable
+from longtake.data.tables.table import ClipTable, base_folder
 from longtake.random import hash64
 
 
@@ -166,9 +167,21 @@ def order_columns(table: ClipTable | MixedTable) -> dict[str, Any]:
     return {name: getattr(table, name) for name in FINGERPRINTED} | {"table": table.fingerprint}
 
 
+def clip_weights(table: ClipTable | MixedTable, config: DatasetConfig) -> float | np.ndarray:
+    """Expected copies of each clip in a pass: its table's weight in the mix, times `video_repeat` for videos."""
+    if config.video_repeat <= 1:
+        return table.weights
+    return table.weights * np.where(np.asarray(table.num_frames) > 1, np.float32(config.video_repeat), np.float32(1))
+
+
 def table_and_root(source: Path, root: str | Path | None) -> tuple[Path, str | Path | None]:
-    """A table and where its paths start, as they are; of a folder of clips its table, whose paths start there."""
-    return (folder_table(source), source) if source.is_dir() and not is_shards(source) else (source, root)
+    """A table and where its paths start, as they are; of a folder of clips its table, whose paths start there, and of a
+    list with `file_path` the table that is kept beside it."""
+    if source.is_dir() and not is_shards(source):
+        return folder_table(source), source
+    if is_metadata(source):
+        return metadata_table(source, root), base_folder(source, root)
+    return source, root
 
 
 def _open_source(path: str, config: DatasetConfig, columns: Sequence[str], lenient: bool = False) -> ClipTable:
