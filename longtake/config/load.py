@@ -16,8 +16,9 @@ from longtake.config.layers import Binding, Layer, open_layers
 from longtake.config.overrides import flag_tree, split_flags
 from longtake.config.reader import Source, Statement, shown_path
 from longtake.config.schema import DEFAULT, fit_keys, forms, underlaid
+from longtake.config.section import Section
 from longtake.config.translate import translate, truth_faults
-from longtake.config.tree import Branch, Leaf, Origin, dotted, grow, leaves, plain
+from longtake.config.tree import Branch, Leaf, Origin, dotted, grow, leaves, merge, plain
 
 T = TypeVar("T")
 GIVEN = "given"  # the place of values that come from no file
@@ -133,7 +134,7 @@ def finish(
     if dialect is not None:
         found = dialect.translate(found, Heights(layer), faults.append)
     found = fit_keys(found, forms(schema))
-    value, refused = check(found, schema, place)
+    value, refused = check(over_beneath(found, schema), schema, place)
     # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.
     faults += [fault for fault in refused if not is_consequence(fault, binding.broken, flags_are_whole)]
     if faults:
@@ -151,6 +152,14 @@ def guarded(place: str, faults: list[Fault]) -> Iterator[None]:
         raise ConfigError([*faults, *error.faults]) from None
     except (RecursionError, MemoryError):
         raise ConfigError([*faults, Fault(place, "", TOO_DEEP, "write it flatter")]) from None
+
+
+def over_beneath(tree: Branch, schema: Any) -> Branch:
+    """The tree laid over what follows from it by its schema (`Section.beneath`)."""
+    if not (isinstance(schema, type) and issubclass(schema, Section)):
+        return tree
+    beneath = grow(schema.beneath(plain(tree)), Origin(DEFAULT))
+    return merge(beneath, tree, lambda fault: None)
 
 
 def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:

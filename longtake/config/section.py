@@ -31,6 +31,11 @@ class Section(BaseModel):
         protected_namespaces=(),
     )
 
+    @classmethod
+    def beneath(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What follows from a whole configuration as it is written, plain data, for keys that it leaves out."""
+        return {}
+
     @field_validator("*", mode="after")
     @classmethod
     def _within_bounds(cls, value: Any, info: ValidationInfo) -> Any:

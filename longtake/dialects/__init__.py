@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from longtake.dialects.cogvideox_fun import CogVideoXFun
     from longtake.dialects.opensora_v2 import OpenSora
 
 __getattr__ = lazy_exports(__name__)

@@ -80,6 +80,20 @@ class Translation:
     def refuse(self, name: str, node: Node, rule: str, fix: str = "") -> None:
         self.report(Fault(str(node.origin), shown(plain(node)), rule, fix, name))
 
+    def report_at(self, place: str, name: str, value: Any, rule: str, fix: str = "") -> None:
+        """Refuses a word that stands in no part of the tree."""
+        self.report(Fault(place, shown(value), rule, fix, name))
+
+    def number(self, name: str, default: float) -> float:
+        """The number at a dotted name; the default where none stands there, which its own place will refuse."""
+        value = self.value(name)
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+    def is_flag(self, name: str) -> bool:
+        """Whether a word stands on the command line."""
+        node = self.get(name)
+        return node is not None and self.heights.is_flag(node.origin)
+
     def move(self, names: Mapping[str, str], wins: bool = False) -> None:
         """Words that have another name here: old name -> new name. `wins`: in a file they count before the new name."""
         for old, new in names.items():

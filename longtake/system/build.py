@@ -217,6 +217,8 @@ def build_system(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+    if config.tf32:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     dtype = device_dtype(config.dtype, world.device)
     if stored is None:
         world.on_all(lambda: find_encoders(config))

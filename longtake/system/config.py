@@ -106,6 +106,7 @@ class SystemConfig(EncodersConfig):
         None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
     )
     deterministic: bool = Field(False, description="only deterministic CUDA kernels, at some cost in speed")
+    tf32: bool = Field(False, description="float32 products on CUDA in TF32, at 10 bits of mantissa")
     seed: int = Field(1024, ge=0, lt=1 << 63, description="decides initial weights, data order and every random choice")
     compat: str | tuple[str, ...] | None = Field(
         None, description="quirks of the published program to reproduce, by name; the family's name: all of them"
@@ -120,21 +121,28 @@ class SystemConfig(EncodersConfig):
         None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _as_one_folder(cls, data: Any) -> Any:
+    def beneath(cls, written: Mapping[str, Any]) -> dict[str, Any]:
         """Where `model.from_pretrained` is the folder of a whole published model, that folder says what it is: keys
         that are not written, of sections that name no other kind and no weights of their own."""
-        found = published_sections(data) if isinstance(data, Mapping) else None
-        if found is None:
-            return data
+        if (found := published_sections(written)) is None:
+            return {}
         kind, sections = found
-        whole = {**data, "model": {"type": kind, **data["model"]}}
+        below: dict[str, Any] = {"model": {"type": kind}}
         for name, section in sections.items():
-            own = data.get(name, {})
-            if isinstance(own, Mapping) and own.get("type", section["type"]) == section["type"]:
-                whole[name] = {**section, **own} if own.get("from_pretrained") is None else own
-        return whole
+            own = written.get(name, {})
+            is_another = not isinstance(own, Mapping) or own.get("from_pretrained") is not None
+            if not is_another and own.get("type", section["type"]) == section["type"]:
+                below[name] = section
+        return below
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_one_folder(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        below = cls.beneath(data)
+        return {**data, **{name: {**section, **data.get(name, {})} for name, section in below.items()}}
 
     @field_validator("model", mode="before")
     @classmethod

@@ -1,0 +1,81 @@
+"""CogVideoX-Fun's command lines: `train_lora.py`, `train.py` and `train_control.py` with their own flags, and what
+accelerate's launchers put into the environment.
+
+Each flag acts, or is answered with a line that says what stands in its place, or is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from longtake.config import Heights
+from longtake.config.tree import Branch
+from longtake.contracts import UserError
+from longtake.dialects.cogvideox_fun.data import translate_data
+from longtake.dialects.cogvideox_fun.flags import WORDS, split, words_of
+from longtake.dialects.cogvideox_fun.launch import translate_launch
+from longtake.dialects.cogvideox_fun.places import translate_model, translate_places
+from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
+from longtake.dialects.translation import Report, Say, Translation
+from longtake.system.tiny import take_tiny
+
+_DEFAULTS = Path(__file__).parent / "defaults"
+
+
+class CogVideoXFun:
+    """The dialect of one command line of a script, `["train", flags...]`; `say` gets each note on a word once, by
+    default on stderr of the first process."""
+
+    def __init__(self, script: str, say: Say | None = None) -> None:
+        self._script, self._tell, self._told, self._tiny = script, say or _on_stderr, set[str](), False
+        self._flags: dict[str, str] = {}
+
+    def command(self, words: list[str]) -> list[str]:
+        """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
+        verb, *flags = words
+        if "--help" in flags:
+            return words
+        flags, self._tiny = take_tiny(flags)
+        old, others = split(flags)
+        self._flags = old
+        if "pretrained_model_name_or_path" not in old and not self._tiny:
+            raise UserError(
+                f"{self._script}.py: --pretrained_model_name_or_path is missing; give the folder of a CogVideoX, with "
+                "scheduler, tokenizer, text_encoder, vae and transformer in it"
+            )
+        return [verb, str(_DEFAULTS / f"{self._script}.py"), *["--tiny"] * self._tiny, *old.values(), *others]
+
+    def find(self, path: Path) -> Path | None:
+        """No file of CogVideoX-Fun is a base of run files."""
+        return None
+
+    def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
+        """The tree in Longtake's words."""
+        # A file is looked at without flags too, to see what kind of run it is.
+        is_whole = all(name in tree.items for name in self._flags)
+        work = Translation(tree, heights, report, self._say if is_whole else lambda line: None)
+        for name in sorted(WORDS - words_of(self._script)):
+            if (node := work.take(name)) is not None:
+                work.refuse(name, node, f"is no flag of {self._script}.py", "leave it out")
+        control = self._script == "train_control"
+        visual = translate_model(work, control, self._tiny)
+        translate_places(work)
+        translate_launch(work)
+        translate_rates(work)
+        translate_data(work, visual, self._tiny)
+        if self._script != "train_lora" and is_whole:
+            refuse_nothing_trained(work)
+        translate_training(work, self._script, self._tiny)
+        return work.tree
+
+    def _say(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
+
+
+def _on_stderr(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)

@@ -1,0 +1,148 @@
+"""Folders and files: the published model, where a run writes, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from longtake.checkpoint import list_checkpoints
+from longtake.config.tree import Leaf, Node, plain
+from longtake.dialects.translation import Translation
+from longtake.encoders.config import CogVideoXVAEConfig
+from longtake.families import COGVIDEOX
+from longtake.hub import published_facts
+from longtake.models.cogvideox_config import section_of
+
+RUN = "run"  # the run's own folder in output_dir
+LORA_FILES = {"fun": "checkpoint-{step}.safetensors", "comfy": "checkpoint-{step}-compatible_with_comfyui.safetensors"}
+_PARTS = ("scheduler", "tokenizer", "text_encoder", "vae", "transformer")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)(-compatible_with_comfyui)?(\.safetensors)?|epoch\d+-global_step(\d+)")
+_OF_HUB = "weights are read from a folder; fetch what you mean by `hf download NAME --revision ... --local-dir FOLDER`"
+_UPLOADS = "Longtake uploads nothing; use `hf upload` for what is in the output folder"
+
+
+def value_of(node: Node | None) -> object:
+    """Its plain value; None where nothing stands there."""
+    return None if node is None else plain(node)
+
+
+def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
+    """The published folder -> `model`, `ae`, `t5`, `objective`; returns what the model sees beside noise."""
+    for name in ("revision", "variant", "non_ema_revision", "cache_dir"):
+        if (node := work.take(name)) is not None and plain(node) is not None:
+            work.refuse(name, node, "is for the Hugging Face hub", _OF_HUB)
+    for name in ("hub_token", "hub_model_id", "push_to_hub"):
+        if (node := work.take(name)) is not None and plain(node):
+            work.refuse(name, node, "is for uploads to the Hugging Face hub", _UPLOADS)
+    work.put("model.type", COGVIDEOX.model().type, work.tree)
+    node, overlays = work.take("pretrained_model_name_or_path"), [work.take(f"{part}_path") for part in _OVERLAYS]
+    visual = "control" if control else None
+    facts = _facts(work, node) if isinstance(node, Leaf) else None
+    if facts is not None and isinstance(node, Leaf):
+        found = section_of(facts, f"{node.value}/transformer/config.json")
+        visual = "control" if control else found["visual"]
+        if control and found["visual"] != "control":
+            work.put("model.positions", "fun", node)
+        if tiny:
+            work.note("pretrained_model_name_or_path", node, "--tiny leaves its weights out")
+        else:
+            work.put("model.from_pretrained", str(node.value), node)
+            _overlay(work, str(node.value), found, overlays)
+    if control:
+        work.put("model.visual", "control", work.tree if node is None else node)
+    return visual
+
+
+_OVERLAYS = ("transformer", "vae")
+
+
+def _facts(work: Translation, node: Leaf) -> dict[str, object] | None:
+    """What the folder's transformer says of itself; None, and a fault, where it is no folder of a CogVideoX."""
+    name, root = "pretrained_model_name_or_path", Path(str(node.value)).expanduser()
+    fix = "give the folder of a whole CogVideoX, such as `hf download NAME --local-dir FOLDER` makes"
+    if not root.is_dir():
+        work.refuse(name, node, "is no folder here", fix)
+    elif lacking := [part for part in _PARTS if not (root / part).is_dir()]:
+        work.refuse(name, node, f"has no {', '.join(lacking)} in it", fix)
+    elif COGVIDEOX.root(str(root)) is None:
+        work.refuse(name, node, "has no transformer/config.json of a CogVideoX", fix)
+    else:
+        return published_facts(str(root / "transformer"))
+    return None
+
+
+def _overlay(work: Translation, root: str, model: dict[str, object], overlays: list[Node | None]) -> None:
+    """`transformer_path` and `vae_path`: other weights for the sizes that the folder says."""
+    transformer, vae = overlays
+    if transformer is not None and value_of(transformer) is not None:
+        sections = dict(COGVIDEOX.root(root) or {})
+        work.put("model", {**model, "from_pretrained": value_of(transformer)}, transformer)
+        for name, section in sections.items():
+            work.put(name, section, work.tree)
+    if vae is not None and value_of(vae) is not None:
+        facts = published_facts(f"{root}/vae") or {}
+        known = {ours: facts[theirs] for theirs, ours in CogVideoXVAEConfig.PUBLISHED.items() if theirs in facts}
+        work.put("ae", {**(COGVIDEOX.root(root) or {})["ae"], **known}, work.tree)
+        work.put("ae.from_pretrained", value_of(vae), vae)
+
+
+def translate_places(work: Translation) -> None:
+    """`output_dir`, `train_data_meta`, `resume_from_checkpoint` -> `outputs`, `dataset`, `resume` or `load`."""
+    output, resume = work.take("output_dir"), work.take("resume_from_checkpoint")
+    folder = Path(str(value_of(output)))
+    if output is not None:
+        work.put("outputs", str(folder), output)
+        work.put("exp_name", RUN, output)
+    if (meta := work.take("train_data_meta")) is not None:
+        work.put("dataset.data_path", value_of(meta), meta, "train_data_meta")
+    if (root := work.take("train_data_dir")) is not None:
+        place = Path(str(value_of(root) or "."))
+        work.put("dataset.root", str(place if place.is_absolute() else Path.cwd() / place), root, "train_data_dir")
+    if (logs := work.take("logging_dir")) is not None and value_of(logs) != "logs":
+        rule = "has no place of its own: curves are written into the run's folder"
+        work.refuse("logging_dir", logs, rule, f"start `tensorboard --logdir {folder}`")
+    if isinstance(resume, Leaf) and resume.value is not None:
+        _resume(work, folder, resume)
+    elif output is not None and _is_first_start() and (used := _used(folder)) is not None:
+        rule = f"is used: it holds {used.name}"
+        work.refuse(
+            "output_dir", output, rule, "write --resume_from_checkpoint latest to go on, or another --output_dir"
+        )
+
+
+def _is_first_start() -> bool:
+    """Whether this is the one process that looks, before any has written: rank 0, not started again by torchrun."""
+    return os.environ.get("RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+
+
+def _used(folder: Path) -> Path | None:
+    return next((path for pattern in (RUN, "checkpoint-*") for path in sorted(folder.glob(pattern))), None)
+
+
+def _resume(work: Translation, folder: Path, node: Leaf) -> None:
+    """`latest` is the newest checkpoint of the run; a path is one of its checkpoints, by any of its names."""
+    own = [info for run in sorted(folder.glob(f"{RUN}*")) for info in list_checkpoints(run) if info.complete]
+    if node.value == "latest":
+        if not own and (used := _used(folder)) is not None and used.name != RUN:
+            rule = f"finds checkpoints of another program in {folder}, such as {used.name}, which cannot be continued"
+            fix = f"take another --output_dir, and start from its adapters: --lora.from_pretrained {used}"
+            work.refuse("resume_from_checkpoint", node, rule, fix)
+        work.put("resume", "auto", node)
+        return
+    path = Path(str(node.value))
+    found = _CHECKPOINT.fullmatch(path.name)
+    elsewhere = [info for run in sorted(path.parent.glob(f"{RUN}*")) for info in list_checkpoints(run) if info.complete]
+    if path.is_dir() and list_checkpoints(path.parent):
+        elsewhere = [info for info in list_checkpoints(path.parent) if info.complete]
+    step = None if found is None else int(found[1] or found[4])
+    # There only the name counts, and is looked for in output_dir.
+    meant = next((info for info in [*own, *elsewhere] if info.step == step), None)
+    if meant is None:
+        steps = ", ".join(f"checkpoint-{info.step}" for info in own) or "none"
+        rule = f"is no checkpoint of the run in {folder}"
+        work.refuse("resume_from_checkpoint", node, rule, f"write latest, or one of those there: {steps}")
+    elif own and meant == max(own, key=lambda info: (info.when, info.step)):
+        work.put("resume", "auto", node)
+    else:
+        work.put("load", str(meant.path), node)

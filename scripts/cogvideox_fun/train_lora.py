@@ -1,0 +1,17 @@
+"""Trains adapters, in CogVideoX-Fun's words: the flags of its own train_lora.py, behind its own launchers.
+
+accelerate launch --mixed_precision="bf16" scripts/cogvideox_fun/train_lora.py \
+    --pretrained_model_name_or_path MODEL --train_data_meta clips.json --rank 64 --network_alpha 32
+
+The same as `longtake train`; what stands in the place of old words is printed. docs/migrating.md lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from longtake.cli import main
+from longtake.dialects import CogVideoXFun
+
+if __name__ == "__main__":
+    main(["train", *sys.argv[1:]], CogVideoXFun("train_lora"))
