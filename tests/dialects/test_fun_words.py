@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects.cogvideox_fun.data import MODES
+from longtake.dialects.cogvideox_fun.data import SIZES
 from longtake.dialects.cogvideox_fun.flags import SCRIPTS, WORDS, words_of
 from tests.dialects.fun import spoken, write_root
 from tests.dialects.speech import refusal
@@ -74,6 +74,7 @@ ACTS = [  # flags, place in the run, value there
     ("--validation_prompts a --validation_steps 7", "validate_every", 7),
     ("--validation_prompts a --validation_epochs 2", "validate_every_passes", 2),
     ("--validation_prompts a --validation_paths x.png --train_mode inpaint", "validation.references", ("x.png",)),
+    ("--video_repeat 2", "dataset.video_repeat", 2),
     ("--trainable_modules attn1. ff.net.0.proj", "train_only", ("*attn1.*", "*ff.0*")),
     ("--trainable_modules .", "train_only", None),
     ("--trainable_modules_low_learning_rate attn1", "train_only", ("*attn1*",)),
@@ -149,12 +150,8 @@ def test_a_flag_is_refused_with_the_reason(flags: str, said: str) -> None:
 
 def test_no_flag_is_forgotten() -> None:
     told = " ".join([flags for flags, *_ in ACTS + REFUSED] + ANSWERED + list(BARE))
-    data = {
-        word for word in WORDS if re.search("sample_size|sample_stride|n_frames|repeat|enable_bucket|batch_size", word)
-    }
-
     assert words_of("train_lora") | words_of("train") | words_of("train_control") == WORDS
-    assert WORDS - set(re.findall(r"--(\w+)", told)) - data - set(MODES) - BY_FILES == set()
+    assert WORDS - set(re.findall(r"--(\w+)", told)) - set(SIZES) - BY_FILES == set()
 
 
 def test_a_flag_of_another_script_is_refused() -> None:
@@ -195,8 +192,22 @@ def test_the_published_folder_says_what_the_model_is(root: Path) -> None:
     assert config.objective.snr_shift == 1.0
     assert config.condition_config == {"t2v": 1.0}
     assert config.lora_files.keys() == {"fun", "comfy"}
+    assert (config.sizes.batch_size, config.sizes.video_sample_stride, config.sizes.enable_bucket) == (16, 4, False)
     control, _ = spoken("train_control", *start[:2], "--trainable_modules", ".")
     assert (control.model.visual, control.lora) == ("control", None)
+
+
+def test_the_data_modes_are_those_of_the_page(root: Path) -> None:
+    modes = ("enable_bucket", "random_hw_adapt", "training_with_video_token_length", "random_frame_crop")
+    modes += ("random_ratio_crop", "keep_all_node_same_token_length", "auto_tile_batch_size")
+    numbers = {"video_sample_size": 256, "image_sample_size": 1024, "token_sample_size": 768}
+    numbers |= {"video_sample_n_frames": 49, "video_sample_stride": 3}
+    flags = [f"--{mode}" for mode in modes] + [f"--{name}={number}" for name, number in numbers.items()]
+    start = ("--pretrained_model_name_or_path", str(root), "--use_peft_lora", "--train_batch_size", "2")
+    sizes = spoken("train_lora", *start, *flags)[0].sizes
+    assert {name: getattr(sizes, name) for name in SIZES} == numbers | dict.fromkeys(modes, True)
+    assert sizes.batch_size == 2
+    assert "random_hw_adapt" in refusal(spoken, "train_lora", *start, "--enable_bucket", flags[2])
 
 
 def test_other_weights_of_the_same_sizes(root: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ import torch
 
 from longtake.checkpoint import list_checkpoints
 from longtake.cli.app import run
+from longtake.data.tables.rows import open_rows
 from longtake.dialects import CogVideoXFun
 from longtake.train import read_run
 from longtake.weights import read_adapters
@@ -29,7 +31,8 @@ WORDS = (
     "--video_sample_stride=1 --video_sample_n_frames=9 --train_batch_size=1 --gradient_accumulation_steps=1 "
     "--dataloader_num_workers=0 --num_train_epochs=100 --checkpointing_steps=1 --learning_rate=1e-03 --seed=42 "
     '--output_dir="out" --gradient_checkpointing --adam_weight_decay=3e-2 --adam_epsilon=1e-10 --vae_mini_batch=1 '
-    "--max_grad_norm=0.05 --enable_bucket --low_vram"
+    "--max_grad_norm=0.05 --random_hw_adapt --training_with_video_token_length --enable_bucket --low_vram "
+    "--video_repeat=1"
 )
 LORA = '--rank=4 --network_alpha=2 --target_name="to_q,to_k,to_v,ff.0,ff.2" --use_peft_lora --train_mode="inpaint"'
 ZERO_2 = (
@@ -50,6 +53,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_root(tmp_path_factory.mktemp("fun"))
 
 
+@pytest.fixture(scope="module")
+def meta(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A list as that page has it, of whole paths, for which `train_data_dir` is empty."""
+    table = open_rows(clips, as_text=True)
+    rows = [row for batch in table.batches(["path", "text"]) for row in batch.to_pylist()]
+    file = tmp_path_factory.mktemp("meta") / "metadata.json"
+    listed = [{"file_path": str(clips.parent / row["path"]), "text": row["text"], "type": "video"} for row in rows]
+    file.write_text(json.dumps(listed))
+    return file
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with `scripts` and `config`."""
@@ -61,17 +75,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def words(root: Path, clips: Path, more: str) -> list[str]:
-    given = f"--pretrained_model_name_or_path={root} --train_data_meta={clips} {WORDS} {more}"
-    return shlex.split(given.replace('--train_data_dir=""', f"--train_data_dir={clips.parent}"))
+def words(root: Path, meta: Path, more: str) -> list[str]:
+    return shlex.split(f"--pretrained_model_name_or_path={root} --train_data_meta={meta} {WORDS} {more}")
 
 
-def trained(root: Path, clips: Path, more: str, script: str = "train_lora") -> int:
+def trained(root: Path, meta: Path, more: str, script: str = "train_lora") -> int:
     """A command line in this process; its exit status."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return run(["train", *words(root, clips, more), "--device", "cpu"], CogVideoXFun(script))
+        return run(["train", *words(root, meta, more), "--device", "cpu"], CogVideoXFun(script))
     finally:
         torch.set_num_threads(threads)
 
@@ -95,12 +108,12 @@ def files_of(*steps: int) -> list[str]:
     ids=["plain", "zero_2", "fsdp"],
 )
 def test_a_launch_line_of_the_page_trains_on_two_processes(
-    launcher: str, zero: int, replicate: int | str, place: Path, root: Path, clips: Path
+    launcher: str, zero: int, replicate: int | str, place: Path, root: Path, meta: Path
 ) -> None:
     pytest.importorskip("accelerate")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision=bf16", "--num_processes", "2"]
     command += [*shlex.split(launcher), "--main_process_port", str(free_port())]
-    command += ["scripts/cogvideox_fun/train_lora.py", *words(root, clips, f"{LORA} --max_train_steps=2")]
+    command += ["scripts/cogvideox_fun/train_lora.py", *words(root, meta, f"{LORA} --max_train_steps=2")]
     own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=place, env=os.environ | own, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -111,9 +124,9 @@ def test_a_launch_line_of_the_page_trains_on_two_processes(
 
 
 def test_files_of_adapters_lie_where_users_look_and_are_of_the_trained_strength(
-    place: Path, root: Path, clips: Path
+    place: Path, root: Path, meta: Path
 ) -> None:
-    assert trained(root, clips, f"{LORA} --max_train_steps=3 --checkpoints_total_limit 2") == 0
+    assert trained(root, meta, f"{LORA} --max_train_steps=3 --checkpoints_total_limit 2") == 0
     assert beside(place / "out") == [*files_of(2, 3), "run"]
     model = read_run(str(place / "out" / "run")).value.model
     for name in files_of(3):
@@ -123,28 +136,28 @@ def test_files_of_adapters_lie_where_users_look_and_are_of_the_trained_strength(
 
 
 def test_a_used_folder_is_refused_and_latest_goes_on(
-    place: Path, root: Path, clips: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, root: Path, meta: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trained(root, clips, f"{LORA} --max_train_steps=4 --output_dir whole") == 0
-    assert trained(root, clips, f"{LORA} --max_train_steps=2") == 0
-    assert trained(root, clips, f"{LORA} --max_train_steps=4") == 2
+    assert trained(root, meta, f"{LORA} --max_train_steps=4 --output_dir whole") == 0
+    assert trained(root, meta, f"{LORA} --max_train_steps=2") == 0
+    assert trained(root, meta, f"{LORA} --max_train_steps=4") == 2
     assert "is used: it holds run; write --resume_from_checkpoint latest" in capsys.readouterr().err
-    assert trained(root, clips, f"{LORA} --max_train_steps=4 --resume_from_checkpoint latest") == 0
+    assert trained(root, meta, f"{LORA} --max_train_steps=4 --resume_from_checkpoint latest") == 0
     assert exact(place / "out" / "run") == exact(place / "whole" / "run")
     assert beside(place / "out") == [*files_of(1, 2, 3, 4), "run"]
 
 
 @pytest.mark.parametrize("name", ["checkpoint-1", "out/checkpoint-1.safetensors", "out/run/epoch0-global_step1"])
-def test_a_checkpoint_is_taken_by_any_of_its_names(name: str, place: Path, root: Path, clips: Path) -> None:
-    assert trained(root, clips, f"{LORA} --max_train_steps=2") == 0
-    assert trained(root, clips, f"{LORA} --max_train_steps=2 --resume_from_checkpoint {name}") == 0
+def test_a_checkpoint_is_taken_by_any_of_its_names(name: str, place: Path, root: Path, meta: Path) -> None:
+    assert trained(root, meta, f"{LORA} --max_train_steps=2") == 0
+    assert trained(root, meta, f"{LORA} --max_train_steps=2 --resume_from_checkpoint {name}") == 0
     assert [info.step for info in list_checkpoints(place / "out" / "run-2")] == [2]
     assert exact(place / "out" / "run-2") == exact(place / "out" / "run")[1:]
 
 
-def test_whole_weights_train_and_go_on(place: Path, root: Path, clips: Path) -> None:
+def test_whole_weights_train_and_go_on(place: Path, root: Path, meta: Path) -> None:
     more = '--trainable_modules "." --trainable_modules_low_learning_rate "attn" --train_mode normal --use_ema'
-    assert trained(root, clips, f"{more} --max_train_steps=2 --output_dir whole", "train") == 0
-    assert trained(root, clips, f"{more} --max_train_steps=1", "train") == 0
-    assert trained(root, clips, f"{more} --max_train_steps=2 --resume_from_checkpoint latest", "train") == 0
+    assert trained(root, meta, f"{more} --max_train_steps=2 --output_dir whole", "train") == 0
+    assert trained(root, meta, f"{more} --max_train_steps=1", "train") == 0
+    assert trained(root, meta, f"{more} --max_train_steps=2 --resume_from_checkpoint latest", "train") == 0
     assert exact(place / "out" / "run") == exact(place / "whole" / "run")
