@@ -44,7 +44,7 @@ def encode_inputs(
         stage=stage,
         slots_per_step=1,
         rule=rule,
-        weights=np.ceil(clip_weights(table, dataset)),
+        weights=np.ceil(clip_weights(dataset, table.num_frames, table.weights)),
         views=dataset.views,
         **order_columns(table),
     )

@@ -448,7 +448,8 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
         table = open_clips(work.config.dataset)
     except (UserError, OSError) as error:
         return None, str(error)
-    return first_pass(work, layout, weights=clip_weights(table, work.config.dataset), **order_columns(table)), None
+    weights = clip_weights(work.config.dataset, table.num_frames, table.weights)
+    return first_pass(work, layout, weights=weights, **order_columns(table)), None
 
 
 def first_pass(work: Work, layout: Layout, **columns: Any) -> BucketReport:

@@ -170,6 +170,8 @@ class RunConfig(SystemConfig, TrackingConfig):
     @classmethod
     def _of_the_family(cls, value: Any, info: ValidationInfo) -> Any:
         own = family_of(info.data["model"]).sizes if "model" in info.data else None
+        if own is None and isinstance(value, Mapping) and "type" not in value:
+            raise ValueError("this model has no bucket law of its own; give a bucket_config in its place")
         return {"type": own.model_fields["type"].default, **value} if own and isinstance(value, Mapping) else value
 
     @field_validator("sizes")

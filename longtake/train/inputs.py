@@ -103,7 +103,7 @@ def _order_inputs(
         stage=config.stage_number,
         slots_per_step=slots,
         rule=rule,
-        weights=clip_weights(table, config.dataset),
+        weights=clip_weights(config.dataset, table.num_frames, table.weights),
         views=config.dataset.views,
         cost=cost,
         slot_sizes=_slot_sizes(config, peers, rule.buckets, state.slot_sizes),

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from pydantic import model_validator
 
 from longtake.buckets import BucketReport, bucket_picture
-from longtake.data import read_numbers
+from longtake.data import clip_weights, read_numbers
 from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
 from longtake.plan import Layout, Work, first_pass
@@ -64,8 +65,9 @@ def preview_buckets(config: RunConfig, table: Path) -> Preview:
     replicate, shard, sequence, _ = resolve_degrees(parallel, prod(degree for degree in given if degree != "auto"))
     work = Work(config, config.bucket_rule, config.ae.latent, config.text_length, encoder_bytes=0)
     layout = Layout(replicate, shard, sequence, bucket_sequence=parallel.bucket_sequence)
-    columns = {name: numbers[name] for name in ("num_frames", "height", "width", "fps", "clip_ids")}
+    columns: dict[str, Any] = {name: numbers[name] for name in ("num_frames", "height", "width", "fps", "clip_ids")}
     sizes = {work.slot_size(bucket, layout) for bucket in work.entries} if layout.bucket_sequence else set()
+    columns["weights"] = clip_weights(config.dataset, numbers["num_frames"])
     return Preview(first_pass(work, layout, table="", **columns), _said(config, layout.data_ranks, sorted(sizes)))
 
 

@@ -167,11 +167,13 @@ def order_columns(table: ClipTable | MixedTable) -> dict[str, Any]:
     return {name: getattr(table, name) for name in FINGERPRINTED} | {"table": table.fingerprint}
 
 
-def clip_weights(table: ClipTable | MixedTable, config: DatasetConfig) -> float | np.ndarray:
-    """Expected copies of each clip in a pass: its table's weight in the mix, times `video_repeat` for videos."""
+def clip_weights(
+    config: DatasetConfig, num_frames: np.ndarray | JoinedColumn, weights: float | np.ndarray = 1.0
+) -> float | np.ndarray:
+    """Expected copies of each clip in a pass: `weights`, those of a mix, times `video_repeat` for videos."""
     if config.video_repeat <= 1:
-        return table.weights
-    return table.weights * np.where(np.asarray(table.num_frames) > 1, np.float32(config.video_repeat), np.float32(1))
+        return weights
+    return weights * np.where(np.asarray(num_frames) > 1, np.float32(config.video_repeat), np.float32(1))
 
 
 def table_and_root(source: Path, root: str | Path | None) -> tuple[Path, str | Path | None]:

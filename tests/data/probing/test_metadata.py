@@ -108,7 +108,7 @@ def test_videos_are_repeated_and_stills_are_not(repeat: int, videos: int, files:
     table = opened(written(tmp_path, ROWS), files)
     config = DatasetConfig(data_path="unused", video_repeat=repeat)
     law = rule({"16px": {1: (1.0, 1), 5: (1.0, 1)}})
-    made = inputs(0, rule=law, weights=clip_weights(table, config), **order_columns(table))
+    made = inputs(0, rule=law, weights=clip_weights(config, table.num_frames), **order_columns(table))
     order = plan_pass(made, 0)
     rows = np.concatenate([slot.rows for step in range(order.num_steps) for slot in order.step(step)])
     assert np.bincount(rows).tolist() == [videos, videos, 1, videos]
