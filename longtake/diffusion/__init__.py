@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from longtake.diffusion.flow import RectifiedFlow, StraightFlow
     from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceRule, GuidanceScales, Guided
     from longtake.diffusion.known import (
+        KNOWN_NOISE,
         NOTHING_KNOWN,
         ByKind,
         KnownLaw,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         kinds_by_weight,
         known_holder,
         make_known,
+        noise_on_known,
         read_known,
         with_box,
         with_held,

@@ -72,10 +72,11 @@ class Places:
     released: Tensor | None = None  # [1, F, h or 1, w or 1], as in `Known`; None: 0 in the windows, 1 elsewhere
     mask: Tensor | None = None  # float32 [1, T, H, W], as `Known.pixels`; None: nothing is blacked out
     noise: Tensor | None = None  # float32 [3, T, H, W]: added to pixels of a masked window that are not black
-    noise_level: float = 0.0  # in generation: its standard deviation, where the request's seed is to draw it
+    noise_level: float = 0.0  # its standard deviation, where it is still to be drawn (`noise_on_known`)
 
 
 NOTHING_KNOWN = Places()
+KNOWN_NOISE = "known_noise"  # of a law's draws: standard normals [3, T, H, W] for `Places.noise`
 # encode(rows, window) -> latents [len(rows), C, len(window.frames), h, w]: what the autoencoder makes of the window's
 # pixels of these samples of the batch, and of nothing else.
 Encode = Callable[[Sequence[int], Window], "Tensor"]
@@ -85,7 +86,8 @@ class KnownLaw(Protocol):
     """Which places of samples are known, and what a denoiser sees of them."""
 
     kinds: Mapping[str, str]  # kind -> what it makes known; the first makes nothing known
-    draws: Mapping[str, Draw]  # that `drawn` is given, all of them choices; of the view where pixels are masked
+    # What `drawn` is given, all of them choices, and `KNOWN_NOISE`; of the view where pixels are masked.
+    draws: Mapping[str, Draw]
     needs_mask: frozenset[str]  # kinds that know nothing of a video to be generated but by a request's mask
 
     def drawn(
@@ -144,6 +146,13 @@ class ByKind(ABC):
     ) -> Places:
         """What a kind makes known of a clip (T, H, W); `numbers`: in [0, 1), 0 in generation; `mask`: of a request."""
         return Places(self.windows(kind, latent, shape[0]))
+
+
+def noise_on_known(places: Places, normal: Tensor | None) -> Places:
+    """Places with the noise that they ask for; normal: standard normals [3, T, H, W]."""
+    if not places.noise_level or normal is None:
+        return places
+    return replace(places, noise=normal * places.noise_level, noise_level=0.0)
 
 
 def with_box(shape: PixelShape, place: Sequence[float], share: float = 0.5) -> Tensor:

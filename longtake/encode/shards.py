@@ -31,7 +31,7 @@ from longtake.data.latents.store import (
 )
 from longtake.diffusion import Places, Window
 from longtake.encode.plan import Plan, slot_of
-from longtake.system import Encoders, black_out
+from longtake.system import Encoders, black_out, with_drawn_noise
 
 _TEXTS_AT_ONCE = 64
 _METADATA = {"longtake_format": "latent store index", "longtake_format_version": str(FORMAT_VERSION)}
@@ -91,7 +91,7 @@ class LatentShard:
             posterior = encoders.posterior(batch.video)
             for window, place in windows.items():
                 pixels = batch.video[:, :, place.pixels.start : place.pixels.stop].clone()  # contiguous, as in training
-                known = encoders.posterior(black_out(pixels, place, given))
+                known = encoders.posterior(black_out(pixels, place, with_drawn_noise(given, batch)))
                 posterior |= {of_window(window, name): value for name, value in known.items()}
             companions = encoders.companions(self.source.rules.companions, batch.companions)
             numbers = {one.name for one in self.source.rules.companions if one.kind == "numbers"}

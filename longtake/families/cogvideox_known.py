@@ -12,7 +12,7 @@ import numpy as np
 
 from longtake.contracts import Draw, Known, LatentShape
 from longtake.diffusion.config import END_KINDS
-from longtake.diffusion.known import NOTHING_KNOWN, KnownLaw, PixelShape, Places, Window, kinds_by_weight
+from longtake.diffusion.known import KNOWN_NOISE, NOTHING_KNOWN, KnownLaw, PixelShape, Places, Window, kinds_by_weight
 from longtake.diffusion.windows import NOTHING, EndWindows
 from longtake.families.cogvideox import INPAINT, MASK_KINDS
 from longtake.families.cogvideox_masks import MASKS, OwnNumbers
@@ -55,7 +55,7 @@ class MaskedVideo(EndWindows):
     def draws(self) -> Mapping[str, Draw]:
         found = {"mask": Draw(Purpose.MASK, "uniform", (5,), of_view=True, is_choice=True)}
         if self.model.add_noise_in_inpaint_model:
-            found["mask_noise"] = Draw(Purpose.KNOWN_NOISE, "normal", "pixels", of_view=True, is_choice=True)
+            found[KNOWN_NOISE] = Draw(Purpose.KNOWN_NOISE, "normal", "pixels", of_view=True)
         return found
 
     def drawn(
@@ -68,7 +68,7 @@ class MaskedVideo(EndWindows):
         uniforms = choices["mask"]
         kinds, masks = kinds_by_weight(uniforms[:, 0], of_kind), kinds_by_weight(uniforms[:, 1], of_mask)
         found = []
-        for row, (kind, mask, (hidden, *key)) in enumerate(zip(kinds, masks, uniforms[:, 2:].tolist(), strict=True)):
+        for kind, mask, (hidden, *key) in zip(kinds, masks, uniforms[:, 2:].tolist(), strict=True):
             kind = mask if kind == INPAINT else kind
             if kind == NOTHING or (kind == "inpaint_all" and hidden < HIDDEN):
                 found.append(NOTHING_KNOWN)
@@ -78,11 +78,9 @@ class MaskedVideo(EndWindows):
                 of_sample = _tensor(MASKS[kind][0](numbers, shape))
             else:
                 of_sample = _around(self.windows(kind, latent, shape[0])[0], shape)
-            places = self.masked(of_sample, latent)
-            if "mask_noise" in choices:
-                level = math.exp(LOG_LEVEL[0] + LOG_LEVEL[1] * numbers.normal())
-                places = replace(places, noise=_times(choices["mask_noise"][row], level))
-            found.append(places)
+            noisy = self.model.add_noise_in_inpaint_model
+            level = math.exp(LOG_LEVEL[0] + LOG_LEVEL[1] * numbers.normal()) if noisy else 0.0
+            found.append(replace(self.masked(of_sample, latent), noise_level=level))
         return found
 
     def _fits(self, kind: str, latent: LatentShape, num_frames: int) -> bool:
@@ -162,12 +160,6 @@ def _around(window: Window, shape: PixelShape) -> Tensor:
     for frames in window.shown or ():
         to_make[frames.start : frames.stop] = False
     return _tensor(to_make)
-
-
-def _times(numbers: np.ndarray, level: float) -> Tensor:
-    import torch
-
-    return torch.from_numpy(numbers) * level
 
 
 def _share(kind: str, num_frames: int) -> float:

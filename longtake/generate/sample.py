@@ -29,6 +29,7 @@ from longtake.diffusion import (
     frame_times,
     known_holder,
     make_known,
+    noise_on_known,
     with_held,
 )
 from longtake.random import Purpose, normals
@@ -251,10 +252,10 @@ def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[
 
 def with_noise(request: Request, shape: tuple[int, int, int]) -> Places:
     """The places of a request, with the noise on given pixels (T, H, W) that they ask for, by its seed."""
-    if not (level := request.places.noise_level):
+    if not request.places.noise_level:
         return request.places
     numbers = normals(request.seed, 0, Purpose.KNOWN_NOISE, 0, 0, 3 * math.prod(shape)).reshape(3, *shape)
-    return replace(request.places, noise=torch.from_numpy(numbers).mul_(level))
+    return noise_on_known(request.places, torch.from_numpy(numbers))
 
 
 def edited(places: Places, ratio: float, num_latents: int) -> Places:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         wanted_draws,
         windows_apart,
         windows_of,
+        with_drawn_noise,
     )
     from longtake.system.export import (
         export_adapters,

@@ -10,7 +10,18 @@ from torch import Tensor
 from longtake.contracts import Batch, Bucket, Conditions, Draw, Known, LatentShape, Noised, UserError
 from longtake.data import LatentSource, of_window, to_unit
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import NOTHING_KNOWN, KnownLaw, Places, Window, drop_text, keep_known, make_known, read_known
+from longtake.diffusion import (
+    KNOWN_NOISE,
+    NOTHING_KNOWN,
+    KnownLaw,
+    Places,
+    Window,
+    drop_text,
+    keep_known,
+    make_known,
+    noise_on_known,
+    read_known,
+)
 from longtake.random import Purpose
 from longtake.system.build import System
 from longtake.system.config import SystemConfig
@@ -125,7 +136,8 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
         else:
             frames = slice(window.pixels.start, window.pixels.stop)
             pixels = torch.stack([batch.video[row, :, frames] for row in rows])
-            posterior = system.own_encoders.posterior(black_out(pixels, window, [given[row] for row in rows]))
+            places = with_drawn_noise([given[row] for row in rows], batch, rows)
+            posterior = system.own_encoders.posterior(black_out(pixels, window, places))
         normal = None
         if "std" in posterior:
             frames = slice(window.frames.start, window.frames.stop)
@@ -133,6 +145,14 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
         return system.draw_latents(posterior, normal)
 
     return make_known(given, latents, shape, encode)
+
+
+def with_drawn_noise(given: Sequence[Places], batch: Batch, rows: Sequence[int] | None = None) -> list[Places]:
+    """What is known of samples of a batch (by default all), with the noise on given pixels that it asks for."""
+    normals = batch.draws.get(KNOWN_NOISE)
+    rows = range(len(given)) if rows is None else rows
+    pairs = zip(given, rows, strict=True)
+    return [noise_on_known(places, None if normals is None else normals[row]) for places, row in pairs]
 
 
 def black_out(pixels: Tensor, window: Window, given: Sequence[Places]) -> Tensor:

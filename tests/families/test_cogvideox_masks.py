@@ -190,12 +190,10 @@ def test_noise_on_given_pixels_is_the_published_one(case: str) -> None:
 
 def test_noise_on_given_pixels_is_drawn_for_each_sample_at_a_level_of_its_own() -> None:
     law, shape = MaskedVideo(SimpleNamespace(visual="inpaint", add_noise_in_inpaint_model=True)), (5, 16, 16)
-    assert law.draws["mask_noise"].shape == "pixels"
+    assert law.draws["known_noise"].shape == "pixels"
     count = 300
     numbers = np.random.default_rng(0).random((count, 5), np.float32)
-    choices = {"mask": numbers, "mask_noise": np.ones((count, 3, *shape), np.float32)}
-    levels = [places.noise.unique().log() for places in law.drawn(choices, {"inpaint_box": 1.0}, CAUSAL, shape)]
-    assert all(len(level) == 1 for level in levels)
-    found = torch.cat(levels)
+    drawn = law.drawn({"mask": numbers}, {"inpaint_box": 1.0}, CAUSAL, shape)
+    found = torch.tensor([places.noise_level for places in drawn]).log()
     assert (found.mean().item(), found.std().item()) == (pytest.approx(-3, abs=0.1), pytest.approx(0.5, abs=0.07))
     assert law.given("i2v_head", CAUSAL, shape).noise_level == GENERATION_LEVEL
