@@ -50,7 +50,7 @@ class BucketRule:
     law: str | None = None  # a key of `laws.LAWS`: that system's tables and ways
     frame_interval: int | None = None  # every n-th source frame is read, whatever the rate; None: as the law has it
 
-    crops = True
+    place, crops = "bucket_config", True
 
     @classmethod
     def from_config(

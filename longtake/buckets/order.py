@@ -179,7 +179,7 @@ def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | N
     found = sort_samples(Sweep(inputs, pass_index, rows, ids, eras, state["window_start"]))
     sizes = inputs.micro_batches
     report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step, sizes)
-    report.require_clips()
+    report.require_clips(inputs.rule.place)
     slot_samples = np.array([bucket.batch_size for bucket in inputs.rule.buckets]) * sizes
     slot_bucket = fill_windows(
         -(-np.diff(found.bounds) // slot_samples),

@@ -107,6 +107,10 @@ class BucketLaw(Protocol):
         """int64 [B, 3]: (T, H, W) of `buckets`."""
 
     @property
+    def place(self) -> str:
+        """The key of a run's config that says it, for sentences."""
+
+    @property
     def crops(self) -> bool:
         """Whether pictures that cover a bucket's shape are cut to it; False: they are scaled to it, nothing is cut."""
 

@@ -16,7 +16,7 @@ _NUM_EXAMPLES = 5
 _TRANSIENT = {Unused.SKIPPED, Unused.NOT_KEPT, Unused.NO_COPY, Unused.SEEN}  # another pass may train on these
 _REMEDIES = {
     Unused.TOO_SMALL: "add a lower resolution",
-    Unused.TOO_SHORT: "add a shorter length or raise fps_max",
+    Unused.TOO_SHORT: "add a shorter length, raise fps_max or lower the stride",
     Unused.NO_STILLS: "add length 1",
     Unused.DISABLED: "raise the keep probability or lower the skip probability",
     Unused.INVALID: "probe the table again",
@@ -133,15 +133,18 @@ class BucketReport:
             lines.append(f"  {line.clips} unused: {line.reason.sentence} (rows {rows})")
         return "\n".join(lines)
 
-    def require_clips(self) -> None:
-        """Raise UserError if no clip fits any bucket, unless only the draws of this pass left them all out."""
+    def require_clips(self, place: str = "bucket_config") -> None:
+        """Raise UserError if no clip fits any bucket, unless only the draws of this pass left them all out.
+
+        `place`: the key of the config that says the buckets.
+        """
         if self.num_used or any(line.reason in _TRANSIENT for line in self.unused):
             return
         if not self.num_clips:
             raise UserError("dataset: the clip table has no rows; give at least one clip")
         why = ", ".join(f"{line.clips} {line.reason.sentence}" for line in self.unused)
         fixes = "; or ".join(_REMEDIES[line.reason] for line in self.unused)
-        raise UserError(f"bucket_config: none of the {self.num_clips} clips fits a bucket ({why}); {fixes}")
+        raise UserError(f"{place}: none of the {self.num_clips} clips fits a bucket ({why}); {fixes}")
 
 
 def make_report(

@@ -207,7 +207,7 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
     if not len(made):
         raise UserError(
             "bucket_config: no clip has a bucket in any view; `longtake data stats TABLE --run RUN` counts why; loosen "
-            "bucket_config or add clips"
+            "bucket_config (or sizes) or add clips"
         )
     made.write(folder / store.PLAN_FILE)
     facts = facts | {"plan_crc": made.crc, "empty_crc": _write_empty(options, encoders)}

@@ -27,7 +27,9 @@ MASK_KINDS = {
     "inpaint_circle": "all but a circle in the first frame",
     "inpaint_frames": "every other frame, by chance",
 }
+PIXELS = "pixels_of_collate"
 QUIRKS = {
+    PIXELS: "frames are scaled in fp32, bilinear in place of bicubic, and cut as that program does",
     COLLATE: "a large video has up to 4 frames more than its budget of tokens allows (13 for 9 at 1024 x 1024)",
 }
 TINY_CELL = 16  # pixels along one side of a token
@@ -41,8 +43,12 @@ def companions(model: CogVideoXConfig) -> tuple[Companion, ...]:
 
 def rules(config: Any) -> SampleRules:
     """Captions say what they say; pictures are cut to their bucket, but for a run that scales them."""
-    sizes = getattr(config, "sizes", None)
-    return SampleRules(caption="plain", pixels="whole" if sizes is not None and sizes.crop == "none" else "bytes")
+    sizes, pixels = getattr(config, "sizes", None), "bytes"
+    if sizes is not None and sizes.crop == "none":
+        pixels = "whole"
+    elif PIXELS in config.quirks:
+        pixels = "longtake.families.cogvideox_pixels:collated"
+    return SampleRules(caption="plain", pixels=pixels)
 
 
 def tiny(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -72,6 +72,8 @@ class FunLaw:
     divisor: int  # heights and widths are multiples of it
     lengths: tuple[tuple[int, int], ...]  # frames that a sample may have, ascending, and the tokens of each in time
     collate: bool = False  # lengths are rounded as the published program's loader does
+
+    place: ClassVar[str] = "sizes"
 
     @property
     def crops(self) -> bool:

@@ -64,7 +64,8 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
         return GenerationSource(resolved.value, None)
     checkpoint = resolve_checkpoint(run)
     of_run = run_tree(checkpoint)
-    size, place = trained_size(of_run), f"bucket_config of {checkpoint.parent}"
+    size = trained_size(of_run)
+    place = f"{'sizes' if of_run.get('sizes') else 'bucket_config'} of {checkpoint.parent}"
     tree = {**system_part(of_run), "sampling_option": {**said_sampling(of_run), **size}}
     source = RunState.read(checkpoint).frozen_source  # of what the run did not train
     tree["model"] = {**tree.get("model", {}), "from_pretrained": source}
@@ -154,4 +155,4 @@ def _size_notes(resolved: Resolved[GenerateConfig], place: str) -> tuple[str, ..
         return ()
     flags = ", ".join(f"--{key.replace('_', '-')}" for key in taken)
     choice = "chooses another" if len(taken) == 1 else "choose others"
-    return (f"{', '.join(sizes[key] for key in taken)}, as in the run's bucket_config; {flags} {choice}",)
+    return (f"{', '.join(sizes[key] for key in taken)}, as in the run's {place.split()[0]}; {flags} {choice}",)

@@ -50,7 +50,7 @@ def find_remedies(plan: RunPlan) -> list[Remedy]:
             same = same and _slot_sizes(work, layout) == _slot_sizes(work, plan.layout)
             found.append(Remedy(words, _cost(plan, layout) / before - 1, same))
     found.sort(key=lambda remedy: (not remedy.same_steps, remedy.slower))
-    smaller = _smaller_batches(offenders)
+    smaller = _smaller_batches(offenders, work.rule.place)
     if smaller is not None:
         found.append(Remedy(smaller, 0.0, same_steps=False))
     return found
@@ -62,7 +62,7 @@ def refuse_misfits(plan: RunPlan) -> None:
         return
     worst = plan.misfits[0]
     said = (
-        f"bucket_config.{worst.bucket.resolution}.{worst.bucket.num_frames}: a micro-batch of "
+        f"{plan.work.rule.place}.{worst.bucket.resolution}.{worst.bucket.num_frames}: a micro-batch of "
         f"{worst.bucket.batch_size} needs {gib(worst.memory.total)} a GPU, and a {plan.machine.gpu.name} has "
         f"{gib(plan.machine.usable_bytes)} for it"
     )
@@ -242,12 +242,12 @@ def _more_gpus(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:
             return
 
 
-def _smaller_batches(offenders: tuple[EntryPlan, ...]) -> str | None:
+def _smaller_batches(offenders: tuple[EntryPlan, ...], place: str) -> str | None:
     """The batch sizes that fit, or None where not even one sample does."""
     if not all(entry.largest_batch for entry in offenders):
         return None
     places = [f"{entry.bucket.resolution}.{entry.bucket.num_frames} to {entry.largest_batch}" for entry in offenders]
-    return "batch sizes in bucket_config lowered (" + ", ".join(places) + ")"
+    return f"batch sizes in {place} lowered (" + ", ".join(places) + ")"
 
 
 def _fits(work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...]) -> bool:

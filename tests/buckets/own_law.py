@@ -22,6 +22,7 @@ class TokenBudget:
     budget: int = 16 * 16 * 9
     share: float = 0.9  # of each clip, from its start
     stride: int = 2
+    place: ClassVar[str] = "bucket_config"
     crops: ClassVar[bool] = True
 
     @cached_property

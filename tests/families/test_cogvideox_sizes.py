@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from longtake.buckets import Unused, assign, keyed_draw, plan_pass
 from longtake.buckets.assignment import read_law
 from longtake.contracts import Bucket
-from longtake.data.clips.transforms import even_window, fit_frame
+from longtake.data.clips.transforms import cover_size, even_window, fit_frame
 from longtake.families.cogvideox_buckets import FunLaw, frames_of_tokens, scale_downs, token_sizes
+from longtake.families.cogvideox_pixels import covering
 from longtake.families.cogvideox_sizes import FunSizes
 from tests.buckets.tables import clip_columns, golden, inputs
 from tests.buckets.test_order import digests, steps, through_json, trained
 
 FUN = "cogvideox_fun"
+GOLDEN = Path(__file__).parents[1] / "golden" / FUN
+COLLATED = "longtake.families.cogvideox_pixels:collated"
 RULES = golden("size_rules.json", FUN)
 COLLATE = golden("collate_decisions.json", FUN)["cases"]
 FRAMES = golden("frame_indices.json", FUN)
@@ -302,3 +307,21 @@ def test_what_a_crop_takes_away_is_reported_and_none_takes_nothing() -> None:
     frame[:, -1] = 255  # would be cut away
     assert fit_frame(frame, (32, 48), "whole")[:, :, -1].min() > 100
     assert fit_frame(frame, (32, 48), "bytes")[:, :, -1].max() == 0
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_pixels_under_the_quirk_are_those_of_there(place: int) -> None:
+    """A second clip is scaled there by the first one's shape."""
+    tensors = load_file(GOLDEN / "collate_pixels.safetensors")
+    given, expected = (tensors[f"case{place}.{name}"] for name in ("clip0", "pixel_values"))
+    size = tuple(expected.shape[-2:])
+    for frame, wanted in zip(given.numpy(), expected[0], strict=False):
+        np.testing.assert_allclose(fit_frame(frame, size, COLLATED), wanted.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", COLLATE, ids=range(len(COLLATE)))
+def test_what_a_frame_is_scaled_to_under_the_quirk_is_as_there(case: dict) -> None:
+    """The rule by which ours covers rounds in place of cutting off, which is a pixel at most."""
+    (_, height, width, _), one = case["examples"][0], case["per_example"][0]
+    assert list(covering((height, width), tuple(one["crop"]))) == one["resize"]
+    assert np.abs(np.subtract(cover_size((height, width), tuple(one["crop"])), one["resize"])).max() <= 1
