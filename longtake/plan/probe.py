@@ -180,8 +180,8 @@ class ProbeStep:
         except torch.OutOfMemoryError:
             if self.world.size > 1:
                 raise UserError(
-                    f"--probe: {self.plan.work.rule.place}.{bucket.resolution}.{bucket.num_frames} ran out of memory at "
-                    f"batch {batch}; start it with a lower one, or with a larger --headroom"
+                    f"--probe: {self.plan.work.rule.place}.{bucket.resolution}.{bucket.num_frames} ran out of memory "
+                    f"at batch {batch}; start it with a lower one, or with a larger --headroom"
                 ) from None
         if seconds is None:  # out here, for the error holds on to what the step had made
             self._rebuild()
