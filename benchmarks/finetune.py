@@ -1,7 +1,7 @@
 """Steps of the fine-tuning presets on this machine's GPU, beside what `longtake plan` foretells of them.
 
-python benchmarks/finetune.py                     lora, lora_24gb and finetune_1gpu, each at three lengths
-python benchmarks/finetune.py --preset lora --bucket 256px/129f
+python benchmarks/finetune.py                     all of BUCKETS
+python benchmarks/finetune.py --preset opensora_v2/lora --bucket 256px/129f
 python benchmarks/finetune.py --tiny              tiny models, on a CPU too
 
 Model, adapters, recomputation, optimizer, moments and average are the preset's own, weights random, latents and
@@ -23,17 +23,21 @@ from machine import gib, now, percent, print_table, write_json
 
 from longtake.parallel import World, start_world
 from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
+from longtake.presets import run_file
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.stages import read_run
 
-PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "train"
 BUCKETS = {
-    "lora": ("256px/1f", "256px/65f", "256px/129f"),
-    "lora_24gb": ("256px/1f", "256px/65f", "256px/129f"),
-    "finetune_1gpu": ("256px/1f", "256px/65f", "256px/129f"),
+    "opensora_v2/lora": ("256px/1f", "256px/65f", "256px/129f"),
+    "opensora_v2/lora_24gb": ("256px/1f", "256px/65f", "256px/129f"),
+    "opensora_v2/finetune_1gpu": ("256px/1f", "256px/65f", "256px/129f"),
+    "cogvideox_fun/lora_2b": ("480x720/49f",),
+    "cogvideox_fun/lora_5b": ("480x720/49f",),
+    "cogvideox_fun/full_5b": ("480x720/49f",),
 }
+_SIZED = ("--sizes", "None", "--bucket_config", '{"480x720": {49: (1.0, 1)}}')  # of presets that draw their sizes
 TINY_BUCKETS = ("32px/1f", "32px/17f")
 
 
@@ -52,7 +56,8 @@ def main() -> None:
 def measure(preset: str, arguments: argparse.Namespace, world: World) -> list[dict[str, Any]]:
     """The figures of one preset, a line for each bucket."""
     words = ["--dataset.data-path", "-", "--device", arguments.device, *(["--tiny"] if arguments.tiny else [])]
-    config = read_run(str(PRESETS / f"{preset}.py"), words, RunConfig).value
+    words += _SIZED if preset.startswith("cogvideox_fun/") and not arguments.tiny else ()
+    config = read_run(run_file(preset, "train"), words, RunConfig).value
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "h200"
     plan = plan_run(config, 1, Machine(gpu_named(gpu)))
     timed = _Timed(world)

@@ -1,11 +1,11 @@
-"""Writes into every preset, and into docs/parallel.md, what `longtake plan` says of it.
+"""Writes into every preset, and into two pages of docs/, what `longtake plan` says of it.
 
 python tools/preset_forecasts.py            write the presets
 python tools/preset_forecasts.py --check    exit 1 if one does not say what the command says
 
 A preset has lines of the form `#   longtake plan FILE ...`; the lines `#     ...` behind one are the forecast: the
-first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out. In the page
-a table between two marks has a line for each of `MACHINES`.
+first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out. In a page a
+table between two marks has a line for each of `MACHINES`, or of `CARDS`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from longtake import presets
 from longtake.cli import main as longtake
@@ -28,7 +30,6 @@ PRESETS = sorted(presets.FOLDER.glob("*/train/*.py"))
 COMMAND, FORECAST = "#   longtake plan ", "#     "
 LEFT_OUT = ("TxHxW", "sequence", "encode GiB", "encode s", "MFU", "suggested", "samples")
 LONGEST = 112  # characters of a line of the forecast
-PAGE = ROOT / "docs" / "parallel.md"
 MARKS = "<!-- plans -->\n", "<!-- end of plans -->\n"
 MACHINES = (  # preset, GPUs, kind
     ("image", 8, "h200"),
@@ -41,6 +42,15 @@ MACHINES = (  # preset, GPUs, kind
     ("lora", 1, "h100"),
     ("lora_24gb", 1, "4090"),
 )
+CARDS = (  # preset, GiB of one GPU, kind, options
+    ("lora_2b", 12, "4090", {"ae.use_tiling": True}),
+    ("lora_2b", 8, "4090", {"ae.use_tiling": True, "lora.base": "int8", "model.grad_ckpt_buffer_size": 4 << 30}),
+    ("lora_5b", 16, "4090", {"ae.use_tiling": True, "model.grad_ckpt_buffer_size": 4 << 30}),
+    ("lora_5b", 24, "4090", {}),
+    ("full_2b", 24, "4090", {"master_dtype": "bf16", "optim.states": "8bit", "ae.use_tiling": True}),
+    ("full_5b", 80, "h100", {}),
+)
+_CARD_SIZE = {"480x720": {49: (1.0, 1)}}
 
 
 def with_forecasts(text: str) -> str:
@@ -72,29 +82,58 @@ def forecast(words: list[str]) -> list[str]:
     return [*_folded(first), *_folded(second), *_aligned(_fullest(table))]
 
 
-def with_machines(text: str) -> str:
-    """The page with a fresh table."""
+def between_marks(text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A page with a fresh table."""
     before, _, rest = text.partition(MARKS[0])
-    head = "| preset | GPUs | degrees | fullest entry | GiB a GPU | of | mean step | |\n|" + "---|" * 8 + "\n"
-    rows = [_row(*machine) for machine in MACHINES]
-    return before + MARKS[0] + head + "".join(rows) + MARKS[1] + rest.partition(MARKS[1])[2]
+    lines = [head, ["---"] * len(head), *rows]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return before + MARKS[0] + table + MARKS[1] + rest.partition(MARKS[1])[2]
 
 
-def _row(preset: str, gpus: int, gpu: str) -> str:
-    """One machine's line of the table, from the plan's JSON."""
+def with_machines(text: str) -> str:
+    """docs/parallel.md."""
+    head = ("preset", "GPUs", "degrees", "fullest entry", "GiB a GPU", "of", "mean step", "")
+    return between_marks(text, head, [_machine(*machine) for machine in MACHINES])
+
+
+def with_cards(text: str) -> str:
+    """docs/cogvideox_fun.md."""
+    head = ("preset", "options", "GPU", "GiB", "GiB while encoding", "step")
+    return between_marks(text, head, [_card(*card) for card in CARDS])
+
+
+PAGES = {ROOT / "docs" / "parallel.md": with_machines, ROOT / "docs" / "cogvideox_fun.md": with_cards}
+
+
+def _plan(words: Sequence[str]) -> dict[str, Any]:
+    """The plan's JSON."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        words = ["plan", f"opensora_v2/{preset}", "--gpus", str(gpus), "--gpu", gpu]
-        forecast([*words, "--dataset.data-path", "clips.parquet", "--json", str(file)])
-        plan = json.loads(file.read_text(encoding="utf-8"))
+        forecast(["plan", *words, "--dataset.data-path", "clips.parquet", "--json", str(file)])
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _machine(preset: str, gpus: int, gpu: str) -> tuple[str, ...]:
+    plan = _plan([f"opensora_v2/{preset}", "--gpus", str(gpus), "--gpu", gpu])
     axes = ("replicate", "shard", "sequence", "tensor")
     degrees = [f"{name} {degree}" for name in axes if (degree := plan["layout"][name]) > 1]
     name, fullest = max(plan["buckets"].items(), key=lambda item: item[1]["bytes"]["total"])
     remedy = "fits" if plan["fits"] else f"does not fit; {plan['remedies'][0]['change']} would"
     gib = [f"{size / 2**30:.1f}" for size in (fullest["bytes"]["total"], plan["usable_bytes"])]
     step = f"{plan['stage']['step_seconds']:.2f} s"
-    cells = (f"`{preset}`", f"{gpus} x {gpu}", ", ".join(degrees), name, *gib, step, remedy)
-    return f"| {' | '.join(cells)} |\n"
+    return f"`{preset}`", f"{gpus} x {gpu}", ", ".join(degrees), name, *gib, step, remedy
+
+
+def _card(preset: str, memory: int, gpu: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    flags = {"sizes": None, "bucket_config": _CARD_SIZE, **options}
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    plan = _plan([f"cogvideox_fun/{preset}", "--gpus", "1", "--gpu", gpu, "--memory-gib", str(memory), *words])
+    (found,) = plan["buckets"].values()
+    if not plan["fits"]:
+        sys.exit(f"cogvideox_fun/{preset}: does not fit {memory} GiB; {plan['remedies'][0]['change']} would")
+    gib = [f"{size / 2**30:.1f}" for size in (found["bytes"]["total"], found["encoding_bytes"])]
+    said = ", ".join(f"`{key} = {value!r}`" for key, value in options.items())
+    return f"`{preset}`", said, f"{memory} GiB, as fast as {gpu}", *gib, f"{plan['stage']['step_seconds']:.1f} s"
 
 
 def _fullest(table: list[list[str]]) -> list[list[str]]:
@@ -134,9 +173,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a preset is out of date")
     check = parser.parse_args().check
     stale = []
-    for path in (*PRESETS, PAGE):
+    for path in (*PRESETS, *PAGES):
         text = path.read_text(encoding="utf-8")
-        if (fresh := (with_machines if path == PAGE else with_forecasts)(text)) != text:
+        if (fresh := PAGES.get(path, with_forecasts)(text)) != text:
             stale.append(str(path.relative_to(ROOT)))
             if not check:
                 path.write_text(fresh, encoding="utf-8")

@@ -1,7 +1,8 @@
 """Resolution names and their tables of aspect ratios.
 
 A resolution name is a budget of pixels: `Npx` stands for N² pixels, `Np` for N² · 16/9 (the area of a 16:9 picture of
-height N). A suffix narrows its table: `_arW:H` keeps one ratio, `_max` the one of the largest area.
+height N). A suffix narrows its table: `_arW:H` keeps one ratio, `_max` the one of the largest area. `HxW` is one shape,
+as it is, under every law.
 
 Ratios are named width to height, as in `16:9`; shapes are (H, W) in pixels, both multiples of a divisor D, the spatial
 compression of the video autoencoder times the patch size of the denoiser. The tables are those of Open-Sora 2.0.
@@ -26,7 +27,7 @@ from longtake.contracts import UserError
 _BASE_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
 _LARGEST_SIDE = 1 << 14
 _NAME = re.compile(r"(?P<side>[1-9]\d*)(?P<unit>px|p)(?:_ar(?P<ratio>[^_]+)|_(?P<max>max))?")
-
+_EXACT = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _SCALED = re.compile(r"(?P<side>[1-9]\d*)px(?P<suffix>_crop)?")
 
 
@@ -85,6 +86,9 @@ def frame_size(name: str, ratio: str, divisor: int, law: str | None = None) -> S
     Under a `law` with tables of its own, `ratio` is a key of the table, or one of that system's words for it.
     """
     written = _written_table(name, law, divisor)
+    if isinstance(name, str) and _EXACT.fullmatch(name):
+        (shape,) = written.shapes.values()
+        return shape
     if written is not None:
         key = (_walk(law).words or {}).get(ratio, ratio)
         if key not in written.shapes:
@@ -132,6 +136,8 @@ def _walk(law: str | None) -> WalkLaw:
 def _written_table(name: str, law: str | None, divisor: int = 1) -> Table | None:
     """The table of a system that wrote its own down; None where tables are computed. Raises UserError."""
     walk = _walk(law)
+    if isinstance(name, str) and (exact := _EXACT.fullmatch(name)):
+        return _one_size(name, int(exact[1]), int(exact[2]), divisor, by_height=walk.nearest == "key")
     if walk.tables is not None:
         if name not in walk.tables:
             raise UserError(f"resolution {name!r}: choose one of {', '.join(walk.tables)}")
@@ -140,7 +146,7 @@ def _written_table(name: str, law: str | None, divisor: int = 1) -> Table | None
         return None
     match = _SCALED.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise UserError(f"resolution {name!r}: a name such as 512px or 512px_crop is expected")
+        raise UserError(f"resolution {name!r}: a name such as 512px, 512px_crop or 480x720 is expected")
     _match(f"{match['side']}px")
     base, side = walk.scaled[match["suffix"] or ""], int(match["side"])
     shapes = {
@@ -154,11 +160,21 @@ def _written_table(name: str, law: str | None, divisor: int = 1) -> Table | None
     return Table(side * side, shapes, base.weights)
 
 
+def _one_size(name: str, height: int, width: int, divisor: int, by_height: bool) -> Table:
+    if height % divisor or width % divisor or max(height, width) > _LARGEST_SIDE:
+        sides = (min(max(1, round(side / divisor)) * divisor, _LARGEST_SIDE) for side in (height, width))
+        raise UserError(
+            f"resolution {name!r}: height and width are multiples of {divisor}, up to {_LARGEST_SIDE}; write "
+            f"{'x'.join(map(str, sides))}"
+        )
+    return Table(height * width, {f"{height / width:.2f}" if by_height else f"{width}:{height}": (height, width)})
+
+
 def _match(name: str) -> re.Match[str]:
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise UserError(
-            f"resolution {name!r}: a name such as 256px, 720p, 256px_ar16:9 or 768px_max is expected"
+            f"resolution {name!r}: a name such as 256px, 720p, 256px_ar16:9, 768px_max or 480x720 is expected"
             " (Npx: N² pixels; Np: the area of a 16:9 picture of height N)"
         )
     if len(match["side"]) > 5 or int(match["side"]) > _LARGEST_SIDE:

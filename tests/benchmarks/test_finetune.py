@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from longtake.plan import Machine, Measured, plan_run
+from longtake.presets import run_file
 from longtake.track import gpu_named
 from longtake.train import read_run
 
@@ -23,7 +24,7 @@ def test_the_forecast_has_no_encoding_in_it(monkeypatch: pytest.MonkeyPatch) -> 
     words = ["--dataset.data-path", "-", "--bucket_config", "{'_delete_': True, '256px': {129: (1.0, 1)}}"]
     for name, width in (("t5", 4096), ("clip", 768)):
         words += [f"--{name}", f"{{'_delete_': True, 'type': 'words', 'dim': {width}}}"]
-    plan = plan_run(read_run(str(finetune.PRESETS / "lora.py"), words).value, 1, Machine(gpu_named("h100")))
+    plan = plan_run(read_run(run_file("opensora_v2/lora", "train"), words).value, 1, Machine(gpu_named("h100")))
     (entry,) = plan.entries
     full = SimpleNamespace(
         measure=lambda bucket, batch: Measured(batch, None, None), system=SimpleNamespace(device=torch.device("cpu"))

@@ -34,6 +34,16 @@ def test_one_ratio_can_be_kept_even_where_the_table_leaves_it_out() -> None:
     assert aspect_table("256px_ar3:7", 16) == {"3:7": (width, height)}
 
 
+@pytest.mark.parametrize(("law", "ratio"), [(None, "720:480"), ("opensora_v2", "720:480"), ("cogvideox_fun", "0.67")])
+def test_a_size_is_itself_under_every_law(law: str | None, ratio: str) -> None:
+    assert aspect_table("480x720", 16, law=law) == {ratio: (480, 720)}
+    assert num_pixels("480x720", law) == 480 * 720
+    assert frame_size("480x720", "16:9", 16, law=law) == (480, 720), "whatever ratio is said beside it"
+    assert closest_ratio([100, 900], [900, 100], aspect_table("480x720", 16, law=law), law).tolist() == [0, 0]
+    with pytest.raises(UserError, match="'481x720': height and width are multiples of 16, up to 16384; write 480x720"):
+        aspect_table("481x720", 16, law=law)
+
+
 @pytest.mark.parametrize("divisor", [1, 4, 8, 16, 20, 32, 64])
 @pytest.mark.parametrize("name", ["256px", "720p", "480p_max"])
 def test_every_side_is_a_multiple_of_the_divisor(name: str, divisor: int) -> None:
