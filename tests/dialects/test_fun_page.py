@@ -17,6 +17,7 @@ from tests.dialects.fun import ROOT, spoken, write_root
 PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").partition("\n## CogVideoX-Fun")[2]
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `accelerate")]
 NEW = re.compile(r"`(?:torchrun --nproc_per_node \d -m )?longtake train (cogvideox_fun/\S+ .*?)`")
+MODELS = {"CogVideoX-Fun-V1.1-2b-InP": "inpaint", "CogVideoX-2b": None}
 ALIKE = (
     *("sizes", "lora", "condition_config", "dropout_ratio", "lr", "eps", "optim", "grad_clip", "epochs", "seed"),
     *("ckpt_every", "num_workers", "accumulation_steps", "dtype", "fps_save", "parallel", "objective", "max_steps"),
@@ -25,13 +26,14 @@ ALIKE = (
 
 @pytest.fixture
 def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a published model of the page's name, and the files that the lines name."""
+    """A working directory with published models of the page's names, and the files that the lines name."""
     for name in [name for name in os.environ if name.startswith(("ACCELERATE", "FSDP"))]:
         monkeypatch.delenv(name)
-    folder = tmp_path_factory.getbasetemp() / "page_model"
-    root = folder / "published" if folder.exists() else write_root(folder)
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "CogVideoX-Fun-V1.1-2b-InP").symlink_to(root)
+    for name, visual in MODELS.items():
+        folder = tmp_path_factory.getbasetemp() / name
+        root = folder / "published" if folder.exists() else write_root(folder, visual)
+        (tmp_path / "models" / name).symlink_to(root)
     (tmp_path / "config").symlink_to(ROOT / "config")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -56,7 +58,7 @@ def launched(line: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][-60:])
 def test_every_line_of_the_page_is_understood(row: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = launched(row[0].strip("`"), monkeypatch)
-    assert config.model.from_pretrained == "models/CogVideoX-Fun-V1.1-2b-InP"
+    assert config.model.from_pretrained in [f"models/{name}" for name in MODELS]
     assert config.dataset.data_path == "metadata.json"
     if (new := NEW.search(row[1])) is None:
         return

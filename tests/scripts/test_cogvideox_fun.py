@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from longtake.checkpoint import list_checkpoints
 from longtake.cli.app import run
@@ -59,7 +60,11 @@ def meta(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = open_rows(clips, as_text=True)
     rows = [row for batch in table.batches(["path", "text"]) for row in batch.to_pylist()]
     file = tmp_path_factory.mktemp("meta") / "metadata.json"
-    listed = [{"file_path": str(clips.parent / row["path"]), "text": row["text"], "type": "video"} for row in rows]
+    paths = [str(clips.parent / row["path"]) for row in rows]
+    listed = [
+        {"file_path": path, "control_file_path": path, "text": row["text"], "type": "video"}
+        for path, row in zip(paths, rows, strict=True)
+    ]
     file.write_text(json.dumps(listed))
     return file
 
@@ -161,3 +166,19 @@ def test_whole_weights_train_and_go_on(place: Path, root: Path, meta: Path) -> N
     assert trained(root, meta, f"{more} --max_train_steps=1", "train") == 0
     assert trained(root, meta, f"{more} --max_train_steps=2 --resume_from_checkpoint latest", "train") == 0
     assert exact(place / "out" / "run") == exact(place / "whole" / "run")
+
+
+def test_a_control_model_trains_from_text_to_video_weights(place: Path, meta: Path) -> None:
+    base = write_root(place / "base", None)
+    more = '--trainable_modules "." --max_train_steps=1'
+    assert trained(base, meta, more, "train_control") == 0
+    config = read_run(str(place / "out" / "run")).value
+    assert (config.model.visual, config.model.positions, config.optim.clip.steps) == ("control", "fun", 1000)
+
+
+def test_videos_are_made_of_the_prompts_while_a_run_trains(place: Path, root: Path, meta: Path) -> None:
+    Image.new("RGB", (32, 32), (200, 30, 30)).save(place / "start.png")
+    more = '--max_train_steps=1 --validation_steps=1 --validation_prompts "a red circle" "a circle"'
+    assert trained(root, meta, f"{LORA} {more} --validation_paths start.png start.png") == 0
+    made = place / "out" / "run" / "validation" / "step000001"
+    assert len(list(made.rglob("*.mp4"))) == 2

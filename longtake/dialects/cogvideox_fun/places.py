@@ -42,7 +42,10 @@ def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
     if facts is not None and isinstance(node, Leaf):
         found = section_of(facts, f"{node.value}/transformer/config.json")
         visual = "control" if control else found["visual"]
-        if control and found["visual"] != "control":
+        if control and found["visual"] in ("image", "inpaint"):
+            rule = "has weights that see given pictures, in other input channels than control videos need"
+            work.refuse("pretrained_model_name_or_path", node, rule, "give those of a control or text-to-video model")
+        elif control and found["visual"] is None:
             work.put("model.positions", "fun", node)
         if tiny:
             work.note("pretrained_model_name_or_path", node, "--tiny leaves its weights out")
