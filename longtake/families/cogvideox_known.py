@@ -86,7 +86,7 @@ class MaskedVideo(EndWindows):
     def _fits(self, kind: str, latent: LatentShape, num_frames: int) -> bool:
         if kind in (NOTHING, INPAINT):
             return True
-        return _share(kind, num_frames) > 0 if kind in MASKS else bool(self.windows(kind, latent, num_frames))
+        return (kind not in MASKS or _share(kind, num_frames) > 0) and bool(self.windows(kind, latent, num_frames))
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
         """The whole clip; it shows frames at its ends, as many as there are references where these are single frames,
@@ -100,7 +100,9 @@ class MaskedVideo(EndWindows):
         return (Window(frames, range(num_frames), "masked", masked=True, shown=shown, by_mean=True),)
 
     def _shown(self, kind: str, latent: LatentShape, num_frames: int, refs: int) -> tuple[range, ...]:
-        head, tail = _CARRIED, _CARRIED if kind == "inpaint_ends" else 0
+        given = num_frames // 2 if kind == "inpaint_ends" else num_frames - 1
+        head = min(_CARRIED, given)
+        tail = head if kind == "inpaint_ends" else 0
         if kind not in MASKS:
             ends = super().windows(kind, latent, num_frames)
             head, tail = (sum(len(one.pixels) for one in ends if one.is_head == at_head) for at_head in (True, False))

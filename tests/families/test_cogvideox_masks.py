@@ -115,6 +115,15 @@ def test_kinds_that_do_not_fit_a_clip_leave_the_others() -> None:
     assert first.mask[0, :, 0, 0].tolist() == [0, *[1] * 7, 0]
 
 
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("frames", [1, 2, 3, 5, 9])
+def test_what_is_drawn_of_a_kind_is_what_a_store_would_hold(kind: str, frames: int) -> None:
+    choices = {"mask": np.random.default_rng(0).random((20, 5), np.float32)}
+    names = {window.name for window in LAW.windows(kind, CAUSAL, frames)}
+    for places in LAW.drawn(choices, {kind: 1.0}, CAUSAL, (frames, 16, 16)):
+        assert {window.name for window in places.windows} <= names
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_a_mask_is_brought_to_the_size_of_the_latents_as_published(number: int) -> None:
     golden = load_file(FOLDER / "inpaint" / "resize_mask.safetensors")
