@@ -25,8 +25,8 @@ class SizesSection(OpenSection):
         return resolve_name(self.LAW)(self, config)
 
     @abstractmethod
-    def sampled(self) -> dict[str, Any]:
-        """The size keys of `sampling_option` that a run under this law is sampled at."""
+    def sampled(self, config: Any) -> dict[str, Any]:
+        """The size keys of `sampling_option` that a run under this law is sampled at; `config`: what its model is."""
 
     @classmethod
     def tiny(cls, tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from longtake.buckets import BucketDraw, Columns, Timing, Unused
+from longtake.buckets import BucketDraw, Columns, Timing, Unused, closest_ratio
 from longtake.buckets.laws import COGVIDEOX_FUN
 from longtake.buckets.protocol import KIND
 from longtake.contracts import Bucket, UserError
@@ -226,8 +226,7 @@ class FunLaw:
             weights = np.array(list(COGVIDEOX_FUN["_crop"].weights.values()), np.float64)
             ends = np.cumsum(weights / weights.sum())[:-1]
             return np.searchsorted(ends, draw(rows, "ratio", 0, False), side="right")
-        keys = np.array([float(key) for key in self._ratios])
-        return np.abs((height / width)[:, None] - keys).argmin(axis=1)
+        return closest_ratio(height, width, self._ratios, KIND_OF_LAW)
 
     def _frames(
         self, rows: np.ndarray, room: np.ndarray, side: np.ndarray, ratio: np.ndarray, draw: BucketDraw
@@ -282,6 +281,11 @@ class FunLaw:
 
 def fun_law(sizes: FunSizes, config: Any) -> FunLaw:
     """The law of a run's config; lengths that its autoencoder or model cannot take are left out."""
+    if sizes.keep_all_node_same_token_length and hasattr(config, "dataset") and not config.dataset.balance:
+        raise UserError(
+            "sizes.keep_all_node_same_token_length = True: acts through dataset.balance, which puts slots of equal "
+            "tokens side by side, and that is False; write dataset.balance = True"
+        )
     found = []
     for num_frames in range(1, sizes.video_sample_n_frames + 1, STEP):
         latents = config.ae.latent(num_frames, 1, 1)[1]

@@ -67,6 +67,12 @@ class FunSizes(SizesSection):
             for other in others:
                 if getattr(self, mode) and not getattr(self, other):
                     raise ValueError(f"{mode} = True: acts with {other} = True only; write that too")
+        if self.training_with_video_token_length and self.image_sample_size < self.video_sample_size:
+            raise ValueError(
+                f"image_sample_size = {self.image_sample_size}: with training_with_video_token_length it is the "
+                f"largest size of videos too, and video_sample_size = {self.video_sample_size} the smallest; write "
+                f"{self.video_sample_size} or more"
+            )
         if self.video_length_drop_start >= self.video_length_drop_end:
             raise ValueError(
                 f"video_length_drop_start = {self.video_length_drop_start}: is not below video_length_drop_end = "
@@ -77,9 +83,11 @@ class FunSizes(SizesSection):
             raise ValueError(f'crop = "none": {mode} cuts pictures to another shape; write crop = "cover"')
         return self
 
-    def sampled(self) -> dict[str, Any]:
-        """The largest videos."""
-        return {"resolution": f"{self.video_sample_size}px", "num_frames": self.video_sample_n_frames}
+    def sampled(self, config: Any) -> dict[str, Any]:
+        """Videos of `video_sample_size`, the longest that are trained there."""
+        name = f"{self.video_sample_size}px"
+        longest = max(num_frames for resolution, num_frames in self.law(config).entries if resolution == name)
+        return {"resolution": name, "num_frames": longest}
 
     @classmethod
     def tiny(cls, tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,12 +174,13 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
     `UserError` for a config that is damaged.
     """
     said = said_sampling(tree)
-    if isinstance(sizes := tree.get("sizes"), Mapping):
-        own = SizesSection.model_validate(dict(sizes)).sampled()
-        return {key: value for key, value in own.items() if key not in said}
-    if not isinstance(tree.get("bucket_config"), Mapping):
+    sizes = tree.get("sizes")
+    if not (sizes or isinstance(tree.get("bucket_config"), Mapping)):
         return {}
     config = resolve(system_part(tree), [], SystemConfig, place="the run's config.py").value
+    if sizes:
+        own = SizesSection.model_validate(sizes).sampled(config)
+        return {key: value for key, value in own.items() if key not in said}
     divisor, law = config.size_divisor, config.bucket_law
     trained = [
         (entry.num_frames > 1, num_pixels(name, law), entry.num_frames, name)

@@ -121,6 +121,7 @@ def test_it_is_previewed_generated_from_and_made_tiny(
     words = ("--prompt", "a red circle", "--num-steps", 1, "--save-dir", tmp_path)
     code, out, err = longtake("generate", whole, *words)
     assert code == 0, err
+    assert "24px, 9 frames, as in the run's sizes" in " ".join((out + err).split())
     train_here(run, "--exp_name", "tiny", "--max_steps", "1", "--tiny")
 
 
@@ -130,6 +131,7 @@ def test_it_is_previewed_generated_from_and_made_tiny(
         ("bucket_config = {'24px': {1: (1.0, 1)}}", "sizes says the buckets already; leave one of the two out"),
         ("sizes = None", "at least one resolution is expected"),
         ("sizes = dict(random_hw_adapt=True, enable_bucket=False)", "acts with enable_bucket = True only"),
+        ("dataset = dict(data_path='t', balance=False)", "acts through dataset.balance"),
         ("model = dict(type='flux')", "this model has no bucket law of its own; give a bucket_config in its place"),
         ("model = dict(type='flux')\nsizes = dict(type='cogvideox_fun')", "is a bucket law of other models than this"),
     ],
@@ -138,4 +140,4 @@ def test_what_cannot_be_is_answered_with_a_sentence(run: Path, tmp_path: Path, c
     path = tmp_path / "run.py"
     path.write_text(f"{run.read_text()}{changes}\n")
     with pytest.raises(ValueError, match=said):
-        read_run(str(path), ())
+        _ = read_run(str(path), ()).value.bucket_rule

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from longtake.buckets import Unused, assign, keyed_draw, plan_pass
+from longtake.buckets import CostModel, Unused, assign, keyed_draw, plan_pass
 from longtake.buckets.assignment import read_law
-from longtake.contracts import Bucket
+from longtake.contracts import Bucket, LatentShape
 from longtake.data.clips.transforms import cover_size, even_window, fit_frame
 from longtake.families.cogvideox_buckets import FunLaw, frames_of_tokens, scale_downs, token_sizes
 from longtake.families.cogvideox_pixels import covering
@@ -255,6 +255,7 @@ def test_without_buckets_a_square_is_cut_out() -> None:
         ({"random_hw_adapt": True, "enable_bucket": False}, "random_hw_adapt = True: acts with enable_bucket = True"),
         ({"training_with_video_token_length": True}, "acts with random_hw_adapt = True only; write that too"),
         ({"auto_tile_batch_size": True}, "acts with training_with_video_token_length = True only"),
+        ({"video_sample_size": 640, **TOKENS}, "it is the largest size of videos too, and video_sample_size = 640"),
         ({"crop": "none", "random_ratio_crop": True}, 'cuts pictures to another shape; write crop = "cover"'),
         ({"video_length_drop_start": 0.5, "video_length_drop_end": 0.5}, "so no frame is left; lower it"),
     ],
@@ -325,3 +326,15 @@ def test_what_a_frame_is_scaled_to_under_the_quirk_is_as_there(case: dict) -> No
     (_, height, width, _), one = case["examples"][0], case["per_example"][0]
     assert list(covering((height, width), tuple(one["crop"]))) == one["resize"]
     assert np.abs(np.subtract(cover_size((height, width), tuple(one["crop"])), one["resize"])).max() <= 1
+
+
+def test_budgets_drawn_for_all_ranks_stand_side_by_side() -> None:
+    sizes = {"video_sample_size": 512, "image_sample_size": 512, "token_sample_size": 512, "video_sample_stride": 1}
+    rule = law(video_sample_n_frames=49, keep_all_node_same_token_length=True, **sizes)
+    cost = CostModel(0.0, 1.0, 0.0, LatentShape(16, 4, 8, causal=True), 2, side_by_side=4)
+    columns = {name: np.full(2000, value) for name, value in (("num_frames", 60), ("height", 512), ("width", 512))}
+    made = inputs(2000, rule=rule, cost=cost, window_steps=64, **columns)
+    order = plan_pass(made, 0)
+    apart = [len({slot.bucket.num_frames for slot in order.step(step)}) > 1 for step in range(order.num_steps)]
+    assert len({bucket.num_frames for step in range(20) for bucket in [order.step(step)[0].bucket]}) > 2
+    assert np.mean(apart) < 0.05, "a group of four has one length, but where one length gives way to another"
