@@ -49,10 +49,11 @@ class StoredDataset(SlotDataset):
         return max(bucket.batch_size * (stored + drawn), super().batch_bytes(bucket))
 
     def __getitem__(self, slot: Slot) -> Batch:
-        draws, texts = self.draw(slot), self.texts(slot)
+        texts = self.texts(slot)
         entries = self.source.find(view_of(slot.pass_index, self.config.views), slot.samples, slot.rows)
         if (entries < 0).any():
-            return self.read(slot, draws)
+            return self.read(slot, self.draw(slot))
+        draws = self.draw(slot, for_pixels=False)
         weights = np.array(slot.weights, dtype=np.float32)
         faults: list[ClipFault] = []
         wanted = self._wanted(slot.bucket)

@@ -85,9 +85,10 @@ class SlotDataset(Dataset[Batch]):
     def __getitem__(self, slot: Slot) -> Batch:
         return self.read(slot, self.draw(slot))
 
-    def draw(self, slot: Slot) -> dict[str, Tensor]:
-        """The random numbers of a slot's samples."""
-        return draw(slot, self.seed, self.stage, self.latent, self.draws, self.config.views)
+    def draw(self, slot: Slot, for_pixels: bool = True) -> dict[str, Tensor]:
+        """The random numbers of a slot's samples; for_pixels: also those for pixels themselves, one for each."""
+        wanted = {name: one for name, one in self.draws.items() if for_pixels or one.shape != "pixels"}
+        return draw(slot, self.seed, self.stage, self.latent, wanted, self.config.views)
 
     def read(self, slot: Slot, draws: Mapping[str, Tensor]) -> Batch:
         """The batch of a slot, whose random numbers for the trainer are `draws`."""
