@@ -18,7 +18,7 @@ from longtake.config.reader import Source, Statement, shown_path
 from longtake.config.schema import DEFAULT, fit_keys, forms, underlaid
 from longtake.config.section import Section
 from longtake.config.translate import translate, truth_faults
-from longtake.config.tree import Branch, Leaf, Origin, dotted, grow, leaves, merge, plain
+from longtake.config.tree import Branch, KeyPath, Leaf, Origin, dotted, grow, leaves, merge, plain
 
 T = TypeVar("T")
 GIVEN = "given"  # the place of values that come from no file
@@ -134,7 +134,7 @@ def finish(
     if dialect is not None:
         found = dialect.translate(found, Heights(layer), faults.append)
     found = fit_keys(found, forms(schema))
-    value, refused = check(over_beneath(found, schema), schema, place)
+    value, refused = check(over_beneath(found, schema, Heights(layer)), schema, place)
     # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.
     faults += [fault for fault in refused if not is_consequence(fault, binding.broken, flags_are_whole)]
     if faults:
@@ -154,12 +154,29 @@ def guarded(place: str, faults: list[Fault]) -> Iterator[None]:
         raise ConfigError([*faults, Fault(place, "", TOO_DEEP, "write it flatter")]) from None
 
 
-def over_beneath(tree: Branch, schema: Any) -> Branch:
-    """The tree laid over what follows from it by its schema (`Section.beneath`)."""
-    if not (isinstance(schema, type) and issubclass(schema, Section)):
+def over_beneath(tree: Branch, schema: Any, heights: Heights) -> Branch:
+    """The tree laid over what follows from it by its schema (`Section.beneath`). What stands in it lower down than the
+    key that this follows from gives way: `--model.from_pretrained FOLDER` counts upon a preset of another model."""
+    if not (isinstance(schema, type) and issubclass(schema, Section) and schema.BENEATH):
         return tree
-    beneath = grow(schema.beneath(plain(tree)), Origin(DEFAULT))
-    return merge(beneath, tree, lambda fault: None)
+    keys = tuple(schema.BENEATH.split("."))
+    if (named := dict(leaves(tree)).get(keys)) is None:
+        return tree
+    height = heights(named.origin)
+    lower = {path for path, node in leaves(tree) if heights(node.origin) < height}
+    beneath = grow(schema.beneath(plain(_without(tree, lower))), Origin(DEFAULT))
+    settled = {path for path, _ in leaves(beneath)}
+    return merge(beneath, _without(tree, lower & settled), lambda fault: None)
+
+
+def _without(tree: Branch, paths: set[KeyPath], place: KeyPath = ()) -> Branch:
+    """The tree without the leaves at these paths."""
+    items = {}
+    for key, node in tree.items.items():
+        path = (*place, key)
+        if path not in paths:
+            items[key] = _without(node, paths, path) if isinstance(node, Branch) else node
+    return Branch(items, tree.origin, tree.replaces)
 
 
 def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:

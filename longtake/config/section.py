@@ -31,6 +31,8 @@ class Section(BaseModel):
         protected_namespaces=(),
     )
 
+    BENEATH: ClassVar[str] = ""  # dotted name of the key that `beneath` follows from
+
     @classmethod
     def beneath(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
         """What follows from a whole configuration as it is written, plain data, for keys that it leaves out."""

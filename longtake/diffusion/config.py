@@ -113,20 +113,24 @@ class VPredictionConfig(ObjectiveSection):
         place = f"objective.from_pretrained = {data['from_pretrained']!r}"
         if (facts := published_facts(str(data["from_pretrained"]), "scheduler_config.json")) is None:
             raise ValueError(f"{place}: has no scheduler_config.json; name the `scheduler` folder of published weights")
-        wanted = {
-            "num_train_timesteps": NUM_TIMESTEPS,
-            "beta_schedule": "scaled_linear",
-            "prediction_type": "v_prediction",
-            "rescale_betas_zero_snr": True,
-        }
-        for key, value in wanted.items():
-            if facts.get(key) != value:
-                raise ValueError(f"{place}: {key} is {facts.get(key)!r} there, and only {value!r} is trained here")
-        has_shift = facts.get("_class_name") not in ("DDIMScheduler", "DDPMScheduler")  # which pass over the key
-        published = {
-            "beta_start": facts.get("beta_start", 0.00085),
-            "beta_end": facts.get("beta_end", 0.012),
-            "snr_shift": facts.get("snr_shift_scale", 1.0) if has_shift else 1.0,
-            "spacing": facts.get("timestep_spacing", "leading"),
-        }
-        return {**published, **data}
+        return {**published_schedule(facts, place), **data}
+
+
+def published_schedule(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The keys of a v-prediction schedule that a `scheduler_config.json` says. Raises `ValueError` for another kind."""
+    wanted = {
+        "num_train_timesteps": NUM_TIMESTEPS,
+        "beta_schedule": "scaled_linear",
+        "prediction_type": "v_prediction",
+        "rescale_betas_zero_snr": True,
+    }
+    for key, value in wanted.items():
+        if facts.get(key) != value:
+            raise ValueError(f"{place}: {key} is {facts.get(key)!r} there, and only {value!r} is trained here")
+    has_shift = facts.get("_class_name") not in ("DDIMScheduler", "DDPMScheduler")  # which pass over the key
+    return {
+        "beta_start": facts.get("beta_start", 0.00085),
+        "beta_end": facts.get("beta_end", 0.012),
+        "snr_shift": facts.get("snr_shift_scale", 1.0) if has_shift else 1.0,
+        "spacing": facts.get("timestep_spacing", "leading"),
+    }

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from longtake.data.rules import Companion, SampleRules
-from longtake.diffusion.config import END_KINDS, VPredictionConfig
+from longtake.diffusion.config import END_KINDS, VPredictionConfig, published_schedule
+from longtake.encoders.config import CogVideoXVAEConfig
 from longtake.families.cogvideox_sizes import COLLATE, FunSizes
 from longtake.families.record import Family, Text
 from longtake.hub import published_facts
@@ -83,7 +84,7 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def root(folder: str) -> dict[str, Any] | None:
-    """What the folder of a whole CogVideoX or CogVideoX-Fun says of the sections beside `model`.
+    """What the folder of a whole CogVideoX or CogVideoX-Fun says of a run's sections.
 
     CogVideoX-Fun trains on the schedule without its shift, decodes the first latent frame alone, and does not invert
     the scale of known latents, whatever the files say that it took over from CogVideoX.
@@ -91,19 +92,34 @@ def root(folder: str) -> dict[str, Any] | None:
     facts = published_facts(f"{folder}/transformer")
     if facts is None or facts.get("_class_name") != PUBLISHED_CLASS:
         return None
-    of_fun = section_of(facts, f"{folder}/transformer/config.json")["positions"] == "fun"
-    own = {"ae": {"first_latent_alone": True, "invert_scale_latents": False}, "objective": {"snr_shift": 1.0}}
-    sections: dict[str, Any] = {
-        "ae": {"type": "cogvideox_vae", "from_pretrained": f"{folder}/vae"},
+    model = section_of(facts, f"{folder}/transformer/config.json")
+    of_fun, vae = model["positions"] == "fun", published_facts(f"{folder}/vae") or {}
+    # Text-to-video weights may start any other model, and those of CogVideoX one of CogVideoX-Fun.
+    left_open = ("visual",) * (model["visual"] is None) + ("positions",) * (not of_fun)
+    schedule = published_facts(f"{folder}/scheduler", "scheduler_config.json")
+    published = CogVideoXVAEConfig.PUBLISHED
+    return {
+        "model": {key: value for key, value in model.items() if key not in left_open},
+        "ae": {
+            "type": "cogvideox_vae",
+            "from_pretrained": f"{folder}/vae",
+            **{ours: vae[theirs] for theirs, ours in published.items() if theirs in vae},
+            "first_latent_alone": of_fun,
+            **({"invert_scale_latents": False} if of_fun else {}),
+        },
         "t5": {
             "type": "text_embedder",
             "from_pretrained": f"{folder}/text_encoder",
             "max_length": facts.get("max_text_seq_length", 226),
             "dim": facts.get("text_embed_dim", 4096),
         },
-        "objective": {"type": "v_prediction", "from_pretrained": f"{folder}/scheduler"},
+        "objective": {
+            "type": "v_prediction",
+            "from_pretrained": f"{folder}/scheduler",
+            **({} if schedule is None else published_schedule(schedule, f"{folder}/scheduler/scheduler_config.json")),
+            **({"snr_shift": 1.0} if of_fun else {}),
+        },
     }
-    return {name: section | (own.get(name, {}) if of_fun else {}) for name, section in sections.items()}
 
 
 COGVIDEOX = Family(

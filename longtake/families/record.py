@@ -68,7 +68,7 @@ class Family:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of `sampling_option` that are its own
     # A `model` section -> sections that shrink a run to a CPU's size: "model", "ae" and those of the text encoders.
     tiny: Callable[[Tree], Mapping[str, Tree]] = lambda model: {"model": {}}
-    # A local folder -> what a whole published model in it says of a run's other sections; None where it holds none.
+    # A local folder -> what a whole published model in it says of a run's sections; None where it holds none.
     root: Callable[[str], Mapping[str, Tree] | None] = lambda folder: None
 
     @property

@@ -61,12 +61,16 @@ def family_of_tree(tree: Mapping[str, Any]) -> Family:
 
 def published_sections(tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Mapping[str, Any]]] | None:
     """The `type` of the model whose whole published folder `model.from_pretrained` of a run names, and what that folder
-    says of the run's other sections; None where it names none."""
+    says of the run's sections; None where it names none."""
     model = tree.get("model")
     if not isinstance(model, Mapping) or not isinstance(folder := model.get("from_pretrained"), str):
         return None
     for family in [family_of_tree(tree)] if "type" in model else families():
-        if (sections := family.root(folder)) is not None:
+        try:
+            sections = family.root(folder)
+        except ValueError as error:
+            raise UserError(f"model.from_pretrained = {folder!r}: {error}") from error
+        if sections is not None:
             return family.model.model_fields["type"].default, sections
     return None
 

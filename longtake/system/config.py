@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
@@ -121,6 +121,8 @@ class SystemConfig(EncodersConfig):
         None, ge=1, description="sides of a bucket are multiples of this; default: ae's latent cell x model.patch_size"
     )
 
+    BENEATH: ClassVar[str] = "model.from_pretrained"
+
     @classmethod
     def beneath(cls, written: Mapping[str, Any]) -> dict[str, Any]:
         """Where `model.from_pretrained` is the folder of a whole published model, that folder says what it is: keys
@@ -128,8 +130,10 @@ class SystemConfig(EncodersConfig):
         if (found := published_sections(written)) is None:
             return {}
         kind, sections = found
-        below: dict[str, Any] = {"model": {"type": kind}}
+        below: dict[str, Any] = {"model": {**sections.get("model", {}), "type": kind}}
         for name, section in sections.items():
+            if name == "model":
+                continue
             own = written.get(name, {})
             is_another = not isinstance(own, Mapping) or own.get("from_pretrained") is not None
             if not is_another and own.get("type", section["type"]) == section["type"]:

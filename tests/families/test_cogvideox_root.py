@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from longtake.train import RunConfig
+from longtake.contracts import UserError
+from longtake.presets import run_file
+from longtake.train import RunConfig, read_run
+from longtake.train.config import RunWithoutTable
 from tests.encoders.tiny_weights import T5_DIM
 from tests.generate.test_published_pipeline import write_pipeline
 
@@ -64,3 +67,25 @@ def test_what_is_written_goes_before(base: Path) -> None:
     assert (t5.type, t5.max_length) == ("words", 16)
     assert read(base, ae={"scale_factor": 3.0}).ae.scale_factor == 3.0
     assert read(base).model_dump() == RunConfig(**read(base).model_dump()).model_dump()
+
+
+def test_a_folder_counts_upon_a_preset_of_another_model(base: Path, fun: Path, tmp_path: Path) -> None:
+    def named(preset: str, root: Path, *flags: str) -> RunConfig:
+        start = ("--model.from_pretrained", str(root), "--dataset.data-path", "x.csv")
+        return read_run(run_file(preset), (*start, *flags)).value
+
+    config = named("cogvideox_fun/lora_2b_inp", fun)
+    assert (config.model.num_layers, config.model.visual, config.lora.rank) == (1, "inpaint", 64)
+    assert (config.ae.from_pretrained, config.ae.scale_factor) == (f"{fun}/vae", 0.7)
+    assert (config.t5.dim, config.t5.placement) == (T5_DIM, "offloaded")
+    assert config.objective.from_pretrained == f"{fun}/scheduler"
+    config = named("cogvideox_fun/control", base, "--ae.scale_factor", "3", "--objective.snr_shift", "2")
+    assert (config.model.visual, config.model.positions, config.model.num_layers) == ("control", "fun", 1)
+    assert (config.ae.scale_factor, config.ae.invert_scale_latents, config.objective.snr_shift) == (3.0, True, 2.0)
+
+
+def test_a_folder_of_another_schedule_is_refused_in_a_sentence(fun: Path) -> None:
+    file = fun / "scheduler" / "scheduler_config.json"
+    file.write_text(file.read_text().replace("v_prediction", "epsilon"))
+    with pytest.raises(UserError, match="prediction_type is 'epsilon' there, and only 'v_prediction'"):
+        read_run(run_file("cogvideox_fun/lora_2b"), ("--model.from_pretrained", str(fun)), RunWithoutTable)

@@ -9,7 +9,6 @@ from pathlib import Path
 from longtake.checkpoint import list_checkpoints
 from longtake.config.tree import Leaf, Node, plain
 from longtake.dialects.translation import Translation
-from longtake.encoders.config import CogVideoXVAEConfig
 from longtake.families import COGVIDEOX
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import section_of
@@ -50,8 +49,9 @@ def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
         if tiny:
             work.note("pretrained_model_name_or_path", node, "--tiny leaves its weights out")
         else:
-            work.put("model.from_pretrained", str(node.value), node)
-            _overlay(work, str(node.value), found, overlays)
+            if value_of(overlays[0]) is None:
+                work.put("model.from_pretrained", str(node.value), node)
+            _overlay(work, str(node.value), overlays)
     if control:
         work.put("model.visual", "control", work.tree if node is None else node)
     return visual
@@ -75,19 +75,17 @@ def _facts(work: Translation, node: Leaf) -> dict[str, object] | None:
     return None
 
 
-def _overlay(work: Translation, root: str, model: dict[str, object], overlays: list[Node | None]) -> None:
+def _overlay(work: Translation, root: str, overlays: list[Node | None]) -> None:
     """`transformer_path` and `vae_path`: other weights for the sizes that the folder says."""
     transformer, vae = overlays
+    sections = COGVIDEOX.root(root) or {}
     if transformer is not None and value_of(transformer) is not None:
-        sections = dict(COGVIDEOX.root(root) or {})
-        work.put("model", {**model, "from_pretrained": value_of(transformer)}, transformer)
+        work.put("model.from_pretrained", value_of(transformer), transformer)
         for name, section in sections.items():
             work.put(name, section, work.tree)
     if vae is not None and value_of(vae) is not None:
-        facts = published_facts(f"{root}/vae") or {}
-        known = {ours: facts[theirs] for theirs, ours in CogVideoXVAEConfig.PUBLISHED.items() if theirs in facts}
-        work.put("ae", {**(COGVIDEOX.root(root) or {})["ae"], **known}, work.tree)
         work.put("ae.from_pretrained", value_of(vae), vae)
+        work.put("ae", sections["ae"], work.tree)
 
 
 def translate_places(work: Translation) -> None:
