@@ -291,10 +291,11 @@ def fun_law(sizes: FunSizes, config: Any) -> FunLaw:
         latents = config.ae.latent(num_frames, 1, 1)[1]
         if config.ae.has_length(num_frames) and not config.model.refuses_length(latents):
             found.append((num_frames, -(-latents // config.model.patch[0])))
-    if not found or (len(found) == 1 and sizes.video_sample_n_frames > STEP):
+    most = sizes.video_sample_n_frames
+    if [frames for frames, _ in found[:1]] != [1] or (len(found) == 1 and most > STEP):
         raise UserError(
-            f"sizes.video_sample_n_frames = {sizes.video_sample_n_frames}: the model and its autoencoder take none of "
-            f"the lengths 5, 9 ... up to that; choose another one"
+            f"sizes.video_sample_n_frames = {most}: the lengths that the model and its autoencoder take up to that are "
+            f"{', '.join(str(frames) for frames, _ in found) or 'none'}; 1 is needed, and another one for videos"
         )
     return FunLaw(sizes, config.size_divisor, tuple(found), COLLATE in config.quirks)
 

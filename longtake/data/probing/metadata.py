@@ -14,14 +14,13 @@ import pyarrow.compute as pc
 
 from longtake.data.clips.remote import is_url, join_location
 from longtake.data.probing.folder import kept_table
-from longtake.data.probing.probe import digest_of, file_state
+from longtake.data.probing.probe import digest_of, file_state, our_names
 from longtake.data.tables.convert import user_cache, writable_folder
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import FOLDER_TABLE, base_folder
 
 FILE = "file_path"
-NAMES = {FILE: "path", "control_file_path": "control"}  # its words -> columns of clip tables
 _SUFFIXES = (".json", ".jsonl", ".csv")
 _HEAD_BYTES = 1 << 16  # in which the first row says its keys
 
@@ -52,8 +51,7 @@ def metadata_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
 def _listed(source: Path, folder: Path | str) -> pa.Table:
     """The rows with columns of clip tables; `changed` differs once a row or its file does."""
     rows, _ = open_rows(source).whole()
-    new = {name: ours for name, ours in NAMES.items() if ours not in rows.column_names}
-    names = [new.get(name, name) for name in rows.column_names]
+    names = our_names(rows.column_names)
     rows = rows.rename_columns(names)
     paths = pc.fill_null(rows["path"].cast(pa.string()), "")
     rows = rows.set_column(names.index("path"), "path", paths)

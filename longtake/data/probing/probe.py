@@ -35,6 +35,7 @@ VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
 _NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
 _ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
+METADATA = {"file_path": "path", "control_file_path": "control"}  # words of other programs -> columns
 UNREADABLE = "unreadable"  # the state of a file that cannot be looked at
 Engine = Literal["local", "ray"]
 Asked = Generator[tuple[int, Any], None, None]  # (place, answer) as they are ready
@@ -133,15 +134,23 @@ def read_source(source: Path, as_text: bool) -> tuple[pa.Table, dict[int, str]]:
     if source.is_dir():
         return list_clips(source).select(["path", "text"]), {}
     rows = open_rows(source, as_text)
-    check_path(rows.names, source)
-    names = [name for name in rows.names if name not in MADE]
-    columns, unreadable = rows.whole(names)
+    own = our_names(rows.names)
+    check_path(own, source)
+    wanted = [name for name in rows.names if name not in MADE]
+    columns, unreadable = rows.whole(wanted)
+    names = our_names(wanted)
+    columns = columns.rename_columns(names)
     for place, name in enumerate(names):
         if name == "clip_id":
             columns = columns.set_column(place, name, pa.array(id_values(columns[name], source)))
         elif name in ("path", "text"):
             columns = columns.set_column(place, name, pc.fill_null(columns[name], ""))
     return columns, unreadable
+
+
+def our_names(names: Sequence[str]) -> list[str]:
+    """The columns of a list, those of training programs' metadata under the names they have in clip tables."""
+    return [name if name not in METADATA or METADATA[name] in names else METADATA[name] for name in names]
 
 
 def list_clips(folder: Path) -> pa.Table:

@@ -11,7 +11,7 @@ import pytest
 
 from longtake.buckets import plan_pass
 from longtake.contracts import UserError
-from longtake.data import ClipTable, DatasetConfig, clip_weights, open_clips, order_columns
+from longtake.data import ClipTable, DatasetConfig, clip_weights, open_clips, order_columns, probe_table
 from longtake.data.clips.video import write_image, write_video
 from tests.buckets.tables import inputs, rule
 from tests.data.made_clips import noise_frames
@@ -101,6 +101,13 @@ def test_numbers_that_are_said_are_not_probed_and_a_missing_file_is_listed(
     assert "1 files cannot be used, see" in capsys.readouterr().err
     with pytest.raises(UserError, match="none of its 1 videos and pictures can be used"):
         opened(written(tmp_path, [{"file_path": "gone.mp4", "text": ""}], "gone.json"), files)
+
+
+def test_a_list_is_probed_into_a_table(files: Path, tmp_path: Path) -> None:
+    probe_table(written(tmp_path, ROWS), tmp_path / "clips.parquet", root=files)
+    table = open_clips(DatasetConfig(data_path=str(tmp_path / "clips.parquet")), ("control",))
+    assert [table.caption(row) for row in range(4)] == [row["text"] for row in ROWS]
+    assert [int(frames) for frames in table.num_frames] == [5, 9, 1, 9]
 
 
 @pytest.mark.parametrize(("repeat", "videos"), [(0, 1), (1, 1), (2, 2), (3, 3)])
