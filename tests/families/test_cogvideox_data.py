@@ -141,9 +141,3 @@ def test_what_cannot_be_is_answered_with_a_sentence(run: Path, tmp_path: Path, c
     path.write_text(f"{run.read_text()}{changes}\n")
     with pytest.raises(ValueError, match=said):
         _ = read_run(str(path), ()).value.bucket_rule
-
-
-def test_an_autoencoder_that_takes_no_such_lengths_is_named(run: Path) -> None:
-    words = ("--ae.temporal", "8", "--model.out_channels", "1536")
-    with pytest.raises(ValueError, match="video_sample_n_frames = 9: the lengths that .* take up to that are 1; 1 is"):
-        _ = read_run(str(run), words).value.bucket_rule

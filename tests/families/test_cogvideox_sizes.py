@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from longtake.buckets import CostModel, Unused, assign, keyed_draw, plan_pass
 from longtake.buckets.assignment import read_law
 from longtake.contracts import Bucket, LatentShape
 from longtake.data.clips.transforms import cover_size, even_window, fit_frame
-from longtake.families.cogvideox_buckets import FunLaw, frames_of_tokens, scale_downs, token_sizes
+from longtake.families.cogvideox_buckets import FunLaw, frames_of_tokens, fun_law, scale_downs, token_sizes
 from longtake.families.cogvideox_pixels import covering
 from longtake.families.cogvideox_sizes import FunSizes
 from tests.buckets.tables import clip_columns, golden, inputs
@@ -338,3 +339,16 @@ def test_budgets_drawn_for_all_ranks_stand_side_by_side() -> None:
     apart = [len({slot.bucket.num_frames for slot in order.step(step)}) > 1 for step in range(order.num_steps)]
     assert len({bucket.num_frames for step in range(20) for bucket in [order.step(step)[0].bucket]}) > 2
     assert np.mean(apart) < 0.05, "a group of four has one length, but where one length gives way to another"
+
+
+def test_lengths_follow_from_what_the_model_and_its_autoencoder_take() -> None:
+    def config(refuses: Any, has: Any = lambda frames: True) -> Any:
+        ae = SimpleNamespace(latent=LatentShape(16, 4, 8, causal=True), has_length=has)
+        model = SimpleNamespace(patch=(2, 2, 2), refuses_length=refuses)
+        return SimpleNamespace(ae=ae, model=model, size_divisor=16, quirks=frozenset())
+
+    sizes = FunSizes(video_sample_n_frames=49)
+    made = fun_law(sizes, config(lambda latents: "odd" if latents > 1 and latents % 2 else None))
+    assert made.lengths == ((1, 1), (5, 1), (13, 2), (21, 3), (29, 4), (37, 5), (45, 6))
+    with pytest.raises(ValueError, match=r"up to that are none; 1 is needed, and another one for videos"):
+        fun_law(sizes, config(lambda latents: None, lambda frames: False))
