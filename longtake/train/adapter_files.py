@@ -27,12 +27,12 @@ class AdapterFiles:
     base: str | None  # the weights that they are adapters of
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> AdapterFiles | None:
-        """Those of a run; None where it writes none."""
+    def of_run(cls, config: RunConfig, folder: Path) -> AdapterFiles | None:
+        """Those of a run, in a folder; None where it writes none."""
         if not config.lora_files:
             return None
         base = base_of_adapters(config.model.from_pretrained, config.lora)
-        return cls(Path(config.outputs), config.lora_files, config.family.weight_format, config.model, base)
+        return cls(folder, config.lora_files, config.family.weight_format, config.model, base)
 
     def write(self, checkpoint: Path) -> None:
         """Writes the files of a complete checkpoint. One of that name, of another branch of the run, is replaced."""

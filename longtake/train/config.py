@@ -132,8 +132,8 @@ class RunConfig(SystemConfig, TrackingConfig):
     async_io: bool = Field(True, description="write checkpoints beside the run, which waits for a copy only")
     lora_files: dict[str, str] = Field(
         {},
-        description="files in `outputs` that each checkpoint's adapters are written to as well: style -> name with "
-        "{step} in it, as in dict(peft='checkpoint-{step}'); they go when their checkpoint goes",
+        description="files beside the run's folder that each checkpoint's adapters are written to as well: style -> "
+        "name with {step} in it, as in dict(peft='checkpoint-{step}'); they go when their checkpoint goes",
     )
     peak_tflops: float | None = Field(
         None, gt=0, description="bf16 peak of one device, 10^12 FLOP/s, that MFU is counted by; None: by its name"

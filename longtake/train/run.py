@@ -164,7 +164,7 @@ class RunLaunch:
             if world.is_main:
                 self.announce(place, system, update, data, start, order)
             kept = config.keep_n_latest, config.keep_every, config.async_io
-            saver = Saver(place.path, world, *kept, self.say, AdapterFiles.of_run(config))
+            saver = Saver(place.path, world, *kept, self.say, AdapterFiles.of_run(config, place.path.parent))
             parts.callback(saver.close)
             if place.checkpoint is not None and place.continues:
                 saver.started_from(place.checkpoint, step)

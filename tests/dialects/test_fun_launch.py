@@ -76,6 +76,12 @@ def test_shards_are_as_the_launcher_says(
     )
 
 
+def test_degrees_of_a_parallelism_config(environment: pytest.MonkeyPatch) -> None:
+    sizes = {f"PARALLELISM_CONFIG_{name}_SIZE": "2" for name in ("CP", "TP")}
+    parallel = launched(environment, {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **sizes}).parallel
+    assert (parallel.replicate, parallel.shard, parallel.sequence, parallel.tensor) == (1, 1, 2, 2)
+
+
 def test_a_flag_of_ours_counts_upon_the_launcher(environment: pytest.MonkeyPatch) -> None:
     assert launched(environment, FSDP, "--parallel.zero", "2").parallel.zero == 2
 
@@ -87,6 +93,7 @@ def test_a_flag_of_ours_counts_upon_the_launcher(environment: pytest.MonkeyPatch
         ({"ACCELERATE_MIXED_PRECISION": "no"}, "dtype", "fp32"),
         ({"ACCELERATE_USE_CPU": "true"}, "device", "cpu"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "0.3", **DEEPSPEED}, "grad_clip", 0.3),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "3", **DEEPSPEED}, "accumulation_steps", 3),
         (FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "model", None),
     ],
 )

@@ -28,6 +28,7 @@ ACTS = [  # flags, place in the run, value there
     ("--use_8bit_adam", "optim.states", "8bit"),
     ("--num_train_epochs 3", "epochs", 3),
     ("--max_train_steps=3", "max_steps", 3),
+    ("--max_train_steps=30000 --num_train_epochs 3", "epochs", 10**9),
     ("--gradient_accumulation_steps 2", "accumulation_steps", 2),
     ("--gradient_checkpointing", "model.grad_ckpt_settings", (1000,)),
     ("--learning_rate 2e-5", "lr", 2e-5),

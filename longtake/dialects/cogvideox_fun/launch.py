@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,9 +48,11 @@ def translate_launch(work: Translation, environ: Mapping[str, str] = os.environ)
     elif fsdp:
         _fsdp(work, environ)
     elif _true(environ, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-        sizes = {ours: int(environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name, ours in _DEGREES.items()}
-        for axis, size in sizes.items():
-            work.put(f"parallel.{axis}", size, low)
+        for axis in dict.fromkeys(_DEGREES.values()):
+            sizes = [
+                environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1") for name, ours in _DEGREES.items() if ours == axis
+            ]
+            work.put(f"parallel.{axis}", math.prod(map(int, sizes)), low)
     elif world_size() > 1:
         _whole_on_each_rank(work)
     rank = work.take("local_rank")
@@ -113,6 +116,8 @@ def _deepspeed(work: Translation, environ: Mapping[str, str]) -> None:
         clipping = environ.get("ACCELERATE_GRADIENT_CLIPPING", "none")
         if clipping not in ("none", "auto"):
             facts["gradient_clipping"] = float(clipping)
+    if (steps := environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")) != "auto":
+        facts.setdefault("gradient_accumulation_steps", int(steps))
     _zero(work, dict(facts.pop("zero_optimization", {})), place)
     _numbers(work, facts, place)
     for name in ("fp16", "bf16"):

@@ -44,6 +44,7 @@ FIXED = {
         ("v_prediction", None), "", "the schedule ends in pure noise, of which only v can be learnt"
     ),
 }
+_ENDLESS = 10**9  # passes
 _EMA = 0.9999  # the decay that use_ema means there
 _DROPPED = 0.1  # share of captions that are left out; no flag says it
 _ALL_BLOCKS = (1000,)
@@ -55,6 +56,9 @@ _EVERY_LINEAR = ("transformer_blocks.*", "patch_embed.text_proj", "time_embeddin
 
 def translate_training(work: Translation, script: str, tiny: bool) -> None:
     """All that is left of the words."""
+    if isinstance(work.value("max_train_steps"), int):  # which decides alone there
+        work.take("num_train_epochs")
+        work.put("epochs", _ENDLESS, work.tree)
     work.drop_none(MOVED)
     work.move(MOVED)
     work.leave(LEFT) if script != "train_lora" else _left(work)

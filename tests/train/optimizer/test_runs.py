@@ -77,3 +77,15 @@ def test_the_average_of_a_run_takes_each_steps_weights_at_the_decay_of_that_step
     before, after, weights = saved[0][f"ema.{name}"], saved[1][f"ema.{name}"], saved[1][f"model.{name}"]
     decay = (1 + 2) / (10 + 2)  # the ramp at step 2
     torch.testing.assert_close(after, decay * before + (1 - decay) * weights, rtol=1e-5, atol=1e-7)
+
+
+def test_the_limit_on_the_norm_begins_higher(config: Path) -> None:
+    flags = ("--max-steps", "3", "--eps", "1.0", "--grad-clip", "1e-3", "--lr", "1.0")
+    found = {
+        law: exact(train_here(config, *flags, *(() if law is None else ("--optim.clip", law)))[0].folder)
+        for law in (None, "dict(start=1.0, abnormal=1e6)", "dict(start=5.0, steps=2)")
+    }
+    plain, same, higher = found.values()
+    assert same == plain
+    assert higher[0] == plain[0]  # the first loss is of the weights before
+    assert higher[1:] != plain[1:]
