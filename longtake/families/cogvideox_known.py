@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HIDDEN = 0.9  # share of the samples without any given pixel that see zeros, as text-to-video does
 LOG_LEVEL = (-3.0, 0.5)  # mean and deviation of the logarithm of the noise level on given pixels
 GENERATION_LEVEL = 0.0563
+_OF_STILLS = {"i2v_head": (1, 0), "i2v_tail": (0, 1), "i2v_loop": (1, 1)}  # whether frames are given at head and tail
 _CARRIED = 4  # frames that a kind of several takes where a video has them
 
 
@@ -100,14 +101,15 @@ class MaskedVideo(EndWindows):
         return (Window(frames, range(num_frames), "masked", masked=True, shown=shown, by_mean=True),)
 
     def _shown(self, kind: str, latent: LatentShape, num_frames: int, refs: int) -> tuple[range, ...]:
-        given = num_frames // 2 if kind == "inpaint_ends" else num_frames - 1
-        head = min(_CARRIED, given)
-        tail = head if kind == "inpaint_ends" else 0
-        if kind not in MASKS:
+        if kind in MASKS:
+            head = min(_CARRIED, num_frames // 2 if kind == "inpaint_ends" else num_frames - 1)
+            tail = head if kind == "inpaint_ends" else 0
+        elif kind in _OF_STILLS:
+            has_head, tail = _OF_STILLS[kind]
+            head, tail = (max(refs - tail, 1), tail) if has_head else (0, refs)
+        else:
             ends = super().windows(kind, latent, num_frames)
             head, tail = (sum(len(one.pixels) for one in ends if one.is_head == at_head) for at_head in (True, False))
-            if refs > 1 and head <= 1 and tail <= 1:
-                head, tail = (refs - tail, tail) if head else (0, refs * tail)
         ends = range(head), range(num_frames - tail, num_frames)
         return tuple(end for end in ends if len(end)) if head + tail <= num_frames else ()
 

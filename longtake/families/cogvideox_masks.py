@@ -59,7 +59,7 @@ class OwnNumbers:
         return words(self._key, 0, Purpose.MASK, self._drawn, 0, count)[0]
 
 
-def _span(numbers: Numbers, centre: int, size: int, side: int) -> slice:
+def _span(centre: int, size: int, side: int) -> slice:
     return slice(max(centre - size // 2, 0), min(centre + size // 2, side))
 
 
@@ -68,7 +68,7 @@ def _in_box(numbers: Numbers, shape: PixelShape) -> tuple[slice, slice]:
     _, height, width = shape
     x, y = numbers.integer(0, width), numbers.integer(0, height)
     wide, high = (numbers.integer(side // 4, side // 4 * 3) for side in (width, height))
-    return _span(numbers, y, high, height), _span(numbers, x, wide, width)
+    return _span(y, high, height), _span(x, wide, width)
 
 
 def box(numbers: Numbers, shape: PixelShape) -> np.ndarray:
