@@ -112,6 +112,22 @@ def test_the_flag_of_the_script_counts_for_clipping_under_deepspeed(environment:
     assert launched(environment, DEEPSPEED | path, "--max_grad_norm", "0.05").grad_clip == 0.05
 
 
+def test_the_file_of_cogvideox_fun_itself_is_read(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    buckets = {"overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9, "reduce_bucket_size": 5e8}
+    content = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": "auto",
+        "gradient_accumulation_steps": "auto",
+        "dump_state": True,
+        "zero_optimization": {"stage": 2, **buckets},
+    }
+    (tmp_path / "zero.json").write_text(json.dumps(content))
+    path = {f"{ZERO}CONFIG_FILE": str(tmp_path / "zero.json")}
+    config = launched(environment, DEEPSPEED | path, "--max_grad_norm", "0.05", "--train_batch_size", "1")
+    assert (config.parallel.zero, config.grad_clip) == (2, 0.05)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -235,3 +235,9 @@ def test_without_a_launcher_a_run_is_of_one_process(monkeypatch: pytest.MonkeyPa
     for name in [name for name in os.environ if name.startswith(("ACCELERATE", "FSDP"))]:
         monkeypatch.delenv(name)
     assert spoken("train_lora", *BARE)[0].dtype == "fp32"
+
+
+def test_help_lists_the_flags_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        spoken("train_control", "--help")
+    assert set(re.findall(r"--(\w+)", capsys.readouterr().out)) == words_of("train_control")

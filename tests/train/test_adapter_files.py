@@ -43,6 +43,14 @@ def test_each_checkpoint_has_its_files_of_the_trained_strength(config: Path, asy
     assert all(torch.equal(found[layer].b, trained[layer].b) for layer in trained)
 
 
+def test_files_of_rslora_say_an_alpha_that_means_the_same(config: Path) -> None:
+    outcome, _ = train_here(config, *LORA, "--lora.rslora", "True", "--max-steps", "1")
+    model = read_run(str(outcome.folder)).value.model
+    for name in names_of(1):
+        found = read_adapters(FORMAT, outcome.folder.parent / name, model)
+        assert {round(adapter.scaling, 5) for adapter in found.values()} == {round(8 / 2**0.5, 5)}
+
+
 def test_a_run_that_goes_on_writes_what_a_kill_has_left_out(config: Path) -> None:
     outcome, _ = train_here(config, *LORA, "--max-steps", "1")
     lost = outcome.folder.parent / "checkpoint-1-comfy.safetensors"

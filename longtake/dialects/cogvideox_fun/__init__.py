@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from textwrap import fill
 
 from longtake.config import Heights
 from longtake.config.tree import Branch
@@ -35,8 +36,10 @@ class CogVideoXFun:
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
         verb, *flags = words
-        if "--help" in flags:
-            return words
+        if "--help" in flags or "-h" in flags:
+            print(f"{self._script}.py: flags of CogVideoX-Fun's own, as docs/migrating.md explains them:")
+            print(fill(" ".join(f"--{name}" for name in sorted(words_of(self._script))), 110, break_on_hyphens=False))
+            raise SystemExit(0)
         flags, self._tiny = take_tiny(flags)
         old, others = split(flags)
         self._flags = old
@@ -53,9 +56,9 @@ class CogVideoXFun:
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
-        # A file is looked at without flags too, to see what kind of run it is.
+        # The file is looked at without flags too, to see what kind of run it is: nothing is said or refused then.
         is_whole = all(name in tree.items for name in self._flags)
-        work = Translation(tree, heights, report, self._say if is_whole else lambda line: None)
+        work = Translation(tree, heights, *((report, self._say) if is_whole else (_pass_over, _pass_over)))
         for name in sorted(WORDS - words_of(self._script)):
             if (node := work.take(name)) is not None:
                 work.refuse(name, node, f"is no flag of {self._script}.py", "leave it out")
@@ -74,6 +77,10 @@ class CogVideoXFun:
         if line not in self._told:
             self._told.add(line)
             self._tell(line)
+
+
+def _pass_over(_: object) -> None:
+    pass
 
 
 def _on_stderr(line: str) -> None:
