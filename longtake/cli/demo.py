@@ -14,14 +14,16 @@ from longtake.contracts import EXIT_INTERRUPTED
 
 def demo(
     context: typer.Context,
-    folder: Annotated[Path, typer.Option(help="Where everything goes. What is finished there is kept.")] = Path(
-        "outputs/demo"
-    ),
+    folder: Annotated[
+        Path | None, typer.Option(help="Where everything goes. What is finished there is kept.", show_default=False)
+    ] = None,
+    system: Annotated[str, typer.Option(help="What is trained: a name in `presets/demo`.")] = "shapes",
 ) -> int:
     """Make clips, train a small model on them, generate, judge and report: minutes on a laptop's CPU.
 
     An interrupted demo goes on where it stopped; beside a finished one a new, numbered folder is made. --key value
     changes the training run, as in `longtake train` (its config is the preset demo/shapes).
     """
-    outcome = whole.run_demo(folder, track.make_console(), list(context.args))
+    usual = Path("outputs") / ("demo" if system == "shapes" else f"demo_{system}")
+    outcome = whole.run_demo(folder or usual, track.make_console(), list(context.args), system=system)
     return EXIT_INTERRUPTED if outcome.stopped else 0

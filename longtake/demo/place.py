@@ -15,6 +15,7 @@ from longtake.durable import write_whole
 
 NOTE = "demo.json"
 REPORT = "report.html"
+USUAL = "shapes"  # the system of a demo that names none
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Note:
     num_clips: int
     num_stills: int
     seconds: dict[str, float] = field(default_factory=dict)
+    system: str = USUAL
 
     def save(self, folder: Path) -> None:
         write_whole(folder / NOTE, json.dumps(asdict(self), indent=1) + "\n")
@@ -53,21 +55,23 @@ def numbered(folder: Path) -> Iterator[Path]:
     yield from (folder.with_name(f"{folder.name}-{number}") for number in count(2))
 
 
-def read_note(folder: Path, overrides: Sequence[str], num_clips: int, num_stills: int) -> Note:
+def read_note(folder: Path, overrides: Sequence[str], num_clips: int, num_stills: int, system: str = USUAL) -> Note:
     """The note of the demo that goes on in `folder`, with its own number of clips and `overrides` added; a new one
-    where none begins. Raises `UserError` where the note cannot be read."""
+    where none begins. Raises `UserError` where the note cannot be read, or is of another system."""
     try:
         note = TypeAdapter(Note).validate_json((folder / NOTE).read_bytes())
     except FileNotFoundError:
-        return Note(list(overrides), num_clips, num_stills)
+        return Note(list(overrides), num_clips, num_stills, system=system)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise UserError(f"{folder / NOTE}: is damaged ({reason}); remove {folder} or give another --folder") from error
+    if note.system != system:
+        raise UserError(f"--system {system}: an unfinished demo of {note.system} is in {folder}; give another --folder")
     note.overrides += overrides
     return note
 
 
-def find_run(folder: Path) -> Path | None:
-    """The training run of the demo in `folder`, if it has one that can be continued: the newest with a config."""
-    found = [path.parent for path in folder.glob("run*/config.py")]
+def find_run(folder: Path, name: str = "run") -> Path | None:
+    """The newest run of a name in a demo's folder that can be continued, if there is one."""
+    found = [path.parent for path in folder.glob(f"{name}*/config.py")]
     return max(found, key=lambda path: (path / "config.py").stat().st_mtime) if found else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from longtake.demo.extras import Check
 from longtake.demo.judge import Accuracy, Judgement, is_right
 from longtake.durable import write_whole
 from longtake.pages import (
@@ -52,6 +53,7 @@ def write_report(
     real: Accuracy,
     seconds: Mapping[str, float],
     facts: Sequence[tuple[str, str]] = (),
+    checks: Sequence[Check] = (),
 ) -> None:
     """Writes the report, whole or not at all. `groups`: the main bucket first; `real`: the judge's accuracy on the real
     clips; `seconds`: of each part of the demo."""
@@ -77,9 +79,11 @@ def write_report(
     columns = ("videos", "count", "colour", "direction", "both", "continuity")
     parts = breakdown([(each, f"{name} {duration(each)}") for name, each in seconds.items()])
     shown = joined(_section(group, record.config.fps_save) for group in groups)
+    found = [(check.what, check.found, check.wanted) for check in checks]
+    looked = html("<h3>Beside these</h3>{}", table(("what", "found", "wanted"), found, words=(0,))) if found else ""
     sections = [
         html("<p>{}</p>{}<h2>Generated videos</h2>{}", lead, tiles(figures), shown),
-        html("<h2>Accuracy</h2><p>{}</p>{}", judged, table(columns, rows)),
+        html("<h2>Accuracy</h2><p>{}</p>{}{}", judged, table(columns, rows), looked),
         html("<h2>Parts of the demo</h2>{}", parts),
     ]
     write_whole(path, page("Longtake demo", *sections, *run_sections(record, facts, "a green square moves up")))

@@ -7,10 +7,11 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,35 +19,27 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from longtake import __version__, presets
+from longtake import __version__
 from longtake.contracts import UserError
-from longtake.data import ClipTable, probe_table
-from longtake.data.shapes import COLOURS, make_shapes, split_prompts
+from longtake.data import ClipTable, probe_table, read_image
+from longtake.data.shapes import FPS, make_shapes, split_prompts
+from longtake.demo.extras import Check, draw_stills, least_psnr, sample_few, seen_table, split_table, stills_of
 from longtake.demo.judge import Accuracy, judge, score
-from longtake.demo.place import REPORT, Note, choose_folder, find_run, free_folder, read_note
+from longtake.demo.place import REPORT, USUAL, Note, choose_folder, find_run, free_folder, read_note
 from longtake.demo.report import Group, ShownSample, write_report
+from longtake.demo.systems import DemoSystem, demo_system, has_several_buckets, kinds
 from longtake.durable import replace
-from longtake.generate import GenerationSource, Video, generate, open_system, read_video, resolve_source
+from longtake.generate import GenerateConfig, Video, generate, open_system, read_video, resolve_source
 from longtake.pages import duration, percent
 from longtake.parallel import World, start_world
 from longtake.system import System
 from longtake.train import Outcome, RunConfig, read_record, read_run, train
 
-CONFIG = presets.FOLDER / "demo" / "shapes.py"
 NUM_CLIPS, NUM_STILLS = 2400, 240
-_WIDE = _LONG = 0.4  # shares of the files
+_SHARE = 0.4  # of the files are wide, and as many long
 _VIDEOS_AT_ONCE = 32
+_OF_BOTH = "device", "dtype", "cpu_threads", "num_workers"  # keys that adapters train with as the run did
 _OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")
-
-
-@dataclass(frozen=True)
-class DemoKind:
-    name: str
-    title: str
-    prompts: Sequence[str]
-    aspect_ratio: str
-    num_frames: int
-    num_shown: int  # in the report
 
 
 @dataclass(frozen=True)
@@ -56,6 +49,7 @@ class DemoOutcome:
     folder: Path
     run: Outcome | None = None  # of the training, once it has ended
     accuracy: dict[str, Accuracy] = field(default_factory=dict)  # by the name of a kind: "main", "heldout" ...
+    checks: dict[str, float] = field(default_factory=dict)  # further figures, by name
     report: Path | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # by part of the demo, interrupted calls included
 
@@ -65,49 +59,52 @@ class DemoOutcome:
         return self.report is None
 
 
-def kinds() -> list[DemoKind]:
-    """What is generated: the main bucket first, then every other bucket, then what training never showed."""
-    seen, unseen = split_prompts()
-    stills = [f"a {colour} circle" for colour in COLOURS]
-    return [
-        DemoKind("main", "Main bucket: 32 x 32, 8 frames", seen, "1:1", 8, 24),
-        DemoKind("wide", "Wide: 40 x 24, 8 frames", seen, "2:1", 8, 6),
-        DemoKind("long", "Long: 32 x 32, 16 frames", seen, "1:1", 16, 6),
-        DemoKind("wide_long", "Wide and long: 40 x 24, 16 frames", seen, "2:1", 16, 6),
-        DemoKind("heldout", "Held out: 32 x 32, 8 frames", unseen, "1:1", 8, 12),
-        DemoKind("heldout_long", "Held out: 32 x 32, 16 frames", unseen, "1:1", 16, 6),
-        DemoKind("stills", "Stills: 32 x 32", stills, "1:1", 1, 6),
-    ]
-
-
 def run_demo(
     folder: Path,
     console: Console,
     overrides: Sequence[str] = (),
     num_clips: int = NUM_CLIPS,
     num_stills: int = NUM_STILLS,
+    system: str = USUAL,
+    of_adapters: Sequence[str] = (),
 ) -> DemoOutcome:
     """Runs the demo in `folder`, going on where an interrupted one left off; beside a finished one in `folder-2`, ...
 
-    `overrides` are of the training run, and remembered. Under torchrun every process calls it; rank 0 speaks and
-    writes. Ctrl-C ends it with a word on how to go on. Raises `UserError` for a mistake in the overrides.
+    `overrides` are of the training run, and remembered; `of_adapters` of that of adapters, where there is one. Under
+    torchrun every process calls it; rank 0 speaks and writes. Ctrl-C ends it with a word on how to go on. Raises
+    `UserError` for a mistake in the overrides.
     """
-    asked, folder = folder, choose_folder(folder)
-    note = read_note(folder, overrides, num_clips, num_stills)
-    _refuse_own_keys(note.overrides)
-    source = str(find_run(folder) or CONFIG)
-    own = ["--dataset.data-path", str(_table(folder)), "--outputs", str(folder), "--exp-name", "run"]
+    asked, folder, chosen = folder, choose_folder(folder), demo_system(system)
+    note = read_note(folder, overrides, num_clips, num_stills, system)
+    _refuse_own_keys(note.overrides, chosen)
+    source, table = str(find_run(folder) or chosen.run), _table(folder)
+    shown = table if chosen.held_back is None else seen_table(table)
+    own = ["--dataset.data-path", str(shown), "--outputs", str(folder), "--exp-name", "run"]
     config = read_run(source, [*own, *note.overrides]).value
     with start_world(config.device) as world:
-        demo = Demo(folder, note, world, console if world.is_main else Console(quiet=True))
+        demo = Demo(folder, note, world, console if world.is_main else Console(quiet=True), chosen, config, of_adapters)
         try:
-            outcome = demo.take(config, source)
+            outcome = demo.take(source)
         except KeyboardInterrupt:
             demo.say("interrupted")
             outcome = DemoOutcome(folder, seconds=note.seconds)
         if outcome.stopped:
-            demo.say(f"to go on with the demo: longtake demo --folder {shlex.quote(str(asked))}")
+            which = "" if system == USUAL else f" --system {system}"
+            demo.say(f"to go on with the demo: longtake demo{which} --folder {shlex.quote(str(asked))}")
         return outcome
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A model, and what it is asked for."""
+
+    config: GenerateConfig
+    system: System
+
+    def asked(self, size: Mapping[str, Any], **keys: Any) -> Sampler:
+        """The same with other keys; `size`: those of `sampling_option`."""
+        option = self.config.sampling_option.model_copy(update=dict(size))
+        return Sampler(self.config.model_copy(update={**keys, "sampling_option": option}), self.system)
 
 
 @dataclass
@@ -118,32 +115,62 @@ class Demo:
     note: Note
     world: World
     console: Console
+    system: DemoSystem
+    config: RunConfig  # of its training
+    of_adapters: Sequence[str] = ()
+    groups: dict[str, Group] = field(default_factory=dict)  # what was judged so far, by name; on rank 0
+    checks: dict[str, Check] = field(default_factory=dict)
+    part: int = 0
 
-    def take(self, config: RunConfig, source: str) -> DemoOutcome:
+    def __post_init__(self) -> None:
+        self.kinds = kinds(self.config, self.system.held_back)
+
+    def take(self, source: str) -> DemoOutcome:
         """Takes all steps in their order, those that an earlier call has done in no time."""
         self.world.on_main(lambda: self.note.save(self.folder))
-        self.say(f"[1/4] clips, in {self.folder}", "bold")
+        self.begin(f"clips, in {self.folder}")
         if self.note.seconds:
             self.say(f"an earlier call was interrupted; this one goes on {shlex.join(['with', *self.note.overrides])}")
         with self.timed("make and probe the clips"):
             real = self.world.on_main(self.clips)
-        self.say("[2/4] train", "bold")
+        self.begin("train")
         with self.timed("train"):
-            run = train(config, self.world, source, self.console)
+            run = train(self.config, self.world, source, self.console)
         if run.stopped:
             return DemoOutcome(self.folder, run, seconds=self.note.seconds)
-        self.say("[3/4] generate and judge", "bold")
+        self.begin("generate and judge")
         with self.timed("generate and judge"):
-            groups = self.samples(str(run.checkpoint))
-        self.say("[4/4] report", "bold")
+            base = self.open(run, "--grid")
+            self.samples(base)
+        for name, extra in self.extras().items():
+            self.begin(name)
+            with self.timed(name):
+                if not extra(run, base):
+                    return DemoOutcome(self.folder, run, seconds=self.note.seconds)
+        self.begin("report")
         report = self.folder / REPORT
-        self.world.on_main(lambda: self.write(report, run, groups, real))
-        self.console.print(_accuracy_table(groups))
+        self.world.on_main(lambda: self.write(report, run, real))
+        self.console.print(_accuracy_table(self.groups.values()))
+        for check in self.checks.values():
+            self.say(f"{check.what}: {check.found}, wanted {check.wanted}")
         self.say(f"{duration(sum(self.note.seconds.values()))} in all; open in a browser: {report}")
-        accuracy = self.world.broadcast(
-            {kind.name: group.accuracy for kind, group in zip(kinds(), groups, strict=False)}
-        )
-        return DemoOutcome(self.folder, run, accuracy, report, self.note.seconds)
+        accuracy = self.world.broadcast({name: group.accuracy for name, group in self.groups.items()})
+        checks = {name: check.value for name, check in self.checks.items()}
+        return DemoOutcome(self.folder, run, accuracy, checks, report, self.note.seconds)
+
+    def extras(self) -> dict[str, Callable[[Outcome, Sampler], bool]]:
+        """The parts that not every system has, by name; each returns whether it came to its end."""
+        found: dict[str, Callable[[Outcome, Sampler], bool]] = {}
+        if self.config.condition_config is not None:
+            found["go on from stills"] = self.from_stills
+        if self.system.adapters is not None:
+            found["learn a colour with adapters"] = self.adapt
+        return found
+
+    def begin(self, what: str) -> None:
+        """Says which part begins."""
+        self.part += 1
+        self.say(f"[{self.part}/{4 + len(self.extras())}] {what}", "bold")
 
     def clips(self) -> Accuracy:
         """Makes the clips and last their table, or takes those that are there; returns what the judge sees in them.
@@ -156,9 +183,14 @@ class Demo:
                 return lambda done, total: bar.update(task, completed=done, total=total)
 
             if not table.exists():
-                counts = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills}
-                made = make_shapes(table.parent, **counts, wide=_WIDE, long=_LONG, progress=shown("making clips"))
+                share = _SHARE if has_several_buckets(self.config) else 0.0
+                sizes = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills if share else 0}
+                every = round(FPS / self.config.fps_save)
+                looks = {"wide": share, "long": share, "every": every}
+                made = make_shapes(table.parent, **sizes, **looks, progress=shown("making clips"))
                 probe_table(made, table, progress=shown("probing"))
+            if self.system.held_back is not None:
+                split_table(table, self.system.held_back)
             clips = ClipTable.open(table)
             pairs = ((clips.caption(row), read_video(Path(clips.location(row)))) for row in range(len(clips)))
             real = score(bar.track(pairs, total=len(clips), description="judging them"))
@@ -167,50 +199,93 @@ class Demo:
         self.say(f"the judge, which is shown pixels alone, names {seen} correctly")
         return real
 
-    def samples(self, checkpoint: str) -> list[Group]:
-        """Generates every kind of video with the averaged weights and judges the files, which appear in `samples/` when
-        all are made; groups on rank 0."""
-        source = resolve_source(checkpoint, ["--batch-size", str(_VIDEOS_AT_ONCE), "--grid"])
-        system = open_system(source, self.world, self.say)
+    def open(self, run: Outcome, *flags: str) -> Sampler:
+        """What makes videos with the averaged weights of a run."""
+        source = resolve_source(str(run.checkpoint), ["--batch-size", str(_VIDEOS_AT_ONCE), *flags])
+        return Sampler(source.config, open_system(source, self.world, self.say))
+
+    def samples(self, base: Sampler) -> None:
+        """Generates every kind of video and judges the files, which appear in `samples/` when all are made."""
         partial = self.folder / ".samples.partial"
         self.world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
-        groups, made, total = [], 0, sum(len(kind.prompts) for kind in kinds())
-        with self.bar() as bar:
-            task = bar.add_task("generating", total=total)
-            for kind in kinds():
-
-                def update(done: float, of: int, before: int = made) -> None:
-                    bar.update(task, completed=before + done)
-
-                videos = self.videos(kind, source, system, partial / kind.name, update)
-                made += len(videos)
-                if self.world.is_main:
-                    groups.append(_judged(kind, videos))
+        for kind in self.kinds:
+            size = {"aspect_ratio": kind.aspect_ratio, "num_frames": kind.num_frames}
+            own = {"prompt": list(kind.prompts), "save_dir": str(partial / kind.name)}
+            self.videos(kind.name, kind.title, kind.num_shown, base.asked(size, **own))
         place = self.world.on_main(lambda: replace(partial, free_folder(self.folder / "samples")))
+        total = sum(len(kind.prompts) for kind in self.kinds)
         self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
-        return groups
 
-    def videos(
-        self,
-        kind: DemoKind,
-        source: GenerationSource,
-        system: System,
-        folder: Path,
-        progress: Callable[[float, int], None],
-    ) -> list[Video]:
-        size = {"aspect_ratio": kind.aspect_ratio, "num_frames": kind.num_frames}
-        option = source.config.sampling_option.model_copy(update=size)
-        own = {"prompt": list(kind.prompts), "sampling_option": option, "save_dir": str(folder)}
-        config = source.config.model_copy(update=own)
-        return generate(system, config, self.world, lambda line: None, progress)
+    def videos(self, name: str, title: str, num_shown: int, asked: Sampler) -> None:
+        """Generates videos, and judges them as one group."""
+        with self.bar() as bar:
+            task = bar.add_task("generating", total=None)
 
-    def write(self, path: Path, run: Outcome, groups: Sequence[Group], real: Accuracy) -> None:
+            def update(done: float, of: int) -> None:
+                bar.update(task, completed=done, total=of)
+
+            videos = generate(asked.system, asked.config, self.world, lambda line: None, update)
+        if self.world.is_main:
+            self.groups[name] = _judged(title, num_shown, videos)
+
+    def from_stills(self, run: Outcome, base: Sampler) -> bool:
+        """Videos that go on from a still that training has not seen, by prompts of the main bucket."""
+        prompts, folder = self.kinds[0].prompts, self.folder / "from_stills"
+        table = self.world.on_main(lambda: draw_stills(folder, prompts))
+        place = self.world.on_main(lambda: free_folder(folder / "samples"))
+        own = {"cond_type": base.config.kind_of_first_frame, "prompts": str(table), "save_dir": str(place)}
+        asked = base.asked({}, **own)
+        self.videos("from_stills", "From a still, main bucket", 12, asked)
+        self.checks["given_frame_psnr"] = least_psnr(asked.system, asked.config, folder / "looked_at")
+        still = score(
+            (prompt, np.repeat(read_image(ref), self.kinds[0].num_frames, axis=0)) for prompt, ref in stills_of(table)
+        )
+        words = "direction of the stills repeated, which do not move"
+        self.checks["repeated_still_direction"] = Check(words, still.direction, percent(still.direction), "0 %")
+        return True
+
+    def adapt(self, run: Outcome, base: Sampler) -> bool:
+        """Adapters learn a colour that the run was not shown; videos of it before and after, and of the others."""
+        colour, folder = self.system.held_back, self.folder / "held_back"
+        prompts = [line for lines in split_prompts() for line in lines if colour in line.split()]
+        before = base.asked({}, prompt=prompts, num_sample=2, save_dir=str(folder / "before"))
+        self.videos("held_back_before", f"{colour}, which training never showed", 6, before)
+        trained = self.train_adapters(run)
+        if trained.stopped:
+            return False
+        adapted, unused = self.open(trained), self.open(trained, "--lora.strength", "0")
+        alike = base.config.sampling_option.model_dump()
+        after = adapted.asked(alike, prompt=prompts, num_sample=2, save_dir=str(folder / "after"))
+        self.videos("held_back_after", f"{colour}, with adapters trained on it", 6, after)
+        main = self.kinds[0]
+        others = adapted.asked(alike, prompt=list(main.prompts), save_dir=str(folder / "others"))
+        self.videos("others_after", "Main bucket, with these adapters", 6, others)
+        asked, place = {"prompt": list(main.prompts)}, folder / "looked_at"
+        one, other = (sample_few(of.system, of.asked(alike, **asked).config, place)[1] for of in (base, unused))
+        same, words = bool((one == other).all()), "adapters at strength 0 are the run without, bit by bit"
+        self.checks["strength_0_is_the_base"] = Check(words, same, "yes" if same else "no", "yes")
+        return True
+
+    def train_adapters(self, run: Outcome) -> Outcome:
+        """The run of adapters upon the demo's run."""
+        source = str(find_run(self.folder, "adapters") or self.system.adapters)
+        preset = read_run(source).value
+        mix = [(str(_table(self.folder).with_name(Path(path).name)), weight) for path, weight in preset.dataset.mix]
+        own = ["--dataset.mix", repr(mix), "--outputs", str(self.folder), "--exp-name", "adapters"]
+        own += ["--model.from-pretrained", str(run.folder)]
+        own += [word for key in _OF_BOTH for word in (f"--{key}", repr(getattr(self.config, key)))]
+        own += [word for key in ("model", "ae") for word in _flags_of(key, self.note.overrides)]
+        config = read_run(source, [*own, *self.of_adapters]).value
+        return train(config, self.world, source, self.console)
+
+    def write(self, path: Path, run: Outcome, real: Accuracy) -> None:
         """The report. Rank 0."""
         on_cuda, cpu = self.world.device.type == "cuda", f"CPU, {os.cpu_count()} cores, {platform.machine()}"
         device = torch.cuda.get_device_name(self.world.device) if on_cuda else cpu
         versions = f"longtake {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
         facts = [("device", f"{self.world.size} x {device}" if self.world.size > 1 else device), ("versions", versions)]
-        write_report(path, read_record(run.folder), groups, real, self.note.seconds, facts)
+        groups, checks = list(self.groups.values()), list(self.checks.values())
+        write_report(path, read_record(run.folder), groups, real, self.note.seconds, facts, checks)
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, markup=False)
@@ -233,19 +308,28 @@ class Demo:
                 self.note.save(self.folder)
 
 
+def _flags_of(section: str, words: Sequence[str]) -> Iterator[str]:
+    """Those of a command line that are about a section, values that stand apart included."""
+    taken = False
+    for word in words:
+        taken = word.startswith(f"--{section}.") if word.startswith("--") else taken
+        if taken:
+            yield word
+
+
 def _table(folder: Path) -> Path:
     return folder / "clips" / "clips.parquet"
 
 
-def _judged(kind: DemoKind, videos: Sequence[Video]) -> Group:
-    """Reads the files of a kind back, judges all, and picks the ones to show evenly."""
+def _judged(title: str, num_shown: int, videos: Sequence[Video]) -> Group:
+    """Reads files back, judges all, and picks the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
-    picks = np.linspace(0, len(pairs) - 1, min(kind.num_shown, len(pairs))).round().astype(int)
+    picks = np.linspace(0, len(pairs) - 1, min(num_shown, len(pairs))).round().astype(int)
     shown = [ShownSample(*pairs[pick], judge(pairs[pick][1])) for pick in picks]
-    return Group(kind.title, score(pairs), shown)
+    return Group(title, score(pairs), shown)
 
 
-def _accuracy_table(groups: Sequence[Group]) -> Table:
+def _accuracy_table(groups: Iterable[Group]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("videos")
     for name in ("count", "colour", "direction", "both", "continuity"):
@@ -257,12 +341,12 @@ def _accuracy_table(groups: Sequence[Group]) -> Table:
     return table
 
 
-def _refuse_own_keys(overrides: Sequence[str]) -> None:
+def _refuse_own_keys(overrides: Sequence[str], system: DemoSystem) -> None:
     """Raises `UserError` for a key that the demo sets itself."""
     for word in overrides:
         name = word.removeprefix("--").split("=")[0].replace("-", "_")
         if word.startswith("--") and name in _OWN_KEYS:
             raise UserError(
                 f"{word.split('=')[0]}: the demo makes its own clips and folders; choose the place with --folder, "
-                f"or train on other clips with longtake train {CONFIG} --dataset.data-path clips.csv"
+                f"or train on other clips with longtake train {system.run} --dataset.data-path clips.csv"
             )

@@ -13,7 +13,7 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
 ):
     asked = []
 
-    def fake(folder: Path, console: object, overrides: list[str]) -> DemoOutcome:
+    def fake(folder: Path, console: object, overrides: list[str], system: str) -> DemoOutcome:
         asked.append((folder, overrides))
         return DemoOutcome(folder, report=report)
 
@@ -29,9 +29,16 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
 
 def test_the_default_place_is_outputs_demo(longtake, monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr("longtake.demo.run_demo", lambda folder, *rest: asked.append(folder) or DemoOutcome(folder))
+    monkeypatch.setattr("longtake.demo.run_demo", lambda folder, *rest, system: asked.append((folder, system)) or DemoOutcome(folder))
     longtake("demo")
-    assert asked == [Path("outputs/demo")]
+    longtake("demo", "--system", "cogvideox_fun")
+    assert asked == [(Path("outputs/demo"), "shapes"), (Path("outputs/demo_cogvideox_fun"), "cogvideox_fun")]
+
+
+def test_an_unknown_system_is_told_which_there_are(mistake, tmp_path: Path):
+    said = mistake("demo", "--folder", tmp_path / "demo", "--system", "sora")
+    assert said.endswith("--system sora: there is no such demo; choose cogvideox_fun or shapes")
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_mistake_is_one_sentence_and_makes_nothing(mistake, tmp_path: Path):

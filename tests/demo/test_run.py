@@ -12,6 +12,7 @@ from longtake.contracts import UserError
 from longtake.data import ClipTable, probe_file
 from longtake.demo import DemoOutcome, run_demo
 from longtake.demo import run as module
+from longtake.train import read_record
 from tests.pages import Page
 
 # The demo's own config, made small: it is trained for a moment only.
@@ -67,7 +68,7 @@ def test_every_kind_of_video_is_generated_and_judged(finished: tuple[DemoOutcome
         "stills": 6,
     }
     assert not (outcome.folder / ".samples.partial").exists()
-    for kind in module.kinds():
+    for kind in module.kinds(read_record(outcome.run.folder).config):
         files = sorted((outcome.folder / "samples" / kind.name).glob("*/prompt_*"))
         videos = [path for path in files if path.suffix in (".mp4", ".png")]
         told = [path.with_suffix(".txt").read_text().strip().removesuffix(" 8 FPS.") for path in videos]
@@ -78,7 +79,7 @@ def test_every_kind_of_video_is_generated_and_judged(finished: tuple[DemoOutcome
 
 
 def test_the_report_shows_everything_and_asks_for_nothing(finished: tuple[DemoOutcome, str], page: Page):
-    kinds = {kind.title: kind for kind in module.kinds()}
+    kinds = {kind.title: kind for kind in module.kinds(read_record(finished[0].run.folder).config)}
     shown = [kind for kind in kinds.values() for _ in range(kind.num_shown)]
     assert len(page.pictures) == len(shown)
     for (_, strip), kind in zip(page.pictures, shown, strict=True):
