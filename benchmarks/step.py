@@ -2,6 +2,7 @@
 
 python benchmarks/step.py                     on CUDA the 11B model's blocks, on a CPU a small model
 python benchmarks/step.py --size 11b --blocks 2 4 --remat 2 4 --frames 33 --frames 129 --batch 3
+python benchmarks/step.py --model cogvideox-5b           on CUDA 49 x 480 x 720, 17,776 tokens with the text's
 python benchmarks/step.py --tiny              a tiny model, to see that it runs
 python benchmarks/step.py --overhead          what the trainer adds to forward and backward, in a real small run
 torchrun --nproc_per_node 8 benchmarks/step.py ...      the same over several GPUs
@@ -11,10 +12,10 @@ noising; latents and embeddings are made up, so no autoencoder is in it), forwar
 AdamW, average). Phases are timed with the device waited for between them, `step` without. Blocks of the step are
 compiled on CUDA, or where --compiled-step asks for it.
 
-The peer is FLUX as diffusers has it, with the same width, blocks and tokens. It is compared with our model by itself,
-like with like: weights and compute in one dtype, forward and backward alone, no masters and no sharding, eager and
-compiled block by block. Contenders take turns, and the fastest of all repeats counts. The comparison is left out where
-diffusers is not installed, and on more than one rank.
+The peer is FLUX, or CogVideoX, as diffusers has it, with the same width, blocks and tokens. It is compared with our
+model by itself, like with like: weights and compute in one dtype, forward and backward alone, no masters and no
+sharding, eager and compiled block by block. Contenders take turns, and the fastest of all repeats counts. The
+comparison is left out where diffusers is not installed, and on more than one rank.
 
 MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
 `full ms` is the step of that depth: measured time x FLOPs of the whole / FLOPs of the blocks that ran.
@@ -30,14 +31,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from flux_peer import flux_peer
 from machine import gib, now, percent, print_table, write_json
+from step_models import LATENT, SUBJECTS, Size, blocks_of, draws_of, objective_of, random_conditions, with_blocks
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 
-from longtake.contracts import Bucket, Conditions, Draw, LatentShape, Slot
+from longtake.contracts import Bucket, Conditions, Slot
 from longtake.data.loading.draws import draw
-from longtake.diffusion import FlowConfig, RectifiedFlow, drop_text, micro_batch_loss
-from longtake.models import MMDiT, MMDiTConfig, build_denoiser
+from longtake.diffusion import drop_text, micro_batch_loss
+from longtake.models import MMDiTConfig, build_denoiser
+from longtake.models.build import denoiser_class
+from longtake.models.config import ModelSection
 from longtake.parallel import (
     BlockCompiler,
     Mesh,
@@ -49,7 +52,6 @@ from longtake.parallel import (
     start_world,
 )
 from longtake.plan import Layout, MicroBatch, forecast_memory
-from longtake.random import Purpose
 from longtake.system.encoders import device_dtype
 from longtake.track import peak_flops
 from longtake.train.config import RunConfig
@@ -57,21 +59,6 @@ from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.train.optimizer.ema import Ema
 
 PHASES = ("data", "encode", "forward", "backward", "optimizer")
-LATENT = LatentShape(16, 4, 8, causal=True)
-DRAWS = {**RectifiedFlow(FlowConfig(), 2).draws, "dropout": Draw(Purpose.DROPOUT, "uniform", (2,))}
-TINY = MMDiTConfig(
-    hidden_size=96, num_heads=4, axes_dim=(8, 8, 8), depth=1, depth_single_blocks=2, context_in_dim=64, vec_in_dim=32
-)
-SMALL = MMDiTConfig(
-    hidden_size=512,
-    num_heads=8,
-    axes_dim=(16, 24, 24),
-    depth=2,
-    depth_single_blocks=4,
-    context_in_dim=512,
-    vec_in_dim=256,
-)
-
 DEFAULTS = RunConfig(  # of a run; of the model's section nothing is read
     dataset={"data_path": "-"},
     bucket_config={"256px": {1: (1.0, 1)}},
@@ -83,8 +70,8 @@ DEFAULTS = RunConfig(  # of a run; of the model's section nothing is read
 class Case:
     """One line of the table."""
 
-    model: MMDiTConfig  # with the blocks that run
-    whole: MMDiTConfig  # the model it stands for
+    model: ModelSection  # with the blocks that run
+    whole: ModelSection  # the model it stands for
     pixels: tuple[int, int, int]  # T, H, W
     batch: int
     text_tokens: int
@@ -99,12 +86,15 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        _, frames, height, width = self.latent_shape
-        return frames * (height // 2) * (width // 2)
+        return denoiser_class(self.model).tokens(self.model, self.latent_shape)
 
-    def flops(self, config: MMDiTConfig) -> int:
+    def flops(self, config: ModelSection) -> int:
         """Model FLOPs of one rank's micro-batch, forward and backward."""
-        return 3 * self.batch * MMDiT.forward_flops(config, self.latent_shape, self.text_tokens)
+        return 3 * self.batch * denoiser_class(config).forward_flops(config, self.latent_shape, self.text_tokens)
+
+    def conditions(self, **place: Any) -> Conditions:
+        """Made-up ones, on a device and in a dtype."""
+        return random_conditions(self.model, self.latent_shape, self.text_tokens, self.batch, **place)
 
 
 def main() -> None:
@@ -130,7 +120,7 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     """The figures of one case: ours first alone, for its peak memory, then in turns with the peer."""
     dtype = device_dtype(DEFAULTS.dtype, world.device)
     mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
-    remat = tuple(arguments.remat or (0, 0))
+    remat = tuple(arguments.remat or [0] * len(blocks_of(case.model)))
     compiled_step = world.device.type == "cuda" if arguments.compiled_step is None else arguments.compiled_step
     step = OurStep(case, mesh, world, dtype, remat, compiled_step)
     _reset_peak(world)
@@ -139,7 +129,8 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     peak = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else None
     contenders: dict[str, Callable[[], None]] = {}
     if arguments.peer and world.size == 1:
-        peers = flux_peer(case.model, case, world.device, dtype, remat, compiled=arguments.compile)
+        peer = SUBJECTS[arguments.model].peer
+        peers = peer(case.model, case, world.device, dtype, remat, compiled=arguments.compile)
         for name, run in peers.items():
             contenders[f"ours {name}"] = our_blocks(case, world.device, dtype, remat, compiled=name == "compiled")
             contenders[f"peer {name}"] = run
@@ -157,9 +148,10 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     device_peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
     ways = [way for way in ("eager", "compiled") if f"peer {way}" in contenders]
     figures = {
+        "kind": arguments.model,
         "model": arguments.size,
-        "blocks": [case.model.depth, case.model.depth_single_blocks],
-        "whole_blocks": [case.whole.depth, case.whole.depth_single_blocks],
+        "blocks": list(blocks_of(case.model)),
+        "whole_blocks": list(blocks_of(case.whole)),
         "pixels": list(case.pixels),
         "tokens": case.tokens,
         "text_tokens": case.text_tokens,
@@ -188,7 +180,7 @@ class OurStep:
     """One rank's step: the trainer's own parts, on made-up latents and embeddings."""
 
     def __init__(
-        self, case: Case, mesh: Mesh, world: World, dtype: torch.dtype, remat: tuple[int, int], compiled: bool
+        self, case: Case, mesh: Mesh, world: World, dtype: torch.dtype, remat: tuple[int, ...], compiled: bool
     ) -> None:
         self.case, self.mesh, self.world, self.count = case, mesh, world, 0
         with torch.device("meta"):
@@ -200,10 +192,9 @@ class OurStep:
         initialise_sharded(self.model, world.device, seed=1)
         self.optimizer = ShardedAdamW(self.model, DEFAULTS)
         self.ema = Ema(self.model, 0.99)
-        self.objective = RectifiedFlow(FlowConfig(), case.model.patch_size)
+        self.objective, self.draws = objective_of(case.model), draws_of(case.model)
         self.latents = torch.randn(case.batch, *case.latent_shape)
-        text = torch.randn(case.batch, case.text_tokens, case.model.context_in_dim)
-        self.conditions = Conditions(text=text, vector=torch.randn(case.batch, case.model.vec_in_dim))
+        self.conditions = case.conditions()
         self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
 
     def run(self) -> None:
@@ -222,15 +213,14 @@ class OurStep:
     def _steps(self) -> Iterator[str]:
         """The phases one after the other: yields the name of each when it is done."""
         case, device = self.case, self.world.device
-        draws = draw(_slot(case, self.count), 1, 0, LATENT, DRAWS)
+        draws = draw(_slot(case, self.count), 1, 0, LATENT, self.draws)
         yield "data"
         with torch.no_grad():
             draws = {name: numbers.to(device, non_blocking=True) for name, numbers in draws.items()}
             weights = torch.ones(case.batch, device=device)
-            text, vector = (self.conditions[name].to(device) for name in ("text", "vector"))
-            uniforms = {"text": draws["dropout"][:, 0], "vector": draws["dropout"][:, 1]}
-            ratios = {"text": 0.1, "vector": 0.1}
-            conditions = drop_text(Conditions(text=text, vector=vector), self.empty, uniforms, ratios)
+            given = self.conditions.map(lambda tensor: tensor.to(device))
+            uniforms = dict(zip(given, draws["dropout"].unbind(1), strict=True))
+            conditions = drop_text(given, self.empty, uniforms, dict.fromkeys(given, 0.1))
             noised = self.objective.noise(self.latents.to(device), draws, weights)
         yield "encode"
         prediction = self.model(noised.x, noised.t, conditions)
@@ -246,7 +236,7 @@ class OurStep:
 
 
 def our_blocks(
-    case: Case, device: torch.device, dtype: torch.dtype, remat: tuple[int, int], compiled: bool
+    case: Case, device: torch.device, dtype: torch.dtype, remat: tuple[int, ...], compiled: bool
 ) -> Callable[[], None]:
     """A call that runs forward and backward of our model once, without a trainer around it, and frees the gradients."""
     with torch.device(device):
@@ -255,12 +245,12 @@ def our_blocks(
         BlockCompiler(dynamic=False).compile(model)
     remat_blocks(model, remat)
     x = torch.randn(case.batch, *case.latent_shape, device=device, dtype=dtype)
-    text = torch.randn(case.batch, case.text_tokens, case.model.context_in_dim, device=device, dtype=dtype)
-    vector = torch.randn(case.batch, case.model.vec_in_dim, device=device, dtype=dtype)
-    t, target = torch.rand(case.batch, device=device), torch.randn_like(x, dtype=torch.float32)
+    conditions = case.conditions(device=device, dtype=dtype)
+    t = torch.rand(case.batch, device=device) * objective_of(case.model).noise_time
+    target = torch.randn_like(x, dtype=torch.float32)
 
     def run() -> None:
-        (model(x, t, Conditions(text=text, vector=vector)).float() - target).square().mean().backward()
+        (model(x, t, conditions).float() - target).square().mean().backward()
         model.zero_grad(set_to_none=True)
 
     return run
@@ -272,28 +262,33 @@ def _slot(case: Case, number: int) -> Slot:
     return Slot(case.bucket, 0, rows, samples, samples, np.ones(case.batch, np.float32))
 
 
-def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, int]) -> int:
+def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, ...]) -> int:
     """Bytes that `longtake plan` would foretell for this step."""
     layout = Layout(shard=mesh.data_ranks, zero=mesh.config.zero, remat=remat, ema=True, compute_bytes=dtype.itemsize)
     return forecast_memory(case.model, MicroBatch(case.batch, case.latent_shape, case.text_tokens), layout).total
 
 
 def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:
+    sizes = SUBJECTS[arguments.model].sizes
     if arguments.tiny:
         arguments.size, arguments.repeats, arguments.warmup = "tiny", 2, 1
     if arguments.size is None:
-        arguments.size = "11b" if world.device.type == "cuda" else "small"
-    whole = {"tiny": TINY, "small": SMALL, "11b": MMDiTConfig()}[arguments.size]
-    blocks = arguments.blocks or ((2, 4) if arguments.size == "11b" else (whole.depth, whole.depth_single_blocks))
-    model = whole.model_copy(update={"depth": blocks[0], "depth_single_blocks": blocks[1]})
-    text = {"tiny": 16, "small": 64, "11b": 512}[arguments.size]
-    frames = arguments.frames or {"tiny": [1, 5], "small": [1, 9], "11b": [1, 33, 65, 97, 129]}[arguments.size]
-    side = arguments.side or {"tiny": 64, "small": 256, "11b": 256}[arguments.size]
-    batches = {1: 45, 33: 12, 65: 6, 97: 4, 129: 3} if arguments.size == "11b" else {}
-    cases = [Case(model, whole, (t, side, side), arguments.batch or batches.get(t, 1), text) for t in frames]
-    if arguments.size == "11b" and not (arguments.side or arguments.frames):
-        cases.append(Case(model, whole, (33, 768, 768), 1, text))
-    return cases
+        arguments.size = list(sizes)[-1] if world.device.type == "cuda" else "small"
+    if arguments.size not in sizes:
+        raise SystemExit(f"--size {arguments.size}: --model {arguments.model} has {', '.join(sizes)}")
+    size: Size = sizes[arguments.size]
+    blocks = arguments.blocks or size.blocks or blocks_of(size.model)
+    if len(blocks) != len(blocks_of(size.model)):
+        raise SystemExit(f"--blocks: --model {arguments.model} has {len(blocks_of(size.model))} lists of them")
+    model, sides = with_blocks(size.model, blocks), (arguments.side,) * 2 if arguments.side else size.sides
+    shapes = [(t, *sides) for t in arguments.frames or size.frames]
+    if not (arguments.side or arguments.frames):
+        shapes += size.also
+
+    def batch(shape: tuple[int, int, int]) -> int:
+        return arguments.batch or (size.batches.get(shape[0], 1) if shape[1:] == size.sides else 1)
+
+    return [Case(model, size.model, shape, batch(shape), size.text_tokens) for shape in shapes]
 
 
 def _report_overhead(arguments: argparse.Namespace) -> None:
@@ -341,12 +336,13 @@ def _reset_peak(world: World) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("tiny", "small", "11b"), help="default: 11b on CUDA, small on a CPU")
-    parser.add_argument("--blocks", type=int, nargs=2, metavar=("DOUBLE", "SINGLE"), help="blocks that run")
+    parser.add_argument("--model", choices=tuple(SUBJECTS), default="flux")
+    parser.add_argument("--size", help="tiny, small, 11b (flux), 5b (cogvideox-5b); default: small on a CPU, else all")
+    parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="blocks that run, of each list")
     parser.add_argument("--frames", type=int, action="append", help="frames of a clip; default: by size")
     parser.add_argument("--side", type=int, help="height and width in pixels; default: by size")
     parser.add_argument("--batch", type=int, help="samples of a micro-batch; default: by size and frames")
-    parser.add_argument("--remat", type=int, nargs=2, metavar=("DOUBLE", "SINGLE"), help="blocks computed again")
+    parser.add_argument("--remat", type=int, nargs="+", metavar="N", help="blocks computed again, of each list")
     parser.add_argument("--zero", type=int, choices=(2, 3), default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)

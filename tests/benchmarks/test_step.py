@@ -23,8 +23,10 @@ def run(target: Path, *words: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_step_is_timed_in_its_phases(tmp_path: Path) -> None:
-    said, figures = run(tmp_path / "step.json", "--no-peer", "--device", "cpu", "--remat", "1", "1")
+@pytest.mark.parametrize(("model", "remat"), [("flux", ("1", "1")), ("cogvideox-5b", ("1",))])
+def test_a_step_is_timed_in_its_phases(tmp_path: Path, model: str, remat: tuple[str, ...]) -> None:
+    own = ("--model", model, "--remat", *remat)
+    said, figures = run(tmp_path / "step.json", "--no-peer", "--device", "cpu", *own)
     assert "forward ms" in said
     for line in figures["runs"]:
         assert set(line["phases_ms"]) == {"data", "encode", "forward", "backward", "optimizer"}

@@ -29,7 +29,9 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
 
 def test_the_default_place_is_outputs_demo(longtake, monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr("longtake.demo.run_demo", lambda folder, *rest, system: asked.append((folder, system)) or DemoOutcome(folder))
+    monkeypatch.setattr(
+        "longtake.demo.run_demo", lambda folder, *rest, system: asked.append((folder, system)) or DemoOutcome(folder)
+    )
     longtake("demo")
     longtake("demo", "--system", "cogvideox_fun")
     assert asked == [(Path("outputs/demo"), "shapes"), (Path("outputs/demo_cogvideox_fun"), "cogvideox_fun")]
