@@ -2,6 +2,7 @@
 
 python benchmarks/demo.py                      the demo as it is
 python benchmarks/demo.py --seed 1 --seed 2    at other seeds of the training run
+python benchmarks/demo.py --system cogvideox_fun    that of another system
 python benchmarks/demo.py --tiny               a few steps, to see that it runs
 """
 
@@ -28,10 +29,11 @@ def main() -> None:
     """Runs the demo at each seed and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, action="append", help="seed of the training run; default: the demo's own")
+    parser.add_argument("--system", default="shapes", help="whose demo, as in `longtake demo --system`")
     parser.add_argument("--tiny", action="store_true", help="60 clips, 3 steps")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    sizes = {"num_clips": 60, "num_stills": 12} if arguments.tiny else {}
+    sizes = {"num_clips": 60, "num_stills": 12, "of_adapters": ["--max-steps", "3"]} if arguments.tiny else {}
     figures, rows = [], []
     for seed in arguments.seed or [None]:
         flags = ["--max-steps", "3", "--warmup-steps", "1"] if arguments.tiny else []
