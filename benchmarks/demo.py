@@ -21,8 +21,15 @@ from machine import print_table, write_json
 from longtake.demo import run_demo
 from longtake.track import make_console
 
-TARGET = 0.95  # colour and direction in every row
-TARGET_SECONDS = 420.0
+TARGET = 0.95  # colour and direction
+TARGET_ROWS = "every row of shapes, in the main bucket of others"
+TARGET_SECONDS = {"shapes": 420.0, "cogvideox_fun": 480.0}
+
+
+def processor_seconds() -> float:
+    """What this process and those it has started and that have ended have computed so far."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def main() -> None:
@@ -39,16 +46,18 @@ def main() -> None:
         flags = ["--max-steps", "3", "--warmup-steps", "1"] if arguments.tiny else []
         flags += [] if seed is None else ["--seed", str(seed)]
         with tempfile.TemporaryDirectory() as folder:
-            outcome = run_demo(Path(folder) / "demo", make_console(), flags, **sizes)
+            start = processor_seconds()
+            outcome = run_demo(Path(folder) / "demo", make_console(), flags, system=arguments.system, **sizes)
         if outcome.stopped:
             raise SystemExit("benchmarks/demo.py: interrupted, so nothing was measured and no file is written")
-        total = sum(outcome.seconds.values())
+        total, computed = sum(outcome.seconds.values()), processor_seconds() - start
         steps = outcome.run.clock.global_step
         figures.append(
             {
                 "seed": seed,
                 "steps": steps,
-                "seconds": {**outcome.seconds, "total": total},
+                "seconds": {**outcome.seconds, "total": total, "of the processor": computed},
+                "checks": outcome.checks,
                 "accuracy": {
                     title: {name: None if share != share else share for name, share in vars(accuracy).items()}
                     for title, accuracy in outcome.accuracy.items()
@@ -59,14 +68,19 @@ def main() -> None:
         for title, a in outcome.accuracy.items():
             shares = (f"{share:.1%}" for share in (a.colour, a.direction, a.both, a.continuity))
             rows.append((name, title, a.count, *shares, "", ""))
-        for part, seconds in (*outcome.seconds.items(), ("total", total)):
+        for what, value in outcome.checks.items():
+            print(f"{what}: {value:g}")
+        for part, seconds in (*outcome.seconds.items(), ("total", total), ("of the processor", computed)):
             rows.append((name, part, "", "", "", "", "", f"{seconds:.1f}", steps if part == "train" else ""))
     print_table(("seed", "what", "videos", "colour", "direction", "both", "continuity", "seconds", "steps"), rows)
-    print(
-        f"target: colour and direction >= {TARGET:.0%} in every row, total <= {TARGET_SECONDS:.0f} s on 2 quiet cores"
-    )
+    seconds = TARGET_SECONDS.get(arguments.system, 0.0)
+    print(f"target: colour and direction >= {TARGET:.0%} in {TARGET_ROWS}, total <= {seconds:.0f} s on 2 quiet cores")
     capability = torch.backends.cpu.get_cpu_capability()  # ATEN_CPU_CAPABILITY=default, avx2 or avx512 chooses it
-    write_json(arguments.json, "demo", {"tiny": arguments.tiny, "cpu_capability": capability, "runs": figures})
+    write_json(
+        arguments.json,
+        "demo",
+        {"tiny": arguments.tiny, "system": arguments.system, "cpu_capability": capability, "runs": figures},
+    )
 
 
 if __name__ == "__main__":
