@@ -23,7 +23,7 @@ from longtake.weights import read_adapters
 from longtake.weights.cogvideox import FORMAT
 from tests.dialects.fun import ROOT, write_root
 from tests.train.conftest import clips  # a fixture
-from tests.train.runs import exact, free_port
+from tests.train.runs import exact, free_port, metrics
 
 __all__ = ["clips"]
 
@@ -126,6 +126,9 @@ def test_a_launch_line_of_the_page_trains_on_two_processes(
     config = read_run(str(place / "out" / "run")).value
     assert (config.parallel.zero, config.parallel.replicate, config.grad_clip) == (zero, replicate, 0.05)
     assert beside(place / "out") == [*files_of(1, 2), "run"]
+    assert trained(root, meta, f"{LORA} --max_train_steps=3 --resume_from_checkpoint latest") == 0  # on one process
+    assert [line["step"] for line in metrics(place / "out" / "run")] == [1, 2, 3]
+    assert beside(place / "out") == [*files_of(1, 2, 3), "run"]
 
 
 def test_files_of_adapters_lie_where_users_look_and_are_of_the_trained_strength(
