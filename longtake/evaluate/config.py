@@ -15,7 +15,9 @@ class ValidationConfig(Section):
         description="a list of prompts, or a file as `longtake generate --prompts` takes one"
     )
     references: tuple[str, ...] = Field(
-        (), description='image or video for each prompt of the list, in its order; "" for none, `;` between several'
+        (),
+        description='image or video for each prompt of the list, in its order; "" for none, `;` between several; of a '
+        "model that takes no known frames, the file that it wants beside the prompt",
     )
     cond_type: str | None = Field(
         None, description="kind of known frames; None: the first frame, where there are references"

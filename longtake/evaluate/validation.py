@@ -90,12 +90,21 @@ def plan_validation(run: SystemConfig, section: ValidationConfig) -> Validation:
 
 
 def _prompts(section: ValidationConfig, run: SystemConfig, faults: list[str]) -> list[Prompt]:
-    companions = tuple(one.name for one in run.sample_rules.companions)
+    companions = run.sample_rules.companions
     if isinstance(section.prompts, str):
-        return read_prompts(None, section.prompts, faults=faults, companions=companions)
-    prompts = read_prompts(section.prompts, None)
-    references = section.references or ("",) * len(prompts)
-    return [replace(prompt, refs=split_paths(one)) for prompt, one in zip(prompts, references, strict=True)]
+        prompts = read_prompts(None, section.prompts, faults=faults, companions=[one.name for one in companions])
+    else:
+        own = companions[0].name if companions and run.known_law is None else None
+        prompts = read_prompts(section.prompts, None)
+        references = section.references or ("",) * len(prompts)
+        prompts = [
+            replace(prompt, refs=split_paths(one)) if own is None else replace(prompt, brings=((own, one),) * bool(one))
+            for prompt, one in zip(prompts, references, strict=True)
+        ]
+    for name in [one.name for one in companions if one.kind == "video"]:
+        if lacking := [prompt for prompt in prompts if name not in dict(prompt.brings)]:
+            faults.append(f"{lacking[0].text!r} has no {name} video, without which the model makes none")
+    return prompts
 
 
 def _request(run: SystemConfig, section: ValidationConfig, refs: bool) -> GenerateConfig:

@@ -171,10 +171,16 @@ def test_whole_weights_train_and_go_on(place: Path, root: Path, meta: Path) -> N
     assert exact(place / "out" / "run") == exact(place / "whole" / "run")
 
 
-def test_a_control_model_trains_from_text_to_video_weights(place: Path, meta: Path) -> None:
+def test_a_control_model_trains_from_text_to_video_weights(
+    place: Path, meta: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = write_root(place / "base", None)
-    more = '--trainable_modules "." --max_train_steps=1'
-    assert trained(base, meta, more, "train_control") == 0
+    more = '--trainable_modules "." --max_train_steps=1 --validation_prompts "a red circle" --validation_steps=1'
+    assert trained(base, meta, more, "train_control") == 2
+    assert "has no control video" in capsys.readouterr().err
+    video = json.loads(meta.read_text())[0]["file_path"]
+    assert trained(base, meta, f"{more} --validation_paths {video}", "train_control") == 0
+    assert list((place / "out" / "run" / "validation").rglob("*.mp4"))
     config = read_run(str(place / "out" / "run")).value
     assert (config.model.visual, config.model.positions, config.optim.clip.steps) == ("control", "fun", 1000)
 

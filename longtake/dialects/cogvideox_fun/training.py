@@ -243,8 +243,6 @@ def _validation(work: Translation, script: str) -> None:
         "validation", {"prompts": _texts(prompts), "sampling_option": {"num_steps": 25, "guidance": guidance}}, prompts
     )
     if paths is not None and value_of(paths):
-        if script == "train_control":
-            work.refuse("validation_paths", paths, "control videos of validations are not here yet", "leave it out")
         work.put("validation.references", _texts(paths), paths)
     for node, name in ((steps, "validate_every"), (epochs, "validate_every_passes")):
         if node is not None:
