@@ -102,7 +102,7 @@ class MaskedVideo(EndWindows):
 
     def _shown(self, kind: str, latent: LatentShape, num_frames: int, refs: int) -> tuple[range, ...]:
         if kind in MASKS:
-            head = min(_CARRIED, num_frames // 2 if kind == "inpaint_ends" else num_frames - 1)
+            head = min(_CARRIED, (num_frames - 1) // 2 if kind == "inpaint_ends" else num_frames - 1)
             tail = head if kind == "inpaint_ends" else 0
         elif kind in _OF_STILLS:
             has_head, tail = _OF_STILLS[kind]

@@ -113,6 +113,7 @@ def test_kinds_that_do_not_fit_a_clip_leave_the_others() -> None:
     assert all(not places.windows for places in only), "a still has neither"
     (first, *_) = LAW.drawn(choices, {"i2v_loop": 1.0}, CAUSAL, (9, 32, 32))
     assert first.mask[0, :, 0, 0].tolist() == [0, *[1] * 7, 0]
+    assert any(places.windows for places in LAW.drawn(choices, {"inpaint_ends": 1.0}, CAUSAL, (5, 32, 32)))
     in_one_latent = LatentShape(3, 16, 8, causal=False)
     assert LAW.given("i2v_head", in_one_latent, (16, 8, 8)).mask[0, :, 0, 0].tolist() == [0, *[1] * 15]
     assert LAW.given("i2v_tail", in_one_latent, (16, 8, 8), refs=2).mask[0, :, 0, 0].tolist() == [*[1] * 14, 0, 0]
