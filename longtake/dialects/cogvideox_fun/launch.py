@@ -71,7 +71,9 @@ def _precision(work: Translation, environ: Mapping[str, str]) -> None:
     if (dtype := _PRECISIONS.get(str(plain(node)))) is not None:
         work.put("dtype", dtype, node, "mixed_precision")
     else:
-        rule = "is not here: its gradients overflow without a scale that is found by trial"
+        rule = "is not here"
+        if plain(node) == "fp16":
+            rule += ": its gradients overflow without a scale that is found by trial"
         work.refuse("mixed_precision", node, rule, 'write "bf16", or "no" for float32')
 
 
