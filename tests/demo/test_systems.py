@@ -25,7 +25,7 @@ def test_a_colour_that_is_held_back_is_in_no_prompt_of_the_run() -> None:
 
 @pytest.mark.slow
 def test_the_demo_of_cogvideox_fun_in_short(tmp_path: Path) -> None:
-    """An eighth of its steps: enough for colours. What it learns in all of them `benchmarks/demo.py` measures."""
+    """A tenth of its steps: enough for colours. What it learns in all of them `benchmarks/demo.py` measures."""
     words = ["--max-steps", "320", "--sampling_option.num_steps", "10", "--device", "cpu"]
     small = {"num_clips": 600, "system": "cogvideox_fun", "of_adapters": ["--max-steps", "10"]}
     outcome = run_demo(tmp_path / "demo", make_console(), words, **small)

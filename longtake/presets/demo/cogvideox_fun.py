@@ -56,7 +56,7 @@ final_lr_ratio = 0.02
 grad_clip = 1.0
 ema_decay = 0.995
 
-max_steps = 2400
+max_steps = 3200
 slots_per_step = 1
 num_workers = 1
 prefetch_factor = 4

@@ -10,5 +10,5 @@ lora = dict(rank=16, alpha=16)
 lr = 2e-3
 optim = dict(lr=lr)
 warmup_steps = 20
-max_steps = 300
+max_steps = 200
 ckpt_every = 0
