@@ -90,7 +90,7 @@ def run_demo(
             outcome = DemoOutcome(folder, seconds=note.seconds)
         if outcome.stopped:
             which = "" if system == USUAL else f" --system {system}"
-            demo.say(f"to go on with the demo: longtake demo{which} --folder {shlex.quote(str(asked))}")
+            demo.say(f"to go on with the demo: longtake demo --folder {shlex.quote(str(asked))}{which}")
         return outcome
 
 

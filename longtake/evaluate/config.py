@@ -12,7 +12,7 @@ class ValidationConfig(Section):
     """Which videos are made at every validation: always the same prompts, start images and seeds."""
 
     prompts: str | tuple[str, ...] = Field(
-        description="a list of prompts, or a file as `longtake generate --prompts` takes one"
+        description="a list of prompts, or a .txt or .csv file of prompts, as in generate.md"
     )
     references: tuple[str, ...] = Field(
         (),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from longtake import durable
 from longtake.config.dump import plain_data
 from longtake.contracts import UserError
 from longtake.evaluate.config import ValidationConfig
@@ -72,7 +72,7 @@ class Validation:
                 world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
                 return None
             made += make_all(system, videos[start : start + at_once], self.config, world, watch)
-        world.on_main(lambda: os.replace(partial, target))
+        world.on_main(lambda: durable.replace(partial, target))
         made = [replace(video, path=target / video.path.name) for video in made]
         return sorted(made, key=lambda video: video.prompt.row)
 

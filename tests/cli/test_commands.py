@@ -75,6 +75,7 @@ def place(run: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     stages = "stages = [dict(name='stage1', max_steps=1), dict(name='video', max_steps=1)]"
     (folder / "curriculum.py").write_text(f"_base_ = 'run.py'\n{stages}\n", encoding="utf-8")
     (folder / "hosts").write_text("localhost slots=1\n", encoding="utf-8")
+    shutil.copytree(run.folder, folder / "output_dir" / "run")  # where scripts of other programs write
     for name in ("my_run", "my_lora", "full_run", "stage1", "stage1_i2v", "run", "demo/run"):
         shutil.copytree(run.folder, folder / "outputs" / name)
     with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +116,7 @@ SUGGESTED = {
         "longtake data probe clips/clips.csv -o checked.parquet --decode-check"
     ),
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
-    "longtake demo --folder {}": None,
+    "longtake demo --folder {}{}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
     "longtake train custom --dataset.data-path {}": None,
     "longtake generate {} --prompt {} --save-dir {}": "longtake generate outputs/run --prompt a --save-dir videos",

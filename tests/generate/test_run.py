@@ -140,7 +140,7 @@ def test_the_contact_sheet_shows_all_videos(make):
     [
         ([], "nothing to generate"),
         (["--prompt", RED, "--sampling_option.aspect_ratio", "wide"], "aspect ratio 'wide'"),
-        (["--prompt", RED, "--sampling_option.resolution", "8x8"], "resolution '8x8'"),
+        (["--prompt", RED, "--sampling_option.resolution", "8px8"], "resolution '8px8'"),
     ],
 )
 def test_a_mistake_is_found_before_a_model_is_built(run, flags: list[str], said: str):
