@@ -115,7 +115,8 @@ def sample_videos(
         batched = option.guidance_batch
         if batched == "auto":
             batched = fits_at_once(system, len(branches) * len(requests), latent_shape)
-        denoise = Guided(velocity, branches, scales, option.num_steps, batched, beside)
+        steps = option.num_steps if scales.rule is None else len(grid) - 1  # a rule counts those made, as in diffusers
+        denoise = Guided(velocity, branches, scales, steps, batched, beside)
         solver = objective.solver(option.solver, option.num_steps)
         hold = None
         if "input" in readers:

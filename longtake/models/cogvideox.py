@@ -110,10 +110,11 @@ class CogVideoX(nn.Module):
         video = self.patch_embed["proj"](layers.patchify(folded, config.patch_size))
         text = self.patch_embed["text_proj"](conditions["text"].to(dtype))
         rope = () if self.rotations is None else (layers.join_positions(text.shape[1], self.rotations(grid, x.device)),)
+        places, text_places = self._instead_of_tables(grid, x.device)
         if self.video_positions is not None:
-            video = video + self.video_positions(grid, x.device).to(dtype)
+            video = video + self.video_positions(grid, x.device, *places).to(dtype)
         if self.text_positions is not None:
-            text = text + self.text_positions((config.max_text_seq_length,), x.device).to(dtype)
+            text = text + self.text_positions((config.max_text_seq_length,), x.device, *text_places).to(dtype)
 
         tokens, text_tokens = self.join(text, video)
         for block in self.transformer_blocks:
@@ -121,6 +122,16 @@ class CogVideoX(nn.Module):
         video = self.norm_out(self.norm_final(tokens[:, text_tokens:]), vec)
         out = layers.unpatchify(self.proj_out(video), folded.shape[2:], config.patch_size)
         return out if config.patch[0] == 1 else unfold_frames(out, x.shape[2], config.patch[0])
+
+    def _instead_of_tables(
+        self, grid: Sequence[int], device: torch.device
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """At lengths other than its own diffusers has sines in place of the learned table, and nothing for text."""
+        config = self.config
+        if self.text_positions is None or config.positions == "fun" or grid[0] == config.base_grid[0]:
+            return (), ()
+        nothing = torch.zeros(1, config.max_text_seq_length, config.hidden_size, device=device)
+        return (SinePositions(config)(grid, device),), (nothing,)
 
     def _check_inputs(self, x: Tensor, t: Tensor, conditions: Conditions) -> None:
         config = self.config

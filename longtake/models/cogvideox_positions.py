@@ -1,8 +1,9 @@
 """Where a token of CogVideoX lies: rotations, sines or a learned table, at grids of any size.
 
 At sizes other than the model's own, diffusers and CogVideoX-Fun differ (`CogVideoXConfig.positions`): CogVideoX-Fun
-interpolates the sines and the learned table of the model's own grid, diffusers makes sines anew and has no learned
-table there; and rotations end at different places wherever the cropped grid does not start at 0.
+interpolates the sines and the learned table of the model's own grid; diffusers makes sines anew, at other lengths also
+in place of the learned table, and refuses one at other heights and widths; and rotations end at different places
+wherever the cropped grid does not start at 0.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ class LearnedPositions(nn.Module):
         self.base = tuple(base)
         self.table = nn.Parameter(torch.empty(math.prod(base), width))
 
-    def forward(self, grid: Sequence[int], device: torch.device) -> Tensor:
+    def forward(self, grid: Sequence[int], device: torch.device, instead: Tensor | None = None) -> Tensor:
+        """`instead` [1, tokens, D]: what to give in place of the table, whose gradient is then zero on every rank."""
+        if instead is not None:
+            return instead + 0 * self.table[:1]
         if tuple(grid) == self.base:
             return self.table[None]
         whole = self.table.unflatten(0, self.base)[: grid[0]].permute(3, 0, 1, 2)[None]

@@ -65,15 +65,16 @@ def ours(folder: Path, **ae: Any) -> System:
 
 def theirs(pipe: Any, system: System, **keys: Any) -> Tensor:
     """Its video [3, T, H, W] in [-1, 1] from our noise."""
+    if "video" not in keys:
+        noise = seeded_noise(REQUEST.seed, system.latent(*SHAPE))[None].transpose(1, 2)
+        keys |= {"latents": noise, "num_frames": SHAPE[0]}
     found = pipe(
         prompt=REQUEST.text,
         negative_prompt=REQUEST.negative,
         height=SHAPE[1],
         width=SHAPE[2],
-        num_frames=SHAPE[0],
         num_inference_steps=OPTION["num_steps"],
         guidance_scale=OPTION["guidance"],
-        latents=seeded_noise(REQUEST.seed, system.latent(*SHAPE))[None].transpose(1, 2),
         output_type="pt",
         **keys,
     )
@@ -122,3 +123,23 @@ def test_an_image_becomes_the_same_video_in_both_scales_of_known_latents(
     request = Request(REQUEST.text, REQUEST.seed, REQUEST.negative, places, (image[:, None] * 2 - 1,))
     video = sample_videos(system, [request], SamplingOption(**OPTION, solver="ddim"))[0]
     torch.testing.assert_close(video, wanted, rtol=0, atol=5e-4)
+
+
+def test_a_video_becomes_the_same_one_under_guidance_that_counts_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import CogVideoXDDIMScheduler
+    from diffusers.pipelines.cogvideo import pipeline_cogvideox_video2video as v2v
+
+    pipe = write_pipeline(tmp_path, "CogVideoXVideoToVideoPipeline", {}, in_channels=4)
+    system = ours(tmp_path, posterior="mode")
+    pipe.scheduler = CogVideoXDDIMScheduler.from_config(pipe.scheduler.config)
+    monkeypatch.setattr(v2v, "retrieve_latents", lambda found, *_: found.latent_dist.mode())
+    noise = seeded_noise(REQUEST.seed, system.latent(*SHAPE))[None].transpose(1, 2)
+    monkeypatch.setattr(v2v, "randn_tensor", lambda *_, **__: noise)
+    video = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+    given = video.transpose(0, 1)[None]
+    wanted = theirs(pipe, system, video=given, strength=0.5, use_dynamic_cfg=True)
+    request = Request(REQUEST.text, REQUEST.seed, REQUEST.negative, start=0.5, video=video * 2 - 1)
+    option = SamplingOption(**OPTION, solver="ddim", guidance_rule="dynamic")
+    torch.testing.assert_close(sample_videos(system, [request], option)[0], wanted, rtol=0, atol=5e-4)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from longtake.contracts import UserError
 from longtake.models import CogVideoX, CogVideoXConfig, build_denoiser
 from longtake.models.cogvideox_config import published_config
-from longtake.models.cogvideox_positions import GridRotations, SinePositions, region_in
+from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions, region_in
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT
 from longtake.weights.conversion import ConvertedWeights
 from tests.models.golden_cogvideox import (
@@ -83,6 +83,8 @@ def reference_of(config: CogVideoXConfig, model: CogVideoX) -> torch.nn.Module:
         ("5b", (3, 8, 12)),
         ("5b", (2, 4, 10)),
         ("5b_i2v", (3, 8, 12)),
+        ("5b_i2v", (2, 8, 12)),
+        ("5b_i2v", (5, 8, 12)),
         ("1.5", (4, 6, 6)),
         ("1.5_i2v", (2, 8, 4)),
     ],
@@ -91,6 +93,9 @@ def test_outputs_and_gradients_equal_those_of_diffusers(variant: str, size: tupl
     config = tiny_config(variant)
     model = CogVideoX(config)
     initialise(model, 0)
+    for positions in (model.video_positions, model.text_positions):
+        if isinstance(positions, LearnedPositions):
+            torch.nn.init.normal_(positions.table)
     reference = reference_of(config, model)
     x, t, conditions = random_inputs(config, size)
     grid = tuple(length // patch for length, patch in zip(size, config.patch, strict=True))
@@ -112,6 +117,8 @@ def test_outputs_and_gradients_equal_those_of_diffusers(variant: str, size: tupl
     found = published_gradients(model)
     for name, parameter in reference.named_parameters():
         close(found[name], parameter.grad, atol=float(1e-4 * parameter.grad.abs().max() + 1e-5), msg=name)
+    if model.text_positions is not None:  # a buffer there, unused at lengths other than its own
+        assert found["patch_embed.pos_embedding"].any() == (size[0] == config.base_grid[0])
 
 
 def rotations_of_diffusers(config: CogVideoXConfig, size: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
