@@ -214,6 +214,16 @@ class CogVideoXVAEConfig(KLSection):
         "scaling_factor": "scale_factor",
         "invert_scale_latents": "invert_scale_latents",
     }
+    FIXED: ClassVar[Mapping[str, Any]] = {  # what every published config.json says alike
+        "act_fn": "silu",
+        "in_channels": 3,
+        "norm_eps": 1e-6,
+        "out_channels": 3,
+        "shift_factor": None,
+        "temporal_compression_ratio": 4,
+        "use_post_quant_conv": False,
+        "use_quant_conv": False,
+    }
 
     type: Literal["cogvideox_vae"] = Field("cogvideox_vae", description="CogVideoX's causal autoencoder")
     from_pretrained: str = Field("THUDM/CogVideoX-2b/vae/diffusion_pytorch_model.safetensors", description=_FROM)
@@ -245,6 +255,9 @@ class CogVideoXVAEConfig(KLSection):
         facts = published_facts(str(data["from_pretrained"])) or {}
         if (kind := facts.get("_class_name", "AutoencoderKLCogVideoX")) != "AutoencoderKLCogVideoX":
             raise ValueError(f"{place}: holds a {kind}; name the `vae` folder of CogVideoX")
+        for key, value in cls.FIXED.items():
+            if facts.get(key, value) != value:
+                raise ValueError(f"{place}: {key} is {facts[key]!r} there, and only {value!r} is computed here")
         if not {"scaling_factor", "scale_factor"} & {*facts, *data}:
             raise ValueError(
                 f"{place}: has no config.json with the scaling_factor, which models differ in; write ae.scale_factor "

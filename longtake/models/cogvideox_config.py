@@ -194,11 +194,12 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
             f"{place}: in_channels = {published['in_channels']}: the model sees {latent}, {2 * latent} or "
             f"{2 * latent + 1} channels beside out_channels = {latent}; give another folder"
         )
+    of_fun = _OF_FUN in published or kinds[more] == "inpaint"  # diffusers has no such model; V1.0 lacks the key
     return {
         **section,
         "type": CogVideoXConfig.model_fields["type"].default,
         "visual": kinds[more],
-        "positions": "fun" if _OF_FUN in published else "diffusers",
+        "positions": published.get("positions", "fun" if of_fun else "diffusers"),
         _OF_FUN: bool(published.get(_OF_FUN)),
     }
 
@@ -206,6 +207,7 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
 def published_config(config: CogVideoXConfig) -> dict[str, Any]:
     """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
     of_fun = {_OF_FUN: config.add_noise_in_inpaint_model} if config.positions == "fun" else {}
+    positions = {"positions": "diffusers"} if config.visual == "inpaint" and not of_fun else {}
     return {
         "_class_name": PUBLISHED_CLASS,
         **_FIXED,
@@ -213,4 +215,5 @@ def published_config(config: CogVideoXConfig) -> dict[str, Any]:
         "in_channels": config.in_channels,
         "patch_bias": config.patch_size_t is None,
         **of_fun,
+        **positions,
     }

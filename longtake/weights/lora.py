@@ -269,7 +269,9 @@ def _facts(files: WeightFiles) -> dict[str, Any]:
         if (beside := folder / _PEFT_CONFIG).is_file():
             return parse_json(read_small(beside))
         header = parse_json(files.metadata.get(CONFIG_HEADER, "{}"))
-        return {_PREFIXES.sub("", key): value for key, value in header.items()}
+        alpha = files.metadata.get("ss_network_alpha", "None")  # as kohya writes where there is none
+        of_kohya = {} if alpha == "None" else {"lora_alpha": float(alpha)}
+        return of_kohya | {_PREFIXES.sub("", key): value for key, value in header.items()}
     except (ValueError, AttributeError):
         raise UserError(
             f"{files.path}: the config of its adapters is no JSON table; export the adapters again"
@@ -285,8 +287,15 @@ def _adapter(place: str, layer: str, found: Mapping[str, Tensor], facts: Mapping
     else:
         alpha = float(_by_pattern(layer, facts.get("alpha_pattern") or {}, facts.get("lora_alpha", rank)))
     scaling = alpha / (rank**0.5 if facts.get("use_rslora") else rank)
-    magnitude = found.get("magnitude")
-    return Adapter(found["a"], found["b"], scaling, None if magnitude is None else magnitude.flatten())
+    if (magnitude := found.get("magnitude")) is not None:
+        rows = found["b"].shape[0]
+        if magnitude.shape[0] != rows or magnitude.numel() != rows:  # of a square layer, columns are as many
+            raise UserError(
+                f"{place}: the magnitude of {layer} has shape {list(magnitude.shape)}, the layer {rows} rows; give a "
+                "DoRA adapter that scales rows, one number each"
+            )
+        magnitude = magnitude.flatten()
+    return Adapter(found["a"], found["b"], scaling, magnitude)
 
 
 def _by_pattern(layer: str, patterns: Mapping[str, Any], default: Any) -> Any:

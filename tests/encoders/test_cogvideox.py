@@ -135,5 +135,8 @@ def test_what_would_be_scaled_wrongly_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
     with pytest.raises(ValueError, match="holds a AutoencoderKL; name the `vae` folder"):
         CogVideoXVAEConfig(from_pretrained=str(tmp_path))
+    (tmp_path / "config.json").write_text((FOLDER / "config.json").read_text().replace("1e-06", "1e-05"))
+    with pytest.raises(ValueError, match="norm_eps is 1e-05 there, and only 1e-06 is computed here"):
+        CogVideoXVAEConfig(from_pretrained=str(tmp_path))
     with pytest.raises(ValueError, match=r"ae\.tile_width = 100: a tile and its overlap \(20\) must be whole"):
         CogVideoXVAEConfig(use_tiling=True, tile_width=100)

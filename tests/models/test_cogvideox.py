@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
 from longtake.models import CogVideoX, CogVideoXConfig, build_denoiser
-from longtake.models.cogvideox_config import published_config
+from longtake.models.cogvideox_config import published_config, section_of
 from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions, region_in
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT
 from longtake.weights.conversion import ConvertedWeights
@@ -130,6 +130,16 @@ def rotations_of_diffusers(config: CogVideoXConfig, size: tuple[int, int, int]) 
     place = SimpleNamespace(vae_scale_factor_spatial=8, transformer=SimpleNamespace(config=config))
     rows, columns = (8 * side for side in size[1:])
     return CogVideoXPipeline._prepare_rotary_positional_embeddings(place, rows, columns, size[0], torch.device("cpu"))
+
+
+def test_a_folder_of_33_channels_has_the_positions_of_fun_unless_it_says_otherwise() -> None:
+    """Those of CogVideoX-Fun V1.0 lack the key that V1.1 brought."""
+    facts = json.loads((FOLDER / "transformer" / "fun_inp_2b" / "config.json").read_text())
+    del facts["add_noise_in_inpaint_model"]
+    assert section_of(facts, "config.json")["positions"] == "fun"
+    for positions in ("fun", "diffusers"):
+        config = tiny_config("fun_inp_2b", positions=positions)
+        assert CogVideoXConfig(**section_of(published_config(config), "config.json")) == config
 
 
 def at_480x720(law: str, **changes: Any) -> CogVideoXConfig:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longtake.contracts import Conditions
+from longtake.contracts import Conditions, UserError
 from longtake.models import AdapterSize, CogVideoX, CogVideoXConfig, adapt, target_layers
 from longtake.weights import (
     STEM_OF_DIFFUSERS,
@@ -189,6 +189,23 @@ def test_adapters_are_read_behind_any_prefix(prefix: str, end: str, tmp_path: Pa
     save_file(tensors, tmp_path / "a.safetensors")
     found = read_adapters(FORMAT, tmp_path / "a.safetensors", config)
     assert sorted(found) == ["transformer_blocks.0.attn1.to_out", "transformer_blocks.1.ff.0"]
+
+
+def test_a_kohya_file_without_alpha_tensors_may_say_it_in_its_header(tmp_path: Path) -> None:
+    tensors = load_file(LORA / "peft_injected_comfyui.safetensors")
+    for number, (header, scaling) in enumerate([({"ss_network_alpha": "2.0"}, 0.5), ({"ss_network_alpha": "None"}, 1)]):
+        save_file(tensors, tmp_path / f"{number}.safetensors", header)
+        found = read_adapters(FORMAT, tmp_path / f"{number}.safetensors", golden_config("t2v_2b"))
+        assert {adapter.scaling for adapter in found.values()} == {scaling}
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (31, 1)])
+def test_magnitudes_that_scale_columns_are_refused(shape: tuple[int, int], tmp_path: Path) -> None:
+    layer = "lora_unet__transformer_blocks_0_attn1_to_q"
+    matrices = {f"{layer}.lora_down.weight": torch.ones(4, 32), f"{layer}.lora_up.weight": torch.ones(32, 4)}
+    save_file(matrices | {f"{layer}.dora_scale": torch.ones(shape)}, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="the layer 32 rows; give a DoRA adapter that scales rows"):
+        read_adapters(FORMAT, tmp_path / "a.safetensors", golden_config("t2v_2b"))
 
 
 def test_adapters_of_sat_are_read(tmp_path: Path) -> None:
