@@ -187,6 +187,7 @@ def test_a_mistake_is_refused_before_the_run_has_a_folder(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_on_stored_latents_makes_videos_too(clips: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, clips, validation=VALIDATION, validate_every=3)
     with pytest.raises(SystemExit):
