@@ -83,14 +83,19 @@ def ratio_weights(name: str, law: str | None = None) -> np.ndarray | None:
 def frame_size(name: str, ratio: str, divisor: int, law: str | None = None) -> Shape:
     """(H, W) of a picture to be sampled: a resolution name without suffix, and any ratio such as `16:9`.
 
-    Under a `law` with tables of its own, `ratio` is a key of the table, or one of that system's words for it.
+    Under a `law` with tables of its own, `ratio` is a key of the table, or one of that system's words for it; where
+    that system scales its table, any other `W:H` is the nearest key.
     """
     written = _written_table(name, law, divisor)
     if isinstance(name, str) and _EXACT.fullmatch(name):
         (shape,) = written.shapes.values()
         return shape
     if written is not None:
-        key = (_walk(law).words or {}).get(ratio, ratio)
+        walk = _walk(law)
+        key = (walk.words or {}).get(ratio, ratio)
+        if key not in written.shapes and walk.scaled is not None and ":" in str(ratio):
+            nearest = closest_ratio([1.0], [_ratio_value(ratio, name)], written.shapes, law)
+            key = list(written.shapes)[int(nearest[0])]
         if key not in written.shapes:
             raise UserError(f"aspect ratio {ratio!r} of {name!r}: choose one of {', '.join(written.shapes)}")
         return written.shapes[key]

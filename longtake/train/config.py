@@ -188,7 +188,9 @@ class RunConfig(SystemConfig, TrackingConfig):
     def _buckets_are_well_formed(
         cls, value: dict[str, dict[int, Any]], info: ValidationInfo
     ) -> dict[str, dict[int, Any]]:
-        if info.data.get("sizes") is not None:
+        if "sizes" not in info.data:  # its own validator reports it
+            return value
+        if info.data["sizes"] is not None:
             if value:
                 raise ValueError("sizes says the buckets already; leave one of the two out, or write --sizes None")
             return value

@@ -55,8 +55,8 @@ def _refuse_other_scaling(checkpoint: Path, saved: Mapping[str, float], here: Ma
     changed = [layer for layer in here if layer in saved and not isclose(saved[layer], here[layer])]
     if changed:
         raise UserError(
-            f"lora.alpha: the adapters in {checkpoint} were trained with alpha / rank = {saved[changed[0]]:g} "
-            f"({changed[0]}), the run has {here[changed[0]]:g}; leave lora.alpha as it was"
+            f"lora.rank, lora.alpha: the adapters in {checkpoint} were trained with alpha / rank = "
+            f"{saved[changed[0]]:g} ({changed[0]}), the run has {here[changed[0]]:g}; leave both as they were"
         )
 
 

@@ -34,6 +34,13 @@ def test_one_ratio_can_be_kept_even_where_the_table_leaves_it_out() -> None:
     assert aspect_table("256px_ar3:7", 16) == {"3:7": (width, height)}
 
 
+def test_a_ratio_of_width_to_height_is_the_nearest_of_a_table_of_keys() -> None:
+    sizes = {"16:9": (384, 672), "9:16": (672, 384), "1:1": (512, 512), "2.39:1": (320, 768)}
+    assert {ratio: frame_size("512px", ratio, 16, law="cogvideox_fun") for ratio in sizes} == sizes
+    with pytest.raises(UserError, match="choose one of"):
+        frame_size("512px", "0.58", 16, law="cogvideox_fun")
+
+
 @pytest.mark.parametrize(("law", "ratio"), [(None, "720:480"), ("opensora_v2", "720:480"), ("cogvideox_fun", "0.67")])
 def test_a_size_is_itself_under_every_law(law: str | None, ratio: str) -> None:
     assert aspect_table("480x720", 16, law=law) == {ratio: (480, 720)}

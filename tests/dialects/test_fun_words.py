@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
+from longtake.dialects import CogVideoXFun
 from longtake.dialects.cogvideox_fun.data import SIZES
 from longtake.dialects.cogvideox_fun.flags import SCRIPTS, WORDS, words_of
 from tests.dialects.fun import spoken, write_root
@@ -87,6 +88,10 @@ ANSWERED = [
     "--report_model_info --trainable_modules .",
     "--enable_text_encoder_in_dataloader",
     "--low_vram",
+    "--lr_warmup_steps 10",
+    "--token_sample_size 256",
+    "--num_train_epochs 3 --max_train_steps 9",
+    "--resume_from_checkpoint latest",
 ]
 REFUSED = [  # flags, words of the sentence
     ("--revision main", "is for the Hugging Face hub; weights are read from a folder"),
@@ -162,6 +167,15 @@ def test_a_flag_of_another_script_is_refused() -> None:
         spoken("train_lora", "--rank", "4")
 
 
+def test_one_mistake_is_one_sentence() -> None:
+    assert len(refusal(spoken, "train_lora", "--tiny", "--random_hw_adapt").strip().splitlines()) == 1
+    rule = "^--pretrained_model_name_or_path no where: is no folder here; give the folder of a whole CogVideoX.*$"
+    with pytest.raises(UserError, match=rule):
+        spoken("train_lora", "--pretrained_model_name_or_path", "no where", "--low_vram", "--train_mode", "inpaint")
+    with pytest.raises(UserError, match="--train_data_meta is missing"):
+        CogVideoXFun("train_lora").command(["train", "--tiny"])
+
+
 def test_low_rate_modules_train_at_half_the_rate() -> None:
     flags = ("--trainable_modules", "attn", "--trainable_modules_low_learning_rate", "ff", "--learning_rate", "2e-5")
     config, _ = spoken("train", "--tiny", *flags)
@@ -218,9 +232,8 @@ def test_other_weights_of_the_same_sizes(root: Path, tmp_path: Path) -> None:
     assert (config.ae.from_pretrained, config.ae.scale_factor) == ("v.safetensors", 0.7)
     assert config.t5.from_pretrained == f"{root}/text_encoder"
     (tmp_path / "transformer").mkdir()
-    assert "has no scheduler, tokenizer" in refusal(
-        spoken, "train_lora", "--pretrained_model_name_or_path", str(tmp_path)
-    )
+    with pytest.raises(UserError, match="has no scheduler, tokenizer"):
+        spoken("train_lora", "--pretrained_model_name_or_path", str(tmp_path))
 
 
 @pytest.mark.parametrize("value", ["[]", "{'a': {'b': 1}}", "-1", "True", "none", "a b"])

@@ -197,7 +197,7 @@ def _open_source(path: str, config: DatasetConfig, columns: Sequence[str], lenie
     for column in columns:
         if column not in names:
             raise UserError(
-                f"{source}: has no column {column}, from which the model reads what a clip brings along; add it (found "
-                f"{', '.join(names)})"
+                f"{source}: has no column {column}, from which the model reads what a clip brings along; add it, in a "
+                f"list of file_path as {column}_file_path (found {', '.join(names)})"
             )
     return ClipTable.open(source, root, (*captions, *columns), config.memory_efficient)

@@ -22,7 +22,9 @@ from longtake.data.tables.shards import TableShards, are_empty, invalid_rows, is
 
 FOLDER_TABLE = ".longtake.parquet"  # what was probed of a plain folder of clips, kept in it
 _PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id")
-_OTHERS = frozenset((*_PROBED, "path", "text", "score_vmafmotion"))  # columns to look for no captions in
+_OTHERS = frozenset(
+    (*_PROBED, "path", "text", "score_vmafmotion", "type", "changed")
+)  # columns to look for no captions in
 _LIKELY = ("caption", "text", "prompt", "description", "title")  # parts of the names of columns with captions
 
 

@@ -15,9 +15,9 @@ from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.cogvideox_fun.data import translate_data
-from longtake.dialects.cogvideox_fun.flags import WORDS, split, words_of
+from longtake.dialects.cogvideox_fun.flags import WORDS, split, split_value, words_of
 from longtake.dialects.cogvideox_fun.launch import translate_launch
-from longtake.dialects.cogvideox_fun.places import translate_model, translate_places
+from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
 from longtake.dialects.translation import Report, Say, Translation
 from longtake.system.tiny import take_tiny
@@ -47,6 +47,14 @@ class CogVideoXFun:
             raise UserError(
                 f"{self._script}.py: --pretrained_model_name_or_path is missing; give the folder of a CogVideoX, with "
                 "scheduler, tokenizer, text_encoder, vae and transformer in it"
+            )
+        if not self._tiny:  # without it all else that is said of the model is wrong
+            folder = split_value(old["pretrained_model_name_or_path"])
+            if (rule := fault_of_folder(Path(folder).expanduser())) is not None:
+                raise UserError(f"--pretrained_model_name_or_path {folder}: {rule}; {WHOLE}")
+        if "train_data_meta" not in old and not any(word.startswith("--dataset.") for word in others):
+            raise UserError(
+                f"{self._script}.py: --train_data_meta is missing; give the .json or .csv that lists the clips"
             )
         return [verb, str(_DEFAULTS / f"{self._script}.py"), *["--tiny"] * self._tiny, *old.values(), *others]
 

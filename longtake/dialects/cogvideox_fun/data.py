@@ -11,12 +11,17 @@ SIZES = (
     *("video_sample_stride", "random_hw_adapt", "training_with_video_token_length", "random_frame_crop"),
     *("random_ratio_crop", "keep_all_node_same_token_length", "auto_tile_batch_size"),
 )
+_OF_TOKENS = ("training_with_video_token_length", "keep_all_node_same_token_length")
 _MODES = {"normal": "t2v", "inpaint": "inpaint", "i2v": "inpaint"}  # -> kind of `condition_config`
 
 
 def translate_data(work: Translation, visual: str | None, tiny: bool) -> None:
     """Flags of clips -> `sizes`, `dataset.video_repeat`, `condition_config`."""
     work.put("sizes.enable_bucket", False, work.tree)
+    if work.is_flag("token_sample_size") and not any(work.value(mode) for mode in _OF_TOKENS):
+        node = work.get("token_sample_size")
+        assert node is not None
+        work.note("token_sample_size", node, f"is read with {' or '.join(f'--{mode}' for mode in _OF_TOKENS)} only")
     names = {**{name: f"sizes.{name}" for name in SIZES}, "train_batch_size": "sizes.batch_size"}
     for old, new in names.items():
         if (node := work.take(old)) is not None:  # `--tiny` has sizes of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Sequence
 
 SCRIPTS = ("train_lora", "train", "train_control")
@@ -70,3 +71,9 @@ def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             found[name] = f"--{name}={values[0]}"
     return found, others
+
+
+def split_value(flag: str) -> str:
+    """The text of a flag that `split` wrote."""
+    text = flag.partition("=")[2]
+    return str(literal_eval(text)) if text[:1] in ("'", '"') else text

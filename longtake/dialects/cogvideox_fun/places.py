@@ -18,6 +18,7 @@ LORA_FILES = {"fun": "checkpoint-{step}.safetensors", "comfy": "checkpoint-{step
 _PARTS = ("scheduler", "tokenizer", "text_encoder", "vae", "transformer")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)(-compatible_with_comfyui)?(\.safetensors)?|epoch\d+-global_step(\d+)")
 _OF_HUB = "weights are read from a folder; fetch what you mean by `hf download NAME --revision ... --local-dir FOLDER`"
+WHOLE = "give the folder of a whole CogVideoX, such as `hf download NAME --local-dir FOLDER` makes"
 _UPLOADS = "Longtake uploads nothing; use `hf upload` for what is in the output folder"
 
 
@@ -62,17 +63,20 @@ _OVERLAYS = ("transformer", "vae")
 
 def _facts(work: Translation, node: Leaf) -> dict[str, object] | None:
     """What the folder's transformer says of itself; None, and a fault, where it is no folder of a CogVideoX."""
-    name, root = "pretrained_model_name_or_path", Path(str(node.value)).expanduser()
-    fix = "give the folder of a whole CogVideoX, such as `hf download NAME --local-dir FOLDER` makes"
-    if not root.is_dir():
-        work.refuse(name, node, "is no folder here", fix)
-    elif lacking := [part for part in _PARTS if not (root / part).is_dir()]:
-        work.refuse(name, node, f"has no {', '.join(lacking)} in it", fix)
-    elif COGVIDEOX.root(str(root)) is None:
-        work.refuse(name, node, "has no transformer/config.json of a CogVideoX", fix)
-    else:
+    root = Path(str(node.value)).expanduser()
+    if (rule := fault_of_folder(root)) is None:
         return published_facts(str(root / "transformer"))
+    work.refuse("pretrained_model_name_or_path", node, rule, WHOLE)
     return None
+
+
+def fault_of_folder(root: Path) -> str | None:
+    """What keeps a folder from being that of a whole CogVideoX."""
+    if not root.is_dir():
+        return "is no folder here"
+    if lacking := [part for part in _PARTS if not (root / part).is_dir()]:
+        return f"has no {', '.join(lacking)} in it"
+    return None if COGVIDEOX.root(str(root)) is not None else "has no transformer/config.json of a CogVideoX"
 
 
 def _overlay(work: Translation, root: str, overlays: list[Node | None]) -> None:
@@ -129,6 +133,8 @@ def _resume(work: Translation, folder: Path, node: Leaf) -> None:
             rule = f"finds checkpoints of another program in {folder}, such as {used.name}, which cannot be continued"
             fix = f"take another --output_dir, and start from its adapters: --lora.from_pretrained {used}"
             work.refuse("resume_from_checkpoint", node, rule, fix)
+        elif not own:
+            work.note("resume_from_checkpoint", node, f"there is no checkpoint in {folder}: a new run begins")
         work.put("resume", "auto", node)
         return
     path = Path(str(node.value))

@@ -57,7 +57,8 @@ _EVERY_LINEAR = ("transformer_blocks.*", "patch_embed.text_proj", "time_embeddin
 def translate_training(work: Translation, script: str, tiny: bool) -> None:
     """All that is left of the words."""
     if isinstance(work.value("max_train_steps"), int):  # which decides alone there
-        work.take("num_train_epochs")
+        if (passes := work.take("num_train_epochs")) is not None and work.heights.is_flag(passes.origin):
+            work.note("num_train_epochs", passes, "--max_train_steps decides alone, as it does there")
         work.put("epochs", _ENDLESS, work.tree)
     work.drop_none(MOVED)
     work.move(MOVED)
@@ -109,6 +110,12 @@ def translate_rates(work: Translation) -> None:
         return
     elif name in ("constant", "constant_with_warmup"):
         points = tuple(start) if name != "constant" else ()
+        if name == "constant" and steps is not None and work.heights.is_flag(steps.origin):
+            work.note(
+                "lr_warmup_steps",
+                steps,
+                'no warm-up: the rate is constant; write --lr_scheduler "constant_with_warmup"',
+            )
     else:
         work.refuse("lr_scheduler", kind, f"must be one of constant, constant_with_warmup, {', '.join(_ENDS)}")
         return

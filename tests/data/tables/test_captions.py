@@ -41,14 +41,14 @@ def test_clips_without_a_caption_are_counted_alike_in_every_kind_of_table(
 
 
 def test_the_line_before_the_first_step_names_what_else_might_hold_captions(tmp_path: Path) -> None:
-    empty = table_of(text=[""] * 5, mood=["x"] * 5, caption=["a cat"] * 5)
+    empty = table_of(text=[""] * 5, mood=["x"] * 5, type=["video"] * 5, caption=["a cat"] * 5)
     table = ClipTable.open(write(empty, tmp_path / "clips.parquet"), captions=("caption",))
     lines = caption_lines([table], {"caption": 1}).splitlines()
     assert lines[0] == "captions: column caption, empty for 0 of 5 clips"
     assert lines[1].startswith("warning: rows: 1 of 5 cannot be used; the first is row 4 of ")
     said = caption_lines([table], None)
     assert said.startswith("warning: captions: column text, empty for 5 of 5 clips; if another column")
-    assert "mood, caption" in said
+    assert "mood, caption)" in said
     assert "--dataset.captions.caption 1" in said
 
 
