@@ -27,6 +27,7 @@ class Companion:
     header: int = 0  # of numbers: lines before the first frame's
     most: int = 1  # of stills: of more, so many are drawn, the same in all passes of a view
     required: bool = True  # of stills: a clip must have one
+    by_mean: bool = False  # in generation its latents are the posterior's mean, even where those of training are drawn
 
     def shapes(self, shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
         """The tensors that it is for a sample of (T, H, W) pixels; stills have a mask of those that are there."""

@@ -39,7 +39,7 @@ TINY_WORDS, TINY_LENGTH = 64, 16
 
 def companions(model: CogVideoXConfig) -> tuple[Companion, ...]:
     """A control model's clips bring a control video."""
-    return (Companion("control", "control", "video", "control"),) if model.visual == "control" else ()
+    return (Companion("control", "control", "video", "control", by_mean=True),) if model.visual == "control" else ()
 
 
 def rules(config: Any) -> SampleRules:

@@ -16,6 +16,7 @@ from longtake.buckets import frame_size
 from longtake.contracts import Caption, Conditions, Known, LatentShape, UserError
 from longtake.data import caption, from_unit
 from longtake.data.clips.captions import segment_captions
+from longtake.data.rules import Companion
 from longtake.diffusion import (
     NEGATIVE,
     NOTHING,
@@ -191,12 +192,12 @@ def companions_of_requests(system: System, requests: Sequence[Request]) -> Condi
     names = {name for one in kinds for name in one.shapes((1, 1, 1))}
     brought = {name: torch.stack([r.companions[name] for r in requests]) for name in names}
     draws = {one.name: _OF_COMPANIONS + number for number, one in enumerate(kinds)}
-    return companion_conditions(
-        system,
-        kinds,
-        system.encoders.companions(kinds, brought),
-        lambda one, posterior: drawn_latents(system, posterior, requests, draws[one.name]),
-    )
+
+    def draw(one: Companion, posterior: Mapping[str, Tensor]) -> Tensor:
+        posterior = {"mean": posterior["mean"]} if one.by_mean else posterior
+        return drawn_latents(system, posterior, requests, draws[one.name])
+
+    return companion_conditions(system, kinds, system.encoders.companions(kinds, brought), draw)
 
 
 def embed_prompts(

@@ -65,7 +65,7 @@ def ours(folder: Path, **ae: Any) -> System:
 
 def theirs(pipe: Any, system: System, **keys: Any) -> Tensor:
     """Its video [3, T, H, W] in [-1, 1] from our noise."""
-    if "video" not in keys:
+    if not {"video", "control_video"} & keys.keys():
         noise = seeded_noise(REQUEST.seed, system.latent(*SHAPE))[None].transpose(1, 2)
         keys |= {"latents": noise, "num_frames": SHAPE[0]}
     found = pipe(
@@ -143,3 +143,17 @@ def test_a_video_becomes_the_same_one_under_guidance_that_counts_its_steps(
     request = Request(REQUEST.text, REQUEST.seed, REQUEST.negative, start=0.5, video=video * 2 - 1)
     option = SamplingOption(**OPTION, solver="ddim", guidance_rule="dynamic")
     torch.testing.assert_close(sample_videos(system, [request], option)[0], wanted, rtol=0, atol=5e-4)
+
+
+def test_a_control_video_is_seen_by_its_mean_as_there(tmp_path: Path) -> None:
+    from diffusers import CogVideoXDDIMScheduler
+
+    pipe, system = write_pipeline(tmp_path, "CogVideoXFunControlPipeline", {}, in_channels=8), ours(tmp_path)
+    pipe.scheduler = CogVideoXDDIMScheduler.from_config(pipe.scheduler.config)
+    assert system.config.ae.posterior == "sample"
+    control = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+    noise = seeded_noise(REQUEST.seed, system.latent(*SHAPE))[None].transpose(1, 2)
+    wanted = theirs(pipe, system, control_video=control.transpose(0, 1)[None], latents=noise)
+    request = Request(REQUEST.text, REQUEST.seed, REQUEST.negative, companions={"control": control * 2 - 1})
+    video = sample_videos(system, [request], SamplingOption(**OPTION, solver="ddim"))[0]
+    torch.testing.assert_close(video, wanted, rtol=0, atol=5e-4)
