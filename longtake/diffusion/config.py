@@ -127,10 +127,13 @@ def published_schedule(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
     for key, value in wanted.items():
         if facts.get(key) != value:
             raise ValueError(f"{place}: {key} is {facts.get(key)!r} there, and only {value!r} is trained here")
-    has_shift = facts.get("_class_name") not in ("DDIMScheduler", "DDPMScheduler")  # which pass over the key
+    plain = facts.get("_class_name") in ("DDIMScheduler", "DDPMScheduler")  # which know no shift
+    for key, value in {"set_alpha_to_one": True, "steps_offset": 0, "trained_betas": None}.items():
+        if facts.get(key, value) != value:
+            raise ValueError(f"{place}: {key} is {facts[key]!r} there, and only {value!r} is sampled with here")
     return {
         "beta_start": facts.get("beta_start", 0.00085),
         "beta_end": facts.get("beta_end", 0.012),
-        "snr_shift": facts.get("snr_shift_scale", 1.0) if has_shift else 1.0,
+        "snr_shift": 1.0 if plain else facts.get("snr_shift_scale", 1.0),
         "spacing": facts.get("timestep_spacing", "leading"),
     }

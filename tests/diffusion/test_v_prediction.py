@@ -203,6 +203,7 @@ def test_a_published_folder_says_the_schedule_and_a_written_key_outranks_it(tmp_
         ({"prediction_type": "epsilon"}, "prediction_type is 'epsilon' there, and only 'v_prediction'"),
         ({"rescale_betas_zero_snr": False}, "rescale_betas_zero_snr is False there, and only True"),
         ({"beta_schedule": "linear"}, "beta_schedule is 'linear' there"),
+        ({"set_alpha_to_one": False}, "set_alpha_to_one is False there, and only True is sampled with here"),
     ],
 )
 def test_a_schedule_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
