@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from longtake.config import OpenSection, Section
 
@@ -240,6 +240,15 @@ class LoraConfig(Section):
         "rank, alpha, rslora, targets and dora are then its",
     )
     strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")
+
+    @field_validator("targets")
+    @classmethod
+    def _some_layer_is_named(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and not any(value):
+            raise ValueError(
+                "names no layer; name some, such as to_q, or leave it out for attention and MLPs of all blocks"
+            )
+        return value
 
     @property
     def scaling(self) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from longtake.contracts import UserError
 from longtake.train import RunConfig
 from tests.dialects.fun import ROOT, spoken
 from tests.dialects.speech import refusal
@@ -148,6 +149,21 @@ def test_a_file_of_deepspeed_that_says_other_things_is_refused(
         lambda: launched(environment, DEEPSPEED | {f"{ZERO}CONFIG_FILE": str(file)}, "--max_grad_norm", "0.05")
     )
     assert said.replace("FILE", str(file)) in sentence
+
+
+@pytest.mark.parametrize(
+    "content", [{"zero_optimization": 2}, {"fp16": True}, {"bf16": "auto"}, {"offload_param": "cpu"}]
+)
+def test_no_section_of_deepspeeds_file_is_a_traceback(
+    content: dict[str, object], tmp_path: Path, environment: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "zero.json"
+    file.write_text(json.dumps({"zero_optimization": content} if "offload_param" in content else content))
+    with pytest.raises(UserError, match=f"{next(iter(content))} = .* is no section"):
+        launched(environment, DEEPSPEED | {f"{ZERO}CONFIG_FILE": str(file)})
+    environment.delenv(f"{ZERO}CONFIG_FILE")
+    with pytest.raises(UserError, match="--gradient_clipping x: is no number"):
+        launched(environment, DEEPSPEED | {"ACCELERATE_GRADIENT_CLIPPING": "x"})
 
 
 @pytest.mark.parametrize(

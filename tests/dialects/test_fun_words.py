@@ -6,6 +6,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -115,6 +116,8 @@ REFUSED = [  # flags, words of the sentence
     ("--report_to comet_ml", "write tensorboard, wandb or all"),
     ("--tracker_project_name p", "write --report_to wandb too"),
     ("--motion_sub_loss_ratio 0.5", "write --motion_sub_loss too"),
+    ("--lr_scheduler cosine --max_train_steps 300", "warms up for 500 steps, and the run has 300"),
+    ("--target_name ,", "names no layer"),
     ("--lr_scheduler cosine", "write --max_train_steps N"),
     ("--lr_scheduler piecewise_constant", "must be one of constant"),
     ("--use_deepspeed", "accelerate launch --use_deepspeed"),
@@ -234,6 +237,10 @@ def test_other_weights_of_the_same_sizes(root: Path, tmp_path: Path) -> None:
     (tmp_path / "transformer").mkdir()
     with pytest.raises(UserError, match="has no scheduler, tokenizer"):
         spoken("train_lora", "--pretrained_model_name_or_path", str(tmp_path))
+    copytree(root, tmp_path / "copy")
+    (tmp_path / "copy" / "scheduler" / "scheduler_config.json").write_text('{"prediction_type": "epsilon"}')
+    with pytest.raises(UserError, match=r"scheduler_config\.json: .* is trained here"):
+        spoken("train_lora", "--pretrained_model_name_or_path", str(tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("value", ["[]", "{'a': {'b': 1}}", "-1", "True", "none", "a b"])

@@ -112,18 +112,18 @@ def _deepspeed(work: Translation, environ: Mapping[str, str]) -> None:
         facts, place = _file(name), name
     else:
         offload = {kind: {"device": environ.get(f"{prefix}OFFLOAD_{kind.upper()}_DEVICE", "none")} for kind in _KINDS}
-        stage = int(environ.get(f"{prefix}ZERO_STAGE", "2"))
+        stage = int(_number(environ.get(f"{prefix}ZERO_STAGE", "2"), "zero_stage"))
         zero = {"stage": stage, **{f"offload_{kind}": where for kind, where in offload.items()}}
         facts, place = {"zero_optimization": zero}, "accelerate launch"
         clipping = environ.get("ACCELERATE_GRADIENT_CLIPPING", "none")
         if clipping not in ("none", "auto"):
-            facts["gradient_clipping"] = float(clipping)
+            facts["gradient_clipping"] = _number(clipping, "gradient_clipping")
     if (steps := environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")) != "auto":
-        facts.setdefault("gradient_accumulation_steps", int(steps))
-    _zero(work, dict(facts.pop("zero_optimization", {})), place)
+        facts.setdefault("gradient_accumulation_steps", int(_number(steps, "gradient_accumulation_steps")))
+    _zero(work, _section(facts, "zero_optimization", place), place)
     _numbers(work, facts, place)
     for name in ("fp16", "bf16"):
-        section = facts.pop(name, {})
+        section = _section(facts, name, place)
         if section.get("enabled") is True and name == "fp16":
             work.report_at(place, "fp16.enabled", True, "is not here", 'write "bf16": {"enabled": true}')
     for key in sorted(facts.keys() - _OF_ITS_OWN):
@@ -142,7 +142,7 @@ def _zero(work: Translation, zero: dict[str, Any], place: str) -> None:
         work.put("parallel.zero", max(2, stage), work.tree)
     else:
         work.report_at(place, "zero_optimization.stage", stage, "must be 0, 1, 2 or 3", "write 2")
-    devices = {kind: (zero.pop(f"offload_{kind}", None) or {}).get("device", "none") for kind in _KINDS}
+    devices = {kind: _section(zero, f"offload_{kind}", place).get("device", "none") for kind in _KINDS}
     for kind, device in devices.items():
         if device not in ("none", "cpu"):
             key = f"zero_optimization.offload_{kind}.device"
@@ -170,6 +170,21 @@ def _numbers(work: Translation, facts: dict[str, Any], place: str) -> None:
         if (said := facts.pop(key, "auto")) not in ("auto", number):
             rule = f"says another thing than the flags, by which it is {number}"
             work.report_at(place, key, said, rule, 'write "auto"')
+
+
+def _section(facts: dict[str, Any], name: str, place: str) -> dict[str, Any]:
+    """Takes a section out of DeepSpeed's file; empty where there is none."""
+    section = facts.pop(name, None) or {}
+    if not isinstance(section, dict):
+        raise UserError(f'{place}: {name} = {section!r} is no section; write "{name}": {{...}}, or leave it out')
+    return dict(section)
+
+
+def _number(text: str, flag: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"accelerate launch --{flag} {text}: is no number; write one, or leave it out") from None
 
 
 def _file(name: str) -> dict[str, Any]:

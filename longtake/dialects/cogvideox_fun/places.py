@@ -8,6 +8,7 @@ from pathlib import Path
 
 from longtake.checkpoint import list_checkpoints
 from longtake.config.tree import Leaf, Node, plain
+from longtake.contracts import UserError
 from longtake.dialects.translation import Translation
 from longtake.families import COGVIDEOX
 from longtake.hub import published_facts
@@ -76,7 +77,10 @@ def fault_of_folder(root: Path) -> str | None:
         return "is no folder here"
     if lacking := [part for part in _PARTS if not (root / part).is_dir()]:
         return f"has no {', '.join(lacking)} in it"
-    return None if COGVIDEOX.root(str(root)) is not None else "has no transformer/config.json of a CogVideoX"
+    try:
+        return None if COGVIDEOX.root(str(root)) is not None else "has no transformer/config.json of a CogVideoX"
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _overlay(work: Translation, root: str, overlays: list[Node | None]) -> None:

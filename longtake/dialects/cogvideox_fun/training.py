@@ -102,6 +102,10 @@ def translate_rates(work: Translation) -> None:
     work.put("lr", lr, rate, "learning_rate")
     name = plain(kind)
     start = [(0, 0.0), (warmup, lr)] if isinstance(warmup, int) and warmup > 0 else [(0, lr)]
+    if name in _ENDS and isinstance(last, int) and isinstance(warmup, int) and warmup >= last > 0:
+        rule = f"warms up for {warmup} steps, and the run has {last}"
+        work.refuse("lr_scheduler", kind, rule, "write --lr_warmup_steps 0, or less than --max_train_steps")
+        return
     if name in _ENDS and isinstance(last, int):
         shape = ("cosine",) if name.startswith("cosine") else ()
         points = (*start[:-1], (*start[-1], *shape), (last, _ENDS[name]))
