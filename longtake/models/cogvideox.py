@@ -211,7 +211,7 @@ def fold_frames(x: Tensor, frames: int) -> Tensor:
 def unfold_frames(x: Tensor, num_frames: int, frames: int) -> Tensor:
     """The inverse of `fold_frames`, cut to so many frames."""
     whole = x.unflatten(1, (-1, frames)).transpose(2, 3).flatten(2, 3)
-    return whole if whole.shape[2] == num_frames else whole[:, :, :num_frames].clone()  # FSDP2 warns of views
+    return whole[:, :, :num_frames].clone()  # FSDP2 warns of views
 
 
 class Join(nn.Module):
