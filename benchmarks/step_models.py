@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from cogvideox_peer import cogvideox_peer
-from flux_peer import flux_peer
+from diffusers_peer import cogvideox_peer, flux_peer
 
 from longtake.contracts import Conditions, Draw, LatentShape
 from longtake.diffusion import Objective, build_objective

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,23 @@ from longtake.config.tree import Branch, Leaf, Node, grow, matching_key, plain
 
 Report = Callable[[Fault], None]
 Say = Callable[[str], None]
+
+
+class SayOnce:
+    """Says each line once, by default on stderr of the first process."""
+
+    def __init__(self, say: Say | None = None) -> None:
+        self._say, self._said = say or _on_stderr, set[str]()
+
+    def __call__(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+
+def _on_stderr(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)

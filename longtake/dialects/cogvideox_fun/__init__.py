@@ -6,8 +6,6 @@ Each flag acts, or is answered with a line that says what stands in its place, o
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from textwrap import fill
 
@@ -19,7 +17,7 @@ from longtake.dialects.cogvideox_fun.flags import WORDS, split, split_value, wor
 from longtake.dialects.cogvideox_fun.launch import translate_launch
 from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
-from longtake.dialects.translation import Report, Say, Translation
+from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
 
 _DEFAULTS = Path(__file__).parent / "defaults"
@@ -30,7 +28,7 @@ class CogVideoXFun:
     default on stderr of the first process."""
 
     def __init__(self, script: str, say: Say | None = None) -> None:
-        self._script, self._tell, self._told, self._tiny = script, say or _on_stderr, set[str](), False
+        self._script, self._say, self._tiny = script, SayOnce(say), False
         self._flags: dict[str, str] = {}
 
     def command(self, words: list[str]) -> list[str]:
@@ -81,16 +79,6 @@ class CogVideoXFun:
         translate_training(work, self._script, self._tiny)
         return work.tree
 
-    def _say(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
-            self._tell(line)
-
 
 def _pass_over(_: object) -> None:
     pass
-
-
-def _on_stderr(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)

@@ -6,8 +6,6 @@ stands in its place, and what has no counterpart is refused.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 from longtake.config import Heights
@@ -16,7 +14,7 @@ from longtake.dialects.opensora_v2.disk import place_clips, place_encoders, plac
 from longtake.dialects.opensora_v2.inference import translate_inference
 from longtake.dialects.opensora_v2.places import new_place, one_word, run_file
 from longtake.dialects.opensora_v2.training import translate_training
-from longtake.dialects.translation import Report, Say, Translation
+from longtake.dialects.translation import Report, Say, SayOnce, Translation
 
 
 class OpenSora:
@@ -24,7 +22,7 @@ class OpenSora:
     default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
-        self._verb, self._tell, self._told = "train", say or _on_stderr, set[str]()
+        self._verb, self._say = "train", SayOnce(say)
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
@@ -49,13 +47,3 @@ class OpenSora:
         place_weights(work)
         place_encoders(work)
         return work.tree
-
-    def _say(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
-            self._tell(line)
-
-
-def _on_stderr(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)

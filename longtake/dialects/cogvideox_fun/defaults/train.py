@@ -1,32 +1,6 @@
-# What train.py of CogVideoX-Fun takes where a flag is not given, in its own words.
-train_data_dir = "."  # None there, which means the same
-output_dir = "sd-model-finetuned"
-train_batch_size = 16
-vae_mini_batch = 32
-num_train_epochs = 100
-gradient_accumulation_steps = 1
-learning_rate = 1e-4
-lr_scheduler = "constant"
-lr_warmup_steps = 500
-dataloader_num_workers = 0
-adam_beta1 = 0.9
-adam_beta2 = 0.999
-adam_weight_decay = 1e-2
-adam_epsilon = 1e-8
-max_grad_norm = 1.0
-report_to = "tensorboard"
-checkpointing_steps = 500
-validation_epochs = 5
-validation_steps = 2000
-motion_sub_loss_ratio = 0.25
-train_sampling_steps = 1000
-token_sample_size = 512
-video_sample_size = 512
-image_sample_size = 512
-video_sample_stride = 4
-video_sample_n_frames = 17
-video_repeat = 0
-tokenizer_max_length = 226
+# What train.py of CogVideoX-Fun takes where a flag is not given, beside what all three do.
+_base_ = "shared.py"
+
 train_mode = "normal"
 abnormal_norm_clip_start = 1000
 initial_grad_norm_ratio = 5
