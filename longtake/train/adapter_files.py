@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,11 +11,40 @@ from pathlib import Path
 
 from longtake.checkpoint import CheckpointWeights
 from longtake.checkpoint.folder import parse_name
-from longtake.durable import replace
+from longtake.contracts import UserError
+from longtake.durable import replace, write_whole
 from longtake.models.config import ModelSection
+from longtake.small_files import read_object
 from longtake.system.pretrained import base_of_adapters, read_adapters_of
 from longtake.train.config import RunConfig
 from longtake.weights import Format, save_adapters
+
+NAMES_FILE = "lora_files.json"  # in the run's folder
+_STEP = "{step}"
+
+
+def own_names(wanted: Mapping[str, str], run: Path) -> dict[str, str]:
+    """The names of a run's files (style -> name with {step} in it): those that are wanted, with the run's behind the
+    step where files of another run or program have them already. A run keeps the names that it has got."""
+    before = _names_in(run)
+    with_run = {style: name.replace(_STEP, f"{_STEP}-{run.name}") for style, name in wanted.items()}
+    if before in (wanted, with_run):
+        return before
+    others = {name for path in run.parent.iterdir() if path != run for name in _names_in(path).values()}
+    new = set(wanted.values()) - set(before.values())
+    files = re.compile("|".join(re.escape(name).replace(re.escape(_STEP), r"\d+") for name in new) or "(?!)")
+    lying = any(files.fullmatch(path.name) for path in run.parent.iterdir())
+    names = dict(wanted) if others.isdisjoint(wanted.values()) and not lying else with_run
+    write_whole(run / NAMES_FILE, json.dumps(names) + "\n")
+    return names
+
+
+def _names_in(run: Path) -> dict[str, str]:
+    """The names that a run has got; none where the folder is no run's, or cannot be read."""
+    try:
+        return {style: str(name) for style, name in read_object(run / NAMES_FILE, {}, "").items()}
+    except (OSError, UserError):
+        return {}
 
 
 @dataclass(frozen=True)
@@ -27,15 +58,13 @@ class AdapterFiles:
     base: str | None  # the weights that they are adapters of
 
     @classmethod
-    def of_run(cls, config: RunConfig, folder: Path) -> AdapterFiles | None:
-        """Those of a run, in a folder; None where it writes none."""
-        if not config.lora_files:
-            return None
+    def of_run(cls, config: RunConfig, folder: Path, names: Mapping[str, str]) -> AdapterFiles:
+        """Those of a run, in a folder."""
         base = base_of_adapters(config.model.from_pretrained, config.lora)
-        return cls(folder, config.lora_files, config.family.weight_format, config.model, base)
+        return cls(folder, names, config.family.weight_format, config.model, base)
 
     def write(self, checkpoint: Path) -> None:
-        """Writes the files of a complete checkpoint. One of that name, of another branch of the run, is replaced."""
+        """Writes the files of a complete checkpoint of the run in place of those that it has written of that step."""
         adapters = read_adapters_of(CheckpointWeights(checkpoint, alone=True))
         for style, file in self._files(checkpoint).items():
             partial = file.with_name(f".partial-{file.name}")
@@ -51,7 +80,7 @@ class AdapterFiles:
 
     def _files(self, checkpoint: Path) -> dict[str, Path]:
         _, step = parse_name(checkpoint.name)
-        return {style: self.folder / name.replace("{step}", str(step)) for style, name in self.names.items()}
+        return {style: self.folder / name.replace(_STEP, str(step)) for style, name in self.names.items()}
 
 
 def _remove(path: Path) -> None:

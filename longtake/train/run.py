@@ -25,7 +25,7 @@ from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system
 from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops
-from longtake.train.adapter_files import AdapterFiles
+from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.config import RunConfig
 from longtake.train.folder import (
     RunFolder,
@@ -164,7 +164,7 @@ class RunLaunch:
             if world.is_main:
                 self.announce(place, system, update, data, start, order)
             kept = config.keep_n_latest, config.keep_every, config.async_io
-            saver = Saver(place.path, world, *kept, self.say, AdapterFiles.of_run(config, place.path.parent))
+            saver = Saver(place.path, world, *kept, self.say, self.adapter_files(place))
             parts.callback(saver.close)
             if place.checkpoint is not None and place.continues:
                 saver.started_from(place.checkpoint, step)
@@ -225,6 +225,17 @@ class RunLaunch:
         if data.latents is not None:
             lines.append(str(data.latents))
         self.say("\n".join(lines))
+
+    def adapter_files(self, place: RunFolder) -> AdapterFiles | None:
+        """The files of adapters that this run writes beside its folder; None where it writes none. Collective."""
+        wanted, folder = self.config.lora_files, place.path.parent
+        if not wanted:
+            return None
+        names = self.world.on_main(lambda: own_names(wanted, place.path))
+        if self.world.is_main and names != wanted:
+            first = str(folder / next(iter(names.values()))).replace("{step}", "N")
+            self.say(f"files of adapters: {first}, since {folder} holds those of another run")
+        return AdapterFiles.of_run(self.config, folder, names)
 
     def nothing_to_train(self, place: RunFolder, start: Start) -> Outcome:
         """The end of a launch that finds its last step made: one line, and every file as it was."""

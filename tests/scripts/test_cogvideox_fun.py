@@ -163,6 +163,19 @@ def test_a_checkpoint_is_taken_by_any_of_its_names(name: str, place: Path, root:
     assert exact(place / "out" / "run-2") == exact(place / "out" / "run")[1:]
 
 
+def test_a_branch_of_a_run_leaves_the_files_of_the_first_as_they_are(place: Path, root: Path, meta: Path) -> None:
+    assert trained(root, meta, f"{LORA} --max_train_steps=3") == 0
+    first = {name: (place / "out" / name).read_bytes() for name in files_of(1, 2, 3)}
+    branch = "--learning_rate=1e-02 --checkpoints_total_limit 1 --max_train_steps=3 --resume_from_checkpoint"
+    assert trained(root, meta, f"{LORA} {branch} checkpoint-1") == 0
+    assert {name: (place / "out" / name).read_bytes() for name in first} == first
+    own = {name.replace("checkpoint-3", "checkpoint-3-run-2"): name for name in files_of(3)}
+    assert beside(place / "out") == sorted([*first, *own, "run", "run-2"])
+    assert all((place / "out" / name).read_bytes() != first[other] for name, other in own.items())
+    assert trained(root, meta, f"{LORA} {branch} checkpoint-3-run-2.safetensors --max_train_steps=4") == 0
+    assert [info.step for info in list_checkpoints(place / "out" / "run-2")] == [4]
+
+
 def test_whole_weights_train_and_go_on(place: Path, root: Path, meta: Path) -> None:
     more = '--trainable_modules "." --trainable_modules_low_learning_rate "attn" --train_mode normal --use_ema'
     assert trained(root, meta, f"{more} --max_train_steps=2 --output_dir whole", "train") == 0

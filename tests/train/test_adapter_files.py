@@ -11,6 +11,7 @@ from longtake.checkpoint import CheckpointWeights
 from longtake.config import ConfigError
 from longtake.system.pretrained import read_adapters_of
 from longtake.train import read_run
+from longtake.train.adapter_files import own_names
 from longtake.weights import read_adapters
 from longtake.weights.mmdit import FORMAT
 from tests.train.runs import train_here
@@ -57,6 +58,20 @@ def test_a_run_that_goes_on_writes_what_a_kill_has_left_out(config: Path) -> Non
     lost.unlink()
     train_here(outcome.folder, "--max-steps", "2")
     assert beside(lost.parent) == names_of(1, 2)
+
+
+def test_runs_in_one_folder_have_names_of_their_own_and_keep_them(tmp_path: Path) -> None:
+    wanted = {"comfy": "a-{step}.safetensors"}
+    first, second, third = (tmp_path / name for name in ("one", "two", "three"))
+    for run in (first, second, third):
+        run.mkdir()
+    assert own_names(wanted, first) == wanted
+    assert own_names(wanted, second) == {"comfy": "a-{step}-two.safetensors"}  # no file is there yet
+    (tmp_path / "a-5.safetensors").touch()
+    assert own_names(wanted, first) == wanted
+    assert own_names(wanted | {"peft": "a-{step}"}, first) == wanted | {"peft": "a-{step}"}
+    (tmp_path / "b-5").touch()
+    assert own_names({"peft": "b-{step}"}, third) == {"peft": "b-{step}-three"}
 
 
 @pytest.mark.parametrize(

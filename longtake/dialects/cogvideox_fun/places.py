@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from longtake.checkpoint import list_checkpoints
+from longtake.checkpoint.runs import CheckpointInfo
 from longtake.config.tree import Leaf, Node, plain
 from longtake.contracts import UserError
 from longtake.dialects.translation import Translation
@@ -17,7 +18,9 @@ from longtake.models.cogvideox_config import section_of
 RUN = "run"  # the run's own folder in output_dir
 LORA_FILES = {"fun": "checkpoint-{step}.safetensors", "comfy": "checkpoint-{step}-compatible_with_comfyui.safetensors"}
 _PARTS = ("scheduler", "tokenizer", "text_encoder", "vae", "transformer")
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)(-compatible_with_comfyui)?(\.safetensors)?|epoch\d+-global_step(\d+)")
+_CHECKPOINT = re.compile(
+    r"checkpoint-(\d+)(-run-\d+)?(-compatible_with_comfyui)?(\.safetensors)?|epoch\d+-global_step(\d+)"
+)
 _OF_HUB = "weights are read from a folder; fetch what you mean by `hf download NAME --revision ... --local-dir FOLDER`"
 WHOLE = "give the folder of a whole CogVideoX, such as `hf download NAME --local-dir FOLDER` makes"
 _UPLOADS = "Longtake uploads nothing; use `hf upload` for what is in the output folder"
@@ -146,14 +149,21 @@ def _resume(work: Translation, folder: Path, node: Leaf) -> None:
     elsewhere = [info for run in sorted(path.parent.glob(f"{RUN}*")) for info in list_checkpoints(run) if info.complete]
     if path.is_dir() and list_checkpoints(path.parent):
         elsewhere = [info for info in list_checkpoints(path.parent) if info.complete]
-    step = None if found is None else int(found[1] or found[4])
+    step = None if found is None else int(found[1] or found[5])
+    run = path.parent.name if path.is_dir() else f"{RUN}{found[2][4:]}" if found is not None and found[2] else None
     # There only the name counts, and is looked for in output_dir.
-    meant = next((info for info in [*own, *elsewhere] if info.step == step), None)
-    if meant is None:
-        steps = ", ".join(f"checkpoint-{info.step}" for info in own) or "none"
+    of_step = [info for info in [*own, *elsewhere] if info.step == step and run in (None, info.path.parent.name)]
+    if (meant := next(iter(of_step), None)) is None:
+        steps = ", ".join(map(_name, own)) or "none"
         rule = f"is no checkpoint of the run in {folder}"
         work.refuse("resume_from_checkpoint", node, rule, f"write latest, or one of those there: {steps}")
     elif own and meant == max(own, key=lambda info: (info.when, info.step)):
         work.put("resume", "auto", node)
     else:
         work.put("load", str(meant.path), node)
+
+
+def _name(info: CheckpointInfo) -> str:
+    """What a checkpoint's files beside its run are called."""
+    run = info.path.parent.name
+    return f"checkpoint-{info.step}" + (f"-{run}" if run != RUN else "")
