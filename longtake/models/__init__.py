@@ -25,5 +25,6 @@ if TYPE_CHECKING:
     from longtake.models.mmdit import MMDiT
     from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch, TensorSplit
     from longtake.models.trace import Law, Trace, as_on_cuda, fit, meta_conditions
+    from longtake.models.ttt_video_config import TTTVideoConfig
 
 __getattr__ = lazy_exports(__name__)
