@@ -1,4 +1,4 @@
-"""`TTTVideoConfig`, the `model` section of a TTT-Video run: CogVideoX's keys, and those of what looks past a segment."""
+"""`TTTVideoConfig`, the `model` section of a TTT-Video run: CogVideoX's keys, and those of what sees all segments."""
 
 from __future__ import annotations
 
