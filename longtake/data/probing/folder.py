@@ -17,8 +17,8 @@ from longtake.data.clips.video import is_image
 from longtake.data.probing.probe import UNREADABLE, digest_of, list_clips, probe_table, write_bad
 from longtake.data.tables.checks import floats
 from longtake.data.tables.convert import lock, user_cache, writable_folder
-from longtake.data.tables.table import FOLDER_TABLE
-from longtake.data.tables.write_rows import write_table
+from longtake.data.tables.rows import FOLDER_TABLE, STATES
+from longtake.data.tables.write_rows import OF_FILES, write_table
 
 TABLE = FOLDER_TABLE
 _MOST_WORKERS = 8
@@ -44,7 +44,7 @@ def kept_table(named: Path, folder: Path | str, clips: pa.Table, table: Path) ->
     `named`: what the user knows them by; `folder`: where their paths start; `clips`: as `list_clips` makes them, all
     ids different. Rows that `known_rows` finds numbers in are not probed.
     """
-    state = digest_of([*clips["path"].to_pylist(), *clips["changed"].to_pylist()])
+    state = digest_of([*clips["path"].to_pylist(), *clips[STATES].to_pylist()])
     if _state_of(table) == state:
         return table
     with lock(table.with_suffix(".lock")):
@@ -61,7 +61,7 @@ def known_rows(clips: pa.Table) -> np.ndarray:
         if name == "num_frames":
             numbers[[is_image(path) for path in clips["path"].to_pylist()]] = 1
         found &= numbers >= 1
-    return found & np.array([not state.startswith(UNREADABLE) for state in clips["changed"].to_pylist()], bool)
+    return found & np.array([not state.startswith(UNREADABLE) for state in clips[STATES].to_pylist()], bool)
 
 
 def _bring_up_to_date(named: Path, folder: Path | str, clips: pa.Table, table: Path, state: str) -> None:
@@ -118,13 +118,14 @@ def _probed(clips: pa.Table, folder: Path | str) -> tuple[pa.Table | None, list[
     if not len(found):
         return None, list(result.bad_rows)
     kept = clips.filter(pc.is_in(clips["clip_id"], value_set=found["clip_id"]))
-    found = found.set_column(found.column_names.index("path"), "path", kept["path"])
+    for name in set(OF_FILES) & set(found.column_names):
+        found = found.set_column(found.column_names.index(name), name, kept[name])
     return found, list(result.bad_rows)
 
 
 def _facts(clips: pa.Table) -> pa.ChunkedArray:
     """A text for each clip that is equal where nothing has changed."""
-    return pc.binary_join_element_wise(clips["path"], clips["changed"], "\0")
+    return pc.binary_join_element_wise(clips["path"], clips[STATES], "\0")
 
 
 def _state_of(table: Path) -> str | None:

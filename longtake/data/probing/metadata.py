@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from longtake.data.clips.remote import is_url, join_location
 from longtake.data.probing.folder import kept_table
-from longtake.data.probing.probe import digest_of, file_state, our_names
+from longtake.data.probing.probe import digest_of, file_state
 from longtake.data.tables.convert import user_cache, writable_folder
 from longtake.data.tables.ids import compute_clip_ids
-from longtake.data.tables.rows import open_rows
-from longtake.data.tables.table import FOLDER_TABLE, base_folder
+from longtake.data.tables.rows import FOLDER_TABLE, STATES, open_rows, our_names
+from longtake.data.tables.table import base_folder
 
 FILE = "file_path"
 _SUFFIXES = (".json", ".jsonl", ".csv")
@@ -63,7 +63,7 @@ def _listed(source: Path, folder: Path | str) -> pa.Table:
     changed = [f"{state} {cell}" for state, cell in zip(states, cells, strict=True)]
     for name, values in (
         ("clip_id", pa.array(np.asarray(compute_clip_ids(paths.to_pylist()), np.uint64))),
-        ("changed", pa.array(changed, pa.string())),
+        (STATES, pa.array(changed, pa.string())),
     ):
         rows = rows.drop_columns([name]) if name in rows.column_names else rows
         rows = rows.append_column(name, values)

@@ -23,10 +23,10 @@ from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.pool import ask_here, ask_on_ray
 from longtake.data.tables.checks import check_path
 from longtake.data.tables.ids import compute_clip_ids, path_hashes
-from longtake.data.tables.rows import id_values, open_rows
+from longtake.data.tables.rows import STATES, id_values, open_rows, our_names
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import base_folder, probe_warning
-from longtake.data.tables.write_rows import check_target, moved_paths, write_table
+from longtake.data.tables.write_rows import check_target, moved_batch, write_table
 from longtake.small_files import is_unicode
 
 MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec")
@@ -35,7 +35,6 @@ VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
 _NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
 _ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
-METADATA = {"file_path": "path", "control_file_path": "control"}  # words of other programs -> columns
 UNREADABLE = "unreadable"  # the state of a file that cannot be looked at
 Engine = Literal["local", "ray"]
 Asked = Generator[tuple[int, Any], None, None]  # (place, answer) as they are ready
@@ -109,7 +108,8 @@ def probe_table(
         bad_path = write_bad(target.with_name(f"{target.stem}.bad.csv"), bad)
         if bad and (strict or (part is None and len(bad) == len(files))):
             raise UserError(_complaint(source, len(files), bad, bad_path, folder))
-        write_table(complete(columns, rows, answers, moved_paths(paths, folder, target.parent)), target)
+        columns = moved_batch(columns, folder, target.parent)
+        write_table(complete(columns, rows, answers, columns["path"].to_pylist()), target)
         journal.remove()
     return ProbeResult(target, len(files) - len(bad), len(bad), bad, bad_path, continued)
 
@@ -148,11 +148,6 @@ def read_source(source: Path, as_text: bool) -> tuple[pa.Table, dict[int, str]]:
     return columns, unreadable
 
 
-def our_names(names: Sequence[str]) -> list[str]:
-    """The columns of a list, those of training programs' metadata under the names they have in clip tables."""
-    return [name if name not in METADATA or METADATA[name] in names else METADATA[name] for name in names]
-
-
 def list_clips(folder: Path) -> pa.Table:
     """A table of the clips below a folder, sorted by path: path (from the folder, with `/`), text, clip_id, changed.
 
@@ -173,7 +168,7 @@ def list_clips(folder: Path) -> pa.Table:
             "path": pa.array(paths, pa.string()),
             "text": pa.array(texts, pa.string()),
             "clip_id": pa.array(path_hashes(path.encode() for path in paths).astype(np.uint64)),
-            "changed": pa.array(states, pa.string()),
+            STATES: pa.array(states, pa.string()),
         }
     )
 

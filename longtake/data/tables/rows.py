@@ -38,6 +38,9 @@ from longtake.data.tables.shards import (
 )
 from longtake.random import hash64
 
+METADATA = {"file_path": "path", "control_file_path": "control"}  # words of other programs -> columns
+FOLDER_TABLE = ".longtake.parquet"  # what was probed of a plain folder of clips or of a list, kept beside it
+STATES = "changed"  # the column in which such a table notes what its files were
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather", ".json", ".jsonl")
 _CSV = pyarrow.csv.ParseOptions(newlines_in_values=True)
 _CSV_BLOCK_BYTES = 1 << 22  # no row may be longer
@@ -162,7 +165,14 @@ def open_rows(source: Path, as_text: bool = False) -> Rows:
         refuse_repeated_names(raw.names, source)
     check_table_format(raw.metadata, source)
     schema = raw if suffix == ".csv" else plain_schema(raw, source)
+    if source.name.endswith(FOLDER_TABLE) and STATES in schema.names:
+        schema = schema.remove(schema.get_field_index(STATES))
     return Rows(source, schema, source.parent, read)
+
+
+def our_names(names: Sequence[str]) -> list[str]:
+    """The columns of a list, those of training programs' metadata under the names they have in clip tables."""
+    return [name if name not in METADATA or METADATA[name] in names else METADATA[name] for name in names]
 
 
 def read_numbers(source: Path) -> dict[str, np.ndarray]:

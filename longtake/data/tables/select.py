@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from longtake.contracts import UserError
 from longtake.data.tables.cells import joined_schema, readable_cells
-from longtake.data.tables.checks import check_path, readable
+from longtake.data.tables.checks import check_path, probe_command, readable
 from longtake.data.tables.ids import rename_repeats, repeats
-from longtake.data.tables.rows import Chunk, open_rows
+from longtake.data.tables.rows import Chunk, Rows, open_rows, our_names
 from longtake.data.tables.write_rows import TableWriter, check_target, moved_batch
 from longtake.random import hash64, sample_ids
 
@@ -55,9 +55,8 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
     import duckdb
 
     check_target(target, [source])
-    rows = open_rows(source)
-    check_path(rows.names, rows.source)
-    made = _made(rows.names)
+    rows, theirs = _open(source)
+    made = _made(rows.names) | {name: _quoted(own) for own, name in theirs.items()}
     asked = check_condition(where, source, rows.names, [*made])
     schema, left_out = _with_id(rows.schema), _LeftOut()
     count, failed = 0, None
@@ -78,19 +77,18 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
     wanted += [f"{_quoted(name)} IS NULL" for name in asked]
     settings = {"threads": 1, "enable_external_access": False, "preserve_insertion_order": True}
     try:
-        with duckdb.connect(config=settings) as connection, TableWriter(target, schema) as writer:
+        with duckdb.connect(config=settings) as connection, TableWriter(target, _named(schema, theirs)) as writer:
             connection.register("clips", schema.empty_table())
             connection.sql(f"SELECT 1 FROM {clips} WHERE {condition}")  # refuses what looks at several rows
             connection.register("clips", pa.RecordBatchReader.from_batches(schema, batches()))
             for found in connection.sql(f"SELECT {', '.join(wanted)} FROM {clips}").to_arrow_reader(1 << 16):
                 left_out.add_unmet(found, asked)
                 met, _ = readable_cells(found.filter(found.column(_MET)), schema)
-                writer.write(moved_batch(met, rows.folder, target.parent))
+                writer.write(_named(moved_batch(met, rows.folder, target.parent), theirs))
     except duckdb.Error as error:
         if failed is not None:
             raise failed from None
-        names = ", ".join(rows.names)
-        raise UserError(f"--where {where!r}: {_one_line(error)}; the columns of {source} are {names}") from error
+        raise UserError(f"--where {where!r}: {_one_line(error)}; {_columns(source, rows.names)}") from error
     return Selected(target, writer.rows, count, left_out.counts, left_out.first_unreadable)
 
 
@@ -101,7 +99,7 @@ def check_condition(where: str, source: Path, names: Sequence[str], made: Sequen
     it twice, alone and in brackets; only one complete expression is right in both. `source` and its columns `names`
     are named in errors. Whether columns and kinds are right is not looked at.
     """
-    columns = f"the columns of {source} are {', '.join(names)}"
+    columns = _columns(source, names)
     if not where.strip():
         raise UserError(f"--where is empty; write a condition such as {_EXAMPLE!r}; {columns}")
     alone, bracketed = (_tree(f"SELECT * FROM clips WHERE {text}") for text in (f"\n{where}\n", f"(\n{where}\n)"))
@@ -115,6 +113,33 @@ def check_condition(where: str, source: Path, names: Sequence[str], made: Sequen
         )
     parts = {part.lower() for node in _nodes(alone) for part in node.get("column_names", ())}
     return [name for name in (*names, *made) if name.lower() in parts]
+
+
+def _columns(source: Path, names: Sequence[str]) -> str:
+    unprobed = "num_frames" not in names
+    more = f"; `{probe_command(source)}` makes a table with frames, sizes and rates" if unprobed else ""
+    return f"the columns of {source} are {', '.join(names)}{more}"
+
+
+def _open(source: Path) -> tuple[Rows, dict[str, str]]:
+    """A table, and how those of its columns are called there that have other names in clip tables (`file_path`)."""
+    rows = open_rows(source)
+    names = our_names(rows.names)
+    check_path(names, rows.source)
+    theirs = {own: name for own, name in zip(names, rows.names, strict=True) if own != name}
+    ours = {name: own for own, name in theirs.items()}
+
+    def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return (_named(batch, ours) for batch in rows.read([theirs.get(name, name) for name in wanted]))
+
+    return replace(rows, schema=_named(rows.schema, ours), read=read) if theirs else rows, theirs
+
+
+def _named(part: Any, names: Mapping[str, str]) -> Any:
+    """A batch or a schema, columns renamed."""
+    if isinstance(part, pa.Schema):
+        return pa.schema([field.with_name(names.get(field.name, field.name)) for field in part], part.metadata)
+    return part.rename_columns([names.get(name, name) for name in part.schema.names])
 
 
 def _tree(statement: str) -> dict[str, Any]:
@@ -143,9 +168,8 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
     folder. Raises `UserError` also for columns whose kinds do not go together.
     """
     check_target(target, sources)
-    tables = [open_rows(source) for source in sources]
-    for table in tables:
-        check_path(table.names, table.source)
+    tables, named = zip(*map(_open, sources), strict=True)
+    theirs = {own: name for own, name in named[0].items() if all(each.get(own) == name for each in named)}
     schema, left_out = joined_schema([(table.source, _with_id(table.schema)) for table in tables]), _LeftOut()
     ids = [table.ids() for table in tables]
     starts = [0, *accumulate(map(len, ids))]
@@ -158,7 +182,7 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
         keep[rows] = False
     else:
         rename_repeats(joined)
-    with TableWriter(target, schema) as writer:
+    with TableWriter(target, _named(schema, theirs)) as writer:
         for table, start in zip(tables, starts, strict=False):
             for chunk in table.chunks():
                 here = slice(start + chunk.first, start + chunk.end)
@@ -166,7 +190,7 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
                     batch, _ = readable_cells(chunk.batch, schema)
                 batch = batch.set_column(schema.get_field_index("clip_id"), "clip_id", pa.array(joined[here]))
                 batch = left_out.take_unreadable(replace(chunk, batch=batch), keep[here])
-                writer.write(moved_batch(batch, table.folder, target.parent))
+                writer.write(_named(moved_batch(batch, table.folder, target.parent), theirs))
     return Selected(target, writer.rows, len(joined), left_out.counts, left_out.first_unreadable)
 
 
@@ -221,21 +245,21 @@ def split_table(
     _check_split(targets, fractions)
     for target in targets:
         check_target(target, [source])
-    rows = open_rows(source)
-    check_path(rows.names, rows.source)
+    rows, theirs = _open(source)
+    by = next((own for own, name in theirs.items() if name == by), by)
     if by is not None and by not in rows.names:
         raise UserError(f"--by {by}: {source} has no such column; choose among {', '.join(rows.names)}")
     schema = _with_id(rows.schema)
     ends = np.array([*accumulate(fractions)][:-1])
     count, left_out = 0, _LeftOut()
     with ExitStack() as stack:
-        writers = [stack.enter_context(TableWriter(target, schema)) for target in targets]
+        writers = [stack.enter_context(TableWriter(target, _named(schema, theirs))) for target in targets]
         for chunk in rows.with_ids():
             count, batch = chunk.end, left_out.take_unreadable(chunk)
             places = np.searchsorted(ends, _shares(batch, by, seed), side="right")
             for number, writer in enumerate(writers):
                 part, _ = readable_cells(batch.filter(pa.array(places == number)), schema)
-                writer.write(moved_batch(part, rows.folder, writer.target.parent))
+                writer.write(_named(moved_batch(part, rows.folder, writer.target.parent), theirs))
     unread = left_out.first_unreadable
     return [Selected(writer.target, writer.rows, count, left_out.counts, unread) for writer in writers]
 

@@ -17,14 +17,11 @@ from longtake.data.clips.remote import is_url, join_location
 from longtake.data.tables.checks import check_columns, clean_numbers, fingerprint_of, probe_command, refuse_repeated
 from longtake.data.tables.convert import cached_shards, is_large
 from longtake.data.tables.ids import compute_clip_ids
-from longtake.data.tables.rows import id_values, open_rows
+from longtake.data.tables.rows import FOLDER_TABLE, id_values, open_rows
 from longtake.data.tables.shards import TableShards, are_empty, invalid_rows, is_shards, refuse_other_than_text
 
-FOLDER_TABLE = ".longtake.parquet"  # what was probed of a plain folder of clips, kept in it
 _PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id")
-_OTHERS = frozenset(
-    (*_PROBED, "path", "text", "score_vmafmotion", "type", "changed")
-)  # columns to look for no captions in
+_OTHERS = frozenset((*_PROBED, "path", "text", "score_vmafmotion", "type"))  # columns to look for no captions in
 _LIKELY = ("caption", "text", "prompt", "description", "title")  # parts of the names of columns with captions
 
 

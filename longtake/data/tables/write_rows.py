@@ -20,6 +20,7 @@ from longtake.data.tables.json_table import JsonWriter
 from longtake.durable import unfinished
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".json", ".jsonl")
+OF_FILES = ("path", "control")  # columns
 PARQUET_ROWS = 1 << 16  # of a row group: readers hold a few of them at a time
 
 
@@ -114,10 +115,12 @@ def moved_paths(paths: Iterable[str | None], old: Path | str, new: Path) -> list
     ]
 
 
-def moved_batch(batch: pa.RecordBatch, old: Path | str, new: Path) -> pa.RecordBatch:
-    """Rows with their column path written as by `moved_paths`."""
+def moved_batch(batch: Any, old: Path | str, new: Path) -> Any:
+    """A batch or table of rows, their paths and those of control videos written as by `moved_paths`."""
     if not isinstance(old, str) and os.path.realpath(old) == os.path.realpath(new):
         return batch
-    place = batch.schema.get_field_index("path")
-    paths = moved_paths(batch.column(place).to_pylist(), old, new)
-    return batch.set_column(place, batch.schema.field(place), pa.array(paths, pa.string()))
+    for place, field in enumerate(batch.schema):
+        if field.name in OF_FILES and pa.types.is_string(field.type):
+            paths = moved_paths(batch.column(place).to_pylist(), old, new)
+            batch = batch.set_column(place, field, pa.array(paths, pa.string()))
+    return batch

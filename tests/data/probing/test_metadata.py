@@ -11,7 +11,20 @@ import pytest
 
 from longtake.buckets import plan_pass
 from longtake.contracts import UserError
-from longtake.data import ClipTable, DatasetConfig, clip_weights, open_clips, order_columns, probe_table
+from longtake.data import (
+    ClipTable,
+    DatasetConfig,
+    clip_weights,
+    filter_table,
+    merge_tables,
+    open_clips,
+    order_columns,
+    probe_table,
+    split_table,
+    table_and_root,
+    table_facts,
+    table_stats,
+)
 from longtake.data.clips.video import write_image, write_video
 from tests.buckets.tables import inputs, rule
 from tests.data.made_clips import noise_frames
@@ -119,3 +132,36 @@ def test_videos_are_repeated_and_stills_are_not(repeat: int, videos: int, files:
     order = plan_pass(made, 0)
     rows = np.concatenate([slot.rows for step in range(order.num_steps) for slot in order.step(step)])
     assert np.bincount(rows).tolist() == [videos, videos, 1, videos]
+
+
+def test_a_list_is_cut_filtered_and_joined_as_a_list(files: Path, tmp_path: Path) -> None:
+    meta = written(files, ROWS)
+    numbers_of = numbers(opened(meta, files, ("control",)))
+    kept = tmp_path / "kept" / "meta.json"
+    assert filter_table(meta, kept, "file_path LIKE '%.mp4' AND type = 'video'").kept == 3
+    rows = json.loads(kept.read_text())
+    assert [row["file_path"] for row in rows] == ["../files/b.mp4", "../files/a.mp4", "../files/a.mp4"]
+    assert rows[0]["control_file_path"] == "../files/a.mp4"
+    assert [row[1:-1] for row in numbers(opened(kept, kept.parent, ("control",)))] == [
+        row[1:-1] for row in (numbers_of[0], numbers_of[1], numbers_of[3])
+    ]
+    parts = [tmp_path / "one.json", tmp_path / "two.csv"]
+    split_table(meta, parts, [0.5, 0.5], by="file_path")
+    assert merge_tables(parts, tmp_path / "all.jsonl").kept == 4
+    assert sorted(row[1:-1] for row in numbers(opened(tmp_path / "all.jsonl", tmp_path))) == sorted(
+        row[1:-1] for row in numbers_of
+    )
+    with pytest.raises(UserError, match=r"duration.*`longtake data probe .*meta\.json -o meta\.parquet` makes a table"):
+        filter_table(meta, tmp_path / "x.json", "duration >= 2")
+
+
+def test_numbers_of_a_list_are_of_its_own_columns(files: Path) -> None:
+    table, _ = table_and_root(written(files, ROWS), files)
+    assert not [name for name, _ in table_facts(table_stats(table)) if "changed" in name]
+
+
+def test_a_probed_list_finds_its_control_videos_from_another_folder(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    probe_table(written(files, ROWS[:1]), tmp_path / "tables" / "clips.parquet")
+    found = ClipTable.open(tmp_path / "tables" / "clips.parquet", captions=("control",))
+    assert found.caption(0, "control") == "../files/a.mp4"
