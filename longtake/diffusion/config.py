@@ -86,8 +86,10 @@ class VPredictionConfig(ObjectiveSection):
     beta_start: float = Field(0.00085, gt=0, lt=1, description="variance that the first timestep adds")
     beta_end: float = Field(0.012, gt=0, lt=1, description="variance that the last one adds, before the stretch")
     snr_shift: float = Field(1.0, gt=0, description="the signal-to-noise ratio of each timestep is divided by this")
-    spacing: Literal["trailing", "linspace", "leading"] = Field(
-        "trailing", description="which timesteps solvers take; `trailing` begins at the last"
+    spacing: Literal["trailing", "linspace", "leading", "rescaled"] = Field(
+        "trailing",
+        description="which timesteps solvers take; `trailing` begins at the last; `rescaled`, as in SAT, too, and "
+        "stretches the levels of those that are taken to pure noise anew",
     )
     num_timesteps: int = Field(
         NUM_TIMESTEPS, ge=1, le=NUM_TIMESTEPS, description="training times are drawn below this one"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longtake.contracts import Conditions
+from longtake.contracts import Conditions, UserError
 from longtake.diffusion.solvers import Scale, over_frames
 
 PROMPT, NEGATIVE, NOTHING = "prompt", "negative", "nothing"  # branches: the last also goes without the known frames
@@ -26,10 +26,21 @@ def oscillate(scale: float, step: int, num_held: int = 10) -> float:
     return scale if step < num_held or step % 2 == 0 else 1.0
 
 
-def dynamic(scale: float, step: int, num_steps: int, t: float) -> float:
-    """CogVideoX's dynamic guidance as diffusers has it: by the timestep `t` from 0 to 999, not by the step, so that it
-    swings between 1 and 1 + scale, the faster the more t exceeds the number of steps."""
-    return 1 + scale * (1 - math.cos(math.pi * ((num_steps - t) / num_steps) ** 5)) / 2
+def dynamic(scale: float, step: int, num_steps: int, t: float, exp: float = 5) -> float:
+    """CogVideoX's dynamic guidance as SAT and diffusers have it: by the timestep `t` from 0 to 999, not by the step, so
+    that it swings between 1 and 1 + scale, the faster the more t exceeds the number of steps."""
+    return _risen(scale, (num_steps - t) / num_steps, exp)
+
+
+def dynamic_by_step(scale: float, step: int, num_steps: int, t: float, exp: float = 5) -> float:
+    """The same by the step, as it was meant: from 1 up to almost 1 + scale, most of it at the end."""
+    return _risen(scale, step / num_steps, exp)
+
+
+def _risen(scale: float, share: float, exp: float) -> float:
+    if exp != int(exp):
+        raise UserError(f"sampling_option.guidance_numbers.exp = {exp:g}: must be a whole number, such as 5")
+    return 1 + scale * (1 - math.cos(math.pi * share ** int(exp))) / 2
 
 
 # (scale, step, steps, time on the objective's grid, numbers of its own by name) -> the text scale of that step

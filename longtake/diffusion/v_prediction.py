@@ -8,10 +8,14 @@ Salimans and Ho, "Progressive Distillation for Fast Sampling", 2022. The schedul
 signal-to-noise ratio shifted, then stretched so that nothing is left of x0 at the end (Lin et al., "Common Diffusion
 Noise Schedules and Sample Steps are Flawed", 2024). Solvers: DDIM (Song et al., 2021) and DPM-Solver++ 2M, as an ODE
 and as an SDE (Lu et al., 2022).
+
+With `spacing = "rescaled"`, as in SAT, the stretch is made anew on the timesteps that a solver takes. The denoiser is
+told the timestep, and its v is read at the nearest level that it was trained at.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -95,6 +99,8 @@ class VPrediction(Objective):
                 times = torch.linspace(0, NUM_TIMESTEPS - 1, num_steps, dtype=torch.float64).round().flip(0)
             case "leading":
                 times = numbers.flip(0) * (NUM_TIMESTEPS // num_steps)
+            case "rescaled":
+                times = (NUM_TIMESTEPS - 1 - numbers * ((NUM_TIMESTEPS - 1) / num_steps)).floor()
         return torch.cat([times.float(), torch.tensor([-1.0])])
 
     def grid_from(self, grid: Tensor, share: float) -> Tensor:
@@ -102,10 +108,12 @@ class VPrediction(Objective):
 
     def solver(self, name: str, num_steps: int) -> Solver:
         """`ddim`, `dpmpp_2m` or `dpmpp_2m_sde`."""
-        stride = NUM_TIMESTEPS // num_steps
+        levels: tuple[Schedule, Schedule, int | None] = self.schedule, self.schedule, NUM_TIMESTEPS // num_steps
+        if self.config.spacing == "rescaled":
+            levels = *self.schedule.restretched(self.grid(num_steps, (1, 1, 1, 1))[:-1].long()), None
         if name == "ddim":
-            return DDIM(self.schedule, stride)
-        return DPMPlusPlus2M(self.schedule, stride, adds_noise=name == "dpmpp_2m_sde")
+            return DDIM(*levels)
+        return DPMPlusPlus2M(*levels, adds_noise=name == "dpmpp_2m_sde")
 
 
 class Schedule:
@@ -114,10 +122,24 @@ class Schedule:
     def __init__(self, beta_start: float, beta_end: float, snr_shift: float) -> None:
         betas = torch.linspace(beta_start**0.5, beta_end**0.5, NUM_TIMESTEPS, dtype=torch.float64).square()
         alphas = (1 - betas).cumprod(0)
-        roots = (alphas / (snr_shift + (1 - snr_shift) * alphas)).sqrt()
-        first, last = roots[0], roots[-1]
-        roots = (roots - last) * (first / (first - last))  # the first stays, the last becomes 0
-        self._alphas = {torch.device("cpu"): torch.cat([torch.ones(1, dtype=torch.float64), roots.square()])}
+        self._unstretched = (alphas / (snr_shift + (1 - snr_shift) * alphas)).sqrt()
+        self._keep(_stretched(self._unstretched).square())
+
+    def _keep(self, alphas: Tensor) -> None:
+        self._alphas = {torch.device("cpu"): torch.cat([torch.ones(1, dtype=torch.float64), alphas])}
+
+    def restretched(self, times: Tensor) -> tuple[Schedule, Schedule]:
+        """Two schedules at falling timesteps `times` [N] alone: stretched over these, and the nearest levels of this
+        one."""
+        roots, own = _stretched(self._unstretched[times].flip(0)).flip(0), self.alpha(torch.arange(NUM_TIMESTEPS))
+        nearest = (roots[:, None] - own.sqrt()).abs().argmin(1)
+        found = []
+        for alphas in (roots.square(), own[nearest]):
+            table = own.new_full((NUM_TIMESTEPS,), torch.nan)
+            table[times] = alphas
+            found.append(copy(self))
+            found[-1]._keep(table)
+        return found[0], found[1]
 
     def alpha(self, t: Tensor) -> Tensor:
         """At timesteps `t`, float64 of the same shape; below 0 they are -1."""
@@ -131,44 +153,59 @@ class Schedule:
         return alpha.sqrt().float(), (1 - alpha).sqrt().float()
 
 
+def _stretched(roots: Tensor) -> Tensor:
+    """The first stays, the last becomes 0."""
+    first, last = roots[0], roots[-1]
+    return (roots - last) * (first / (first - last))
+
+
 @dataclass(frozen=True)
-class DDIM(Solver):
-    """Along the noise that v stands for, with none of its own.
+class _ByLevels(Solver):
+    """From level to level of a schedule.
 
     Each step goes 1000 // num_steps timesteps down, as in diffusers, also where that is not quite the next of the grid:
     numbers of steps that divide 1,000 end at clean latents, others a little before.
     """
 
     schedule: Schedule
-    stride: int
+    read: Schedule  # at whose levels v is turned into clean latents
+    stride: int | None  # None: to the next timestep of the grid
+
+    def after(self, t: Tensor, t_next: Tensor) -> Tensor:
+        """Where a step from t ends."""
+        return t_next if self.stride is None else t - self.stride
+
+
+@dataclass(frozen=True)
+class DDIM(_ByLevels):
+    """Along the noise that v stands for, with none of its own."""
 
     def step(
         self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past, noise: StepNoise
     ) -> Tensor:
         v = denoise(x, t.expand(len(x)), index).float()
-        signal, level = self.schedule.factors(t)
-        signal_next, level_next = self.schedule.factors(t - self.stride)
+        signal, level = self.read.factors(t)
+        signal_next, level_next = self.schedule.factors(self.after(t, t_next))
         return signal_next * (signal * x - level * v) + level_next * (level * x + signal * v)
 
 
 @dataclass(frozen=True)
-class DPMPlusPlus2M(Solver):
+class DPMPlusPlus2M(_ByLevels):
     """The two-step rule in the logarithm of signal over noise: x0 is continued in a straight line through the last two.
 
     adds_noise: the SDE; otherwise the ODE. The first step is of first order, as is one that ends at clean latents, and
-    any where a known place has just been released: the x0 before was another path's. Steps are as long as `DDIM`'s.
+    any where a known place has just been released: the x0 before was another path's.
     """
 
-    schedule: Schedule
-    stride: int
     adds_noise: bool
 
     def step(
         self, denoise: Denoise, x: Tensor, t: Tensor, t_next: Tensor, index: int, past: Past, noise: StepNoise
     ) -> Tensor:
         v = denoise(x, t.expand(len(x)), index).float()
-        alpha, alpha_next = self.schedule.alpha(t), self.schedule.alpha(t - self.stride)
-        clean = alpha.sqrt() * x - (1 - alpha).sqrt() * v
+        alpha, alpha_next = self.schedule.alpha(t), self.schedule.alpha(self.after(t, t_next))
+        read = self.read.alpha(t)
+        clean = read.sqrt() * x - (1 - read).sqrt() * v
         h, mean = _log_ratio(alpha_next) - _log_ratio(alpha), clean
         if "" in past:
             t_before, before = past[""]

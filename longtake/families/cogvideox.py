@@ -33,6 +33,7 @@ QUIRKS = {
     PIXELS: "frames are scaled in fp32, bilinear in place of bicubic, and cut as that program does",
     COLLATE: "a large video has up to 4 frames more than its budget of tokens allows (13 for 9 at 1024 x 1024)",
 }
+GUIDANCE = {name: f"longtake.diffusion.guidance:{name}" for name in ("dynamic", "dynamic_by_step")}
 TINY_CELL = 16  # pixels along one side of a token
 TINY_WORDS, TINY_LENGTH = 64, 16
 
@@ -130,7 +131,7 @@ COGVIDEOX = Family(
     weights="longtake.weights.cogvideox:FORMAT",
     known="longtake.families.cogvideox_known:law",
     kinds={**END_KINDS, **MASK_KINDS},
-    guidance={"dynamic": "longtake.diffusion.guidance:dynamic"},
+    guidance=GUIDANCE,
     rules=rules,
     quirks=QUIRKS,
     bucket_law=lambda quirks: "cogvideox_fun",
