@@ -49,6 +49,7 @@ ACTS = [  # flags, place in the run, value there
     ("--adam_weight_decay 3e-2", "optim.weight_decay", 3e-2),
     ("--adam_epsilon 1e-10", "eps", 1e-10),
     ("--max_grad_norm 0.05", "grad_clip", 0.05),
+    ("--trainable_modules . --max_grad_norm 0", "optim.clip", None),
     ("--dataloader_num_workers 3", "num_workers", 3),
     ("--mixed_precision bf16", "dtype", "bf16"),
     ("--mixed_precision no", "dtype", "fp32"),
@@ -75,6 +76,7 @@ ACTS = [  # flags, place in the run, value there
     ("--train_mode normal", "condition_config", None),
     ("--validation_prompts a b --validation_steps 7", "validation.prompts", ("a", "b")),
     ("--validation_prompts a --validation_steps 7", "validate_every", 7),
+    ("--validation_prompts a --validation.negative_prompt b", "validation.negative_prompt", "b"),
     ("--validation_prompts a --validation_epochs 2", "validate_every_passes", 2),
     ("--validation_prompts a --validation_paths x.png --train_mode inpaint", "validation.references", ("x.png",)),
     ("--video_repeat 2", "dataset.video_repeat", 2),
@@ -92,6 +94,7 @@ ANSWERED = [
     "--lr_warmup_steps 10",
     "--token_sample_size 256",
     "--num_train_epochs 3 --max_train_steps 9",
+    "--max_grad_norm 0",
     "--resume_from_checkpoint latest",
 ]
 REFUSED = [  # flags, words of the sentence

@@ -45,6 +45,11 @@ FIXED = {
     ),
 }
 _ENDLESS = 10**9  # passes
+# What that program's validations, and its examples of generation, are guided away from; no flag says it.
+_NEGATIVE_PROMPT = (
+    "The video is not of a high quality, it has a low resolution. Watermark present in each frame. The background is "
+    "solid. Strange body and strange trajectory. Distortion. "
+)
 _EMA = 0.9999  # the decay that use_ema means there
 _DROPPED = 0.1  # share of captions that are left out; no flag says it
 _ALL_BLOCKS = (1000,)
@@ -61,6 +66,9 @@ def translate_training(work: Translation, script: str, tiny: bool) -> None:
             work.note("num_train_epochs", passes, "--max_train_steps decides alone, as it does there")
         work.put("epochs", _ENDLESS, work.tree)
     work.drop_none(MOVED)
+    limit = work.get("max_grad_norm")
+    if limit is not None and plain(limit) == 0 and work.heights.is_flag(limit.origin):
+        work.note("max_grad_norm", limit, "no clipping; there a limit of 0 makes every gradient 0")
     work.move(MOVED)
     work.leave(LEFT) if script != "train_lora" else _left(work)
     work.fix(FIXED)
@@ -173,7 +181,7 @@ def _optimizer(work: Translation) -> None:
     if (node := work.take("use_8bit_adam")) is not None and plain(node):
         work.put("optim.states", "8bit", node)
     start, ratio = work.take("abnormal_norm_clip_start"), work.take("initial_grad_norm_ratio")
-    if start is not None and ratio is not None:
+    if start is not None and ratio is not None and work.value("grad_clip") != 0:
         work.put("optim.clip", {"start": value_of(ratio), "steps": value_of(start)}, start)
 
 
@@ -250,9 +258,9 @@ def _validation(work: Translation, script: str) -> None:
                 )
         return
     guidance = 6.0 if script == "train_control" else 4.5
-    work.put(
-        "validation", {"prompts": _texts(prompts), "sampling_option": {"num_steps": 25, "guidance": guidance}}, prompts
-    )
+    option = {"num_steps": 25, "guidance": guidance}
+    work.put("validation", {"prompts": _texts(prompts), "sampling_option": option}, prompts)
+    work.put("validation.negative_prompt", _NEGATIVE_PROMPT, work.tree)
     if paths is not None and value_of(paths):
         work.put("validation.references", _texts(paths), paths)
     for node, name in ((steps, "validate_every"), (epochs, "validate_every_passes")):
