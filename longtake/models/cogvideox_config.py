@@ -167,6 +167,7 @@ _FIXED = MappingProxyType(
     }
 )
 _OF_FUN = "add_noise_in_inpaint_model"  # a key that the folders of CogVideoX-Fun alone have
+_KINDS_OF_FUN = ("inpaint", "control")  # values of `visual` that no weights of diffusers' own have
 _OWN_KEYS = ("type", "visual", "positions", "init", _OF_FUN)
 
 
@@ -194,7 +195,7 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
             f"{place}: in_channels = {published['in_channels']}: the model sees {latent}, {2 * latent} or "
             f"{2 * latent + 1} channels beside out_channels = {latent}; give another folder"
         )
-    of_fun = _OF_FUN in published or kinds[more] == "inpaint"  # diffusers has no such model; V1.0 lacks the key
+    of_fun = _OF_FUN in published or kinds[more] in _KINDS_OF_FUN  # V1.0 lacks the key
     return {
         **section,
         "type": CogVideoXConfig.model_fields["type"].default,
@@ -207,7 +208,7 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
 def published_config(config: CogVideoXConfig) -> dict[str, Any]:
     """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
     of_fun = {_OF_FUN: config.add_noise_in_inpaint_model} if config.positions == "fun" else {}
-    positions = {"positions": "diffusers"} if config.visual == "inpaint" and not of_fun else {}
+    positions = {"positions": "diffusers"} if config.visual in _KINDS_OF_FUN and not of_fun else {}
     return {
         "_class_name": PUBLISHED_CLASS,
         **_FIXED,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
+from longtake.models.cogvideox_config import published_config, section_of
 from longtake.presets import run_file
 from longtake.train import RunConfig, read_run
 from longtake.train.config import RunWithoutTable
@@ -59,6 +60,18 @@ def test_a_folder_of_fun_means_its_schedule_and_its_decoder(fun: Path) -> None:
         False,
         True,
     )
+
+
+def test_a_control_folder_is_of_fun_though_it_does_not_say_so(fun: Path) -> None:
+    file = fun / "transformer" / "config.json"
+    facts = json.loads(file.read_text()) | {"in_channels": 8}
+    del facts["add_noise_in_inpaint_model"]
+    file.write_text(json.dumps(facts))
+    config = read(fun)
+    assert (config.model.visual, config.model.positions, config.objective.snr_shift) == ("control", "fun", 1.0)
+    for positions in ("fun", "diffusers"):  # a run's own folder says which it has
+        own = config.model.model_copy(update={"positions": positions})
+        assert section_of(published_config(own), "here")["positions"] == positions
 
 
 def test_what_is_written_goes_before(base: Path) -> None:
