@@ -130,7 +130,9 @@ def published_schedule(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
         if facts.get(key) != value:
             raise ValueError(f"{place}: {key} is {facts.get(key)!r} there, and only {value!r} is trained here")
     plain = facts.get("_class_name") in ("DDIMScheduler", "DDPMScheduler")  # which know no shift
-    for key, value in {"set_alpha_to_one": True, "steps_offset": 0, "trained_betas": None}.items():
+    sampled = {"set_alpha_to_one": True, "steps_offset": 0, "trained_betas": None}
+    sampled |= {"clip_sample": False, "thresholding": False} if plain else {}  # CogVideoX's own schedulers ignore them
+    for key, value in sampled.items():
         if facts.get(key, value) != value:
             raise ValueError(f"{place}: {key} is {facts[key]!r} there, and only {value!r} is sampled with here")
     return {

@@ -189,6 +189,8 @@ def test_a_published_folder_says_the_schedule_and_a_written_key_outranks_it(tmp_
     found = VPredictionConfig(from_pretrained=folder)
     assert (found.snr_shift, found.spacing, found.beta_end) == (3.0, "trailing", 0.012)
     assert VPredictionConfig(from_pretrained=folder, snr_shift=1).snr_shift == 1.0
+    published(tmp_path, clip_sample=True)  # which CogVideoXDDIMScheduler does not look at
+    assert VPredictionConfig(from_pretrained=folder) == found
     published(tmp_path, _class_name="DDIMScheduler")  # which knows no shift
     assert VPredictionConfig(from_pretrained=folder).snr_shift == 1.0
     (tmp_path / "scheduler_config.json").unlink()  # a run's own config says it all, wherever it is read
@@ -204,6 +206,7 @@ def test_a_published_folder_says_the_schedule_and_a_written_key_outranks_it(tmp_
         ({"rescale_betas_zero_snr": False}, "rescale_betas_zero_snr is False there, and only True"),
         ({"beta_schedule": "linear"}, "beta_schedule is 'linear' there"),
         ({"set_alpha_to_one": False}, "set_alpha_to_one is False there, and only True is sampled with here"),
+        ({"_class_name": "DDIMScheduler", "clip_sample": True}, "clip_sample is True there, and only False is sampled"),
     ],
 )
 def test_a_schedule_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
