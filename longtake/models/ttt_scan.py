@@ -4,16 +4,26 @@ Each head carries a small network, linear or an MLP, along S tokens. A mini-batc
 by one step of gradient descent on 1/2 |LN(net(k)) - target|^2, each token with its own rate; then its tokens read the
 updated network: out = q + LN(net'(q)). Mini-batches depend on each other, tokens of one do not.
 
+The formulas stand in `oracle`, which autograd differentiates. What runs is one operator with a gradient derived by
+hand, in batched products of PyTorch (`ttt_chunked`).
+
 Shapes: B samples, S tokens, N heads, K head width, b tokens of a mini-batch, C mini-batches.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LINEAR, _MLP = 2, 4  # tensors of a state
+from longtake.models import ttt_chunked
+
+Body = Literal["auto", "oracle", "chunked"]
+
+_LINEAR = 2  # tensors of its state
 
 
 def ttt_scan(
@@ -27,6 +37,7 @@ def ttt_scan(
     mini_batch: int,
     *,
     eps: float = 1e-8,
+    body: Body = "auto",
 ) -> Tensor:
     """Runs the inner network along the tokens; returns [B, S, N, K] in q's dtype.
 
@@ -34,9 +45,82 @@ def ttt_scan(
     inner learning rate of a token, already divided by K and by the mini-batch. norm_weight, norm_bias: [N, K], of the
     LayerNorm. state: where the network of each head begins, W [N, K, K] and b [N, 1, K], or of an MLP with the hidden
     width M, W1 [N, K, M], b1 [N, 1, M], W2 [N, M, K], b2 [N, 1, K]. S need not be a multiple of `mini_batch`: tokens
-    that fill the last one have rate 0. Computed in float32, in float64 for inputs of float64.
+    that fill the last one have rate 0. The network is held in float32, in float64 for inputs of float64.
+
+    Directions that do not wait for each other run side by side when they are stacked along B.
     """
-    return oracle(q, k, target, rate, norm_weight, norm_bias, state, mini_batch, eps)[0]
+    if body == "oracle":
+        return oracle(q, k, target, rate, norm_weight, norm_bias, state, mini_batch, eps)[0]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    hidden = 0 if len(state) == _LINEAR else state[0].shape[-1]
+    packed = torch.cat([part.to(dtype).flatten(1) for part in state], dim=1)
+    segment = segment_length(q.shape[1], q.shape[-1], hidden, mini_batch)
+    inputs = (q, k, target, rate.to(dtype), norm_weight.to(dtype), norm_bias.to(dtype), packed)
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    if body == "auto":
+        body = "chunked"
+    return _scan(*inputs, hidden, mini_batch, segment, keep, eps, body)[0]
+
+
+def segment_length(tokens: int, width: int, hidden: int, mini_batch: int) -> int:
+    """Mini-batches between two networks that are kept for backward.
+
+    The root of their number needs the least memory: so many are kept, and so many made again at a time. Each one is
+    kept where it is no larger than what one of its mini-batches returns.
+    """
+    if 2 * max(hidden, width) <= mini_batch:
+        return 1
+    return math.ceil(math.sqrt(math.ceil(tokens / mini_batch)))
+
+
+@torch.library.custom_op("longtake::ttt_scan", mutates_args=())
+def _scan(
+    q: Tensor, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, state: Tensor, hidden: int,
+    mini_batch: int, segment: int, keep: bool, eps: float, body: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The result, and the packed networks before each segment [segments, B, N, P] where backward will want them."""
+    return _body(body).forward(q, k, target, rate, gamma, beta, state, hidden, mini_batch, segment, keep, eps)
+
+
+@torch.library.custom_op("longtake::ttt_scan_backward", mutates_args=())
+def _scan_backward(
+    grad: Tensor, q: Tensor, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, kept: Tensor,
+    hidden: int, mini_batch: int, segment: int, eps: float, body: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, target, rate, gamma, beta and the packed state."""
+    return _body(body).backward(grad, q, k, target, rate, gamma, beta, kept, hidden, mini_batch, segment, eps)
+
+
+@_scan.register_fake
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    state, mini_batch, segment, keep = rest[5], *rest[7:10]
+    mini_batches = (q.shape[1] + mini_batch - 1) // mini_batch
+    segments = (mini_batches + segment - 1) // segment if keep else 0
+    return torch.empty_like(q), state.new_empty(segments, q.shape[0], *state.shape)
+
+
+@_scan_backward.register_fake
+def _(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *inputs, kept = rest[:7]
+    return (*map(torch.empty_like, inputs), torch.empty_like(kept[0, 0]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:6], output[1])
+    ctx.hidden, ctx.mini_batch, ctx.segment, _, ctx.eps, ctx.body = inputs[7:]
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _scan_backward(grad, *ctx.saved_tensors, ctx.hidden, ctx.mini_batch, ctx.segment, ctx.eps, ctx.body)
+    return (*grads, *[None] * 6)
+
+
+_scan.register_autograd(_differentiate, setup_context=_save)
+
+
+def _body(name: str) -> Any:
+    """The module with `forward` and `backward`."""
+    return {"chunked": ttt_chunked}[name]
 
 
 def oracle(
