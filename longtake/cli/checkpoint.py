@@ -11,10 +11,10 @@ from rich.filesize import decimal
 from longtake import checkpoint as checkpoints
 from longtake import system, track
 from longtake.cli.console import print_table
-from longtake.cli.options import finite, group
+from longtake.cli.options import OPEN_ENDED, finite, group
 from longtake.contracts import UserError
 
-app = group("Checkpoints: list, look in, check, export.")
+app = group("Checkpoints: list, look in, check, export, convert.")
 
 Checkpoint = Annotated[str, typer.Argument(help="A checkpoint or run folder, a glob, or `latest`.")]
 
@@ -112,3 +112,18 @@ def export(
         write = system.export_merged if merge else system.export_model
         written = write(checkpoint, target, part, int(max_file_gb * 1e9))
     track.make_console().print(str(written))
+
+
+@app.command(context_settings=OPEN_ENDED)
+def convert(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="A file or folder of weights, or owner/name on the Hugging Face hub.")],
+    target: Annotated[Path, typer.Argument(help="The .safetensors file, or the folder (no ending), to write.")],
+) -> None:
+    """Write published weights as Longtake's own file or folder, for a model that may be larger than they are.
+
+    --key value says what the model is, where the source does not; what the source lacks starts as in a run.
+    """
+    for line in system.convert_weights(source, target, context.args):
+        track.make_console().print(line, markup=False, soft_wrap=True)
+    track.make_console().print(str(target), markup=False, soft_wrap=True)

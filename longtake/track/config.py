@@ -13,3 +13,4 @@ class TrackingConfig(Section):
     tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
     wandb: bool = Field(False, description="also log to Weights & Biases")
     wandb_project: str = Field("longtake", description="its project")
+    wandb_entity: str | None = Field(None, description="the user or team it belongs to; None: the account's default")

@@ -175,7 +175,8 @@ class WeightsAndBiases(Tracker):
         id_file = run.folder / _WANDB_ID_FILE
         if not id_file.exists():
             write_whole(id_file, secrets.token_hex(4))
-        facts = {"project": run.config.wandb_project, "name": run.folder.name, "config": dict(run.settings)}
+        facts = {"project": run.config.wandb_project, "entity": run.config.wandb_entity}
+        facts |= {"name": run.folder.name, "config": dict(run.settings)}
         facts |= {"id": id_file.read_text(encoding="ascii").strip(), "dir": str(run.folder), "resume": "allow"}
         try:
             self._run = wandb.init(**facts)

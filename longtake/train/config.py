@@ -110,6 +110,12 @@ class RunConfig(SystemConfig, TrackingConfig):
 
     epochs: int = Field(1000, ge=1, le=_MOST_STEPS, description="passes through the data")
     max_steps: int | None = Field(None, ge=1, le=_MOST_STEPS, description="stop at this many optimizer steps")
+    time_limit: float | None = Field(
+        None,
+        gt=0,
+        description="minutes that a launch may take, as the scheduler of a cluster limits them: it stops with a "
+        "checkpoint 6 minutes before, or after nine tenths of them where that is later",
+    )
     num_workers: int = Field(4, ge=0, le=1024, description="loader processes of each rank; 0: in process")
     prefetch_factor: int = Field(2, ge=1, le=1024, description="batches that each loader process makes ahead")
     gc_every: int = Field(

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -47,6 +47,7 @@ from longtake.train.health import (
     ended_by_signals,
     held_signals,
     record_collectives,
+    seconds_left,
 )
 from longtake.train.inputs import RunData, open_latents, open_stream, slot_sizes_kept
 from longtake.train.loop import Trainer
@@ -118,6 +119,7 @@ class RunLaunch:
     world: World
     source: str  # its config file or the folder it continues
     console: Console
+    began: float = field(default_factory=time.time)
 
     def say(self, line: str) -> None:
         """Puts a line on this rank's terminal."""
@@ -128,7 +130,7 @@ class RunLaunch:
 
         A mistake that is found here leaves the run's folder as it was. `parts` closes what is open.
         """
-        config, world, launched = self.config, self.world, time.time()
+        config, world, launched = self.config, self.world, self.began
         first_step = FirstStepTimer(config.first_step_timeout)
         parts.callback(first_step.done)
         mesh = Mesh.create(config.parallel, world)
@@ -253,7 +255,7 @@ class RunLaunch:
         config, world, system, update = self.config, self.world, prepared.system, prepared.update
         step = prepared.start.state.clock.global_step
         with (
-            StopRequest(announce=world.is_main) as stop,
+            StopRequest(world.is_main, seconds_left(config.time_limit, time.time() - self.began)) as stop,
             TrainingProgress(
                 _total_steps(config, prepared.start, prepared.order),
                 step,

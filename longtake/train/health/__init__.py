@@ -10,7 +10,13 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.train.health.goodput import Stopwatch
-    from longtake.train.health.interrupt import FirstStepTimer, StopRequest, ended_by_signals, held_signals
+    from longtake.train.health.interrupt import (
+        FirstStepTimer,
+        StopRequest,
+        ended_by_signals,
+        held_signals,
+        seconds_left,
+    )
     from longtake.train.health.left_out import LostSamples, SkippedSteps
     from longtake.train.health.state import Health
     from longtake.train.health.watchdog import Watchdog, collective_timeout, record_collectives

@@ -35,24 +35,44 @@ def held_signals() -> Iterator[None]:
 
 class StopRequest(ExitStack):
     """Turns the first SIGINT, SIGTERM or SIGUSR1 (a scheduler's warning) into a request that the loop reads; a second
-    one of the same acts as usual.
+    one of the same acts as usual. So does the end of `seconds`, where there is one.
 
     The request travels in the step's reduction, so all ranks stop after the same step.
     """
 
-    def __init__(self, announce: bool = True) -> None:
+    def __init__(self, announce: bool = True, seconds: float | None = None) -> None:
         super().__init__()
         self.asked = False
         self.announce = announce  # rank 0 alone speaks
+        self.seconds = seconds
 
     def __enter__(self) -> StopRequest:
         self.enter_context(taken_signals(_ENDING, self._ask))
+        if self.seconds is not None:
+            timer = threading.Timer(max(0.0, self.seconds), self._ask_in_time)
+            timer.daemon = True
+            timer.start()
+            self.callback(timer.cancel)
         return self
 
     def _ask(self, number: int) -> None:
+        self._stop(b"stopping after this step with a checkpoint; press Ctrl-C again to stop at once")
+
+    def _ask_in_time(self) -> None:
+        self._stop(b"time_limit is near: stopping after this step with a checkpoint")
+
+    def _stop(self, why: bytes) -> None:
         self.asked = True
-        if self.announce:  # not by print: the signal may have come in the middle of one
-            os.write(2, b"\nstopping after this step with a checkpoint; press Ctrl-C again to stop at once\n")
+        if self.announce:  # not by print: a signal may have come in the middle of one
+            os.write(2, b"\n" + why + b"\n")
+
+
+def seconds_left(minutes: float | None, passed: float) -> float | None:
+    """Seconds from now until a launch that may take so many minutes, of which `passed` seconds are over, must begin to
+    stop: 6 minutes before its end, or a tenth of its time where that is less. None: it need not."""
+    if minutes is None:
+        return None
+    return 60 * max(minutes - 6, 0.9 * minutes) - passed
 
 
 class FirstStepTimer:

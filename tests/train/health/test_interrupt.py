@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtake.train import folder, loop, run
-from longtake.train.health.interrupt import FirstStepTimer, StopRequest, held_signals
+from longtake.train.health.interrupt import FirstStepTimer, StopRequest, held_signals, seconds_left
 from tests.train.runs import metrics, steps_saved, train_here
 
 
@@ -39,6 +39,15 @@ def test_only_one_of_many_processes_speaks(capfd: pytest.CaptureFixture[str]) ->
         os.kill(os.getpid(), signal.SIGINT)
     assert stop.asked
     assert capfd.readouterr().err == ""
+
+
+def test_a_launch_stops_before_its_time_is_over(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of ten minutes 9 are for steps, of an hour 54; the wish then is as a signal's."""
+    assert [seconds_left(minutes, 60.0) for minutes in (None, 10, 60)] == [None, 8 * 60, 53 * 60]
+    outcome, _ = train_here(config, "--time-limit", "1e-6")
+    assert outcome.stopped
+    assert steps_saved(outcome.folder)[-1] <= 2
+    assert "time_limit is near" in capfd.readouterr().err
 
 
 def test_a_timer_that_is_done_says_nothing() -> None:

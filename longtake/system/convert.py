@@ -1,0 +1,73 @@
+"""Weights of any naming as a file or folder of Longtake's own, complete: what a file lacks is there at its start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longtake.config import resolve
+from longtake.config.dump import plain_data
+from longtake.contracts import UserError
+from longtake.families import family_of
+from longtake.hub import find_files
+from longtake.models import build_denoiser, initial_values
+from longtake.system.config import SystemConfig
+from longtake.system.export import CONFIG_HEADER
+from longtake.system.pretrained import open_pretrained
+from longtake.weights import MOST_FILE_BYTES, save_weights, state_shapes
+
+_FACTS = ("model_index.json", "config.json", "*/*.json")
+# What is fetched of a repository: a whole published model's denoiser, or a denoiser by itself.
+_WANTED = ((*_FACTS, "transformer/*.safetensors"), ("config.json", "*.safetensors"))
+
+
+def convert_weights(
+    source: str, target: str | Path, overrides: Sequence[str] = (), max_file_bytes: int = MOST_FILE_BYTES
+) -> list[str]:
+    """Writes the weights that `source` means, a file or folder of any naming or a name on the Hugging Face hub, to a
+    file or folder that training starts from and `longtake generate` takes by itself; returns what there is to say.
+
+    overrides: flags that say what the model is, where the source does not: `--model.type`, `--seed` and so on. What
+    the source lacks has the value that a run with the same seed would start it with. Raises `UserError` and
+    `ConfigError`.
+    """
+    place = str(find_files(source, "SOURCE", _WANTED))
+    config = resolve({"model": {"from_pretrained": place}}, overrides, SystemConfig, place=source).value
+    model = config.model
+    with open_pretrained(model) as (weights, said):
+        whole = _Whole(weights, config)
+        kept = {"model": model.model_copy(update={"from_pretrained": None})}
+        kept |= {name: getattr(config, name) for name in ("ae", "objective", *(t.section for t in config.family.texts))}
+        header = {CONFIG_HEADER: json.dumps({name: plain_data(section) for name, section in kept.items()})}
+        save_weights(whole, target, {**header, **family_of(model).weight_format.own(model).header}, max_file_bytes)
+    drawn = len(whole) - len(weights)
+    made = [f"{drawn} of {len(whole)} tensors start anew, by seed {config.seed}"] if drawn else []
+    return [said, *weights.notes, *made]
+
+
+class _Whole(Mapping[str, Tensor]):
+    """Every tensor of a model: those of a file, and others as a run begins with them, in float32."""
+
+    def __init__(self, weights: Mapping[str, Tensor], config: SystemConfig) -> None:
+        self._weights, self._seed = weights, config.seed
+        self._shapes = state_shapes(config.model)
+        with torch.device("meta"):
+            self._denoiser = build_denoiser(config.model)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._weights:
+            return self._weights[name]
+        made = initial_values(self._denoiser, name, self._seed)
+        if name not in made:
+            raise UserError(f"{name}: the source lacks it and nothing says how it starts; give whole weights")
+        return made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
