@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, load_config, resolve
 from longtake.config.faults import shown
+from longtake.config.overrides import split_flags
 from longtake.contracts import UserError
 from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.presets import find_preset
@@ -29,6 +30,7 @@ from longtake.train.config import RunConfig
 
 T = TypeVar("T")
 STAGES, STAGE = "stages", "--stage"
+BUCKETS = "bucket_config"
 CONFIG_FILE = "config.py"  # of a run's folder
 # Keys that no run file of training has, but for those that are easily written in place of a run's own.
 _OF_GENERATION = GenerateConfig.model_fields.keys() - RunConfig.model_fields.keys() - {"batch_size", "ema"}
@@ -114,11 +116,26 @@ def read_layers(
             return load_config(base, overrides, schema, over, command.dialect)
         return resolve(base, overrides, schema, over=over, dialect=command.dialect)
 
+    overrides = command.overrides
     if command.tiny:
-        over = (*over, (TINY, tiny_layer(read([], dict[str, Any], over).tree, world_size())))
-    resolved = read(command.overrides, schema, over)
+        tree = read([], dict[str, Any], over).tree
+        tables, rest = _tables_of_buckets(overrides)
+        if tables and isinstance(table := read(tables, dict[str, Any], over).tree[BUCKETS], Mapping):
+            tree, overrides = {**tree, BUCKETS: table}, rest  # a table is made small wherever it stands
+        over = (*over, (TINY, tiny_layer(tree, world_size())))
+    resolved = read(overrides, schema, over)
     _refuse_idle_rates(resolved)
     return resolved
+
+
+def _tables_of_buckets(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The flags of a command line that say `bucket_config`, and all others; none where it has faults."""
+    faults: list[Fault] = []
+    flags = split_flags(words, faults.append)
+    parts: tuple[list[str], list[str]] = ([], [])
+    for flag in flags:
+        parts[flag.path[0] != BUCKETS].append(flag.place if flag.text is None else f"{flag.place}={flag.text}")
+    return parts if parts[0] and not faults else ([], words)
 
 
 def _refuse_idle_rates(resolved: Resolved[Any]) -> None:

@@ -103,6 +103,13 @@ def test_presets_make_as_many_buckets_as_published(name: str, count: int):
     assert len(preset(name, "--compat", "opensora_v2").bucket_rule.buckets) == count
 
 
+def test_a_table_of_buckets_on_the_command_line_is_made_tiny_too():
+    assert preset("image", "--tiny", "--bucket-config.1024px.9", "(0.5, 7)").bucket_config["64px"][9] == (0.5, 2)
+    whole = ("--tiny", "--bucket_config", "dict(_delete_=True, **{'768px': {129: (1.0, 3)}})", "--lr", "1e-3")
+    run = preset("image", *whole)
+    assert (run.bucket_config, run.lr) == ({"64px": {17: (1.0, 2)}}, 1e-3)
+
+
 def test_fine_tuning_starts_from_the_released_weights_and_loses_none():
     for name in ("finetune", "finetune_1gpu", "lora", "lora_24gb"):
         model = preset(name).model
