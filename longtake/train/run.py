@@ -223,6 +223,9 @@ class RunLaunch:
         lines += [*system.kernels, *system.notes, report.text()]
         if len(groups := update.optimizer.groups) > 1:
             lines += map(str, groups)
+        if (last := _total_steps(self.config, start, order)) < (wanted := self.config.max_steps or 0):
+            passes = f"epochs = {self.config.epochs}: passes end about step {last}"
+            lines.append(f"{passes}, before max_steps = {wanted}; a larger --epochs goes on")
         lines.append(caption_lines(data.tables, self.config.dataset.captions))
         if data.latents is not None:
             lines.append(str(data.latents))
@@ -298,12 +301,12 @@ class RunLaunch:
 
 
 def _total_steps(config: RunConfig, start: Start, order: PassOrder) -> int:
-    """The step the run ends at, for the progress bar; later passes are taken to be as long as this one."""
-    if config.max_steps is not None:
-        return config.max_steps
+    """The step the run ends at; later passes are taken to be as long as this one."""
     clock = start.state.clock
-    later = max(0, config.epochs - clock.pass_index - 1)
-    return clock.global_step + order.num_steps - start.skip + later * order.report.num_steps
+    passes = config.epochs - clock.pass_index
+    left = order.num_steps - start.skip + (passes - 1) * order.report.num_steps if passes > 0 else 0
+    last = clock.global_step + left
+    return last if config.max_steps is None else min(last, config.max_steps)
 
 
 def _peak(config: RunConfig, world: World) -> float | None:

@@ -40,6 +40,16 @@ def test_each_step_has_one_line_with_everything_needed_to_compare_runs(config: P
     assert {name for line in lines for name in line["buckets"]} >= {"32px/16f/3:2", "32px/8f/3:2", "32px/1f/3:2"}
 
 
+def test_a_run_that_its_passes_end_before_its_steps_says_so(config: Path) -> None:
+    outcome, _ = train_here(config, "--epochs", "1", "--max-steps", "4")
+    _, said = train_here(outcome.folder, "--max-steps", "6")
+    assert "epochs = 1: passes end about step 4, before max_steps = 6; a larger --epochs goes on" in said
+    assert "done at step 4" in said
+    _, said = train_here(outcome.folder, "--max-steps", "6", "--epochs", "2")
+    assert "done at step 6" in said
+    assert "before max_steps" not in said
+
+
 def test_tensorboard_holds_the_curves_up_to_the_last_step(tmp_path: Path, clips: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
