@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -91,7 +92,20 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:
-        reason = error.strerror or str(error)
-        complain(f"{error.filename}: {reason}" if error.filename else reason)
+        complain(_sentence(error))
         code = EXIT_MISTAKE
     return code if isinstance(code, int) else 0
+
+
+def _sentence(error: OSError) -> str:
+    """What the system refused, and where; a file in the place of a folder, and the other way round, in whole words."""
+    reason, name = error.strerror or str(error), error.filename
+    if not isinstance(name, (str, os.PathLike)) or not name:
+        return reason
+    if isinstance(error, IsADirectoryError):
+        return f"{name}: is a folder, and a file is wanted there; give another name"
+    if isinstance(error, (NotADirectoryError, FileExistsError)):
+        path = Path(os.fspath(name))
+        if (file := next((one for one in (path, *path.parents) if one.is_file()), None)) is not None:
+            return f"{file}: is a file, and a folder is wanted there; give another name, or move the file away"
+    return f"{name}: {reason}"

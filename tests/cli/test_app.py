@@ -93,6 +93,21 @@ def test_the_system_saying_no_is_one_sentence_too(mistake, monkeypatch: pytest.M
     assert mistake("train", "x.py") == "No space left on device"
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(mistake, home: Path, tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    said = f"{file}: is a file, and a folder is wanted there; give another name, or move the file away"
+    table = tmp_path / "clips.csv"
+    table.write_text("path,text\na.mp4,x\n")
+    assert mistake("train", home / "tiny.py", "--outputs", file) == said
+    assert mistake("data", "shard", table, "-o", file / "deep" / "shards") == said
+    assert mistake("data", "filter", table, "-o", file / "some.csv", "--where", "true") == said
+    assert mistake("preset", "copy", "opensora_v2/image", file / "mine.py") == said
+    assert mistake("data", "stats", table, "--html", tmp_path) == (
+        f"{tmp_path}: is a folder, and a file is wanted there; give another name"
+    )
+
+
 def test_an_interrupt_is_status_130_and_says_so(longtake, monkeypatch: pytest.MonkeyPatch):
     fail_with(monkeypatch, KeyboardInterrupt())
     assert longtake("train", "x.py") == (130, "", "longtake: interrupted\n")
