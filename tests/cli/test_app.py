@@ -98,12 +98,12 @@ def test_a_file_in_the_place_of_a_folder_is_named(mistake, home: Path, tmp_path:
     file.touch()
     said = f"{file}: is a file, and a folder is wanted there; give another name, or move the file away"
     table = tmp_path / "clips.csv"
-    table.write_text("path,text\na.mp4,x\n")
+    table.write_text("path,text,num_frames,height,width,fps\na.mp4,x,9,32,32,8\n")
     assert mistake("train", home / "tiny.py", "--outputs", file) == said
     assert mistake("data", "shard", table, "-o", file / "deep" / "shards") == said
     assert mistake("data", "filter", table, "-o", file / "some.csv", "--where", "true") == said
     assert mistake("preset", "copy", "opensora_v2/image", file / "mine.py") == said
-    assert mistake("data", "stats", table, "--html", tmp_path) == (
+    assert mistake("plan", home / "tiny.py", "--html", tmp_path) == (
         f"{tmp_path}: is a folder, and a file is wanted there; give another name"
     )
 
