@@ -42,7 +42,7 @@ class CogVideoXAutoencoder(TiledAutoencoder):
 
     def _encode_tile(self, tile: Tensor) -> Tensor:
         found, cache = [], None
-        for span in chunks(tile.shape[2], _FRAMES):
+        for span in chunks(tile.shape[2], self.config.encode_frames or _FRAMES):
             encoded, cache = self.model.encoder(tile[:, :, span].to(self.dtype), conv_cache=cache)
             found.append(encoded)
         return torch.cat(found, dim=2)

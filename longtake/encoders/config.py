@@ -206,6 +206,7 @@ class CogVideoXVAEConfig(KLSection):
         "first_latent_alone",
         "invert_scale_latents",
     }
+    LATER: ClassVar[frozenset[str]] = frozenset({"encode_frames"})
     PUBLISHED: ClassVar[Mapping[str, str]] = {  # key of a config.json -> ours
         "latent_channels": "latent_channels",
         "block_out_channels": "block_out_channels",
@@ -235,6 +236,13 @@ class CogVideoXVAEConfig(KLSection):
     shift_factor: ClassVar[float] = 0.0
     invert_scale_latents: bool = Field(
         False, description="known latents are divided by scale_factor instead, as CogVideoX 1.5 has its images"
+    )
+    encode_frames: int | None = Field(
+        None,
+        ge=4,
+        multiple_of=4,
+        description="frames that are encoded together, over which the normalisation takes its means, with a cache of "
+        "those before; None: 8, as diffusers has it; TTT-Video trains on latents of 48",
     )
     mini_batch: int = Field(1, ge=1, description="samples encoded or decoded at once")
     first_latent_alone: bool = Field(

@@ -21,5 +21,6 @@ if TYPE_CHECKING:
         read_model,
         register,
     )
+    from longtake.families.ttt_video import TTT_VIDEO
 
 __getattr__ = lazy_exports(__name__)

@@ -54,7 +54,10 @@ class Family:
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
-    segments: Callable[[int], int] | None = None  # frames of a clip -> captions it must have; None: one
+    # A config -> what takes frames of a clip to the captions it must have; None: it has one.
+    segments: Callable[[Any], Callable[[int], int]] | None = None
+    # What a storyboard writes behind the last text of a scene, and before the first of the next; None: nothing.
+    scene_marks: tuple[str, str] | None = None
     quirks: Mapping[str, str] = field(default_factory=dict)  # name -> what the published program does otherwise
     rules: Callable[[Any], SampleRules] = lambda config: SampleRules()  # a config with its quirks -> clips to samples
     bucket_law: Callable[[frozenset[str]], str | None] = lambda quirks: None  # quirks -> a key of `buckets.LAWS`
@@ -66,6 +69,7 @@ class Family:
     # and its clip table; what fits none is a store of ours.
     sources: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of `sampling_option` that are its own
+    objective: Mapping[str, Any] = field(default_factory=dict)  # the same of its usual objective
     # A `model` section -> sections that shrink a run to a CPU's size: "model", "ae" and those of the text encoders.
     tiny: Callable[[Tree], Mapping[str, Tree]] = lambda model: {"model": {}}
     # A local folder -> what a whole published model in it says of a run's sections; None where it holds none.

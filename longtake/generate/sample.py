@@ -205,7 +205,7 @@ def embed_prompts(
 ) -> Conditions:
     """The text conditions of prompts for videos of so many frames; an empty one becomes what stands for no text in
     training. `masks`: those of the prompts, which stay where what stands for no text has none of its own."""
-    segments = system.config.family.segments
+    segments = system.config.sample_rules.segments
     each = lines if segments is None else [in_segments(line, segments(num_frames)) for line in lines]
     embedded = system.embed(each)
     if all(text.empty == "prompt" for text in system.config.family.texts):

@@ -68,7 +68,8 @@ class SamplingOption(SamplingDefaults):
 
 
 def own_objective(data: Mapping[str, Any]) -> ObjectiveSection:
-    return family_of(data["model"]).objectives[0]()
+    family = family_of(data["model"])
+    return family.objectives[0](**family.objective)
 
 
 def own_sampling(data: Mapping[str, Any]) -> SamplingDefaults:
@@ -159,8 +160,11 @@ class SystemConfig(EncodersConfig):
         if not isinstance(value, Mapping) or "model" not in info.data:
             return value
         family = family_of(info.data["model"])
-        own = family.sampling if info.field_name == "sampling_option" else {"type": family.objectives[0]().type}
-        return {**own, **value}
+        if info.field_name == "sampling_option":
+            return {**family.sampling, **value}
+        usual = family.objectives[0].model_fields["type"].default
+        own = family.objective if value.get("type", usual) == usual else {}
+        return {**own, "type": usual, **value}
 
     @field_validator("motion_score", mode="before")
     @classmethod
@@ -249,7 +253,8 @@ class SystemConfig(EncodersConfig):
         family = self.family
         rules = family.rules(self)
         facts = {**rules.prompt_facts, **self.caption_facts}
-        return replace(rules, segments=family.segments, companions=family.companions(self.model), prompt_facts=facts)
+        segments = family.segments and family.segments(self)
+        return replace(rules, segments=segments, companions=family.companions(self.model), prompt_facts=facts)
 
     @property
     def size_divisor(self) -> int:

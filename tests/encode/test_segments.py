@@ -33,7 +33,7 @@ def segments(num_frames: int) -> int:
 def config(tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of a family that wants a caption for each 8 frames and is told which tokens count; clips share some."""
     texts = (Text("t5", "text", masked=True), Text("clip", "vector", pooled=True))
-    family = replace(OPENSORA_V2, segments=segments, texts=texts)
+    family = replace(OPENSORA_V2, segments=lambda config: segments, texts=texts)
     monkeypatch.setitem(registry._FAMILIES, OPENSORA_V2.model, family)
     table = pq.read_table(clips)
     cells = []

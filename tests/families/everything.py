@@ -187,7 +187,7 @@ EVERYTHING = replace(
     known=f"{MODULE}:Boxes",
     kinds=KINDS,
     readers=frozenset({"input", "times", "loss"}),
-    segments=segments_of,
+    segments=lambda config: segments_of,
     guidance={"fading": f"{MODULE}:fading"},
     rules=lambda config: SampleRules(caption="plain", still_fps=120),
     bucket_rule=lambda config: TokenBudget((16, 32), 17 * 32**2, stride=1),

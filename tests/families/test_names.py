@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2] / "longtake"
 ROOMS = ("models", "weights", "encoders", "families", "dialects", "presets", "configs")
 FILES = ("buckets/laws.py",)
 NAMES = re.compile(
-    r"(?i:MMDiT|double_?blocks?|single_?blocks?|open_?sora|cog_?video|stdit|pixart|hunyuan|end_?(windows|kinds))"
+    r"(?i:MMDiT|double_?blocks?|single_?blocks?|open_?sora|cog_?video|stdit|pixart|hunyuan|end_?(windows|kinds)|ttt_?video|ttt)"
     r"|^_?T5|^_?t5(?=_|$)|^_?CLIP(?=_?L?$)|^_?Clip(?=Encoder|Names)|FLUX|flux_|_flux$|FlowConfig|RectifiedFlow"
 )
 OWN = {"diffusion": re.compile("FlowConfig|RectifiedFlow|(?i:end_?(windows|kinds))")}  # objectives and laws live there

@@ -1,0 +1,71 @@
+"""TTT-Video: CogVideoX-5B in segments of three seconds, each with a text of its own, for videos of up to a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from longtake.contracts import LatentShape
+from longtake.data.rules import SampleRules
+from longtake.diffusion.config import VPredictionConfig
+from longtake.families import cogvideox
+from longtake.families.record import Family, Text
+from longtake.hub import published_facts
+from longtake.models.ttt_video_config import TTTVideoConfig, sizes_of
+
+# Behind the last text of a scene, before the first of the next. In this order they are tokens 32100 and 32101 of T5,
+# rows of its table that the published weights were trained with.
+SCENE_MARKS = "<end_scene>", "<start_scene>"
+TEXT_LENGTH = 498  # tokens of a text where the published program trains one segment
+ENCODED_FRAMES = 48  # that its autoencoder takes at once, of a segment
+TINY_SEGMENT = 8  # latent frames; tiny clips have 16 and one
+
+
+def segments_of(latent: LatentShape, segment_frames: int, num_frames: int) -> int:
+    """Texts of a clip of so many frames."""
+    return max(1, (latent(num_frames, 1, 1)[1] - 1) // segment_frames)
+
+
+def segments(config: Any) -> Callable[[int], int]:
+    """What counts the texts of a run's clips."""
+    return partial(segments_of, config.ae.latent, config.model.segment_frames)
+
+
+def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What shrinks the sections of a run."""
+    parts = cogvideox.tiny(model)
+    kept = ("from_pretrained", "num_layers", "num_attention_heads", "attention_head_dim", "out_channels", "patch_size")
+    sizes = {name: parts["model"][name] for name in (*kept, "text_embed_dim", "time_embed_dim")}
+    return parts | {"model": {**sizes, "segment_frames": TINY_SEGMENT, "mini_batch_size": 4}}
+
+
+def root(folder: str) -> dict[str, Any] | None:
+    """What the folder of a whole CogVideoX-5B says of a run's sections; no other model's is one of ours by itself."""
+    found, facts = cogvideox.root(folder), published_facts(f"{folder}/transformer")
+    if found is None or facts is None:
+        return None
+    return {
+        "model": sizes_of(facts, f"{folder}/transformer/config.json"),
+        "ae": {**found["ae"], "encode_frames": ENCODED_FRAMES},
+        "t5": {**found["t5"], "max_length": TEXT_LENGTH, "new_tokens": SCENE_MARKS},
+        "objective": {**found["objective"], "spacing": "rescaled"},
+    }
+
+
+TTT_VIDEO = Family(
+    name="ttt_video",
+    model=TTTVideoConfig,
+    objectives=(VPredictionConfig,),
+    objective={"spacing": "rescaled"},
+    texts=(Text("t5", "text"),),
+    weights="longtake.weights.ttt_video:FORMAT",
+    guidance=cogvideox.GUIDANCE,
+    segments=segments,
+    scene_marks=SCENE_MARKS,
+    rules=lambda config: SampleRules(caption="plain"),
+    sources={"*.jsonl": "longtake.families.ttt_video_data:open_embeddings"},
+    sampling={"solver": "dpmpp_2m_sde", "guidance": 6.0, "guidance_rule": "dynamic_by_step"},
+    tiny=tiny,
+    root=root,
+)
