@@ -67,6 +67,11 @@ class DatasetConfig(Section):
     latents: str | None = Field(
         None, description="store made by `longtake data encode`: training then holds no autoencoder and no text encoder"
     )
+    empty_prompt: str | None = Field(
+        None,
+        description="file with the embedding of the empty prompt, for latents of another program; None: the text "
+        "encoder makes it once, where text is dropped",
+    )
     latents_missing: Literal["refuse", "online"] = Field(
         "refuse", description="what to do with samples that the store has not; `online`: encode them in training"
     )

@@ -8,13 +8,13 @@ import json
 import shlex
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from longtake.buckets import BucketLaw, OrderInputs
@@ -36,7 +36,7 @@ from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
 from longtake.encode.shards import file_facts
 from longtake.encoders import Autoencoder
 from longtake.parallel import World
-from longtake.system import Encoders, SystemConfig, any_masked, windows_of
+from longtake.system import Encoders, SystemConfig, any_masked, empty_texts, windows_of
 
 _CHUNK = 1 << 17
 _CAPTIONS_TRIED = 500  # of each view, evenly spread; all others are compared when they are read
@@ -127,11 +127,14 @@ class FittingStore:
     views: int
     needed: int  # entries that the run's views ask for
     missing: int  # of them, those that the store has not
+    empty: Mapping[str, Tensor] | None = None  # what stands for no text, where the store does not say all of it
 
     @property
     def facts(self) -> EncoderFacts | None:
         """What takes the place of the encoders; None where they are needed for what is missing."""
-        return None if self.missing else self.store.encoders
+        if self.missing or self.empty is None:
+            return None if self.missing else self.store.encoders
+        return replace(self.store.encoders, empty=self.empty)
 
     def refuse_other_weights(self, encoders: Encoders, world: World) -> None:
         """Raises `UserError` where encoders have other weights than those that made a store of ours. Collective."""
@@ -173,7 +176,12 @@ def open_fitting_store(
     place = f"dataset.latents = {dataset.latents!r}"
     if opener := config.family.source_of(dataset.latents):
         source = world.on_all(lambda: opener(config, table))
-        return _fit_foreign(source, encode_inputs(config.seed, dataset, rule, table, stage), dataset, world)
+        found = _fit_foreign(source, encode_inputs(config.seed, dataset, rule, table, stage), dataset, world)
+        if found.missing:
+            return found
+        given, dropout = dataset.empty_prompt, getattr(config, "dropout_ratio", {})
+        empty = world.on_main(lambda: empty_texts(config, source.encoders, given, dropout, world.device))
+        return replace(found, empty=empty)
     fingerprint = make_fingerprint(config, dataset, rule, stage, kinds)
 
     def compare() -> tuple[int, int]:

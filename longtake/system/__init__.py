@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         CaptionEncoders,
         Encoders,
         build_encoders,
+        empty_texts,
         encoder_bytes,
         encoders_on_host,
         find_encoders,

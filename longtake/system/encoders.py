@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from longtake import encoders, parallel
 from longtake.contracts import Caption, UserError, in_one_line
 from longtake.data import EncoderFacts, of_window, to_unit
+from longtake.data.latents.source import UnusableLatents, load_tensors
 from longtake.data.rules import MASK, Companion
 from longtake.families import Text
 from longtake.system.config import SystemConfig
@@ -167,6 +168,53 @@ def build_encoders(
 def _placement(section: encoders.EncoderSection) -> str | None:
     """Where an encoder's weights lie; None for one without weights."""
     return getattr(section, "placement", None)
+
+
+def empty_texts(
+    config: SystemConfig, facts: EncoderFacts, given: str | None, dropout: Mapping[str, float], device: torch.device
+) -> dict[str, Tensor]:
+    """`facts.empty` with what its source did not say of the empty prompt: the tensor in a file that is `given`, or what
+    the text encoder makes of it, which is built for that alone; zeros where no text is dropped. On the CPU.
+
+    dropout: shares by section. Raises `UserError` where text is dropped and nobody can say by what it is replaced.
+    """
+    found = dict(facts.empty)
+    for text in config.family.texts:
+        if (name := text.condition) in found or text.empty not in ("prompt", "zeros"):
+            continue
+        section, ratio = getattr(config, text.section), dropout.get(text.section, 0.0)
+        place = f"dropout_ratio.{text.section} = {ratio:g}"
+        shape = (1, section.dim) if text.pooled else (1, facts.text_length, section.dim)
+        if given is not None and not text.pooled:
+            found[name] = _given_empty(Path(given), shape)
+        elif text.empty == "zeros" or not ratio:
+            found[name] = torch.zeros(shape)
+        elif isinstance(section, encoders.WordsConfig):
+            raise UserError(
+                f"{place}: the texts come from files, which say nothing of the empty prompt; name the file with its "
+                f"embedding as dataset.empty_prompt, or the weights that made them as {text.section}.from_pretrained"
+            )
+        else:
+            try:
+                found[name] = _build_text(text, section, device, None).embed([""]).cpu()
+            except UserError as error:
+                raise UserError(f"{place}: no dataset.empty_prompt is named, and {error}") from error
+    return found
+
+
+def _given_empty(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """[1, L, D] from a file of one tensor, by whatever name."""
+    place = f"dataset.empty_prompt = {str(path)!r}"
+    try:
+        tensor = load_tensors(path)
+    except UnusableLatents as error:
+        raise UserError(f"{place}: {error}; name the file of one embedded text") from error
+    if isinstance(tensor, dict) and len(tensor) == 1:
+        (tensor,) = tensor.values()
+    if not isinstance(tensor, Tensor) or tuple(tensor.shape) not in (shape, shape[1:]):
+        size = f"a tensor of shape {list(tensor.shape)}" if isinstance(tensor, Tensor) else "more than one tensor"
+        raise UserError(f"{place}: holds {size}, and the texts of this run are {list(shape[1:])}; name another file")
+    return tensor.reshape(shape)
 
 
 def encoder_sections(config: SystemConfig) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -209,13 +210,14 @@ def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> l
     return [lines.get(name) for name in names]
 
 
-def load_tensors(path: Path) -> Any:
+def load_tensors(path: Path, mapped: bool = False) -> Any:
     """The tensors of a `.safetensors` file by name, or what PyTorch's reader of plain tensors finds: no code is run.
-    Raises `UnusableLatents`."""
+    mapped: their numbers are not read before they are used, where the file's form allows it. Raises `UnusableLatents`.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(regular(path))
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
     except FileNotFoundError as error:
         raise UnusableLatents(f"{path.name}: no such file") from error
     except (OSError, SafetensorError) as error:

@@ -45,10 +45,10 @@ def kept_table(named: Path, folder: Path | str, clips: pa.Table, table: Path) ->
     ids different. Rows that `known_rows` finds numbers in are not probed.
     """
     state = digest_of([*clips["path"].to_pylist(), *clips[STATES].to_pylist()])
-    if _state_of(table) == state:
+    if state_of(table) == state:
         return table
     with lock(table.with_suffix(".lock")):
-        if _state_of(table) != state:
+        if state_of(table) != state:
             _bring_up_to_date(named, folder, clips, table, state)
     return table
 
@@ -65,7 +65,7 @@ def known_rows(clips: pa.Table) -> np.ndarray:
 
 
 def _bring_up_to_date(named: Path, folder: Path | str, clips: pa.Table, table: Path, state: str) -> None:
-    known = pyarrow.parquet.read_table(table) if _state_of(table) else None
+    known = pyarrow.parquet.read_table(table) if state_of(table) else None
     same = np.zeros(len(clips), bool)
     if known is not None:
         same = pc.is_in(_facts(clips), value_set=_facts(known)).to_numpy(zero_copy_only=False)
@@ -128,7 +128,7 @@ def _facts(clips: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(clips["path"], clips[STATES], "\0")
 
 
-def _state_of(table: Path) -> str | None:
+def state_of(table: Path) -> str | None:
     """What a table was made from; None where it is not there or of another kind."""
     try:
         metadata = pyarrow.parquet.read_schema(table).metadata or {}

@@ -59,10 +59,15 @@ class JsonWriter:
 
 def objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:
     """The objects of a `.jsonl`. Raises `UserError` with the line where it holds something else, and OSError."""
+    return (line for _, line in numbered_objects(source))
+
+
+def numbered_objects(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same, with the numbers of their lines from 1."""
     with open(source, "rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _object(_parsed(line, f"{source}:{number}"), f"{source}:{number}: holds", "each line")
+                yield number, _object(_parsed(line, f"{source}:{number}"), f"{source}:{number}: holds", "each line")
 
 
 def _objects_of_list(source: Path) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from longtake.contracts import UserError
 from longtake.data.config import DatasetConfig
+from longtake.data.probing.embedded import embedded_table, is_embedded
 from longtake.data.probing.folder import folder_table
 from longtake.data.probing.metadata import is_metadata, metadata_table
 from longtake.data.tables.checks import FINGERPRINTED
@@ -178,11 +179,13 @@ def clip_weights(
 
 def table_and_root(source: Path, root: str | Path | None) -> tuple[Path, str | Path | None]:
     """A table and where its paths start, as they are; of a folder of clips its table, whose paths start there, and of a
-    list with `file_path` the table that is kept beside it."""
+    list with `file_path`, or of embedded clips, the table that is kept beside it."""
     if source.is_dir() and not is_shards(source):
         return folder_table(source), source
     if is_metadata(source):
         return metadata_table(source, root), base_folder(source, root)
+    if is_embedded(source):
+        return embedded_table(source, root), base_folder(source, root)
     return source, root
 
 

@@ -1,0 +1,157 @@
+"""Lists of embedded clips as clip tables: a JSONL whose lines name files of latents, and of each segment's text.
+
+{"vid_emb": "a/0.pt", "text_chunk_emb": ["a/0_0.pt", "a/0_1.pt"]}
+
+The first holds the moments [F, 2 C, h, w] of the latents of a clip, 4 x 8 x 8 pixels each, the others [L, D].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from longtake.contracts import LatentShape, UserError
+from longtake.data.clips.remote import is_url
+from longtake.data.probing.folder import state_of
+from longtake.data.probing.probe import digest_of, file_state
+from longtake.data.tables.convert import lock, user_cache, writable_folder
+from longtake.data.tables.json_table import numbered_objects
+from longtake.data.tables.table import FOLDER_TABLE, base_folder
+from longtake.data.tables.write_rows import write_table
+
+VIDEO, TEXTS = "vid_emb", "text_chunk_emb"
+FPS = 16.0  # of the published program's clips
+_LATENT = LatentShape(16, 4, 8, causal=True)
+_HEAD_BYTES = 1 << 16  # in which the first line says its keys
+_READERS = 16  # threads that look at files: on a network disk each look is a wait
+_MOST_FAULTS = 10  # listed in one error
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """One line, and the sizes of what is in its files."""
+
+    line: int  # its number in the list, from 1
+    path: str
+    text: str  # JSON array of the texts' files
+    latent_frames: int
+    channels: int  # of the moments: twice those of the latents
+    rows: int
+    columns: int
+    text_tokens: int
+    text_width: int
+
+
+def is_embedded(source: Path) -> bool:
+    """Whether a file is such a list."""
+    if source.suffix.lower() != ".jsonl" or not source.is_file():
+        return False
+    with open(source, "rb") as file:
+        return f'"{VIDEO}"'.encode() in file.read(_HEAD_BYTES)
+
+
+def embedded_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
+    """The clip table of a list: made, with the sizes that the files' headers say, or as it was if all is.
+
+    It is `.NAME.longtake.parquet` beside the list, or lies in the user's cache folder where that cannot be written.
+    Raises `UserError` that names the lines which cannot be used, with the reasons.
+    """
+    folder = base_folder(source, root)
+    if is_url(os.fspath(folder)):
+        raise UserError(
+            f"dataset.root = {os.fspath(folder)!r}: embedded clips are read from local files; name a folder"
+        )
+    lines, folder = list(numbered_objects(source)), Path(folder)
+    if faults := [fault for number, line in lines if (fault := _form_fault(number, line))]:
+        raise _refused(source, faults)
+    table = writable_folder(source.parent.absolute(), user_cache(source)) / f".{source.name}{FOLDER_TABLE}"
+    files = [folder / name for _, line in lines for name in (line[VIDEO], *line[TEXTS])]
+    with ThreadPoolExecutor(_READERS) as readers:
+        state = digest_of([str(folder), *map(str, files), *readers.map(file_state, files)])
+    if state_of(table) == state:
+        return table
+    with lock(table.with_suffix(".lock")):
+        if state_of(table) != state:
+            write_table(_table(source, folder, lines), table, {"folder_state": state})
+    return table
+
+
+def embedded_clips(table: Path) -> list[Embedded] | None:
+    """The lines of the list that a table was made from, row by row; None for another table."""
+    names = [field.name for field in fields(Embedded)]
+    if table.suffix != ".parquet" or not set(names) <= set(pyarrow.parquet.read_schema(table).names):
+        return None
+    columns = pyarrow.parquet.read_table(table, columns=names).to_pydict()
+    return [Embedded(*row) for row in zip(*(columns[name] for name in names), strict=True)]
+
+
+def list_of(table: Path) -> str:
+    """The name of the list that a table was made from."""
+    return table.name.removeprefix(".").removesuffix(FOLDER_TABLE)
+
+
+def _form_fault(number: int, line: Mapping[str, Any]) -> str | None:
+    texts = line.get(TEXTS)
+    if not isinstance(line.get(VIDEO), str):
+        return f"line {number} has no file {VIDEO}"
+    if not isinstance(texts, list) or not texts or not all(isinstance(name, str) for name in texts):
+        return f"line {number} has no list of files {TEXTS}"
+    return None
+
+
+def _refused(source: Path, faults: list[str]) -> UserError:
+    more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
+    return UserError(f"{source}: {'; '.join(faults[:_MOST_FAULTS])}{more}; mend these lines, or take them out")
+
+
+def _table(source: Path, folder: Path, lines: list[tuple[int, dict[str, Any]]]) -> pa.Table:
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = list(readers.map(lambda line: _looked_at(folder, *line), lines))
+    if faults := [one for one in found if isinstance(one, str)]:
+        raise _refused(source, faults)
+    names = [field.name for field in fields(Embedded)]
+    rows = [astuple(one) for one in found if isinstance(one, Embedded)]
+    if not rows:
+        raise UserError(f"{source}: is empty; write a line for each clip")
+    columns: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    columns["num_frames"] = [_LATENT.pixel_frames(frames) for frames in columns["latent_frames"]]
+    for name, cells in (("height", columns["rows"]), ("width", columns["columns"])):
+        columns[name] = [count * _LATENT.spatial for count in cells]
+    columns["fps"] = np.full(len(rows), FPS)
+    return pa.table(columns)
+
+
+def _looked_at(folder: Path, number: int, line: Mapping[str, Any]) -> Embedded | str:
+    """A line with the sizes of what is in its files; or what is wrong with it."""
+    from longtake.data.latents.source import UnusableLatents  # with torch
+
+    try:
+        video, texts = _shape(folder / line[VIDEO]), [_shape(folder / name) for name in line[TEXTS]]
+    except UnusableLatents as error:
+        return f"line {number}: {error}"
+    if len(video) != 4 or video[1] % 2:
+        return f"line {number}: {VIDEO} has the shape {list(video)}, not [frames, 2 x channels, rows, columns]"
+    for place, text in enumerate(texts):
+        if len(text) != 2 or text != texts[0]:
+            wanted = "[tokens, width]" if len(text) != 2 else f"{list(texts[0])} as the first of the line"
+            return f"line {number}: {TEXTS}[{place}] has the shape {list(text)}, not {wanted}"
+    return Embedded(number, line[VIDEO], json.dumps(line[TEXTS]), *video, *texts[0])
+
+
+def _shape(path: Path) -> tuple[int, ...]:
+    """Of the tensor in a file, whose numbers are not read where it is mapped. Raises `UnusableLatents`."""
+    from longtake.data.latents.source import UnusableLatents, load_tensors
+
+    tensor = load_tensors(path, mapped=True)
+    if not hasattr(tensor, "shape"):
+        raise UnusableLatents(f"{path.name}: holds a {type(tensor).__name__}, not one tensor")
+    return tuple(tensor.shape)

@@ -1,0 +1,81 @@
+"""What TTT-Video's own program trains on: a JSONL of embedded clips, see `data.probing.embedded`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longtake.contracts import UserError
+from longtake.data import ClipTable, MixedTable
+from longtake.data.latents.source import EncoderFacts, ListedLatents
+from longtake.data.probing.embedded import TEXTS, VIDEO, Embedded, embedded_clips, list_of
+
+_MOST_FAULTS = 10  # listed in one error
+
+
+def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents:
+    """The latents and texts of the clips of a run, whose table is the list, or a mix of such lists. Raises `UserError`
+    that names the lines which are of other segments, frames, texts or sizes than the run trains."""
+    lines: list[Mapping[str, Any]] = []
+    faults: list[str] = []
+
+    for clips in table.tables if isinstance(table, MixedTable) else (table,):
+        if (found := embedded_clips(clips.source)) is None:
+            raise UserError(
+                f"dataset.latents = {config.dataset.latents!r}: the clips are those of {clips.source}; write the list "
+                "as dataset.data_path too"
+            )
+        faults += [f"{list_of(clips.source)}:{one.line}: {fault}" for one in found for fault in faults_of(config, one)]
+        for row, one in enumerate(found):
+            texts = [clips.location_of(row, name) for name in json.loads(one.text)]
+            lines.append({VIDEO: clips.location(row), TEXTS: texts})
+    if faults:
+        more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
+        raise UserError(f"{'; '.join(faults[:_MOST_FAULTS])}{more}; mend these lines, or train other sizes")
+    facts = EncoderFacts(config.ae.latent, config.text_length, {}, posterior=config.ae.posterior == "sample")
+    of_latents = {name: {"dtype": "float32", "shape": list("CFhw")} for name in ("mean", "std")[: 1 + facts.posterior]}
+    source = ListedLatents(
+        Path(config.dataset.latents), lines, facts, of_latents, {}, _Moments(config.ae.scale), read_texts
+    )
+    first = source.texts(0, "")["text"]
+    of_texts = {"text": {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}}
+    return ListedLatents(source.path, lines, facts, of_latents, of_texts, source.read_latents, read_texts)
+
+
+def faults_of(config: Any, clip: Embedded) -> Iterator[str]:
+    """What of a clip does not fit the run."""
+    latent, shapes = config.ae.latent, {bucket.shape for bucket in config.bucket_rule.buckets}
+    shape = latent.pixel_frames(clip.latent_frames), clip.rows * latent.spatial, clip.columns * latent.spatial
+    needed, count = config.sample_rules.segments(shape[0]), len(json.loads(clip.text))
+    if clip.channels != 2 * latent.channels:
+        yield f"{VIDEO} has {clip.channels} channels, and the moments of the latents {2 * latent.channels}"
+    if shape not in shapes:
+        sizes = ", ".join("x".join(map(str, one)) for one in sorted(shapes))
+        yield f"{VIDEO} is of {'x'.join(map(str, shape))} pixels, and the run trains {sizes}"
+    if count != needed:
+        yield f"{TEXTS} has {count} files, and {shape[0]} frames have {needed} segments"
+    if clip.text_tokens != config.text_length:
+        yield f"{TEXTS} has texts of {clip.text_tokens} tokens, and t5.max_length is {config.text_length}"
+    if clip.text_width != (width := config.model.text_embed_dim):
+        yield f"{TEXTS} has tokens of width {clip.text_width}, and model.text_embed_dim is {width}"
+
+
+class _Moments:
+    """Reads a clip's latents: [F, 2 C, h, w], means and log-variances."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, line: Mapping[str, Any], load: Callable[[str], Any]) -> dict[str, Tensor]:
+        mean, logvar = load(line[VIDEO]).float().transpose(0, 1).contiguous().chunk(2)
+        return {"mean": mean * self.scale, "std": (0.5 * logvar.clamp(-30.0, 20.0)).exp() * self.scale}
+
+
+def read_texts(line: Mapping[str, Any], load: Callable[[str], Any]) -> dict[str, Tensor]:
+    """[segments, L, D]."""
+    return {"text": torch.stack([load(name) for name in line[TEXTS]])}

@@ -1,0 +1,133 @@
+"""Lists of embedded clips in TTT-Video's own form: read as they are, or refused with their lines."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from longtake.contracts import UserError
+from longtake.data import EncoderFacts, open_clips
+from longtake.families.ttt_video_data import open_embeddings
+from longtake.system import empty_texts
+from longtake.train import RunConfig, read_run
+
+GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "ttt_video" / "dataset_item.safetensors")
+CPU = torch.device("cpu")
+RUN = """
+device = "cpu"
+dataset = dict(data_path={path!r}, latents={path!r}, views=1)
+model = dict(type="ttt_video", segment_frames=2, out_channels=3, text_embed_dim=8)
+ae = dict(type="cogvideox_vae", latent_channels=3, scale_factor=1.0)
+t5 = dict(type="words", dim=8, max_length=4)
+bucket_config = {{"32x48": {{17: (1.0, 1)}}}}
+"""
+
+
+def write_clip(folder: Path, name: str, moments: Tensor, texts: Tensor) -> str:
+    """The files of one clip in a folder of its own; its line."""
+    (folder / name).mkdir(parents=True)
+    torch.save(moments, folder / name / "video.pt")
+    for number, text in enumerate(texts):
+        torch.save(text.clone(), folder / name / f"{number}.pt")
+    return json.dumps({"vid_emb": f"{name}/video.pt", "text_chunk_emb": [f"{name}/{n}.pt" for n in range(len(texts))]})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., RunConfig]:
+    """Writes a list, a run that reads it, and reads that: two clips, then those that are given."""
+
+    def write(*clips: tuple[Tensor, Tensor], **words: Any) -> RunConfig:
+        clips = ((GOLDEN["moments"], GOLDEN["text"]), (-GOLDEN["moments"], -GOLDEN["text"]), *clips)
+        lines = [write_clip(tmp_path, f"clip{row}", *clip) for row, clip in enumerate(clips)]
+        (path := tmp_path / "list.jsonl").write_text("\n\n".join(lines) + "\n")
+        (tmp_path / "run.py").write_text(RUN.format(path=str(path)))
+        return read_run(str(tmp_path / "run.py"), [f"--{name}={value}" for name, value in words.items()]).value
+
+    return write
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+def test_a_clip_is_the_published_one_with_the_same_numbers_drawn(run: Callable[..., RunConfig], scale: float) -> None:
+    config = run(**{"ae.scale_factor": scale})
+    table = open_clips(config.dataset)
+    assert (table.num_frames.tolist(), table.height.tolist(), table.width.tolist()) == ([17] * 2, [32] * 2, [48] * 2)
+    source = pickle.loads(pickle.dumps(open_embeddings(config, table)))
+    moments, name = source.latents(0), f"scale{scale:g}"
+    found = moments["mean"] + moments["std"] * GOLDEN[f"{name}.normal"].float().transpose(0, 1)
+    published = GOLDEN[f"{name}.vae_emb"].float().transpose(0, 1)
+    torch.testing.assert_close(found, published, rtol=0.02, atol=0.02)  # theirs is rounded to bf16 at each step
+    assert torch.equal(source.texts(0, "")["text"], GOLDEN["text"])
+    assert torch.equal(source.texts(1, "")["text"], -GOLDEN["text"])
+
+
+MOMENTS, TEXT = GOLDEN["moments"], GOLDEN["text"]
+
+
+@pytest.mark.parametrize(
+    ("clip", "said"),
+    [
+        ((MOMENTS, TEXT[:1]), r"list\.jsonl:5: text_chunk_emb has 1 files, and 17 frames have 2 segments"),
+        ((MOMENTS[:3], TEXT[:1]), r"list\.jsonl:5: vid_emb is of 9x32x48 pixels, and the run trains 17x32x48"),
+        ((MOMENTS, TEXT[:, :3]), r"list\.jsonl:5: text_chunk_emb has texts of 3 tokens, and t5\.max_length is 4"),
+        ((MOMENTS, TEXT[..., :7]), r"list\.jsonl:5: .*tokens of width 7, and model\.text_embed_dim is 8"),
+        ((MOMENTS[:, :4], TEXT), r"list\.jsonl:5: vid_emb has 4 channels"),
+        ((MOMENTS[0], TEXT), r"list\.jsonl: line 5: vid_emb has the shape \[6, 4, 6\], not \[frames"),
+    ],
+)
+def test_a_sample_of_another_size_is_refused_with_its_line(
+    run: Callable[..., RunConfig], clip: tuple[Tensor, Tensor], said: str
+) -> None:
+    config = run(clip)
+    with pytest.raises(UserError, match=said):
+        open_embeddings(config, open_clips(config.dataset))
+
+
+class Code:
+    """Runs code when a plain unpickler reads it."""
+
+    def __reduce__(self) -> tuple:
+        return partial(Path.touch), (Path("ran"),)
+
+
+def test_a_file_that_would_run_code_is_refused_with_its_line(
+    run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run()
+    (tmp_path / "clip1" / "1.pt").write_bytes(pickle.dumps(Code(), 2))
+    with pytest.raises(UserError, match=r"line 3: 1\.pt: cannot be read as plain tensors"):
+        open_clips(config.dataset)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_table_is_made_anew_once_a_file_changes(run: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = run()
+    before = open_clips(config.dataset).clip_ids.tolist()
+    torch.save(torch.cat([MOMENTS, MOMENTS[1:]]), tmp_path / "clip1" / "video.pt")
+    table = open_clips(config.dataset)
+    assert (table.num_frames.tolist(), table.clip_ids.tolist()) == ([17, 33], before)
+
+
+def test_dropped_text_is_replaced_by_the_named_empty_prompt_and_without_one_refused(
+    run: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = run()
+    facts = EncoderFacts(config.ae.latent, 4, {})
+    torch.save(TEXT[0], tmp_path / "empty.pt")
+    torch.save(TEXT[0, :3], tmp_path / "short.pt")
+    found = empty_texts(config, facts, str(tmp_path / "empty.pt"), {"t5": 0.1}, CPU)
+    assert torch.equal(found["text"], TEXT[:1])
+    assert not empty_texts(config, facts, None, {}, CPU)["text"].any()
+    with pytest.raises(UserError, match=r"dropout_ratio\.t5 = 0\.1: .* name the file .* as dataset\.empty_prompt"):
+        empty_texts(config, facts, None, {"t5": 0.1}, CPU)
+    with pytest.raises(UserError, match=r"holds a tensor of shape \[3, 8\], and the texts of this run are \[4, 8\]"):
+        empty_texts(config, facts, str(tmp_path / "short.pt"), {"t5": 0.1}, CPU)
