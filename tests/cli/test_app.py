@@ -103,7 +103,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(mistake, home: Path, tmp_path:
     assert mistake("data", "shard", table, "-o", file / "deep" / "shards") == said
     assert mistake("data", "filter", table, "-o", file / "some.csv", "--where", "true") == said
     assert mistake("preset", "copy", "opensora_v2/image", file / "mine.py") == said
-    assert mistake("plan", home / "tiny.py", "--html", tmp_path) == (
+    assert mistake("data", "stats", table, "--frames", "0", "--html", tmp_path) == (
         f"{tmp_path}: is a folder, and a file is wanted there; give another name"
     )
 

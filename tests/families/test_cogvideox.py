@@ -98,6 +98,9 @@ def test_it_generates_from_a_run_and_from_an_export(longtake: Any, run: Path, wh
         fault = " ".join(longtake("generate", whole, *words, "--save-dir", tmp_path)[2].split())
         assert "needs the condition `control`, which was not given; give a control video" in fault
         write_video(tmp_path / "c.mp4", np.zeros((16, 32, 32, 3), np.uint8), 24)
+        (tmp_path / "poses.txt").write_text("0 0.5 0.8 0.5 0.5\n")
+        poses = ("--companions.control", tmp_path / "poses.txt", "--save-dir", tmp_path)
+        assert "is text, not a video or a picture" in longtake("generate", whole, *words, *poses)[2]
         words += ["--companions.control", tmp_path / "c.mp4"]
     assert longtake("checkpoint", "export", whole, tmp_path / "w.safetensors")[0] == 0
     made = []

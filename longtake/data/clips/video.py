@@ -80,6 +80,8 @@ def open_video(path: str | os.PathLike[str]) -> Iterator[tuple[Container, Stream
     except (ClipError, _NotCountable):
         raise
     except Exception as error:
+        if os.fspath(path).lower().endswith(".txt"):  # camera poses, where a control video is wanted
+            raise ClipError("is text, not a video or a picture") from error
         raise ClipError(f"cannot be decoded: {reason_of(error)}") from error
 
 
