@@ -30,7 +30,9 @@ class GenerateConfig(SystemConfig):
     sampling_option: SamplingOption = Field(default_factory=own_sampling)
     prompt: str | list[str] | None = Field(None, description="one prompt, or a list of them")
     prompts: str | None = Field(
-        None, description="file of prompts: .txt, one a line, or .csv with a column `text` and others"
+        None,
+        description="file of prompts: .txt, one a line, .csv with a column `text` and others, or .json and .jsonl of "
+        "storyboards, for models with a text for each segment",
     )
     negative_prompt: str = Field("", description="what guidance moves away from")
     start_index: int = Field(0, ge=0, description="skip this many prompts")

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from longtake.contracts import UserError
+from longtake.small_files import parse_json
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
 _COLUMNS = ("text", "name", "neg", "ref", "mask", "cond_type", "carries", "strength", "edit_ratio")
 _MAX_FAULTS = 20  # listed in one error
+STORYBOARDS = (".json", ".jsonl")
+_OF_SCENES = {"text": str, "requires_scene_transition": bool, "neg_text": (str, type(None))}
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ def read_prompts(
     end: int | None = None,
     faults: list[str] | None = None,
     companions: Sequence[str] = (),
+    scene_marks: tuple[str, str] | None = None,
 ) -> list[Prompt]:
     """The prompts of a generation: `[start:end]` of all that are given, at most `limit`.
 
@@ -60,14 +66,15 @@ def read_prompts(
     columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
     table's folder or else to the working directory), or a text file with one prompt a line, named `{file}_0000`, ...
     `ref` is the default for prompts without their own. Columns named as `companions` hold files too. A row with
-    `carries`, a kind of known frames, is one more clip of the video above. Raises `UserError` where both or neither are
+    `carries`, a kind of known frames, is one more clip of the video above; or a `.json` or `.jsonl` of storyboards, see
+    `_from_storyboards`, of a model whose segments have texts of their own. Raises `UserError` where both or neither are
     given, or the file is malformed; all faulty rows of a table are reported at once, or appended to `faults` where it
-    is a list.
+    is a list. scene_marks: what ends a scene, and what begins the next; None: the model has one text for a video.
     """
     if prompt is not None and file is not None:
         raise UserError(f"prompts = {file!r}: prompt is given too; keep one of the two")
     if file is not None:
-        prompts = _from_file(Path(file), faults, companions)
+        prompts = _from_file(Path(file), faults, companions, scene_marks)
     else:
         texts = [prompt] if isinstance(prompt, str) else list(prompt or [])
         prompts = [Prompt(text, f"prompt_{i:04d}") for i, text in enumerate(texts)]
@@ -101,15 +108,22 @@ def in_one_sentence(place: str, faults: Sequence[str], fix: str) -> UserError:
     return UserError(f"{place}{': ' if place else ''}{'; '.join(faults[:_MAX_FAULTS])}{more}; {fix}")
 
 
-def _from_file(path: Path, faults: list[str] | None, companions: Sequence[str]) -> list[Prompt]:
+def _from_file(
+    path: Path, faults: list[str] | None, companions: Sequence[str], scene_marks: tuple[str, str] | None
+) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"prompts = {str(path)!r}: cannot be read ({reason}); give a .txt or .csv file") from error
-    if path.suffix.lower() == ".csv":
+        raise UserError(
+            f"prompts = {str(path)!r}: cannot be read ({reason}); give a .txt, .csv or .json file"
+        ) from error
+    if (suffix := path.suffix.lower()) in (".csv", *STORYBOARDS):
         found: list[str] = []
-        prompts = _from_table(path, text, found, companions)
+        if suffix == ".csv":
+            prompts = _from_table(path, text, found, companions)
+        else:
+            prompts = _from_storyboards(path, text, found, scene_marks)
         if found and faults is None:
             raise in_one_sentence(f"prompts = {str(path)!r}", found, TABLE_FIX)
         if faults is not None:
@@ -117,6 +131,59 @@ def _from_file(path: Path, faults: list[str] | None, companions: Sequence[str]) 
         return prompts
     lines = filter(None, map(str.strip, text.split("\n")))
     return [Prompt(line, f"{path.stem}_{i:04d}") for i, line in enumerate(lines)]
+
+
+def _from_storyboards(path: Path, text: str, faults: list[str], scene_marks: tuple[str, str] | None) -> list[Prompt]:
+    """The prompts of a list of videos, each a list of scenes, one for each segment; `.jsonl`: a video a line.
+
+    A scene is {"text": ..., "requires_scene_transition": false, "neg_text": null}. Where one that is not the first asks
+    for a transition, a mark goes behind the text before it, and one before its own. Faults of scenes are appended to
+    `faults`.
+    """
+    place = f"prompts = {str(path)!r}"
+    if scene_marks is None:
+        raise UserError(f"{place}: this model has one text for a video, not one for each segment; give a .txt or .csv")
+    by_line = path.suffix.lower() == ".jsonl"
+    videos, lines = [], text.split("\n") if by_line else [text]
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                read = parse_json(line)
+            except ValueError as error:
+                where = f"line {number}" if by_line else "it"
+                raise UserError(f"{place}: {where} is not JSON ({error}); mend it") from error
+            if not by_line and not isinstance(read, list):
+                raise UserError(f'{place}: is no list of videos; write [[{{"text": ...}}, ...], ...]')
+            videos += [read] if by_line else read
+    prompts = []
+    for number, scenes in enumerate(videos):
+        if found := list(_scene_faults(scenes)):
+            faults += [f"{fault} in row {number + 1}" for fault in found]
+            continue
+        texts = [scene["text"] for scene in scenes]
+        for i, scene in enumerate(scenes):
+            if i and scene.get("requires_scene_transition"):
+                texts[i - 1], texts[i] = texts[i - 1] + scene_marks[0], scene_marks[1] + texts[i]
+        negatives = [scene.get("neg_text") or "" for scene in scenes]
+        negative = json.dumps(negatives, ensure_ascii=False) if any(negatives) else None
+        prompts.append(Prompt(json.dumps(texts, ensure_ascii=False), f"{path.stem}_{number:04d}", negative))
+    return prompts
+
+
+def _scene_faults(scenes: Any) -> Iterator[str]:
+    """What keeps a video of a storyboard file from being one."""
+    if not isinstance(scenes, list) or not scenes:
+        yield "there is no list of scenes"
+        return
+    for number, scene in enumerate(scenes, 1):
+        if not isinstance(scene, dict) or not isinstance(scene.get("text"), str) or not scene["text"].strip():
+            yield f"scene {number} has no text"
+            continue
+        for key, value in scene.items():
+            if key not in _OF_SCENES:
+                yield f"scene {number} has {key!r}, which is none of {', '.join(_OF_SCENES)}"
+            elif not isinstance(value, _OF_SCENES[key]):
+                yield f"{key} of scene {number} is {value!r}"
 
 
 def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[str]) -> list[Prompt]:

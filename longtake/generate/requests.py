@@ -20,7 +20,7 @@ from longtake.diffusion import NOTHING_KNOWN, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts, split_paths
 from longtake.generate.references import frame_numbers, known_pixels, reference_faults
-from longtake.generate.sample import Request, edited, shape_asked
+from longtake.generate.sample import Request, edited, in_segments, shape_asked
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
 
@@ -40,6 +40,8 @@ class Video:
 def prompts_of(config: GenerateConfig, faults: list[str] | None = None) -> list[Prompt]:
     place = {"ref": config.ref, "start": config.start_index, "end": config.end_index}
     place |= {"faults": faults, "companions": config.companion_names}
+    if config.family.segments is not None:
+        place["scene_marks"] = config.family.scene_marks or ("", "")
     prompts = read_prompts(config.prompt, config.prompts, config.num_samples, **place)
     return [_continued(prompt, config) for prompt in prompts] if config.num_clips > 1 else prompts
 
@@ -237,8 +239,21 @@ def prompt_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str
     for prompt in {replace(prompt, text="", name="", negative=None): prompt for prompt in reversed(prompts)}.values():
         for row, fault in _clip_faults(prompt, config):
             first[fault] = min(row, first.get(fault, row))
+    for row, fault in _segment_faults(prompts, config):
+        first.setdefault(fault, row)
     found = sorted(first.items(), key=lambda item: item[1])
     return [f"{fault} in row {row + 1}" if config.prompts else fault for fault, row in found]
+
+
+def _segment_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> Iterator[tuple[int, str]]:
+    """Prompts that have another number of texts than their video has segments: row and clause of each."""
+    segments, frames = config.sample_rules.segments, config.sampling_option.num_frames
+    for clip in chain.from_iterable(prompt.clips for prompt in prompts if segments is not None):
+        for text in (clip.text, clip.negative or config.negative_prompt):
+            try:
+                in_segments(text, segments(frames))
+            except UserError as error:
+                yield clip.row, str(error).rpartition(";")[0]
 
 
 def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,40 @@ def test_no_prompt_an_empty_one_and_two_sources_are_refused():
         read_prompts(["a cat", " "], None)
     with pytest.raises(UserError, match="keep one of the two"):
         read_prompts("a cat", "x.txt")
+
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ttt_video" / "prompts.json").read_text())
+MARKS = "<end_scene>", "<start_scene>"
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_a_storyboard_gives_each_segment_its_text_with_marks_of_scenes_as_published(tmp_path: Path, suffix: str):
+    videos = [story["scenes"] for story in GOLDEN["prompts"]]
+    text = json.dumps(videos) if suffix == "json" else "".join(f"{json.dumps(video)}\n" for video in videos)
+    found = read_prompts(None, write(tmp_path / f"story.{suffix}", text), scene_marks=MARKS)
+    assert [json.loads(prompt.text) for prompt in found] == [story["texts"] for story in GOLDEN["prompts"]]
+    negatives = [[part or "" for part in story["negative"]] for story in GOLDEN["prompts"]]
+    assert [prompt.negative and json.loads(prompt.negative) for prompt in found] == [
+        parts if any(parts) else None for parts in negatives
+    ]
+    assert [prompt.name for prompt in found] == ["story_0000", "story_0001", "story_0002"]
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "said"),
+    [
+        ("[[{}]]", MARKS, "scene 1 has no text in row 1"),
+        ('[[], [{"text": "a", "neg": ""}]]', MARKS, "no list of scenes in row 1; scene 1 has 'neg', which is none of"),
+        (
+            '[[{"text": "a", "requires_scene_transition": 1}]]',
+            MARKS,
+            "requires_scene_transition of scene 1 is 1 in row",
+        ),
+        ('{"text": "a"}', MARKS, "is no list of videos"),
+        ("[[", MARKS, "it is not JSON"),
+        ('[[{"text": "a"}]]', None, "this model has one text for a video"),
+    ],
+)
+def test_a_storyboard_that_is_none_is_refused(tmp_path: Path, text: str, marks: tuple[str, str] | None, said: str):
+    with pytest.raises(UserError, match=re.escape(said)):
+        read_prompts(None, write(tmp_path / "story.json", text), scene_marks=marks)
