@@ -24,16 +24,20 @@ class Denoiser(Protocol):
     varying_dims: ClassVar[Mapping[str, tuple[tuple[int, ...], ...]]]  # of a block's arguments, what buckets change
     tensor_plan: ClassVar[Mapping[str, TensorSplit] | None]
     sequence_plan: ClassVar[SequencePlan | None]  # None of either: degrees above 1 are refused
-    # Six numbers of frames of tokens that it takes, ascending, for a plan to trace; only where it does not take any.
-    traced_frames: ClassVar[tuple[int, ...]]
+
+    @staticmethod
+    def traced_frames(config: Any) -> tuple[int, ...]:
+        """Six numbers of frames of tokens that it takes, ascending, for a plan to trace; only where it does not take
+        any."""
 
     @staticmethod
     def needs(config: Any, latent: LatentSize, text_tokens: int) -> Mapping[str, tuple[int, ...]]:
         """Condition -> shape of one sample's, for latents (C, F, h, w) and captions of so many tokens."""
 
     @staticmethod
-    def units(config: Any, latent: LatentSize) -> Mapping[str, int]:
-        """Tokens of each unit that `sequence_plan.units` names, such as a frame; only for a plan with units."""
+    def units(config: Any, latent: LatentSize, text_tokens: int) -> Mapping[str, int]:
+        """Tokens of each unit that `sequence_plan.units` names, such as a frame; only for a plan with units.
+        text_tokens: of one text of the condition `text`."""
 
     @staticmethod
     def tokens(config: Any, latent: LatentSize) -> int:

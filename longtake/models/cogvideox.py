@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,13 @@ from longtake.models import layers
 from longtake.models.attention import Attention
 from longtake.models.cogvideox_config import CogVideoXConfig
 from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions
+from longtake.models.config import ModelSection
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
 
 OFFSET = 2.0  # what the offset of CogVideoX 1.5 I2V is in training and sampling
 EPS = 1e-5  # of norms over the width
+Runs = tuple[int, ...]  # rows of text, of video, of text, ... in turn
 _TEXT, _VIDEO = "patch_embed.text_proj", "patch_embed.proj"
 _JOINED = (_TEXT, _VIDEO)  # the order of the joined sequence
 
@@ -116,10 +118,10 @@ class CogVideoX(nn.Module):
         if self.text_positions is not None:
             text = text + self.text_positions((config.max_text_seq_length,), x.device, *text_places).to(dtype)
 
-        tokens, text_tokens = self.join(text, video)
+        tokens, runs = self.join(text, video)
         for block in self.transformer_blocks:
-            tokens = block(tokens, vec, text_tokens, *rope)
-        video = self.norm_out(self.norm_final(tokens[:, text_tokens:]), vec)
+            tokens = block(tokens, vec, runs, *rope)
+        video = self.norm_out(self.norm_final(tokens[:, runs[0] :]), vec)
         out = layers.unpatchify(self.proj_out(video), folded.shape[2:], config.patch_size)
         return out if config.patch[0] == 1 else unfold_frames(out, x.shape[2], config.patch[0])
 
@@ -215,50 +217,53 @@ def unfold_frames(x: Tensor, num_frames: int, frames: int) -> Tensor:
 
 
 class Join(nn.Module):
-    """text [B, L, D], video [B, M, D] -> one sequence [B, S, D], and L."""
+    """text [B, L, D], video [B, M, D] -> one sequence [B, S, D], and its runs."""
 
-    def forward(self, text: Tensor, video: Tensor) -> tuple[Tensor, int]:
-        return torch.cat([text, video], dim=1), text.shape[1]
+    def forward(self, text: Tensor, video: Tensor) -> tuple[Tensor, Runs]:
+        return torch.cat([text, video], dim=1), (text.shape[1], video.shape[1])
 
 
 class ExpertNorm(nn.Module):
-    """LayerNorm of [text | video], shifted and scaled for text and for video rows, and the gates of either."""
+    """LayerNorm, shifted and scaled for text and for video rows, and the gates of either."""
 
-    def __init__(self, embedded: int, width: int) -> None:
+    def __init__(self, embedded: int, width: int, eps: float = EPS) -> None:
         super().__init__()
         self.linear = nn.Linear(embedded, 6 * width)
-        self.norm = nn.LayerNorm(width, EPS)
+        self.norm = nn.LayerNorm(width, eps)
 
-    def forward(self, tokens: Tensor, vec: Tensor, text_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, tokens: Tensor, vec: Tensor, runs: Runs) -> tuple[Tensor, Tensor, Tensor]:
         """tokens [B, S, D], vec [B, E] -> [B, S, D], text's gate and video's [B, 1, D]."""
         numbers = self.linear(F.silu(vec)).unsqueeze(1).chunk(6, dim=-1)
         shift, scale, gate, text_shift, text_scale, text_gate = numbers
-        x = self.norm(tokens)
-        text = torch.addcmul(text_shift, x[:, :text_tokens], 1 + text_scale)
-        video = torch.addcmul(shift, x[:, text_tokens:], 1 + scale)
-        return torch.cat([text, video], dim=1), text_gate, gate
+        kinds = (text_shift, 1 + text_scale), (shift, 1 + scale)
+        parts = enumerate(self.norm(tokens).split(runs, 1))
+        return torch.cat([torch.addcmul(kinds[i % 2][0], x, kinds[i % 2][1]) for i, x in parts], 1), text_gate, gate
 
 
-def add_gated(tokens: Tensor, out: Tensor, text_gate: Tensor, gate: Tensor, text_tokens: int) -> Tensor:
+def add_gated(tokens: Tensor, out: Tensor, text_gate: Tensor, gate: Tensor, runs: Runs) -> Tensor:
     """tokens + gate * out, with a gate for the text rows and one for the video rows."""
-    text = torch.addcmul(tokens[:, :text_tokens], text_gate, out[:, :text_tokens])
-    return torch.cat([text, torch.addcmul(tokens[:, text_tokens:], gate, out[:, text_tokens:])], dim=1)
+    parts = enumerate(zip(tokens.split(runs, 1), out.split(runs, 1), strict=True))
+    return torch.cat([torch.addcmul(x, gate if i % 2 else text_gate, y) for i, (x, y) in parts], 1)
 
 
 class JointAttention(nn.Module):
     """Attention over the joined sequence; queries and keys are normed over the head width, then rotated."""
 
-    def __init__(self, config: CogVideoXConfig) -> None:
+    def __init__(self, config: ModelSection, kernel: type[Attention] = Attention) -> None:
         super().__init__()
         width, self.head_dim = config.hidden_size, config.head_dim
         self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(width, width) for _ in range(4))
         self.norm_q, self.norm_k = (nn.LayerNorm(config.head_dim, layers.EPS) for _ in range(2))
-        self.attention = Attention(config.attention)
+        self.attention = kernel(config.attention)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, S, D] -> q, k, v [B, S, N, K]; heads are as many as the weights at hand hold."""
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.to_q, self.to_k, self.to_v))
+        return self.norm_q(q), self.norm_k(k), v
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]; heads are as many as the weights at hand hold."""
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.to_q, self.to_k, self.to_v))
-        q, k = self.norm_q(q), self.norm_k(k)
+        """x [B, S, D] -> [B, S, D]."""
+        q, k, v = self.heads(x)
         if rope is not None:
             q, k = layers.rotate_interleaved(q, rope), layers.rotate_interleaved(k, rope)
         return self.to_out(self.attention(q, k, v).flatten(2))
@@ -267,29 +272,33 @@ class JointAttention(nn.Module):
 class JointBlock(nn.Module):
     """Attention and MLP, each behind a modulation and before a gate."""
 
-    def __init__(self, config: CogVideoXConfig) -> None:
+    def __init__(self, config: ModelSection, attention: nn.Module | None = None, eps: float = EPS) -> None:
         super().__init__()
         width = config.hidden_size
-        self.norm1 = ExpertNorm(config.time_embed_dim, width)
-        self.attn1 = JointAttention(config)
-        self.norm2 = ExpertNorm(config.time_embed_dim, width)
+        self.norm1 = ExpertNorm(config.time_embed_dim, width, eps)
+        self.attn1 = JointAttention(config) if attention is None else attention
+        self.norm2 = ExpertNorm(config.time_embed_dim, width, eps)
         self.ff = layers.mlp(width, 4 * width)
 
-    def forward(self, tokens: Tensor, vec: Tensor, text_tokens: int, rope: Tensor | None = None) -> Tensor:
-        """tokens [B, S, D], vec [B, E], rope [2, S, 1, K/2] -> new tokens; the first `text_tokens` are text."""
-        x, *gates = self.norm1(tokens, vec, text_tokens)
-        tokens = add_gated(tokens, self.attn1(x, rope), *gates, text_tokens)
-        x, *gates = self.norm2(tokens, vec, text_tokens)
-        return add_gated(tokens, self.ff(x), *gates, text_tokens)
+    def forward(self, tokens: Tensor, vec: Tensor, runs: Runs, where: Any = None) -> Tensor:
+        """tokens [B, S, D], vec [B, E], where they are (rope [2, S, 1, K/2]) -> new tokens."""
+        x, *gates = self.norm1(tokens, vec, runs)
+        tokens = add_gated(tokens, self.mix(x, runs, where), *gates, runs)
+        x, *gates = self.norm2(tokens, vec, runs)
+        return add_gated(tokens, self.ff(x), *gates, runs)
+
+    def mix(self, x: Tensor, runs: Runs, where: Any) -> Tensor:
+        """What tokens see of each other, [B, S, D] -> [B, S, D]."""
+        return self.attn1(x, where)
 
 
 class AdaNorm(nn.Module):
     """(1 + scale) * LayerNorm(x) + shift, by the embedded timestep."""
 
-    def __init__(self, embedded: int, width: int) -> None:
+    def __init__(self, embedded: int, width: int, eps: float = EPS) -> None:
         super().__init__()
         self.linear = nn.Linear(embedded, 2 * width)
-        self.norm = nn.LayerNorm(width, EPS)
+        self.norm = nn.LayerNorm(width, eps)
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.linear(F.silu(vec)).unsqueeze(1).chunk(2, dim=-1)

@@ -32,17 +32,20 @@ class Exchange:
     heads, and back again with its result.
 
     The submodule is called on tensors [B, l, N, K], of this rank's share of the tokens, and returns one like the first;
-    K may differ.
+    K may differ. What is no tensor is passed on as it is.
     `queries`: the modules of `SequencePlan.split` whose tokens the first has, in the order in which they follow one
     another; `keys`: those of the other tensors, which may be more or fewer (None: the same). `ring`: peers beyond the
     number of heads pass keys and values around; False for a submodule that is no attention, whose heads must suffice.
-    `of_heads`: parameters of the submodule with the heads along dim 0, of which it finds those of its heads alone.
+    `of_heads`: parameters of the submodule with the heads along dim 0, of which it finds those of its heads alone (it
+    need not have them all). `by_tensor_peers`: the submodule stands between the regions of tensor parallelism, where
+    each tensor peer has tokens of its own; then these peers exchange as the others do.
     """
 
     queries: tuple[str, ...]
     keys: tuple[str, ...] | None = None
     ring: bool = True
     of_heads: tuple[str, ...] = ()
+    by_tensor_peers: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,13 @@ class Halo:
     """The end of the share before this one goes in front of the first tensor of a submodule, [B, l, ...], and what the
     submodule makes of it is added to that share: for windows that reach over a cut.
 
-    split: whose tokens; width: how much, a name in the class's `units`. Of several results the first is such a tensor.
+    split: whose tokens; width: how much, a name in the class's `units`; tensors: how many of the first tensors are such
+    as that, alike in shape. Of several results the first is such a tensor.
     """
 
     split: str
     width: str
+    tensors: int = 1
 
 
 @dataclass(frozen=True)

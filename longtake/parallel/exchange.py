@@ -81,12 +81,13 @@ def switch(x: Tensor, rows: Sequence[int], columns: Sequence[int], group: Group)
     return out.view(sum(rows), len(x), columns[own], *x.shape[3:]).transpose(0, 1)
 
 
-def with_halo(x: Tensor, width: int, sizes: Sequence[int], group: Group) -> Tensor:
-    """This rank's [B, l, ...] -> [B, width + l, ...]: behind the last `width` tokens of the rank before, where there is
-    one and this share is not empty. sizes: tokens of each rank."""
+def with_halo(tensors: Sequence[Tensor], width: int, sizes: Sequence[int], group: Group) -> tuple[Tensor, ...]:
+    """This rank's [B, l, ...], alike in shape -> [B, width + l, ...]: behind the last `width` tokens of the rank
+    before, where there is one and this share is not empty. sizes: tokens of each rank."""
     send, receive = _halo(width, sizes, group)
-    end = x[:, x.shape[1] - sum(send) :].transpose(0, 1)
-    return torch.cat([exchange(end, send, receive, group).transpose(0, 1), x], dim=1)
+    ends = torch.stack([x[:, x.shape[1] - sum(send) :] for x in tensors]).transpose(0, 2)
+    received = exchange(ends, send, receive, group).transpose(0, 2)
+    return tuple(torch.cat([halo, x], dim=1) for halo, x in zip(received, tensors, strict=True))
 
 
 def fold_halo(x: Tensor, width: int, sizes: Sequence[int], group: Group) -> Tensor:

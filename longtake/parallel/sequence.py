@@ -40,7 +40,8 @@ def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
 
 
 def _note_units(cut: TokenCut, units: Mapping[str, str], model: nn.Module, args: Any) -> None:
-    sizes = type(model).units(model.config, tuple(args[0].shape[1:]))
+    text = args[2].get("text") if len(args) > 2 else None
+    sizes = type(model).units(model.config, tuple(args[0].shape[1:]), 0 if text is None else text.shape[-2])
     cut.note_units({**sizes, **{name: sizes[unit] for name, unit in units.items()}})
 
 
@@ -87,30 +88,32 @@ class AmongPeers(nn.Module):
         self._cut, self.exchanged = cut, exchanged
         self._apart = cut.uncompiled(AmongPeers._exchange_and_run)
 
-    def forward(self, *tensors: Tensor) -> Any:
-        if self._cut.peers.sequence == 1:
-            return self.inner(*tensors)
-        return self._apart(self, *tensors)
+    def forward(self, *args: Any) -> Any:
+        peers, how = self._cut.peers, self.exchanged
+        meeting = peers.count if isinstance(how, Exchange) and how.by_tensor_peers else peers.sequence
+        return self.inner(*args) if meeting == 1 else self._apart(self, *args)
 
-    def _exchange_and_run(self, *tensors: Tensor) -> Any:
+    def _exchange_and_run(self, *args: Any) -> Any:
         group, how = self._cut.peers.sequence_group, self.exchanged
         if isinstance(how, Exchange):
-            return self._at_own_heads(how, *tensors)
+            return (self._at_heads_of_all if how.by_tensor_peers else self._at_own_heads)(how, *args)
         if isinstance(how, Switch):
-            return self._at_own_places(how, tensors)
+            return self._at_own_places(how, args)
         if isinstance(how, Sum):
-            return sum_of_all(self.inner(*tensors), group)
+            return sum_of_all(self.inner(*args), group)
         width, sizes = self._cut.unit(how.width), self._cut.joined_sizes((how.split,))
-        first = with_halo(tensors[0], width, sizes, group)
-        out = self.inner(first, *tensors[1:])
+        given = args[: how.tensors]
+        behind = with_halo(given, width, sizes, group)
+        out = self.inner(*behind, *args[how.tensors :])
         found, *others = (out,) if isinstance(out, Tensor) else out
-        if first.requires_grad and not found.requires_grad:  # an empty share; backward is collective all the same
-            found = found + 0 * first.sum()
+        if any(one.requires_grad for one in behind) and not sizes[self._cut.peers.sequence_index]:
+            found = found + sum(0 * one.sum() for one in behind)  # backward is collective all the same
         folded = fold_halo(found, width, sizes, group)
         return folded if isinstance(out, Tensor) else (folded, *others)
 
-    def _at_own_heads(self, how: Exchange, first: Tensor, *others: Tensor) -> Tensor:
+    def _at_own_heads(self, how: Exchange, first: Tensor, *args: Any) -> Tensor:
         peers = self._cut.peers
+        others, beside = _tensors_first(args)
         sizes = self._cut.joined_sizes(how.queries)
         of_others = sizes if how.keys is None else self._cut.joined_sizes(how.keys)
         for tensor, expected in ((first, sizes), *((one, of_others) for one in others)):
@@ -129,12 +132,26 @@ class AmongPeers(nn.Module):
             out = ring_attention(first, *others, lengths, peers.ring_group, self.inner.backend)
         else:
             offset = peers.sequence_index % peers.ulysses * heads[0]
-            whole = {name: self.inner.get_parameter(name) for name in how.of_heads}
-            own = {name: p.narrow(0, offset, heads[0]) for name, p in whole.items()}
-            out = torch.func.functional_call(self.inner, own, (first, *others)) if own else self.inner(first, *others)
+            out = self._run_heads(how, offset, heads[0], first, *others, *beside)
         if peers.ulysses > 1:
             out = switch(out.transpose(1, 2), heads, near, peers.ulysses_group).transpose(1, 2)
         return out
+
+    def _at_heads_of_all(self, how: Exchange, first: Tensor, *args: Any) -> Tensor:
+        peers, (others, beside) = self._cut.peers, _tensors_first(args)
+        (name,) = how.queries
+        sizes, own = self._cut.peer_sizes(name, entered=True), peers.sequence_index * peers.tensor + peers.tensor_index
+        assert first.shape[1] == sizes[own], f"{first.shape[1]} tokens, shares of {sizes}"
+        heads = [first.shape[2] // peers.count] * peers.count
+        tensors = _switched((first, *others), sizes, heads, peers.everyone)
+        out = self._run_heads(how, own * heads[0], heads[0], *tensors, *beside)
+        return switch(out.transpose(1, 2), heads, sizes, peers.everyone).transpose(1, 2)
+
+    def _run_heads(self, how: Exchange, offset: int, count: int, *args: Any) -> Tensor:
+        """The submodule with `count` of its heads."""
+        whole = {name: p for name, p in self.inner.named_parameters(recurse=False) if name in how.of_heads}
+        own = {name: p.narrow(0, offset, count) for name, p in whole.items()}
+        return torch.func.functional_call(self.inner, own, args) if own else self.inner(*args)
 
     def _at_own_places(self, how: Switch, tensors: Sequence[Tensor]) -> Tensor:
         peers, unit, own = self._cut.peers, self._cut.unit(how.split), self._cut.peers.sequence_index
@@ -143,6 +160,11 @@ class AmongPeers(nn.Module):
         assert tensors[0].shape[1:3] == (units[own], unit), f"{list(tensors[0].shape)}, units {units} of {unit} tokens"
         out = self.inner(*_switched(tensors, units, places, peers.sequence_group)).transpose(1, 2)
         return switch(out, places, units, peers.sequence_group).transpose(1, 2)
+
+
+def _tensors_first(args: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    return tensors, [arg for arg in args if not isinstance(arg, Tensor)]
 
 
 def _switched(tensors: Sequence[Tensor], rows: list[int], columns: list[int], group: Any) -> tuple[Tensor, ...]:

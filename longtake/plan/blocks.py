@@ -204,7 +204,8 @@ class _Run:
     ) -> None:
         self.kinds = kinds  # of each block, in the order of the forward
         self._config, self._model, self._text_tokens = config, model, text_tokens
-        self.frames = dict(zip(_FRAMES, getattr(denoiser_class(config), "traced_frames", _FRAMES), strict=True))
+        traced = getattr(denoiser_class(config), "traced_frames", lambda config: _FRAMES)
+        self.frames = dict(zip(_FRAMES, traced(config), strict=True))
         self._peers = TokenPeers.counted(*peers, denoiser_class(config).heads(config))
         if self._peers.count > 1:
             cut_among(model, self._peers)

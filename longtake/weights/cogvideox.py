@@ -17,12 +17,12 @@ from longtake.models.cogvideox_config import published_config
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT, PEFT_FILE
 
-_BLOCK = "transformer_blocks.*"
+BLOCK = "transformer_blocks.*"
 _POSITIONS = "text_positions.table", "video_positions.table"
 
 
 def _modulation(norm: str) -> tuple[str, str]:
-    return f"{_BLOCK}.{norm}.linear.video", f"{_BLOCK}.{norm}.linear.text"
+    return f"{BLOCK}.{norm}.linear.video", f"{BLOCK}.{norm}.linear.text"
 
 
 def _patch_shape(config: Any) -> tuple[int, ...]:
@@ -38,19 +38,19 @@ def _positions_shape(config: Any) -> tuple[int, ...]:
     return 1, config.max_text_seq_length + frames * rows * columns, config.hidden_size
 
 
-_MODULATIONS = {f"{_BLOCK}.{norm}.linear": _modulation(norm) for norm in ("norm1", "norm2")}
-_LAYERS = {  # of diffusers -> ours
+MODULATIONS = {f"{BLOCK}.{norm}.linear": _modulation(norm) for norm in ("norm1", "norm2")}
+LAYERS = {  # of diffusers -> ours
     **{
         f"{part}_embedding.linear_{number}": f"{part}_embedding.{layer}_layer"
         for part in ("time", "ofs")
         for number, layer in ((1, "in"), (2, "out"))
     },
     **{
-        f"{_BLOCK}.{theirs}": f"{_BLOCK}.{ours}"
+        f"{BLOCK}.{theirs}": f"{BLOCK}.{ours}"
         for theirs, ours in (("attn1.to_out.0", "attn1.to_out"), ("ff.net.0.proj", "ff.0"), ("ff.net.2", "ff.2"))
     },
 }
-_SAT_LAYERS = {
+SAT_LAYERS = {
     "mixins.patch_embed.proj": "patch_embed.proj",
     "mixins.patch_embed.text_proj": "patch_embed.text_proj",
     "mixins.pos_embed.pos_embedding": _POSITIONS,
@@ -59,25 +59,25 @@ _SAT_LAYERS = {
         for part in ("time", "ofs")
         for number, layer in ((0, "in"), (2, "out"))
     },
-    "transformer.layers.*.input_layernorm": f"{_BLOCK}.norm1.norm",
-    "transformer.layers.*.post_attention_layernorm": f"{_BLOCK}.norm2.norm",
-    "transformer.layers.*.attention.query_key_value": tuple(f"{_BLOCK}.attn1.to_{one}" for one in "qkv"),
-    "transformer.layers.*.attention.dense": f"{_BLOCK}.attn1.to_out",
-    "transformer.layers.*.mlp.dense_h_to_4h": f"{_BLOCK}.ff.0",
-    "transformer.layers.*.mlp.dense_4h_to_h": f"{_BLOCK}.ff.2",
+    "transformer.layers.*.input_layernorm": f"{BLOCK}.norm1.norm",
+    "transformer.layers.*.post_attention_layernorm": f"{BLOCK}.norm2.norm",
+    "transformer.layers.*.attention.query_key_value": tuple(f"{BLOCK}.attn1.to_{one}" for one in "qkv"),
+    "transformer.layers.*.attention.dense": f"{BLOCK}.attn1.to_out",
+    "transformer.layers.*.mlp.dense_h_to_4h": f"{BLOCK}.ff.0",
+    "transformer.layers.*.mlp.dense_4h_to_h": f"{BLOCK}.ff.2",
     "transformer.final_layernorm": "norm_final",
     "mixins.adaln_layer.adaLN_modulations.*.1": tuple(
         _modulation(norm)[stream] for stream in (0, 1) for norm in ("norm1", "norm2")
     ),
-    "mixins.adaln_layer.query_layernorm_list.*": f"{_BLOCK}.attn1.norm_q",
-    "mixins.adaln_layer.key_layernorm_list.*": f"{_BLOCK}.attn1.norm_k",
+    "mixins.adaln_layer.query_layernorm_list.*": f"{BLOCK}.attn1.norm_q",
+    "mixins.adaln_layer.key_layernorm_list.*": f"{BLOCK}.attn1.norm_k",
     "mixins.final_layer.adaLN_modulation.1": "norm_out.linear",
     "mixins.final_layer.norm_final": "norm_out.norm",
     "mixins.final_layer.linear": "proj_out",
 }
 _SAT_ADAPTERS = {
-    **{f"layers.*.attention.query_key_value.{i}": f"{_BLOCK}.attn1.to_{one}" for i, one in enumerate("qkv")},
-    "layers.*.attention.dense.0": f"{_BLOCK}.attn1.to_out",
+    **{f"layers.*.attention.query_key_value.{i}": f"{BLOCK}.attn1.to_{one}" for i, one in enumerate("qkv")},
+    "layers.*.attention.dense.0": f"{BLOCK}.attn1.to_out",
 }
 
 
@@ -91,18 +91,18 @@ FORMAT = Format(
     sources="a folder of diffusers' CogVideoX or of CogVideoX-Fun",
     namings={
         "diffusers": Naming(
-            _LAYERS | _MODULATIONS | {"patch_embed.pos_embedding": _POSITIONS},
+            LAYERS | MODULATIONS | {"patch_embed.pos_embedding": _POSITIONS},
             signs=("patch_embed.proj.weight", "time_embedding.linear_1.weight"),
             forms={"patch_embed.proj.weight": Form(_patch_shape), "patch_embed.pos_embedding": Form(_positions_shape)},
             growths=_more_channels("patch_embed.proj.weight"),
         ),
         "own": Naming(
-            _MODULATIONS,
+            MODULATIONS,
             signs=("patch_embed.proj.weight", "time_embedding.in_layer.weight"),
             growths=_more_channels("patch_embed.proj.weight"),
         ),
         "sat": Naming(
-            _SAT_LAYERS,
+            SAT_LAYERS,
             signs=("mixins.patch_embed.proj.weight",),
             prefixes=("model.diffusion_model.",),
             forms={
@@ -112,7 +112,7 @@ FORMAT = Format(
             growths=_more_channels("mixins.patch_embed.proj.weight"),
             computed=dict.fromkeys(("mixins.pos_embed.*", "*position_embeddings.weight", "*embed_tokens.weight")),
         ),
-        "sat_lora": Naming(_SAT_ADAPTERS | _MODULATIONS, signs=()),
+        "sat_lora": Naming(_SAT_ADAPTERS | MODULATIONS, signs=()),
     },
     own=lambda config: WeightLayout("own"),
     keys="model.num_layers, use_learned_positional_embeddings or ofs_embed_dim",

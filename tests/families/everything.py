@@ -75,7 +75,7 @@ class Everything(Plain):
         text = (ANY if text_tokens == ANY else segments_of(latent[1]), text_tokens, config.text_dim)
         return {"text": text, "mask": (1, *latent[1:]), "fps": ()}
 
-    units = staticmethod(lambda config, latent: {"frame": math.prod(latent[2:])})
+    units = staticmethod(lambda config, latent, text_tokens: {"frame": math.prod(latent[2:])})
 
 
 def segments_of(frames: int) -> int:

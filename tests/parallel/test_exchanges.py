@@ -96,7 +96,7 @@ class Toy(nn.Module):
         self.mix = mix()
 
     units = staticmethod(
-        lambda config, latent: {"frame": PLACES, "segment": SEGMENT * PLACES, "caption": CAPTION},
+        lambda config, latent, text_tokens: {"frame": PLACES, "segment": SEGMENT * PLACES, "caption": CAPTION},
     )
 
     def forward(self, x: Tensor, text: Tensor) -> Tensor:
