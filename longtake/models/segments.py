@@ -48,7 +48,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Tokens `start` to `stop` of n segments. Peers cut it as they cut a tensor [B, S, ...]."""
 
     segments: Segments
@@ -57,24 +57,24 @@ class Rows:
     stop: int
 
     @classmethod
-    def whole(cls, segments: Segments, count: int) -> Rows:
+    def whole(cls, segments: Segments, count: int) -> TokenRows:
         return cls(segments, count, 0, count * segments.tokens + segments.frame)
 
     @property
     def shape(self) -> tuple[int, int]:
         return 1, self.stop - self.start
 
-    def narrow(self, dim: int, start: int, length: int) -> Rows:
+    def narrow(self, dim: int, start: int, length: int) -> TokenRows:
         assert dim == 1
         return replace(self, start=self.start + start, stop=self.start + start + length)
 
-    def clone(self) -> Rows:
+    def clone(self) -> TokenRows:
         return self
 
     @property
     def runs(self) -> Runs:
         """Tokens of text, of video, of text, ... in turn."""
-        of, whole = self.segments, Rows.whole(self.segments, self.count)
+        of, whole = self.segments, TokenRows.whole(self.segments, self.count)
         texts = [0, *(of.frame + i * of.tokens for i in range(1, self.count))]
         bounds = [*chain.from_iterable((text, text + of.text) for text in texts), whole.stop]
         inside = [min(max(bound, self.start), self.stop) for bound in bounds]

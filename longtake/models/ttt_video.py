@@ -25,7 +25,7 @@ from longtake.models.cogvideox import AdaNorm, JointBlock, Runs
 from longtake.models.cogvideox_positions import THETA
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, Halo, SequencePlan, TensorSplit, check_conditions
-from longtake.models.segments import Rows, SegmentAttention, Segments, Share
+from longtake.models.segments import TokenRows, SegmentAttention, Segments, Share
 from longtake.models.ttt import TTT, ScanOrder, inner_flops
 from longtake.models.ttt_video_config import TTTVideoConfig
 
@@ -123,14 +123,14 @@ class TTTVideo(nn.Module):
         out = self.proj_out(self.norm_out(self.norm_final(tokens), vec))
         return layers.unpatchify(segments.part(out)[1], x.shape[2:], config.patch_size)
 
-    def _where(self, rows: Rows, grid: Sequence[int], device: torch.device) -> Where:
+    def _where(self, rows: TokenRows, grid: Sequence[int], device: torch.device) -> Where:
         """Of whole segments of a video of this grid; position tables are those of all blocks."""
         config, segments = self.config, rows.segments
         rope = self.rotations(grid, device)
         of_one = layers.join_positions(segments.text, rope[:, : (segments.frames + 1) * segments.frame])
         if config.rotations == "bfloat16":
             of_one = of_one.bfloat16().float()
-        is_last = rows.stop == Rows.whole(segments, rows.count).stop
+        is_last = rows.stop == TokenRows.whole(segments, rows.count).stop
         share = Share(segments, of_one, rows.start == 0, is_last)
         return Where(share, None if config.mixer == "none" else ScanOrder.of(config, segments, rows.count, rope))
 
@@ -214,14 +214,14 @@ class SegmentOrder(nn.Module):
 class AllRows(nn.Module):
     """The rows of all tokens, for peers to cut as they cut these."""
 
-    def forward(self, segments: Segments, count: int) -> Rows:
-        return Rows.whole(segments, count)
+    def forward(self, segments: Segments, count: int) -> TokenRows:
+        return TokenRows.whole(segments, count)
 
 
 class Enter(nn.Module):
     """Tokens [B, S, D] and their rows, as they go to the blocks."""
 
-    def forward(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+    def forward(self, tokens: Tensor, rows: TokenRows) -> tuple[Tensor, TokenRows]:
         return tokens, rows
 
 

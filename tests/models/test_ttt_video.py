@@ -12,7 +12,7 @@ from torch import Tensor
 from longtake.contracts import Conditions, UserError
 from longtake.models import TTTVideo, TTTVideoConfig
 from longtake.models.layers import RotaryPositions, join_positions
-from longtake.models.segments import Rows, SegmentAttention, Segments, Share
+from longtake.models.segments import TokenRows, SegmentAttention, Segments, Share
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.ttt_video import FORMAT, PUBLISHED
 from tests.models.golden_ttt_video import (
@@ -77,7 +77,7 @@ def test_both_directions_equal_the_published_ones(kind: str, case: str, rule: st
     x = tensors[f"{kind}.{case}.x"].clone().requires_grad_()
     segments = Segments({"one": 6, "three": 2}[case], 6, 2)
     order = order_of(TTTVideoConfig(**{"attention_head_dim": 16, "mini_batch_size": 8, "rates": rule}), segments, count)
-    runs = Rows.whole(segments, count).runs
+    runs = TokenRows.whole(segments, count).runs
     out = parted(layer(joined(x, segments, count), runs, order), segments)
     assert_close(out, tensors[f"{place}.out"], OUTPUTS)
     if f"{place}.grad.x" in tensors:
