@@ -25,7 +25,7 @@ from longtake.models.cogvideox import AdaNorm, JointBlock, Runs
 from longtake.models.cogvideox_positions import THETA
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, Halo, SequencePlan, TensorSplit, check_conditions
-from longtake.models.segments import TokenRows, SegmentAttention, Segments, Share
+from longtake.models.segments import SegmentAttention, Segments, Share, TokenRows
 from longtake.models.ttt import TTT, ScanOrder, inner_flops
 from longtake.models.ttt_video_config import TTTVideoConfig
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from longtake.contracts import Conditions, UserError
 from longtake.models import TTTVideo, TTTVideoConfig
 from longtake.models.layers import RotaryPositions, join_positions
-from longtake.models.segments import TokenRows, SegmentAttention, Segments, Share
+from longtake.models.segments import SegmentAttention, Segments, Share, TokenRows
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.ttt_video import FORMAT, PUBLISHED
 from tests.models.golden_ttt_video import (
