@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.diffusion.config import FlowConfig, ObjectiveSection, VPredictionConfig
+    from longtake.diffusion.config import Flow1000Config, FlowConfig, ObjectiveSection, VPredictionConfig
     from longtake.diffusion.dropout import drop_text
     from longtake.diffusion.flow import RectifiedFlow, StraightFlow
+    from longtake.diffusion.flow_1000 import Flow1000
     from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceRule, GuidanceScales, Guided
     from longtake.diffusion.known import (
         KNOWN_NOISE,

@@ -69,6 +69,32 @@ class FlowConfig(ObjectiveSection):
         return shift
 
 
+class Flow1000Config(ObjectiveSection):
+    """Rectified flow on times 0 (clean) to 1000 (noise), whose law depends on the size and length of a clip."""
+
+    OBJECTIVE: ClassVar[str] = "longtake.diffusion.flow_1000:Flow1000"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("euler", "ab2")
+
+    type: Literal["flow_1000"] = Field("flow_1000", description="`flow_1000` is rectified flow on times 0 to 1000")
+    sample_method: Literal["logit-normal", "uniform"] = Field(
+        "logit-normal", description="law of training times before they are moved"
+    )
+    timestep_mean: float = Field(0.0, description="mean of the normal under the sigmoid")
+    timestep_std: float = Field(1.0, gt=0.0, description="its standard deviation")
+    use_timestep_transform: bool = Field(True, description="times are moved towards noise for large and long clips")
+    transform_scale: float = Field(1.0, gt=0.0, description="by how much more than their size says")
+    use_discrete_timesteps: bool = Field(False, description="times are whole numbers before they are moved")
+
+    @model_validator(mode="after")
+    def _whole_times_are_uniform(self) -> Flow1000Config:
+        if self.use_discrete_timesteps and self.sample_method != "uniform":
+            raise ValueError(
+                f'objective.sample_method = "{self.sample_method}": with use_discrete_timesteps times are drawn '
+                'uniformly; write "uniform", or leave use_discrete_timesteps out'
+            )
+        return self
+
+
 class VPredictionConfig(ObjectiveSection):
     """v-prediction over 1,000 integer timesteps, the last of which is pure noise."""
 
