@@ -49,7 +49,7 @@ def presets() -> Iterator[Preset]:
             lines = comment[0].splitlines() if comment else []
             words = " ".join(line.removeprefix("# ") for line in lines if not line.startswith("#  "))
             gpus = re.search(r"parameters on (\d+ x \w+),", "\n".join(lines))
-            kind = "inference" if path.parent.name == "inference" else "train"
+            kind = "inference" if "inference" in path.relative_to(FOLDER).parts else "train"
             yield Preset(path, kind, re.split(r"(?<=\.) ", words)[0], gpus[1] if gpus else "")
 
 

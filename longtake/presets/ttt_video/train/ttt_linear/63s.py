@@ -1,0 +1,16 @@
+# TTT-Video with TTT-Linear, 63s: clips of 1009 frames in 21 segments, from the weights of 30s.
+#   torchrun --nnodes 32 --nproc_per_node 8 -m longtake train ttt_video/ttt_linear/63s \
+#       --dataset.data-path clips.parquet
+_base_ = "../parts.py"
+
+exp_name = "ttt_linear_63s"
+model = dict(from_pretrained="outputs/ttt_linear_30s", mixer="ttt_linear", mini_batch_size=16, ttt_base_lr=1.0)
+parallel = dict(replicate=16, shard=4, tensor=4)
+train_only = ("transformer_blocks.*.attn1", "transformer_blocks.*.ttt")
+
+_segments = 21
+t5 = dict(max_length=458)
+
+_steps = 250
+_warmup = 25
+ckpt_every = 25

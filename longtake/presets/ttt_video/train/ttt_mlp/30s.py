@@ -1,0 +1,16 @@
+# TTT-Video with TTT-MLP, 30s: clips of 481 frames in 10 segments, from the weights of 18s.
+#   torchrun --nnodes 16 --nproc_per_node 8 -m longtake train ttt_video/ttt_mlp/30s \
+#       --dataset.data-path clips.parquet
+_base_ = "../parts.py"
+
+exp_name = "ttt_mlp_30s"
+model = dict(from_pretrained="outputs/ttt_mlp_18s")
+parallel = dict(replicate=16, shard=4, tensor=2)
+train_only = ("transformer_blocks.*.attn1", "transformer_blocks.*.ttt")
+
+_segments = 10
+t5 = dict(max_length=497)
+
+_steps = 1000
+_warmup = 50
+ckpt_every = 25
