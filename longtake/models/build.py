@@ -85,7 +85,9 @@ def example_conditions(
 
     def one(name: str, shape: tuple[int, ...]) -> Tensor:
         if given is not None and name in given:
-            return given[name].expand(batch, *given[name].shape[1:])
+            row = given[name]
+            several = shape[: len(shape) + 1 - row.dim()]  # captions of a clip, all of which it stands for
+            return row.view(len(row), *[1] * len(several), *row.shape[1:]).expand(batch, *several, *row.shape[1:])
         return torch.zeros(batch, *shape, device=device)
 
     needs = denoiser_class(config).needs(config, latent, text_tokens)
