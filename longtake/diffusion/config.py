@@ -117,6 +117,9 @@ class VPredictionConfig(ObjectiveSection):
         description="which timesteps solvers take; `trailing` begins at the last; `rescaled`, as in SAT, too, and "
         "stretches the levels of those that are taken to pure noise anew",
     )
+    solver_snr_shift: float | None = Field(
+        None, gt=0, description="snr_shift of the levels that solvers take, with `rescaled` spacing; None: snr_shift"
+    )
     num_timesteps: int = Field(
         NUM_TIMESTEPS, ge=1, le=NUM_TIMESTEPS, description="training times are drawn below this one"
     )
@@ -131,6 +134,15 @@ class VPredictionConfig(ObjectiveSection):
     motion_loss: float = Field(
         0.0, ge=0, le=1, description="share of the loss that is about differences between neighbouring latent frames"
     )
+
+    @model_validator(mode="after")
+    def _shift_is_read(self) -> VPredictionConfig:
+        if self.solver_snr_shift is not None and self.spacing != "rescaled":
+            raise ValueError(
+                f'solver_snr_shift = {self.solver_snr_shift:g}: is for spacing = "rescaled", and this is '
+                f'"{self.spacing}"; leave it out'
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -110,7 +110,8 @@ class VPrediction(Objective):
         """`ddim`, `dpmpp_2m` or `dpmpp_2m_sde`."""
         levels: tuple[Schedule, Schedule, int | None] = self.schedule, self.schedule, NUM_TIMESTEPS // num_steps
         if self.config.spacing == "rescaled":
-            levels = *self.schedule.restretched(self.grid(num_steps, (1, 1, 1, 1))[:-1].long()), None
+            times = self.grid(num_steps, (1, 1, 1, 1))[:-1].long()
+            levels = *self.schedule.restretched(times, self.config.solver_snr_shift), None
         if name == "ddim":
             return DDIM(*levels)
         return DPMPlusPlus2M(*levels, adds_noise=name == "dpmpp_2m_sde")
@@ -122,16 +123,17 @@ class Schedule:
     def __init__(self, beta_start: float, beta_end: float, snr_shift: float) -> None:
         betas = torch.linspace(beta_start**0.5, beta_end**0.5, NUM_TIMESTEPS, dtype=torch.float64).square()
         alphas = (1 - betas).cumprod(0)
-        self._unstretched = (alphas / (snr_shift + (1 - snr_shift) * alphas)).sqrt()
-        self._keep(_stretched(self._unstretched).square())
+        self._unshifted, self._shift = alphas, snr_shift
+        self._keep(_stretched(_shifted(alphas, snr_shift).sqrt()).square())
 
     def _keep(self, alphas: Tensor) -> None:
         self._alphas = {torch.device("cpu"): torch.cat([torch.ones(1, dtype=torch.float64), alphas])}
 
-    def restretched(self, times: Tensor) -> tuple[Schedule, Schedule]:
-        """Two schedules at falling timesteps `times` [N] alone: stretched over these, and the nearest levels of this
-        one."""
-        roots, own = _stretched(self._unstretched[times].flip(0)).flip(0), self.alpha(torch.arange(NUM_TIMESTEPS))
+    def restretched(self, times: Tensor, snr_shift: float | None) -> tuple[Schedule, Schedule]:
+        """Two schedules at falling timesteps `times` [N] alone: stretched over these, with a shift of their own if one
+        is given, and the nearest levels of this one."""
+        shifted = _shifted(self._unshifted[times], self._shift if snr_shift is None else snr_shift)
+        roots, own = _stretched(shifted.sqrt().flip(0)).flip(0), self.alpha(torch.arange(NUM_TIMESTEPS))
         nearest = (roots[:, None] - own.sqrt()).abs().argmin(1)
         found = []
         for alphas in (roots.square(), own[nearest]):
@@ -151,6 +153,10 @@ class Schedule:
         """Of the clean latents and of the noise in x, float32."""
         alpha = self.alpha(t)
         return alpha.sqrt().float(), (1 - alpha).sqrt().float()
+
+
+def _shifted(alphas: Tensor, snr_shift: float) -> Tensor:
+    return alphas / (snr_shift + (1 - snr_shift) * alphas)
 
 
 def _stretched(roots: Tensor) -> Tensor:

@@ -9,16 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtake.contracts import UserError
-from longtake.diffusion import GuidanceScales, VPrediction, VPredictionConfig
-from longtake.diffusion.guidance import dynamic, dynamic_by_step
+from longtake.contracts import Conditions, UserError
+from longtake.diffusion import GuidanceScales, Guided, VPrediction, VPredictionConfig, micro_batch_loss
+from longtake.diffusion.guidance import NEGATIVE, PROMPT, dynamic, dynamic_by_step
+from longtake.weights.ttt_video import FORMAT
+from tests.models.golden_ttt_video import golden, golden_model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ttt_video"
 RUNS = json.loads((GOLDEN / "sampling_steps.json").read_text())
 
 
-def rescaled(shift: float = 1.0) -> VPrediction:
-    return VPrediction(VPredictionConfig(spacing="rescaled", snr_shift=shift), patch_size=2)
+def rescaled(shift: float = 1.0, **keys: float) -> VPrediction:
+    return VPrediction(VPredictionConfig(spacing="rescaled", snr_shift=shift, **keys), patch_size=2)
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
@@ -57,7 +59,7 @@ def test_guidance_swings_as_published_and_rises_as_meant() -> None:
 def test_a_sampling_run_along_the_published_predictions_ends_where_theirs_does(run: str) -> None:
     golden, settings = load_file(GOLDEN / "sampling.safetensors"), RUNS[run]
     golden = {name: value.transpose(-4, -3) for name, value in golden.items() if value.dim() > 4}
-    objective, steps = rescaled(settings["shift_scale"]), settings["num_steps"]
+    objective, steps = rescaled(solver_snr_shift=settings["shift_scale"]), settings["num_steps"]
     solver, grid = objective.solver("dpmpp_2m_sde", steps), objective.grid(steps, (4, 3, 4, 6))
 
     def velocity(x: torch.Tensor, t: torch.Tensor, step: int) -> torch.Tensor:
@@ -70,3 +72,49 @@ def test_a_sampling_run_along_the_published_predictions_ends_where_theirs_does(r
     found = solver.sample(velocity, golden[f"{run}.initial"], grid, noise=noises.__getitem__)
     assert grid[:-1].tolist() == [step["timestep"] for step in settings["steps"]]
     torch.testing.assert_close(found, golden[f"{run}.result"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("run", sorted(RUNS))
+def test_a_sampling_run_of_the_model_ends_where_the_published_one_does(run: str) -> None:
+    tensors, settings = golden("sampling"), RUNS[run]
+    model, objective = (
+        golden_model(settings["weights"].split("_")[1]),
+        rescaled(solver_snr_shift=settings["shift_scale"]),
+    )
+    texts = {NEGATIVE: tensors[f"{run}.negative_text"], PROMPT: tensors[f"{run}.text"]}
+    branches = {name: Conditions(text=text) for name, text in texts.items()}
+    scales, steps = GuidanceScales(settings["guider"]["scale"], rule=dynamic), settings["num_steps"]
+    initial = tensors[f"{run}.initial"].transpose(1, 2)
+    noises = [*tensors[f"{run}.noises"].transpose(2, 3), torch.zeros_like(initial)]
+    with torch.no_grad():
+        found = objective.solver("dpmpp_2m_sde", steps).sample(
+            Guided(model, branches, scales, steps),
+            initial,
+            objective.grid(steps, (4, 3, 4, 6)),
+            noise=noises.__getitem__,
+        )
+    expected = tensors[f"{run}.result"].transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("case", ["linear.one", "linear.one.drawn", "mlp.one.bf16", "mlp.three.aligned"])
+def test_a_training_step_equals_the_published_one_in_loss_and_gradients(case: str) -> None:
+    tensors, shared = golden("training_loss"), case.removesuffix(".aligned")
+    model, objective = golden_model(case.split(".")[0]), rescaled()
+    clean, noise = (tensors[f"{shared}.{name}"].transpose(1, 2) for name in ("video", "noise"))
+    noised = objective.noise(clean, {"noise": noise, "timestep": tensors[f"{shared}.idx"].long()})
+    prediction = model(noised.x, noised.t, Conditions(text=tensors[f"{shared}.text"]))
+    torch.testing.assert_close(prediction.transpose(1, 2), tensors[f"{case}.prediction"], rtol=0, atol=1e-4)
+    losses = objective.loss(prediction, noised)
+    torch.testing.assert_close(losses, tensors[f"{case}.loss"], rtol=2e-5, atol=0)
+    loss = micro_batch_loss(objective.loss, prediction, noised, torch.ones(len(clean)), len(clean))
+    assert loss.item() == pytest.approx(tensors[f"{case}.mean_loss"].item(), rel=2e-5)
+    loss.backward()
+    total = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters()]))
+    assert total.item() == pytest.approx(tensors[f"{case}.grad_norm"].item(), rel=2e-4)
+    naming, parameters = FORMAT.namings["published"], dict(model.named_parameters())
+    for name in (name for name in tensors if name.startswith(f"{case}.grad.")):
+        (own,) = naming.parts_of(name.removeprefix(f"{case}.grad.dit."))
+        expected = tensors[name]
+        found = parameters[own].grad.view(expected.shape)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-4 * float(expected.abs().max()))
