@@ -79,9 +79,9 @@ class TokenRows:
         bounds = [*chain.from_iterable((text, text + of.text) for text in texts), whole.stop]
         inside = [min(max(bound, self.start), self.stop) for bound in bounds]
         runs = [stop - start for start, stop in pairwise(inside)]
-        first = next((i for i, run in enumerate(runs) if run), 0) // 2 * 2
-        last = next((i for i, run in reversed(list(enumerate(runs))) if run), 0)
-        return tuple(runs[first : last + 1]) or (0,)
+        seen = [i for i, run in enumerate(runs) if run] or [0]
+        first = seen[0] // 2 * 2
+        return tuple(runs[first : max(seen[-1], first + 1) + 1])  # of each kind one at least, for its parameters
 
 
 @dataclass(frozen=True)

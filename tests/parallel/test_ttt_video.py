@@ -1,0 +1,101 @@
+"""TTT-Video on every mesh: losses and gradients are those of one process (law 1)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longtake.models import TTTVideo
+from longtake.parallel import (
+    Mesh,
+    ParallelConfig,
+    World,
+    cut_model,
+    initialise_sharded,
+    remat_blocks,
+    shard_model,
+)
+from tests.models.golden_ttt_video import random_inputs, tiny_config
+from tests.models.initialised import initialise
+from tests.parallel.one_step import Facts, on_ranks, whole
+
+MESHES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"tensor": {"tensor": 2}, "sequence": {"sequence": 2}},
+    4: {"both": {"tensor": 2, "sequence": 2}, "sequence 4": {"sequence": 4}},
+}
+SIZES = ((7, 4, 6), (3, 4, 6), (11, 3, 4))  # 3, 1 and 5 segments: shares of 2 and 1, 1 and 0, and of 1, 1, 1 and 0
+KINDS: dict[str, dict[str, Any]] = {
+    "none": {"mixer": "none"},
+    "linear": {"mixer": "ttt_linear"},
+    "mlp": {"mixer": "ttt_mlp"},
+    "parallel": {"mixer": "ttt_mlp", "directions": "parallel"},
+    "large chunk": {"mixer": "large_chunk"},
+}
+
+
+def step(model: TTTVideo) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and gradients of a few micro-batches."""
+    losses = []
+    for size in SIZES:
+        x, t, conditions = random_inputs(model.config, size, text_tokens=4)
+        loss = (model(x, t, conditions) - x.flip(0)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    return losses, {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def differences(parallel: dict[str, Any], kind: str, compiled: bool, world: World) -> Facts:
+    config = tiny_config("linear", **{"num_attention_heads": 4, **KINDS[kind]})
+    alone = TTTVideo(config)
+    initialise(alone, 3)
+    losses, gradients = step(alone)
+    mesh = Mesh.create(ParallelConfig(**parallel), world)
+    with torch.device("meta"):
+        model = TTTVideo(config)
+    cut = cut_model(model, mesh)
+    if compiled:
+        block = model.transformer_blocks[1]
+        block.forward = torch.compile(block.forward, backend="aot_eager")
+    remat_blocks(model, (1,), cut)
+    shard_model(model, mesh, torch.float32)
+    initialise_sharded(model, torch.device("cpu"), 3)
+    found, own = step(model)
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    return {
+        "loss": max(abs(a - b) / b for a, b in zip(found, losses, strict=True)),
+        "gradient": max(float((own[name] - g).abs().max()) for name, g in gradients.items()) / largest,
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "kinds"),
+    [
+        (2, ("mlp", "parallel")),
+        pytest.param(2, ("none", "linear", "large chunk"), marks=pytest.mark.slow),
+        pytest.param(4, ("mlp", "parallel"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_on_every_mesh_is_that_of_one_process(size: int, kinds: tuple[str, ...], tmp_path: Path) -> None:
+    plays = {
+        f"{mesh} {kind}": partial(differences, parallel, kind, False)
+        for mesh, parallel in MESHES[size].items()
+        for kind in kinds
+    }
+    assert_alike(on_ranks(size, tmp_path, plays))
+
+
+@pytest.mark.slow
+def test_a_step_of_compiled_blocks_is_that_of_one_process(tmp_path: Path) -> None:
+    plays = {mesh: partial(differences, of, "mlp", True) for mesh, of in MESHES[2].items()}
+    assert_alike(on_ranks(2, tmp_path, plays))
+
+
+def assert_alike(ranks: list[Facts]) -> None:
+    for facts in ranks:
+        for name, far in facts.items():
+            assert far["loss"] <= 1e-5, name
+            assert far["gradient"] <= 1e-5, name
