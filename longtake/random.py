@@ -13,7 +13,9 @@ Each block gives four 32-bit words; a sample may draw 2^34 words for each purpos
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 
@@ -151,3 +153,49 @@ def parameter_normals(seed: int, name: str, count: int) -> np.ndarray:
 def parameter_uniforms(seed: int, name: str, count: int) -> np.ndarray:
     """Uniforms in [0, 1) for the initial values of one named parameter: float32 [count]."""
     return uniforms(seed, 0, Purpose.WEIGHTS, 0, hash64(name), count)[0]
+
+
+class Numbers(Protocol):
+    """Where the random numbers of a mask, or of another choice of many steps, come from, in the order of its steps."""
+
+    def integer(self, low: int, high: int) -> int:
+        """One of low .. high - 1."""
+
+    def share(self) -> float:
+        """A number in [0, 1)."""
+
+    def bits(self, shape: tuple[int, ...]) -> np.ndarray:
+        """As many even chances, bool."""
+
+    def some(self, count: int, of: int) -> Sequence[int]:
+        """Different ones of 0 .. of - 1, in any order."""
+
+
+class OwnNumbers:
+    """The numbers of one sample, a pure function of its key."""
+
+    def __init__(self, *key: int) -> None:
+        self._key, self._drawn = hash64("mask", *key), 0
+
+    def integer(self, low: int, high: int) -> int:
+        return low + (int(self._words(1)[0]) * max(high - low, 1) >> 32)
+
+    def share(self) -> float:
+        return int(self._words(1)[0]) / 2**32
+
+    def bits(self, shape: tuple[int, ...]) -> np.ndarray:
+        count = int(np.prod(shape))
+        packed = self._words(-(-count // 32)).astype("<u4").view(np.uint8)
+        return np.unpackbits(packed, count=count).astype(bool).reshape(shape)
+
+    def some(self, count: int, of: int) -> Sequence[int]:
+        return np.argsort(self._words(of), kind="stable")[:count].tolist()
+
+    def normal(self) -> float:
+        """A standard normal number."""
+        self._drawn += 1
+        return float(normals(self._key, 0, Purpose.MASK, self._drawn, 0, 1)[0, 0])
+
+    def _words(self, count: int) -> np.ndarray:
+        self._drawn += 1
+        return words(self._key, 0, Purpose.MASK, self._drawn, 0, count)[0]

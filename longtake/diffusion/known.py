@@ -104,6 +104,10 @@ class KnownLaw(Protocol):
     def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
         """The frames that a kind takes of a clip; empty where it knows nothing, or the clip is too short for it."""
 
+    def continued(self, kind: str, carries: str, clip: int) -> str:
+        """The kind of a video's clip of that number, from 1, which carries on the one before by `carries`; `kind`: of
+        the first."""
+
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
         """The denoiser's own conditions that are made of it."""
 
@@ -136,6 +140,9 @@ class ByKind(ABC):
         self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
     ) -> Places:
         return self.places(kind, latent, shape, mask, [0.0] * self.numbers)
+
+    def continued(self, kind: str, carries: str, clip: int) -> str:
+        return carries
 
     @abstractmethod
     def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:

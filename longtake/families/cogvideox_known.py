@@ -15,8 +15,8 @@ from longtake.diffusion.config import END_KINDS
 from longtake.diffusion.known import KNOWN_NOISE, NOTHING_KNOWN, KnownLaw, PixelShape, Places, Window, kinds_by_weight
 from longtake.diffusion.windows import NOTHING, EndWindows
 from longtake.families.cogvideox import INPAINT, MASK_KINDS
-from longtake.families.cogvideox_masks import MASKS, OwnNumbers
-from longtake.random import Purpose
+from longtake.families.cogvideox_masks import MASKS
+from longtake.random import OwnNumbers, Purpose
 
 if TYPE_CHECKING:
     from torch import Tensor

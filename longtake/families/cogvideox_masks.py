@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
 from longtake.diffusion.known import PixelShape
-from longtake.random import Purpose, hash64, normals, words
+from longtake.random import Numbers
 
 _MOST_GIVEN = 4  # frames at an end of a clip
-
-
-class Numbers(Protocol):
-    """Where a mask's random numbers come from, in the order in which the published program draws them."""
-
-    def integer(self, low: int, high: int) -> int:
-        """One of low .. high - 1."""
-
-    def share(self) -> float:
-        """A number in [0, 1)."""
-
-    def bits(self, shape: tuple[int, ...]) -> np.ndarray:
-        """As many even chances, bool."""
-
-    def some(self, count: int, of: int) -> Sequence[int]:
-        """Different ones of 0 .. of - 1, in any order."""
-
-
-class OwnNumbers:
-    """The numbers of one sample, a pure function of its key."""
-
-    def __init__(self, *key: int) -> None:
-        self._key, self._drawn = hash64("mask", *key), 0
-
-    def integer(self, low: int, high: int) -> int:
-        return low + (int(self._words(1)[0]) * max(high - low, 1) >> 32)
-
-    def share(self) -> float:
-        return int(self._words(1)[0]) / 2**32
-
-    def bits(self, shape: tuple[int, ...]) -> np.ndarray:
-        count = int(np.prod(shape))
-        packed = self._words(-(-count // 32)).astype("<u4").view(np.uint8)
-        return np.unpackbits(packed, count=count).astype(bool).reshape(shape)
-
-    def some(self, count: int, of: int) -> Sequence[int]:
-        return np.argsort(self._words(of), kind="stable")[:count].tolist()
-
-    def normal(self) -> float:
-        """A standard normal number."""
-        self._drawn += 1
-        return float(normals(self._key, 0, Purpose.MASK, self._drawn, 0, 1)[0, 0])
-
-    def _words(self, count: int) -> np.ndarray:
-        self._drawn += 1
-        return words(self._key, 0, Purpose.MASK, self._drawn, 0, count)[0]
 
 
 def _span(centre: int, size: int, side: int) -> slice:

@@ -37,6 +37,15 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Spoken:
+    """What a prompt in a family's own language says."""
+
+    texts: tuple[str, ...]  # of each clip
+    refs: str | None = None  # references, `;` between several
+    kind: str | None = None  # of known places
+
+
+@dataclass(frozen=True)
 class Family:
     """One family of models. What needs torch is named by "module:name" and loaded when it is used."""
 
@@ -51,6 +60,8 @@ class Family:
     kinds: Mapping[str, str] = field(default_factory=dict)
     # Further kinds, of which there are many, as a pattern (`re`): such as a strategy written out, which the law reads.
     kind_pattern: str | None = None
+    # The language of its prompts, as "module:name": (prompt, number of clips) -> `Spoken`; None: a prompt is a text.
+    language: str | None = None
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
@@ -106,6 +117,12 @@ class Family:
             fix = f"choose {', '.join(own)}" if own else "it has none"
             raise ValueError(f"sampling_option.guidance_numbers.{unknown[0]}: is no number of the rule {name!r}; {fix}")
         return partial(rule, **numbers)
+
+    def spoken(self, prompt: str, num_clips: int) -> Spoken:
+        """What a prompt for a video of so many clips says. Raises `UserError`."""
+        return (
+            Spoken((prompt,) * num_clips) if self.language is None else resolve_name(self.language)(prompt, num_clips)
+        )
 
     @property
     def weight_format(self) -> Any:

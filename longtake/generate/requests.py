@@ -43,15 +43,24 @@ def prompts_of(config: GenerateConfig, faults: list[str] | None = None) -> list[
     if config.family.segments is not None:
         place["scene_marks"] = config.family.scene_marks or ("", "")
     prompts = read_prompts(config.prompt, config.prompts, config.num_samples, **place)
-    return [_continued(prompt, config) for prompt in prompts] if config.num_clips > 1 else prompts
+    return [_continued(prompt, config) for prompt in prompts]
 
 
 def _continued(prompt: Prompt, config: GenerateConfig) -> Prompt:
-    """A prompt of one clip with `num_clips` of them, each from the one before."""
-    if prompt.then:
+    """A prompt as its family reads it; one of one clip with `num_clips` of them, each from the one before."""
+    said = config.family.spoken(prompt.text, 1 if prompt.then else config.num_clips)
+    prompt = replace(prompt, text=said.texts[0])
+    if said.refs is not None or said.kind is not None:
+        prompt = replace(prompt, refs=split_paths(said.refs) or prompt.refs, kind=said.kind or prompt.kind)
+    if prompt.then or config.num_clips == 1:
         return prompt
-    own = {"refs": (), "mask": None, "kind": None, "strength": None, "carries": config.carries}
-    return replace(prompt, then=tuple(replace(prompt, repeat=clip, **own) for clip in range(1, config.num_clips)))
+    law, kind, carries = config.law_of_family, kind_of(prompt, config), config.carries
+    own = {"refs": (), "mask": None, "kind": None, "strength": None}
+    later = [
+        replace(prompt, text=text, repeat=clip, carries=law.continued(kind, carries, clip) if law else carries, **own)
+        for clip, text in enumerate(said.texts[1:], 1)
+    ]
+    return replace(prompt, then=tuple(later))
 
 
 def check_request(config: GenerateConfig) -> list[str]:
@@ -104,6 +113,9 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
             places = edited(places, ratio, len(every.frames))
         if not number:
             known = known_pixels(video.refs, places.windows, shape[1:], config)
+        elif any(window.reference is not None for window in places.windows):
+            own = (() if window.reference is None else (window,) for window in places.windows)
+            known = tuple(next(iter(known_pixels(video.refs, one, shape[1:], config)), None) for one in own)
         before = known_pixels(video.refs, [every], shape[1:], config)[0] if start < 1 and not number else None
         seed = video.seed + (clip.row - video.prompt.row) * config.num_sample + (clip.repeat << 32)
         negative = clip.negative or config.negative_prompt

@@ -345,7 +345,8 @@ def joined(before: Tensor, after: Tensor, windows: Sequence[Window], latent: Lat
     """Two videos [3, T, H, W] as one: what the second has of the first at its head is shown once. Where it was shown
     pixels and made frames of its own, these are faded in over the overlap, evenly from nothing on."""
     shown = max((len(frames) for one in windows for frames in one.shown or () if frames.start == 0), default=0)
-    held = [latent.pixel_frames(len(window.frames)) for window in windows if window.is_head and window.shown is None]
+    heads = [one for one in windows if one.is_head and one.shown is None and one.reference is None]
+    held = [latent.pixel_frames(len(window.frames)) for window in heads]
     if shown:
         share = (torch.arange(shown) / shown)[:, None, None]
         faded = before[:, -shown:] * (1 - share) + after[:, :shown] * share

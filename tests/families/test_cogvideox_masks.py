@@ -17,8 +17,8 @@ from torch import Tensor
 from longtake.contracts import Batch, Bucket, LatentShape
 from longtake.diffusion import Places, Window
 from longtake.families.cogvideox_known import GENERATION_LEVEL, HIDDEN, MaskedVideo, resized
-from longtake.families.cogvideox_masks import MASKS, OwnNumbers
-from longtake.random import uniforms
+from longtake.families.cogvideox_masks import MASKS
+from longtake.random import OwnNumbers, uniforms
 from longtake.system import black_out
 from longtake.system.examples import known_of_batch
 from tests.models.golden_cogvideox import FOLDER

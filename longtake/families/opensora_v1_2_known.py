@@ -1,0 +1,131 @@
+"""What Open-Sora 1.2 knows of clips: frames of their own in training, and frames of references by mask strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from longtake.contracts import Known, LatentShape
+from longtake.diffusion.known import NOTHING_KNOWN, ByKind, PixelShape, Places, Window
+from longtake.families.opensora_v1_2_masks import MASKS, NOTHING, to_make
+from longtake.families.opensora_v1_2_strategy import (
+    PATTERN,
+    Group,
+    carried,
+    of_clip,
+    placed,
+    ratios,
+    read_strategy,
+)
+from longtake.random import OwnNumbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXTEND = "extend"
+# Kinds that stand for a strategy in generation; the masks beside them take a video of the clip's length.
+_STRATEGIES = {
+    "image_head": "0",
+    "image_tail": "0,0,0,-1,1",
+    "image_head_tail": "0;0,1,0,-1,1",
+    EXTEND: carried(5),
+}
+KINDS = MappingProxyType(
+    {
+        NOTHING: "nothing is known",
+        "image_head": "the first latent frame",
+        "image_tail": "the last latent frame",
+        "image_head_tail": "the first and the last latent frame",
+        "image_random": "one latent frame, anywhere",
+        "quarter_head": "up to a quarter of the latent frames, at the beginning",
+        "quarter_tail": "up to a quarter of them, at the end",
+        "quarter_head_tail": "up to a quarter of them at either end",
+        "quarter_random": "up to a quarter of them in a row, anywhere",
+        "interpolate": "every other latent frame",
+        "random": "a tenth to nine tenths of the latent frames, by chance",
+    }
+)
+# In generation any strategy is a kind, and one by name: the last 5 latent frames, 17 frames, of a video or of the clip
+# before, go on.
+KIND_PATTERN = f"{EXTEND}|{PATTERN}"
+
+
+class FrameMasks(ByKind):
+    """The law of given frames: in training a mask of latent frames, taken from the clip's own; in generation a mask
+    strategy, or a kind that stands for one. A draw's numbers: of the kind, and two that the mask follows from."""
+
+    kinds = KINDS
+    numbers = 2
+
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+        """What a kind or a strategy takes of references."""
+        frames = latent(num_frames, 1, 1)[1]
+        if kind == NOTHING or frames == 1:
+            return ()
+        if kind in MASKS and kind not in _STRATEGIES:
+            return (Window(range(frames), range(num_frames)),)
+        return tuple(_window(group, latent) for group in _groups(kind, frames))
+
+    def places(
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None, numbers: Sequence[float]
+    ) -> Places:
+        """What a kind makes known of a training clip."""
+        frames = latent(*shape)[1]
+        if kind not in MASKS:
+            return NOTHING_KNOWN
+        return _masked(kind, OwnNumbers(*(int(u * 2**24) for u in numbers)), frames, shape[0])
+
+    def given(
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+    ) -> Places:
+        windows, frames = self.windows(kind, latent, shape[0], refs), latent(*shape)[1]
+        if not windows:
+            return NOTHING_KNOWN
+        if kind in MASKS and kind not in _STRATEGIES:
+            return _masked(kind, OwnNumbers(0, 0), frames, shape[0])
+        return Places(windows, _released(ratios(_groups(kind, frames), frames)))
+
+    def continued(self, kind: str, carries: str, clip: int) -> str:
+        """What a later clip knows: the clip before, and what the strategy of the video says of this one."""
+        own = of_clip(_STRATEGIES.get(kind, kind), clip) if kind not in MASKS and kind != NOTHING else ""
+        return f"{_STRATEGIES.get(carries, carries)};{own}" if own else carries
+
+    def conditions(self, known: Known) -> Mapping[str, Tensor]:
+        """None: given frames have the time 0."""
+        return {}
+
+
+def _groups(kind: str, frames: int) -> list[Group]:
+    """What a strategy says of a clip by itself, the places counted from its beginning."""
+    groups = read_strategy(_STRATEGIES.get(kind, kind))
+    return [found for group in groups if group.clip == 0 and (found := placed(group, frames)) is not None]
+
+
+def _window(group: Group, latent: LatentShape) -> Window:
+    """The frames of a reference that become the latents of a group."""
+    count = latent.pixel_frames(group.start + group.length if group.start >= 0 else -group.start)
+    first = latent.pixel_frames(group.target) if group.target else 0
+    return Window(
+        range(group.target, group.target + group.length),
+        range(first, first + count),
+        skip=max(group.start, 0),
+        reference=group.reference,
+        from_end=group.start < 0,
+    )
+
+
+def _masked(kind: str, numbers: OwnNumbers, frames: int, num_frames: int) -> Places:
+    mask = to_make(kind, numbers, frames)
+    if mask.all():
+        return NOTHING_KNOWN
+    return Places((Window(range(frames), range(num_frames)),), _released(mask.astype(np.float32).tolist()))
+
+
+def _released(shares: Sequence[float]) -> Tensor:
+    """[F] -> float32 [1, F, 1, 1]."""
+    import torch
+
+    return torch.tensor(shares, dtype=torch.float32)[None, :, None, None]
