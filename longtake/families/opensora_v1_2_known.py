@@ -13,7 +13,7 @@ from longtake.diffusion.known import NOTHING_KNOWN, ByKind, PixelShape, Places, 
 from longtake.families.opensora_v1_2_masks import MASKS, NOTHING, to_make
 from longtake.families.opensora_v1_2_strategy import (
     PATTERN,
-    Group,
+    MaskGroup,
     carried,
     of_clip,
     placed,
@@ -98,13 +98,13 @@ class FrameMasks(ByKind):
         return {}
 
 
-def _groups(kind: str, frames: int) -> list[Group]:
+def _groups(kind: str, frames: int) -> list[MaskGroup]:
     """What a strategy says of a clip by itself, the places counted from its beginning."""
     groups = read_strategy(_STRATEGIES.get(kind, kind))
     return [found for group in groups if group.clip == 0 and (found := placed(group, frames)) is not None]
 
 
-def _window(group: Group, latent: LatentShape) -> Window:
+def _window(group: MaskGroup, latent: LatentShape) -> Window:
     """The frames of a reference that become the latents of a group."""
     count = latent.pixel_frames(group.start + group.length if group.start >= 0 else -group.start)
     first = latent.pixel_frames(group.target) if group.target else 0

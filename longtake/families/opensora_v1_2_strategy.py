@@ -32,7 +32,7 @@ PATTERN = f"{_GROUP}(?:;{_GROUP})*"
 
 
 @dataclass(frozen=True)
-class Group:
+class MaskGroup:
     """One group of a strategy."""
 
     clip: int = 0
@@ -47,7 +47,7 @@ class Group:
         return f"{self.clip},{reference},{self.start},{self.target},{self.length},{self.edit_ratio:g}"
 
 
-def read_strategy(text: str) -> tuple[Group, ...]:
+def read_strategy(text: str) -> tuple[MaskGroup, ...]:
     """The groups of a strategy; none of an empty text. Raises `UserError` for a text that is none."""
     if not text.strip():
         return ()
@@ -63,22 +63,22 @@ def read_strategy(text: str) -> tuple[Group, ...]:
         ratio = float(fields[5]) if len(fields) == len(_FIELDS) else 0.0
         if ratio > 1:
             raise UserError(f"mask strategy {text!r}: an edit ratio of {ratio:g} is no share; choose 0 to 1")
-        groups.append(Group(*numbers, **({"edit_ratio": ratio} if ratio else {})))
+        groups.append(MaskGroup(*numbers, **({"edit_ratio": ratio} if ratio else {})))
     return tuple(groups)
 
 
 def of_clip(strategy: str, clip: int) -> str:
     """What a strategy says of one clip, as that of a clip by itself."""
     mine = [group for group in read_strategy(strategy) if group.clip == clip]
-    return ";".join(str(Group(0, *_rest(group))) for group in mine)
+    return ";".join(str(MaskGroup(0, *_rest(group))) for group in mine)
 
 
 def carried(length: int, edit_ratio: float = 0.0) -> str:
     """The strategy of a clip that begins with the last latent frames of the one before."""
-    return str(Group(reference=None, start=-length, length=length, edit_ratio=edit_ratio))
+    return str(MaskGroup(reference=None, start=-length, length=length, edit_ratio=edit_ratio))
 
 
-def _rest(group: Group) -> tuple[int | None, int, int, int, float]:
+def _rest(group: MaskGroup) -> tuple[int | None, int, int, int, float]:
     return group.reference, group.start, group.target, group.length, group.edit_ratio
 
 
@@ -88,7 +88,7 @@ def nearest(value: int, step: int, most: int) -> int:
     return (whole + (value % step > step / 2 and whole < most // step - 1)) * step
 
 
-def placed(group: Group, frames: int, reference: int | None = None, align: int | None = None) -> Group | None:
+def placed(group: MaskGroup, frames: int, reference: int | None = None, align: int | None = None) -> MaskGroup | None:
     """A group with places counted from the beginning and a length that fits, in a clip of so many latent frames; None
     where nothing is left of it.
 
@@ -107,10 +107,10 @@ def placed(group: Group, frames: int, reference: int | None = None, align: int |
     left += [-start] if start < 0 else [] if reference is None else [reference - start]
     if (length := min(left)) < 1:
         return None
-    return Group(group.clip, group.reference, start, target, length, group.edit_ratio)
+    return MaskGroup(group.clip, group.reference, start, target, length, group.edit_ratio)
 
 
-def ratios(groups: Sequence[Group], frames: int) -> list[float]:
+def ratios(groups: Sequence[MaskGroup], frames: int) -> list[float]:
     """Up to which share of the noise each latent frame of a clip is kept; 1: it is made from the beginning."""
     found = [1.0] * frames
     for group in groups:

@@ -127,7 +127,7 @@ def _replaced(text: str, table: tuple[tuple[str, str], ...]) -> str:
     return text
 
 
-class _Texts(HTMLParser):
+class _Markup(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.found: list[str] = []
@@ -137,7 +137,7 @@ class _Texts(HTMLParser):
 
 
 def _without_markup(text: str) -> str:
-    parser = _Texts()
+    parser = _Markup()
     parser.feed(text)
     parser.close()
     return "".join(parser.found)

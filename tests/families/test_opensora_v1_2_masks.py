@@ -14,7 +14,7 @@ import torch
 from longtake.contracts import LatentShape, UserError
 from longtake.families.opensora_v1_2_known import KIND_PATTERN, FrameMasks
 from longtake.families.opensora_v1_2_masks import NOTHING, to_make
-from longtake.families.opensora_v1_2_strategy import PATTERN, Group, nearest, of_clip, placed, ratios, read_strategy
+from longtake.families.opensora_v1_2_strategy import PATTERN, MaskGroup, nearest, of_clip, placed, ratios, read_strategy
 from tests.buckets.tables import golden
 
 V1_2 = "opensora_v1_2"
@@ -93,7 +93,7 @@ def test_strategies_give_the_frames_that_they_give_there(case: dict[str, Any]) -
             with pytest.raises(UserError, match="choose a target from -4"):
                 placed(groups[0], frames, lengths[0])
             continue
-        if "error" in case or groups == [Group(start=-5, length=2)]:  # a missing file; counted from the end twice
+        if "error" in case or groups == [MaskGroup(start=-5, length=2)]:  # a missing file; counted from the end twice
             continue
         found = [placed(group, frames, lengths[group.reference], case.get("align")) for group in groups]
         groups = [group for group in found if group is not None]
