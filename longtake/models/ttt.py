@@ -19,12 +19,13 @@ from longtake.contracts import UserError
 from longtake.models import layers
 from longtake.models.cogvideox import Runs, add_gated
 from longtake.models.segments import Segments
-from longtake.models.ttt_scan import ttt_scan
+from longtake.models.ttt_scan import scan_flops, ttt_scan
 from longtake.models.ttt_video_config import TTTVideoConfig
 
 Direction = Literal["forward", "backward", "both"]
 EPS = 1e-6  # of the norm behind the network
 TARGET_EPS = 1e-8
+MLP_RATIO = 4  # hidden layer of an inner MLP over the width of a head
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ def _mini_batch(config: TTTVideoConfig, segments: Segments, count: int) -> int:
 
 def inner_flops(config: TTTVideoConfig, segments: Segments, count: int) -> int:
     """Floating-point operations of the products of a network that learns along so many segments, both ways."""
-    mini_batch = _mini_batch(config, segments, count)
-    tokens = -(-(count * segments.tokens + segments.frame) // mini_batch) * mini_batch
-    products = 3 if config.mixer == "ttt_linear" else 4 * 7  # of head_dim x head_dim for a token
-    return 2 * 2 * tokens * products * config.hidden_size * config.head_dim
+    width, tokens = config.head_dim, count * segments.tokens + segments.frame
+    hidden = 0 if config.mixer == "ttt_linear" else MLP_RATIO * width
+    sizes = config.num_attention_heads, width, hidden, _mini_batch(config, segments, count)
+    return 2 * scan_flops(1, tokens, *sizes)
 
 
 def _misread(segments: Segments, count: int, mini_batch: int, tokens: Tensor) -> Tensor:
@@ -117,7 +118,7 @@ class Scan(nn.Module):
         self.base_rate, self.eps = config.ttt_base_lr, config.inner_eps
         self.norm_weight = nn.Parameter(torch.empty(heads, width))
         self.norm_bias = nn.Parameter(torch.empty(heads, width))
-        hidden = width if config.mixer == "ttt_linear" else 4 * width
+        hidden = width if config.mixer == "ttt_linear" else MLP_RATIO * width
         self.W1 = nn.Parameter(torch.empty(heads, width, hidden))
         self.b1 = nn.Parameter(torch.empty(heads, 1, hidden))
         if config.mixer != "ttt_linear":

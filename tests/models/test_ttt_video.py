@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import TTTVideo, TTTVideoConfig
+from longtake.models import TTTVideo, TTTVideoConfig, build_denoiser
 from longtake.models.layers import RotaryPositions, join_positions
 from longtake.models.segments import SegmentAttention, Segments, Share, TokenRows
+from longtake.models.ttt_video import SegmentBlock, Where
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.ttt_video import FORMAT, PUBLISHED
 from tests.models.golden_ttt_video import (
@@ -30,6 +35,7 @@ from tests.models.golden_ttt_video import (
     rules,
     tiny_config,
 )
+from tests.models.initialised import initialise
 
 OUTPUTS, GRADIENTS = 2e-5, 2e-4  # of the largest value, as the golden data's README suggests
 
@@ -37,7 +43,11 @@ OUTPUTS, GRADIENTS = 2e-5, 2e-4  # of the largest value, as the golden data's RE
 def assert_close(found: Tensor, expected: Tensor, far: float, name: str = "") -> None:
     """Within a share of the largest value."""
     torch.testing.assert_close(
-        found.reshape(expected.shape), expected, rtol=0, atol=far * float(expected.abs().max()), msg=name or None
+        found.reshape(expected.shape),
+        expected,
+        rtol=0,
+        atol=far * float(expected.detach().abs().max()),
+        msg=name or None,
     )
 
 
@@ -190,3 +200,180 @@ def test_wrong_frames_and_texts_are_refused() -> None:
         model(x, t, Conditions(text=conditions["text"][:, :2]))
     with pytest.raises(UserError, match="do not divide into mini-batches of 8"):
         TTTVideo(tiny_config(rates="last_row"))(x, t, conditions)
+
+
+@pytest.mark.parametrize(("mixer", "count"), [("ttt_linear", 21), ("ttt_mlp", 9), ("ttt_mlp", 21)])
+def test_what_a_block_mixes_equals_the_formulas_in_float64(mixer: Any, count: int) -> None:
+    config = tiny_config(mixer=mixer, num_attention_heads=2, segment_frames=12)
+    block = SegmentBlock(config)
+    generator = torch.Generator().manual_seed(count)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    segments, grid = Segments(3, 2, 12), (1, 2)
+    order = order_of(config, segments, count, grid)
+    of_one = join_positions(3, RotaryPositions((4, 6, 6), 10_000.0)((13, *grid), torch.device("cpu")))
+    rows = TokenRows.whole(segments, count)
+    x = torch.randn(1, rows.stop, config.hidden_size, generator=generator).requires_grad_()
+    probe = torch.randn(x.shape, generator=generator)
+    out = block.mix(joined(x, segments, count), rows.runs, Where(Share(segments, of_one, True, True), order))
+    (parted(out, segments) * probe).sum().backward()
+    found, of_x = parted(out, segments), x.grad.clone()
+    gradients = {name: p.grad.clone() for name, p in block.named_parameters() if p.grad is not None}
+    block.zero_grad()
+    x64 = x.detach().double().requires_grad_()
+    exact = mixed_in_float64(block.double(), x64, count, 3, 2)
+    (exact * probe).sum().backward()
+    assert_close(found.double(), exact, OUTPUTS)
+    assert_close(of_x.double(), x64.grad, GRADIENTS)
+    for name, parameter in block.named_parameters():
+        if name in gradients:
+            assert_close(gradients[name].double(), parameter.grad, GRADIENTS, name)
+
+
+def mixed_in_float64(block: SegmentBlock, x: Tensor, count: int, texts: int, frame: int) -> Tensor:
+    """Attention of each segment for itself, then the network both ways: [texts | video] [1, S, D], as the sheet has it,
+    one mini-batch after another."""
+    attn, ttt, heads = block.attn1, block.ttt, 2
+    width = x.shape[-1] // heads
+    table = angles((12 * count + 1, 1, frame), width)
+    total, visits = torch.zeros_like(x), torch.zeros(x.shape[1], 1)
+    for i in range(count):
+        rows = torch.tensor(
+            [
+                *range(i * texts, (i + 1) * texts),
+                *range(count * texts + 12 * i * frame, count * texts + (12 * i + 13) * frame),
+            ]
+        )
+        q, k, v = (layer(x[:, rows]).unflatten(-1, (heads, -1)) for layer in (attn.to_q, attn.to_k, attn.to_v))
+        q, k = (turned(one, table, texts) for one in (attn.norm_q(q), attn.norm_k(k)))
+        scores = torch.einsum("bqnk,bpnk->bnqp", q, k) / width**0.5
+        out = attn.to_out(torch.einsum("bnqp,bpnk->bqnk", scores.softmax(-1), v).flatten(2))
+        total, visits = total.index_add(1, rows, out), visits.index_add(0, rows, torch.ones(len(rows), 1))
+    z = total / visits
+    z = gated(z, one_way_in_float64(ttt, z, table, count, texts, frame), ttt.forward_gate, count * texts)
+    back = torch.cat(
+        [
+            torch.arange(count * texts).view(count, texts).flip(0).flatten(),
+            torch.arange(count * texts, z.shape[1]).flip(0),
+        ]
+    )
+    out = one_way_in_float64(ttt, z[:, back], table, count, texts, frame)
+    return gated(z, out[:, torch.argsort(back)], ttt.backward_gate, count * texts)
+
+
+def gated(z: Tensor, out: Tensor, gate: Any, texts: int) -> Tensor:
+    return z + torch.cat([gate.text.tanh() * out[:, :texts], gate.video.tanh() * out[:, texts:]], 1)
+
+
+def one_way_in_float64(ttt: Any, x: Tensor, table: Tensor, count: int, texts: int, frame: int) -> Tensor:
+    heads, scan = 2, ttt.scan
+    q, k, v = (layer(x).unflatten(-1, (heads, -1)) for layer in (ttt.wq, ttt.wk, ttt.wv))
+    q, k = (turned(one / one.norm(dim=-1, keepdim=True), table, count * texts) for one in (q, k))
+    d = v - k
+    target = scan.norm_weight * (d - d.mean(-1, keepdim=True)) / (d.std(-1, keepdim=True) + 1e-8) + scan.norm_bias
+    rate = 16.0 * ttt.rate(x).sigmoid() / q.shape[-1] / 8
+    places = [*range(texts), *range(count * texts, count * texts + 13 * frame)]
+    for i in range(1, count):
+        start = count * texts + (12 * i + 1) * frame
+        places += [*range(i * texts, (i + 1) * texts), *range(start, start + 12 * frame)]
+    place = torch.tensor(places)
+    outs = []
+    net = [part[None] for part in scan.state]
+    for start in range(0, len(place), 8):
+        rows = place[start : start + 8]
+        net = learned(net, k[:, rows], target[:, rows], rate[:, rows], scan)
+        outs.append(q[:, rows] + normed(run(net, q[:, rows]), scan))
+    out = torch.cat(outs, 1)[:, torch.argsort(place)].flatten(2)
+    return ttt.wo(ttt.post_norm(out))
+
+
+def run(net: list[Tensor], x: Tensor) -> Tensor:
+    hidden = torch.einsum("bsnk,bnkm->bsnm", x, net[0]) + net[1].transpose(1, 2)
+    if len(net) == 2:
+        return hidden
+    return torch.einsum("bsnm,bnmk->bsnk", torch.nn.functional.gelu(hidden, approximate="tanh"), net[2]) + net[
+        3
+    ].transpose(1, 2)
+
+
+def normed(z: Tensor, scan: Any) -> Tensor:
+    return torch.nn.functional.layer_norm(z, z.shape[-1:], eps=1e-8) * scan.norm_weight + scan.norm_bias
+
+
+def learned(net: list[Tensor], k: Tensor, target: Tensor, rate: Tensor, scan: Any) -> list[Tensor]:
+    """The network after a step of gradient descent, whose gradient autograd finds."""
+    loss = ((normed(run(net, k), scan) - target).square() * rate[..., None]).sum() / 2
+    return [part - grad for part, grad in zip(net, torch.autograd.grad(loss, net, create_graph=True), strict=True)]
+
+
+def angles(grid: tuple[int, int, int], width: int) -> Tensor:
+    """Of each pair of channels at each place: float64 [F * h * w, K/2]."""
+    places = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64) for size in grid))
+    dims = width // 4, width * 3 // 8, width * 3 // 8
+    return torch.cat(
+        [
+            places[:, i : i + 1] * 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+            for i, dim in enumerate(dims)
+        ],
+        1,
+    )
+
+
+def turned(x: Tensor, table: Tensor, texts: int) -> Tensor:
+    """x [1, l, N, K], whose first tokens are text, turned as complex numbers."""
+    pairs = torch.view_as_complex(x[:, texts:].contiguous().unflatten(-1, (-1, 2)))
+    turns = torch.polar(torch.ones_like(table), table)[: pairs.shape[1], None]
+    return torch.cat([x[:, :texts], torch.view_as_real(pairs * turns).flatten(-2)], 1)
+
+
+def test_parallel_directions_read_the_same() -> None:
+    config = tiny_config(directions="parallel")
+    model = TTTVideo(config)
+    initialise(model, 1)
+    ttt = model.transformer_blocks[0].ttt
+    segments = Segments(5, 6, 2)
+    order, runs = order_of(config, segments, 3), TokenRows.whole(segments, 3).runs
+    z = torch.randn(2, 57, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    ahead = ttt.forward_gate(z, ttt.one_way(z, order, "forward"), runs)
+    both = ttt.backward_gate(ahead, ttt.one_way(z, order, "backward"), runs)
+    assert_close(ttt(z, runs, order), both, 1e-6)
+
+
+def test_initial_values_are_those_of_the_sheet() -> None:
+    model = TTTVideo(tiny_config(num_attention_heads=4))
+    initialise(model, 1)
+    ttt = model.transformer_blocks[1].ttt
+    for drawn in (ttt.scan.W1, ttt.scan.W2, ttt.rate.weight):
+        assert abs(float(drawn.detach().std()) / 0.02 - 1) < 0.1
+    assert all(bool((gate == 0.1).all()) for one in (ttt.forward_gate, ttt.backward_gate) for gate in one.parameters())
+    zeros = ttt.scan.b1, ttt.scan.b2, ttt.scan.norm_bias, ttt.rate.bias, ttt.post_norm.bias
+    assert not any(bool(parameter.any()) for parameter in zeros)
+    assert bool((ttt.scan.norm_weight == 1).all())
+    assert 0.9 * 64**-0.5 < float(ttt.wq.weight.detach().abs().max()) < 64**-0.5
+    assert bool(ttt.wq.bias.any())
+
+
+@pytest.mark.parametrize("mixer", ["none", "ttt_linear", "ttt_mlp", "large_chunk"])
+def test_forward_flops_equal_the_counter_of_torch(mixer: Any) -> None:
+    config = tiny_config(mixer=mixer, attention="math")
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        x, t, conditions = random_inputs(config)
+        build_denoiser(config)(x, t, conditions)
+    assert counter.get_total_flops() == 2 * TTTVideo.forward_flops(config, (4, 7, 4, 6), 5)
+
+
+def test_bf16_weights_take_fp32_inputs() -> None:
+    model = TTTVideo(tiny_config(ttt_base_lr=1.0))
+    initialise(model, 0)
+    inputs = random_inputs(model.config)
+    exact = model(*inputs)
+    torch.testing.assert_close(model.bfloat16()(*inputs).float(), exact, atol=0.03, rtol=0.05)
+
+
+def test_a_traced_model_gives_the_same_answer() -> None:
+    model = TTTVideo(tiny_config())
+    initialise(model, 0)
+    inputs = random_inputs(model.config)
+    traced = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(*inputs), model(*inputs), atol=1e-6, rtol=0)
