@@ -26,7 +26,7 @@ from longtake import presets
 from longtake.cli import main as longtake
 
 ROOT = Path(__file__).parent.parent
-PRESETS = sorted(presets.FOLDER.glob("*/train/*.py"))
+PRESETS = sorted(presets.FOLDER.glob("*/train/**/*.py"))
 COMMAND, FORECAST = "#   longtake plan ", "#     "
 LEFT_OUT = ("TxHxW", "sequence", "encode GiB", "encode s", "MFU", "suggested", "samples")
 LONGEST = 112  # characters of a line of the forecast

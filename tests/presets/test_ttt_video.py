@@ -84,7 +84,7 @@ def test_the_curriculum_has_the_stages_in_turn(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_preset_for_generation_is_the_published_one(kind: str, stage: str) -> None:
-    run, theirs = resolve_source(str(find_preset(f"ttt_video/ttt_{kind}/{stage}", "inference")), []).config, None
+    run = resolve_source(str(find_preset(f"ttt_video/ttt_{kind}_{stage}", "inference")), []).config
     theirs = published("eval", kind, stage)
     option, evaluation = run.sampling_option, theirs["eval"]
     assert run.ae.latent(option.num_frames, 480, 720)[1] == evaluation["sampling_num_frames"]

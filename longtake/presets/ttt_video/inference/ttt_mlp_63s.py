@@ -1,6 +1,6 @@
 # Videos of 63 seconds with TTT-Video and TTT-MLP: 21 texts each, one for every 3 seconds.
-#   longtake generate ttt_video/ttt_mlp/63s --prompts story.json --model.from-pretrained outputs/ttt_mlp_63s
-_base_ = "3s.py"
+#   longtake generate ttt_video/ttt_mlp_63s --prompts story.json --model.from-pretrained outputs/ttt_mlp_63s
+_base_ = "ttt_mlp_3s.py"
 
 t5 = dict(max_length=458)
 sampling_option = dict(num_frames=1009)

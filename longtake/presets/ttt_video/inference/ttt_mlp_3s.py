@@ -1,6 +1,6 @@
 # Videos of 3 seconds with TTT-Video and TTT-MLP: 1 text each, one for every 3 seconds.
-#   longtake generate ttt_video/ttt_mlp/3s --prompts story.json --model.from-pretrained outputs/ttt_mlp_3s
-_base_ = "../../parts.py"
+#   longtake generate ttt_video/ttt_mlp_3s --prompts story.json --model.from-pretrained outputs/ttt_mlp_3s
+_base_ = "../parts.py"
 
 save_dir = "samples"
 seed = 42

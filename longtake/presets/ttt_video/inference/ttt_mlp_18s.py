@@ -1,6 +1,6 @@
 # Videos of 18 seconds with TTT-Video and TTT-MLP: 6 texts each, one for every 3 seconds.
-#   longtake generate ttt_video/ttt_mlp/18s --prompts story.json --model.from-pretrained outputs/ttt_mlp_18s
-_base_ = "3s.py"
+#   longtake generate ttt_video/ttt_mlp_18s --prompts story.json --model.from-pretrained outputs/ttt_mlp_18s
+_base_ = "ttt_mlp_3s.py"
 
 t5 = dict(max_length=471)
 sampling_option = dict(num_frames=289)

@@ -1,6 +1,6 @@
 # Videos of 3 seconds with TTT-Video and TTT-Linear: 1 text each, one for every 3 seconds.
-#   longtake generate ttt_video/ttt_linear/3s --prompts story.json --model.from-pretrained outputs/ttt_linear_3s
-_base_ = "../../parts.py"
+#   longtake generate ttt_video/ttt_linear_3s --prompts story.json --model.from-pretrained outputs/ttt_linear_3s
+_base_ = "../parts.py"
 
 save_dir = "samples"
 seed = 42

@@ -1,6 +1,6 @@
 # Videos of 30 seconds with TTT-Video and TTT-MLP: 10 texts each, one for every 3 seconds.
-#   longtake generate ttt_video/ttt_mlp/30s --prompts story.json --model.from-pretrained outputs/ttt_mlp_30s
-_base_ = "3s.py"
+#   longtake generate ttt_video/ttt_mlp_30s --prompts story.json --model.from-pretrained outputs/ttt_mlp_30s
+_base_ = "ttt_mlp_3s.py"
 
 t5 = dict(max_length=497)
 sampling_option = dict(num_frames=481)
