@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers
     from longtake.models.mmdit import MMDiT
     from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch, TensorSplit
+    from longtake.models.stdit3 import STDiT3
     from longtake.models.stdit3_config import STDiT3Config
     from longtake.models.trace import Law, Trace, as_on_cuda, fit, meta_conditions
     from longtake.models.ttt_video import TTTVideo

@@ -83,6 +83,30 @@ class AttentionOverTime(Attention):
         return out.unflatten(0, (len(q), -1)).transpose(1, 2)
 
 
+class AttentionInFrames(Attention):
+    """Attention over the places of each frame: q, k, v and the result are [B, F, S, N, K]."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().forward(*(x.flatten(0, 1) for x in (q, k, v))).unflatten(0, (len(q), -1))
+
+
+class MaskedAttention(Attention):
+    """Attention to the keys where mask, bool [B, 1, 1, Lk], is True, as to a text of its own length in each sample.
+
+    Kernels take the mask as it is, so nothing waits for the device to say how long the texts are. Of the backends only
+    math is its own; where another is asked for, PyTorch chooses among its kernels that take a mask.
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if self.backend == "math":
+            scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+            out = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class AttentionChoice:
     """What attention runs on: a backend for `Attention`, and its name for people."""

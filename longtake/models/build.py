@@ -21,6 +21,7 @@ class Denoiser(Protocol):
     """What a denoiser class declares as data, beside `forward(x, t, conditions)`; `config` is its own section."""
 
     blocks: ClassVar[Mapping[str, str]]  # list of repeated blocks -> the config key that counts them, in forward order
+    in_turn: ClassVar[bool]  # the lists are as long as each other, and a block of each runs in turn; only where so
     varying_dims: ClassVar[Mapping[str, tuple[tuple[int, ...], ...]]]  # of a block's arguments, what buckets change
     tensor_plan: ClassVar[Mapping[str, TensorSplit] | None]
     sequence_plan: ClassVar[SequencePlan | None]  # None of either: degrees above 1 are refused

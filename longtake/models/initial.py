@@ -18,7 +18,7 @@ _MASK = 0xFFFFFFFF
 _BLOCKS_AT_ONCE = 1 << 21  # of four numbers, in int64: 16 MiB for each of a dozen temporary tensors
 
 
-def linear_uniform(name: str, shape: Sequence[int], fan_in: int, seed: int) -> Tensor:
+def linear_uniform(name: str, shape: Sequence[int], fan_in: float, seed: int) -> Tensor:
     """Uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's law for `nn.Linear` weights and biases: fp32, on the
     default device."""
     bound, count = fan_in**-0.5, math.prod(shape)
@@ -27,6 +27,13 @@ def linear_uniform(name: str, shape: Sequence[int], fan_in: int, seed: int) -> T
     else:
         values = uniforms_on(device, seed, name, count)
     return values.mul_(2 * bound).sub_(bound).view(*shape)
+
+
+def normal(name: str, shape: Sequence[int], std: float, seed: int) -> Tensor:
+    """Normal numbers of standard deviation `std`: fp32, on the default device. NumPy makes them, so keep it to small
+    parameters."""
+    values = torch.from_numpy(random.parameter_normals(seed, name, math.prod(shape)))
+    return values.mul_(std).view(*shape).to(torch.get_default_device())
 
 
 def uniforms_on(device: torch.device, seed: int, name: str, count: int) -> Tensor:

@@ -18,7 +18,8 @@ class TensorSplit:
     `column` cuts the output features (rows of the stored weight, and the bias), `row` the input features; the sum over
     devices of a `row` layer's outputs, plus its bias once, is the result. `parts` names the config sizes that make up
     the cut dimension where it holds several things side by side: each part is cut on its own. `tokens` names what the
-    layer runs over: modules of `SequencePlan.split`, in the order in which their tokens follow one another.
+    layer runs over: modules of `SequencePlan.split`, in the order in which their tokens follow one another; (): what
+    every peer has whole, such as a text.
     """
 
     kind: Literal["column", "row"]
@@ -89,7 +90,8 @@ class SequencePlan:
     that every peer has whole, attention within a frame where frames are the unit). `entry`: module name -> the modules
     of `split` whose tokens are its first arguments; from there to `gather`, tensor parallelism cuts the tokens between
     its regions (`TensorSplit`) once more. `units`: module of `split` -> what is not cut apart, a name in the class's
-    `units`, of which the first may be longer; a module that is not named is cut between any two tokens.
+    `units`, of which the first may be longer; a module that is not named is cut between any two tokens. `tensor_units`:
+    tensor peers cut between units alone, too, for a model whose layers between regions ask what unit a token is of.
     """
 
     split: Mapping[str, int]
@@ -97,6 +99,7 @@ class SequencePlan:
     exchanges: Mapping[str, Exchange | Switch | Halo | Sum]
     entry: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
+    tensor_units: bool = False
 
 
 def check_conditions(

@@ -65,7 +65,7 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     streams = set()
     for pattern, split in (model.tensor_plan or {}).items():
         for name, layer in matching(model, pattern):
-            if name.startswith(f"{blocks}.0."):
+            if split.tokens and name.startswith(f"{blocks}.0."):
                 column = split.kind == "column"
                 size = (layer.in_features // (1 if column else tensor), layer.out_features // (tensor if column else 1))
                 sizes.setdefault(size, []).append(name.removeprefix(f"{blocks}.0."))

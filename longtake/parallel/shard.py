@@ -7,6 +7,7 @@ FSDP2 takes 0.7 s to import; what only cuts and counts a model does without it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ def cut_model(model: nn.Module, mesh: Mesh) -> TokenCut | None:
 
 def cut_among(model: nn.Module, peers: TokenPeers) -> TokenCut:
     """The same for peers that are known already, or that are counted alone (`TokenPeers.counted`)."""
-    cut = TokenCut(peers)
+    cut = TokenCut(peers, model.sequence_plan.tensor_units)
     cut_sequence(model, cut)
     if peers.tensor > 1:
         cut_layers(model, cut)
@@ -60,11 +61,13 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
         "offload_policy": CPUOffloadPolicy() if offloads(mesh) else OffloadPolicy(),
         "reshard_after_forward": config.zero == 3,
     }
-    units = []
-    for name in model.blocks:
-        for block in model.get_submodule(name):
-            if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS:
-                units.append(fully_shard(block, **options))
+    lists = [list(model.get_submodule(name)) for name in model.blocks]
+    blocks = chain(*(zip(*lists, strict=True) if getattr(model, "in_turn", False) else lists))
+    units = [
+        fully_shard(block, **options)
+        for block in blocks
+        if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS
+    ]
     fully_shard(model, **options)
     for depth, order, prefetch in (
         (config.forward_prefetch, units, "set_modules_to_forward_prefetch"),

@@ -86,7 +86,9 @@ class _RegionInput:
         self._left = 0  # of them that have yet to read it
 
     def read(self, x: Tensor) -> Tensor:
-        """The tokens of all peers that belong to this peer's x."""
+        """The tokens of all peers that belong to this peer's x; x itself where every peer has it whole."""
+        if not self.split.tokens:
+            return x
         if self._input is not x:
             peers = self.cut.peers
             self._input, self._left = x, self.readers

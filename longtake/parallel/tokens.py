@@ -41,7 +41,8 @@ class TokenCut:
     last forward; `captured` restores those of an earlier one for recomputation in backward.
     """
 
-    def __init__(self, peers: TokenPeers) -> None:
+    def __init__(self, peers: TokenPeers, tensor_units: bool = False) -> None:
+        self._tensor_units = tensor_units  # tensor peers cut between units alone
         self._now = _CutState(peers, {}, {})
         self._uncompiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -88,18 +89,23 @@ class TokenCut:
 
     def tensor_share(self, name: str) -> tuple[int, int]:
         """(offset, size) of this rank's part of its own sequence share of `name`."""
-        return share(self.sequence_share(name)[1], self.peers.tensor, self.peers.tensor_index)
+        return self._tensor_share(name, self.sequence_share(name)[1], self.peers.tensor_index)
+
+    def _tensor_share(self, name: str, whole: int, index: int) -> tuple[int, int]:
+        return share(whole, self.peers.tensor, index, self.unit(name) if self._tensor_units else 1)
 
     def tensor_sizes(self, names: Sequence[str]) -> list[tuple[int, ...]]:
         """For each tensor peer, its part of each of `names` in this rank's sequence share."""
         wholes = [self.sequence_share(name)[1] for name in names]
-        return [tuple(share(whole, self.peers.tensor, i)[1] for whole in wholes) for i in range(self.peers.tensor)]
+        pairs = list(zip(names, wholes, strict=True))
+        return [tuple(self._tensor_share(*pair, i)[1] for pair in pairs) for i in range(self.peers.tensor)]
 
     def peer_sizes(self, name: str, entered: bool) -> list[int]:
         """Tokens of `name` on every rank, in order; `entered`: cut among tensor peers too."""
-        tensor = self.peers.tensor if entered else 1
         sizes = [self._share(name, i)[1] for i in range(self.peers.sequence)]
-        return [share(size, tensor, i)[1] for size in sizes for i in range(tensor)]
+        if not entered:
+            return sizes
+        return [self._tensor_share(name, size, i)[1] for size in sizes for i in range(self.peers.tensor)]
 
     def captured(self, inside: AbstractContextManager[Any] | None = None) -> _Captured:
         """The lengths of this forward, as a reusable context that restores them; `inside`: one entered with it."""
