@@ -7,5 +7,6 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.dialects.cogvideox_fun import CogVideoXFun
     from longtake.dialects.opensora_v2 import OpenSora
+    from longtake.dialects.ttt_video import TTTVideoDialect
 
 __getattr__ = lazy_exports(__name__)

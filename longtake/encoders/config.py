@@ -58,6 +58,11 @@ class AutoencoderSection(EncoderSection, OpenSection):
         """What the latents of the weights as they were published are multiplied by."""
         return getattr(self, "scale_factor", 1.0)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether latents are drawn from a posterior."""
+        return getattr(self, "posterior", "mode") == "sample"
+
     def refuse_sides(self, place: str, cells: str, height: int, width: int) -> None:
         """Raises `UserError`, beginning with `place`, for sides that do not divide into whole latent cells."""
         spatial = self.latent.spatial

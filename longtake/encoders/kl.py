@@ -38,7 +38,7 @@ class KLAutoencoder(nn.Module, Autoencoder):
     def __init__(self, config: Autoencoder2DConfig | TiledConfig, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.model, self.dtype = config, model, dtype
-        self.is_random = config.posterior == "sample"
+        self.is_random = config.is_random
         self.scale, self.shift = config.scale_factor, config.shift_factor
         parts = dict(model.named_children())
         self.encoding = {name: parts[name] for name in ("encoder", "quant_conv") if name in parts}

@@ -37,7 +37,7 @@ def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents
     if faults:
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
         raise UserError(f"{'; '.join(faults[:_MOST_FAULTS])}{more}; mend these lines, or train other sizes")
-    facts = EncoderFacts(config.ae.latent, config.text_length, {}, posterior=config.ae.posterior == "sample")
+    facts = EncoderFacts(config.ae.latent, config.text_length, {}, posterior=config.ae.is_random)
     of_latents = {name: {"dtype": "float32", "shape": list("CFhw")} for name in ("mean", "std")[: 1 + facts.posterior]}
     source = ListedLatents(
         Path(config.dataset.latents), lines, facts, of_latents, {}, _Moments(config.ae.scale), read_texts

@@ -1,7 +1,8 @@
 """Presets: run files that are installed with Longtake, to be trained, sampled from, inherited from or copied.
 
 A preset's name is its path in this folder without `.py`, as in `opensora_v2/train/stage1`, or without the folder of its
-kind, as in `opensora_v2/stage1`. In a clone of the repository `configs` leads here.
+kind, as in `opensora_v2/stage1`. In a clone of the repository `configs` leads here; `train` and `eval` are TTT-Video's
+own files, under the names that its scripts give (`dialects/ttt_video`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from longtake.presets import run_file
 from longtake.train import read_run
 from tests.dialects.speech import ROOT, inference, training
 
-PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").partition("\n## TTT-Video")[0]
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `torchrun")]
 OLD = re.compile(r"`torchrun --nproc_per_node (\d) scripts/diffusion/(train|inference).py (.*?)`")
 NEW = re.compile(r"`(?:torchrun --nproc_per_node \d -m )?longtake (train|generate) (.*?)`")

@@ -1,0 +1,71 @@
+"""TTT-Video's command lines: `train.py`, `train_submitit.py` and `sample.py` with `--job.config_file FILE.toml` and
+`--section.key value`.
+
+Each key acts, or is answered with a line that says what stands in its place, or is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import fill
+
+from longtake.config import Heights
+from longtake.config.tree import Branch
+from longtake.contracts import UserError
+from longtake.dialects.translation import Report, Say, SayOnce, Translation
+from longtake.dialects.ttt_video.sampling import translate_sampling
+from longtake.dialects.ttt_video.shared import complete, lay_preset, translate_model
+from longtake.dialects.ttt_video.training import translate_training
+from longtake.dialects.ttt_video.words import CONFIG_FILE, sections_of, split
+from longtake.system.tiny import take_tiny
+
+_DEFAULTS = Path(__file__).parent / "defaults.toml"
+_SCRIPTS = {"train": "train.py", "generate": "sample.py"}
+
+
+class TTTVideoDialect:
+    """The dialect of one command line, `["train" | "generate", flags...]`; `say` gets each note on a word once, by
+    default on stderr of the first process."""
+
+    def __init__(self, say: Say | None = None) -> None:
+        self._verb, self._say, self._tiny = "train", SayOnce(say), False
+        self._flags: dict[str, str] = {}
+
+    def command(self, words: list[str]) -> list[str]:
+        """The command line with RUN found. Raises `UserError` where what must be given is missing."""
+        self._verb, *flags = words
+        script = _SCRIPTS[self._verb]
+        if "--help" in flags or "-h" in flags:
+            known = [f"--{CONFIG_FILE}"]
+            known += [f"--{name}.{key}" for name, keys in sections_of(self._verb).items() for key in keys]
+            print(f"{script}: keys of TTT-Video's own, as docs/migrating.md explains them:")
+            print(fill(" ".join(known), 110, break_on_hyphens=False))
+            raise SystemExit(0)
+        flags, self._tiny = take_tiny(flags)
+        run, self._flags, others = split(flags, self._verb)
+        if run is not None and not Path(run).is_file():
+            raise UserError(f"--{CONFIG_FILE} {run}: there is no such file; give one of configs/, or of your own")
+        return [self._verb, run or str(_DEFAULTS), *["--tiny"] * self._tiny, *self._flags.values(), *others]
+
+    def find(self, path: Path) -> Path | None:
+        """No file of TTT-Video is a base of run files."""
+        return None
+
+    def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
+        """The tree in Longtake's words."""
+        # The file is looked at without flags too, to see what kind of run it is: nothing is said or refused then.
+        work = Translation(tree, heights, _pass_over, _pass_over)
+        if all(work.is_flag(name) for name in self._flags):
+            work = Translation(tree, heights, report, self._say)
+        words = complete(work, self._verb)
+        preset = lay_preset(work, words, "train" if self._verb == "train" else "inference", self._tiny)
+        translate_model(work, words, self._tiny)
+        if self._verb == "train":
+            translate_training(work, words, preset, self._tiny)
+        else:
+            translate_sampling(work, words, self._tiny)
+        return work.tree
+
+
+def _pass_over(_: object) -> None:
+    pass

@@ -1,0 +1,102 @@
+"""The words of `sample.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longtake.contracts import UserError
+from longtake.dialects.translation import Fixed, Translation
+from longtake.dialects.ttt_video.shared import Words, fix_word, put_dtype
+from longtake.system import exported_tree, is_exported_folder
+
+_NUM_IDX = Fixed((1000,), "", "the schedule has 1,000 timesteps")
+_QUANTIZE = Fixed((False,), "", "timesteps are whole numbers")
+_CHANNELS = Fixed((16,), "", "the autoencoder has 16")
+UNREAD = {
+    "eval.scale_factor": "is read nowhere there; vae_scale_factor is what latents are divided by",
+    "guider.num_steps": "is read nowhere there; eval.num_denoising_steps counts",
+}
+
+
+def translate_sampling(work: Translation, words: Words, tiny: bool) -> None:
+    """All that `sample.py` reads beside the model."""
+    for name, text in UNREAD.items():
+        if words.is_given(name):
+            work.note(name, words.node(name), text)
+    fix_word(work, words, "denoiser.num_idx", _NUM_IDX)
+    fix_word(work, words, "denoiser.quantize_c_noise", _QUANTIZE)
+    if not tiny:
+        fix_word(work, words, "eval.latent_channels", _CHANNELS)
+    _prompts(work, words)
+    _size(work, words)
+    _guidance(work, words)
+    if not tiny:
+        _encoders(work, words)
+    put_dtype(work, words, "eval.dtype")
+    if not words["checkpoint.init_state_dir"] and not tiny:
+        fix = "give the folder of a checkpoint"
+        work.report_at("command line", "checkpoint.init_state_dir", None, "names the weights, and is missing", fix)
+    if not words["wandb.disable"]:
+        work.say("wandb: videos are files in eval.output_dir; nothing is sent to W&B")
+
+
+def _prompts(work: Translation, words: Words) -> None:
+    """`eval.input_file` -> `prompts`; `output_dir` and `job.exp_name` -> `save_dir`."""
+    if words["eval.input_file"]:
+        work.put("prompts", words["eval.input_file"], words.node("eval.input_file"))
+    folder = Path(words["eval.output_dir"]) / words["job.exp_name"]
+    work.put("save_dir", str(folder), words.node("eval.output_dir"))
+    work.say(
+        f"eval.output_dir: videos are {folder}/NAME.mp4, with what was asked for beside them; NAME is the input file's"
+    )
+    work.put("seed", words["job.seed"], words.node("job.seed"))
+
+
+def _size(work: Translation, words: Words) -> None:
+    """`image_width`, `image_height`, `sampling_fps`, `sampling_num_frames` -> `sampling_option`, `fps_save`."""
+    node = words.node("eval.sampling_num_frames")
+    frames = int(words["eval.sampling_num_frames"])
+    work.put("sampling_option.num_frames", 4 * (frames - 1) + 1, node)
+    size = f"{int(words['eval.image_height'])}x{int(words['eval.image_width'])}"
+    work.put("sampling_option.resolution", size, words.node("eval.image_height"))
+    work.put("fps_save", words["eval.sampling_fps"], words.node("eval.sampling_fps"))
+    steps = words.node("eval.num_denoising_steps")
+    work.put("sampling_option.num_steps", int(words["eval.num_denoising_steps"]), steps)
+
+
+def _guidance(work: Translation, words: Words) -> None:
+    """`guider` and `discretization` -> `sampling_option`, `objective`."""
+    node = words.node("guider.scale")
+    work.put("sampling_option.guidance", words["guider.scale"], node)
+    work.put("sampling_option.guidance_numbers", {"exp": words["guider.exp"]}, words.node("guider.exp"))
+    shift = words.node("discretization.shift_scale")
+    work.put("objective.snr_shift", words["discretization.shift_scale"], shift)
+
+
+def _encoders(work: Translation, words: Words) -> None:
+    """`vae_checkpoint_path`, `vae_scale_factor`, `t5_model_dir`, `txt_maxlen` -> `ae`, `t5`."""
+    if words["eval.vae_checkpoint_path"]:
+        work.put("ae.from_pretrained", words["eval.vae_checkpoint_path"], words.node("eval.vae_checkpoint_path"))
+    scale, node = words["eval.vae_scale_factor"], words.node("eval.vae_scale_factor")
+    own = _scale_of(words["checkpoint.init_state_dir"])
+    if own not in (None, scale) and not work.heights.is_flag(node.origin):
+        work.say(
+            f"eval.vae_scale_factor = {scale}: the weights say that theirs is {own}, which counts; a flag outranks it"
+        )
+        scale = own
+    work.put("ae.scale_factor", scale, node)
+    if words["eval.t5_model_dir"]:
+        work.put("t5.from_pretrained", words["eval.t5_model_dir"], words.node("eval.t5_model_dir"))
+    work.put("t5.max_length", int(words["eval.txt_maxlen"]), words.node("eval.txt_maxlen"))
+
+
+def _scale_of(folder: str | None) -> float | None:
+    """What latents of weights are multiplied by, as `checkpoint convert` and `export` note it; None where nothing does:
+    those of CogVideoX-5B have 0.7, and what TTT-Video's presets train 1.0."""
+    if folder is None or not is_exported_folder(folder):
+        return None
+    try:
+        found = exported_tree(folder).get("ae", {}).get("scale_factor")
+    except UserError:  # of another program
+        return None
+    return found if isinstance(found, (int, float)) else None

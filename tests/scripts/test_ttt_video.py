@@ -1,0 +1,74 @@
+"""TTT-Video's own command lines, as its scripts write them; sizes, steps and numbers of processes are of a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from longtake.cli.app import run
+from longtake.dialects import TTTVideoDialect
+from longtake.generate import read_video
+from tests.train.runs import metrics, steps_saved
+
+ROOT = Path(__file__).resolve().parents[2]
+SEGMENTS, FRAMES, SIDE, TOKENS, WIDTH, CHANNELS = 2, 17, 8, 16, 64, 192  # of --tiny, latents and their texts
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A list of embedded clips at the sizes of --tiny, and the embedding of the empty prompt."""
+    folder, lines = tmp_path_factory.mktemp("embedded"), []
+    numbers = torch.Generator().manual_seed(0)
+    for clip in range(4):
+        torch.save(torch.randn(FRAMES, 2 * CHANNELS, SIDE, SIDE, generator=numbers).bfloat16(), folder / f"{clip}.pt")
+        texts = [f"{clip}_{segment}.pt" for segment in range(SEGMENTS)]
+        for name in texts:
+            torch.save(torch.randn(TOKENS, WIDTH, generator=numbers).bfloat16(), folder / name)
+        lines.append(json.dumps({"vid_emb": f"{clip}.pt", "text_chunk_emb": texts}))
+    torch.save(torch.zeros(TOKENS, WIDTH).bfloat16(), folder / "empty.pt")
+    (folder / "clips.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def words(listed: Path, folder: Path, *more: str) -> list[str]:
+    own = ["--job.config_file", "configs/train/ttt-mlp/9s.toml", "--training.jsonl_paths", str(listed / "clips.jsonl")]
+    own += ["--training.empty_prompt", str(listed / "empty.pt"), f"--job.dump_folder={folder}", "--wandb.disable"]
+    own += ["--job.exp_name=story", "--training.global_batch_size=2", "--checkpoint.interval=2", "--num-workers", "0"]
+    return ["--tiny", *own, *more]
+
+
+def test_it_trains_goes_on_and_makes_a_video(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    flags = words(listed, tmp_path, "--checkpoint.resume")
+    assert run(["train", *flags, "--training.steps=2"], TTTVideoDialect()) == 0
+    assert run(["train", *flags, "--training.steps=4"], TTTVideoDialect()) == 0
+    assert [line["step"] for line in metrics(tmp_path / "story")] == [1, 2, 3, 4]
+    assert steps_saved(tmp_path / "story") == [2, 4]
+    story = [{"text": "a boat leaves", "neg_text": "blurry"}, {"text": "it rains", "requires_scene_transition": True}]
+    (tmp_path / "story.json").write_text(json.dumps([story]))
+    asked = ["--tiny", "--job.config_file", "configs/eval/ttt-mlp/9s.toml", "--job.exp_name=made", "--wandb.disable"]
+    asked += ["--eval.input_file", str(tmp_path / "story.json"), f"--eval.output_dir={tmp_path}"]
+    asked += [f"--checkpoint.init_state_dir={tmp_path / 'story'}", "--eval.num_denoising_steps=2", "--wandb.alert"]
+    assert run(["generate", *asked], TTTVideoDialect()) == 0, capfd.readouterr().err
+    (video,) = (tmp_path / "made").rglob("*.mp4")
+    assert len(read_video(video)) == FRAMES
+
+
+@pytest.mark.slow
+def test_the_script_of_one_machine_runs_as_it_is_written(listed: Path, tmp_path: Path) -> None:
+    """Two processes on a CPU; what the script leaves to its user is given behind it, and in the environment."""
+    environment = {**os.environ, "NUM_GPUS": "2", "EXP_NAME": "mine", "CONFIG_FILE": "./configs/train/ttt-mlp/9s.toml"}
+    flags = ["--tiny", "--training.jsonl_paths", str(listed / "clips.jsonl"), f"--job.dump_folder={tmp_path}"]
+    flags += ["--training.empty_prompt", str(listed / "empty.pt"), "--training.steps=2", "--num-workers", "0"]
+    command = ["bash", str(ROOT / "scripts" / "train_singlenode.sh"), *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line["step"] for line in metrics(tmp_path / "mine")] == [1, 2]
+    assert (tmp_path / "mine" / "run.json").exists() or steps_saved(tmp_path / "mine") == [2]
