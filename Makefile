@@ -1,5 +1,5 @@
 # `make demo`: install and run the whole way from clips to generated videos. `make test`: install, lint, test.
-.PHONY: demo test slow weekly clean
+.PHONY: demo test slow weekly cluster clean
 
 PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE  # or every interpreter that a test starts compiles all sources anew
@@ -18,6 +18,12 @@ slow: .venv/.installed
 
 weekly: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
+
+# Root, for Slurm's packages and daemons; what was found goes into benchmarks/results/cluster.json.
+cluster: .venv/.installed
+	bash tools/install_slurm.sh
+	OMP_NUM_THREADS=1 LONGTAKE_CLUSTER_JSON=benchmarks/results/cluster.json \
+		$(PY) -m pytest -q -m cluster tests/cluster/test_slurm.py
 
 .venv/.installed: pyproject.toml tools/install.sh
 	bash tools/install.sh

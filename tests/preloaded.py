@@ -18,7 +18,7 @@ ALSO = (
     "tests.train.runs",
 )
 for _found in pkgutil.walk_packages(longtake.__path__, "longtake."):
-    if not _found.name.endswith(".__main__"):
+    if not _found.name.endswith((".__main__", ".ttt_kernels", ".ttt_triton")):  # Triton is not everywhere
         import_module(_found.name)
 for _name in ALSO:
     import_module(_name)

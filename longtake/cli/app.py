@@ -43,6 +43,7 @@ app = typer.Typer(
 for verb in (train.train, generate.generate, demo.demo, plan.plan):
     app.command(context_settings=OPEN_ENDED)(verb)
 app.command()(launch.launch)
+app.command(launch.SLURM, hidden=True)(launch.launch_on_slurm)
 app.command()(report.report)
 for name, group in {"preset": preset, "data": data, "config": config, "checkpoint": checkpoint}.items():
     app.add_typer(group.app, name=name)
@@ -72,6 +73,8 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
             raise UserError("--: a name is missing; write --key value")
         if dialect is not None:
             words = dialect.command(words)
+        if words[:1] == ["launch"] and "--slurm" in (options := words[1 : [*words, "--"].index("--")]):
+            words = [launch.SLURM, *(word for word in options if word != "--slurm"), *words[1 + len(options) :]]
         # Not `app()`: that ends on an interrupt by itself, and without a word.
         with command.make_context(NAME, words, obj=dialect) as context:
             code = command.invoke(context)

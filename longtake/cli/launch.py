@@ -1,10 +1,11 @@
-"""`longtake launch [--hostfile HOSTS] [options] -- train RUN [--key value ...]`."""
+"""`longtake launch [--hostfile HOSTS | --slurm] [options] -- train RUN [--key value ...]`."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -25,19 +26,23 @@ _Processes = Annotated[
         show_default=False,
     ),
 ]
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- VERB RUN [--key value ...]", help="What each process runs.", show_default=False),
+]
+_Name = Annotated[str | None, typer.Option(help="The run's name; default: exp_name, or that of RUN.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run.")]
+SLURM = "launch --slurm"  # the name of the second verb
 
 
 def launch(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- VERB RUN [--key value ...]", help="What each process runs.", show_default=False),
-    ] = None,
+    words: _Words = None,
     hostfile: Annotated[Path | None, typer.Option(help="Lines `host slots=8` or `user@host:port`.")] = None,
     host: Annotated[str | None, typer.Option(help="Hosts in place of a file: `a,b`.")] = None,
     include: Annotated[str | None, typer.Option(help="These hosts alone: `a,b`.")] = None,
     exclude: Annotated[str | None, typer.Option(help="All hosts but these: `a,b`.")] = None,
     processes: _Processes = None,
-    name: Annotated[str | None, typer.Option(help="The run's name; default: exp_name, or that of RUN.")] = None,
+    name: _Name = None,
     workdir: Annotated[str | None, typer.Option(help="Folder on the hosts; default: this one.")] = None,
     python: Annotated[str, typer.Option(help="Python on the hosts.")] = sys.executable,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, or NAME to send the value it has here.")] = None,
@@ -53,11 +58,13 @@ def launch(
     force: Annotated[
         bool, typer.Option("--force", help="In spite of busy GPUs, a run of that name, differing versions.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="A Slurm job instead; see `launch --slurm --help`.")] = False,
+    dry_run: _DryRun = False,
 ) -> int:
     """Start one run on many hosts with torchrun, over ssh: `longtake launch --hostfile hosts -- train RUN`.
 
-    Without hosts, on the GPUs of this machine: `longtake launch --nproc-per-node 8 -- train RUN`.
+    Without hosts, on the GPUs of this machine: `longtake launch --nproc-per-node 8 -- train RUN`. On a cluster with
+    Slurm: `longtake launch --slurm --help`.
 
     Looks at all hosts first. Their lines come with the host in front. When one fails, all are stopped, and the exit
     status is that of the process that failed first. Ctrl-C has all save and stop; a second one kills them.
@@ -87,6 +94,68 @@ def launch(
         cluster.show(planned, sys.stdout)
         return 0
     return cluster.Launcher(planned).run()
+
+
+def launch_on_slurm(
+    processes: Annotated[int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="On each node.")],
+    words: _Words = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-N", min=1)] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", min=0, help="0: no GPU; default: one a process.", show_default=False),
+    ] = None,
+    cpus: Annotated[int, typer.Option("--cpus-per-task", "-c", min=1, help="Of each process.")] = 8,
+    memory: Annotated[float, typer.Option("--mem-gb", min=0, callback=finite, help="Of each node; 0: all of it.")] = 0,
+    minutes: Annotated[int, typer.Option("--time", "-t", min=1, help="Minutes until the job is requeued.")] = 1440,
+    warning: Annotated[int, typer.Option("--save-seconds", min=1, help="To save in before that time is up.")] = 120,
+    requeues: Annotated[int, typer.Option("--max-requeues", min=0, help="Of a job whose time was up.")] = 15,
+    partition: Annotated[str | None, typer.Option("--partition", "-p")] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A")] = None,
+    nodelist: Annotated[str | None, typer.Option("--nodelist", "-w", help="Nodes to be among the job's.")] = None,
+    dependency: Annotated[str | None, typer.Option("--dependency", "-d", help="Such as `afterok:1234`.")] = None,
+    comment: Annotated[str | None, typer.Option("--comment")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(help="More options of sbatch: `qos=high`, `exclusive`.")] = None,
+    logs: Annotated[
+        str | None, typer.Option(help="Folder of the job's output; default: submitit_logs beside the run.")
+    ] = None,
+    name: _Name = None,
+    dry_run: _DryRun = False,
+) -> int:
+    """Submit one run as a Slurm job: `longtake launch --slurm --nodes 2 --nproc-per-node 8 -- train RUN`.
+
+    Before its time is up the job saves a checkpoint, is requeued, and goes on; `scancel` has it save and end. The
+    working folder and the environment of this command are those of the job.
+    """
+    words = _checked(words or [])
+    _check_run(words)
+    run_name, folder = cluster.name_and_folder(words, name)
+    beside = Path(folder or "outputs/run").parent / "submitit_logs"
+    given = (word.partition("=") for word in sbatch or [])
+    job = cluster.SlurmJob(
+        words=cluster.resumable(words, run_name),
+        name=run_name,
+        logs=logs or str(beside / f"%j-{time.strftime('%Y%m%d-%H%M%S')}"),
+        nodes=nodes,
+        processes=processes,
+        gpus=gpus,
+        cpus_per_task=cpus,
+        memory_gb=memory,
+        minutes=minutes,
+        warning_seconds=warning,
+        max_requeues=requeues,
+        partition=partition,
+        account=account,
+        nodelist=nodelist,
+        dependency=dependency,
+        comment=comment,
+        more={key.lstrip("-"): value if equals else True for key, equals, value in given},
+    )
+    if dry_run:
+        cluster.show_job(job, sys.stdout)
+        return 0
+    number = cluster.submit(job)
+    print(f"Submitted job_id: {number}\noutput: {job.logs.replace('%j', number)}")
+    return 0
 
 
 def _on_this_machine(words: list[str], processes: int | None, options: list[str], grace: float, dry_run: bool) -> int:

@@ -1,12 +1,13 @@
-"""A run on many machines: started over ssh, watched, and ended together."""
+"""A run on many machines: started over ssh, watched, and ended together; or handed to Slurm."""
 
 from typing import TYPE_CHECKING
 
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.cluster.arguments import Host, forwarded, name_and_folder, read_hosts
+    from longtake.cluster.arguments import Host, forwarded, name_and_folder, read_hosts, resumable
     from longtake.cluster.here import launch_here
     from longtake.cluster.launch import Launch, Launcher, show
+    from longtake.cluster.slurm import SlurmJob, show_job, submit
 
 __getattr__ = lazy_exports(__name__)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
     from longtake.encoders.files import CheckedWeights, find_encoder
     from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, hunyuan_module, image_module
+    from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder
+    from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
     from longtake.encoders.pixel import PixelAutoencoder
     from longtake.encoders.text import (
         CLIP_L,

@@ -6,7 +6,8 @@ Forward keeps the network before each segment; backward runs a segment again and
 
 Shapes: B samples, S tokens, N heads, K head width, M hidden width, b tokens of a mini-batch, g mini-batches of a
 segment, X = samples x heads. A network is (W, b) [X, K, K], [X, 1, K], or of an MLP (W1, b1, W2, b2). The last layer
-is common to both: of a linear one the hidden units are the keys themselves. Packed, it is one row of P numbers.
+is common to both: of a linear one the hidden units are the keys themselves. Packed, it is one row of P numbers,
+the matrices before the biases.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def forward(
 
     state: packed [N, P]; hidden: M, 0 for a linear network; segment: mini-batches of one. Else as `ttt_scan`.
     """
-    out = torch.empty_like(q)
+    out = q.new_empty(q.shape)
     starts = range(0, q.shape[1], segment * mini_batch)
     kept = state.new_empty(len(starts) if keep else 0, q.shape[0], *state.shape)
     for heads in _head_groups(q, hidden, mini_batch, segment):
@@ -75,7 +76,7 @@ def forward(
                 for tensor in (q, k, target, rate.unsqueeze(-1))
             )
             if keep:
-                kept[number, :, heads] = _pack(net, q.shape[0])
+                kept[number, :, heads] = pack(net).unflatten(0, (q.shape[0], -1))
             nets = _learn(rule, net, keys, targets, rates)
             zhat = rule.norm(_run(rule, _rows(nets, 1, None), queries)[-1])[0]
             _write(out[:, tokens, heads], torch.addcmul(queries + rule.beta, zhat, rule.gamma))
@@ -91,8 +92,8 @@ def backward(
 
     kept: what `forward` kept.
     """
-    grads = [torch.empty_like(tensor) for tensor in (q, k, target, rate)]
-    norm_grads = [torch.empty_like(gamma), torch.empty_like(beta)]
+    grads = [tensor.new_empty(tensor.shape) for tensor in (q, k, target, rate)]
+    norm_grads = [part.new_empty(part.shape) for part in (gamma, beta)]
     state_grad = torch.empty_like(kept[0, 0])
     for heads in _head_groups(q, hidden, mini_batch, segment):
         rule = _rule(q, gamma[heads], beta[heads], eps)
@@ -114,7 +115,7 @@ def backward(
                 _write(whole[:, tokens, heads] if whole.dim() == 4 else whole[:, tokens, heads, None], part)
         for whole, part in zip(norm_grads, of_norm, strict=True):
             whole[heads] = part.unflatten(0, (q.shape[0], -1)).sum((0, 2))
-        state_grad[heads] = _pack(later, q.shape[0]).sum(0)
+        state_grad[heads] = pack(later).unflatten(0, (q.shape[0], -1)).sum(0)
     return (*grads, *norm_grads, state_grad)
 
 
@@ -268,11 +269,14 @@ def _each_sample(tensor: Tensor, samples: int) -> Tensor:
 
 def unpack(packed: Tensor, width: int, hidden: int) -> Net:
     """Rows [..., P] as a network."""
-    shapes = [(width, hidden), (1, hidden), (hidden, width), (1, width)] if hidden else [(width, width), (1, width)]
-    parts = packed.split([rows * columns for rows, columns in shapes], dim=-1)
-    return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
+    shapes = [(width, width), (1, width)]
+    if hidden:
+        shapes = [(width, hidden), (hidden, width), (1, hidden), (1, width)]
+    sizes = [rows * columns for rows, columns in shapes]
+    parts = [part.unflatten(-1, shape) for part, shape in zip(packed.split(sizes, dim=-1), shapes, strict=True)]
+    return tuple(parts[i] for i in ((0, 2, 1, 3) if hidden else (0, 1)))
 
 
-def _pack(net: Net, samples: int) -> Tensor:
-    """[X, ...] -> [B, N, P]."""
-    return torch.cat([part.flatten(1) for part in net], dim=-1).unflatten(0, (samples, -1))
+def pack(net: Net) -> Tensor:
+    """[N, ...] -> [N, P]: the matrices, then the biases."""
+    return torch.cat([part.flatten(1) for part in (*net[::2], *net[1::2])], dim=1)

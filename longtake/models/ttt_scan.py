@@ -5,7 +5,7 @@ by one step of gradient descent on 1/2 |LN(net(k)) - target|^2, each token with 
 updated network: out = q + LN(net'(q)). Mini-batches depend on each other, tokens of one do not.
 
 The formulas stand in `oracle`, which autograd differentiates. What runs is one operator with a gradient derived by
-hand, in batched products of PyTorch (`ttt_chunked`).
+hand, in two bodies: batched products of PyTorch (`ttt_chunked`) and Triton's kernels (`ttt_triton`).
 
 Shapes: B samples, S tokens, N heads, K head width, b tokens of a mini-batch, C mini-batches.
 """
@@ -23,7 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from longtake.models import ttt_chunked
 
-Body = Literal["auto", "oracle", "chunked"]
+Body = Literal["auto", "oracle", "chunked", "triton"]
 
 _LINEAR = 2  # tensors of its state
 
@@ -49,19 +49,27 @@ def ttt_scan(
     width M, W1 [N, K, M], b1 [N, 1, M], W2 [N, M, K], b2 [N, 1, K]. S need not be a multiple of `mini_batch`: tokens
     that fill the last one have rate 0. The network is held in float32, in float64 for inputs of float64.
 
-    Directions that do not wait for each other run side by side when they are stacked along B.
+    `body`: "auto" takes the Triton kernels on CUDA in half precision where a mini-batch fits one program, else batched
+    products. Every sample and head is a program of its own: directions stacked along B run in the same launch.
     """
     if body == "oracle":
         return oracle(q, k, target, rate, norm_weight, norm_bias, state, mini_batch, eps)[0]
     dtype = torch.promote_types(q.dtype, torch.float32)
     hidden = 0 if len(state) == _LINEAR else state[0].shape[-1]
-    packed = torch.cat([part.to(dtype).flatten(1) for part in state], dim=1)
+    packed = ttt_chunked.pack(tuple(part.to(dtype) for part in state))
     segment = segment_length(q.shape[1], q.shape[-1], hidden, mini_batch)
     inputs = (q, k, target, rate.to(dtype), norm_weight.to(dtype), norm_bias.to(dtype), packed)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     if body == "auto":
-        body = "chunked"
+        body = "triton" if _kernels_fit(q, hidden, mini_batch) else "chunked"
     return _scan(*inputs, hidden, mini_batch, segment, keep, eps, body)[0]
+
+
+def _kernels_fit(q: Tensor, hidden: int, mini_batch: int) -> bool:
+    """Their blocks are powers of 2, and of what they can hold float32 factors would take too much."""
+    sizes = (q.shape[-1], hidden or q.shape[-1])
+    powers = all(16 <= size <= most and size & (size - 1) == 0 for size, most in zip(sizes, (128, 512), strict=True))
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and powers and mini_batch <= 128
 
 
 def segment_length(tokens: int, width: int, hidden: int, mini_batch: int) -> int:
@@ -98,13 +106,13 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     state, mini_batch, segment, keep = rest[5], *rest[7:10]
     mini_batches = (q.shape[1] + mini_batch - 1) // mini_batch
     segments = (mini_batches + segment - 1) // segment if keep else 0
-    return torch.empty_like(q), state.new_empty(segments, q.shape[0], *state.shape)
+    return q.new_empty(q.shape), state.new_empty(segments, q.shape[0], *state.shape)
 
 
 @_scan_backward.register_fake
 def _(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *inputs, kept = rest[:7]
-    return (*map(torch.empty_like, inputs), torch.empty_like(kept[0, 0]))
+    return (*(tensor.new_empty(tensor.shape) for tensor in inputs), kept.new_empty(kept.shape[2:]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -138,8 +146,12 @@ def _flops_backward(grad: Sequence[int], *rest: Any, **named: Any) -> int:
 
 
 def _body(name: str) -> Any:
-    """The module with `forward` and `backward`."""
-    return {"chunked": ttt_chunked}[name]
+    """The module with `forward` and `backward`; Triton is imported only where its kernels run."""
+    if name == "chunked":
+        return ttt_chunked
+    from longtake.models import ttt_triton
+
+    return ttt_triton
 
 
 def oracle(

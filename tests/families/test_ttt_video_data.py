@@ -19,6 +19,7 @@ from longtake.data import EncoderFacts, open_clips
 from longtake.families.ttt_video_data import open_embeddings
 from longtake.system import empty_texts
 from longtake.train import RunConfig, read_run
+from tests.train.runs import metrics, train_here
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "ttt_video" / "dataset_item.safetensors")
 CPU = torch.device("cpu")
@@ -43,10 +44,11 @@ def write_clip(folder: Path, name: str, moments: Tensor, texts: Tensor) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., RunConfig]:
-    """Writes a list, a run that reads it, and reads that: two clips, then those that are given."""
+    """Writes a list, a run that reads it, and reads that: two clips, then those that are given, or these alone."""
 
-    def write(*clips: tuple[Tensor, Tensor], **words: Any) -> RunConfig:
-        clips = ((GOLDEN["moments"], GOLDEN["text"]), (-GOLDEN["moments"], -GOLDEN["text"]), *clips)
+    def write(*clips: tuple[Tensor, Tensor], alone: bool = False, **words: Any) -> RunConfig:
+        first = (GOLDEN["moments"], GOLDEN["text"]), (-GOLDEN["moments"], -GOLDEN["text"])
+        clips = clips if alone else (*first, *clips)
         lines = [write_clip(tmp_path, f"clip{row}", *clip) for row, clip in enumerate(clips)]
         (path := tmp_path / "list.jsonl").write_text("\n\n".join(lines) + "\n")
         (tmp_path / "run.py").write_text(RUN.format(path=str(path)))
@@ -131,3 +133,24 @@ def test_dropped_text_is_replaced_by_the_named_empty_prompt_and_without_one_refu
         empty_texts(config, facts, None, {"t5": 0.1}, CPU)
     with pytest.raises(UserError, match=r"holds a tensor of shape \[3, 8\], and the texts of this run are \[4, 8\]"):
         empty_texts(config, facts, str(tmp_path / "short.pt"), {"t5": 0.1}, CPU)
+
+
+def test_a_run_trains_from_a_list_and_drops_text_for_the_named_prompt(
+    run: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    (moments := MOMENTS.clone())[:, 3:] = -5
+    run(*[(moments, TEXT)] * 4, alone=True)
+    torch.save(TEXT[0], tmp_path / "empty.pt")
+    torch.save(-TEXT[0], tmp_path / "other.pt")
+    sizes = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "time_embed_dim": 16}
+    words = [f"--model.{name}={size}" for name, size in sizes.items()] + ["--max_steps=3", "--slots_per_step=2"]
+    words += ["--dtype=fp32", "--lr=0.01", "--outputs", str(tmp_path), "--tensorboard=False", "--num_workers=0"]
+    with pytest.raises(UserError, match=r"dropout_ratio\.t5 = 0\.5: the texts come from files"):
+        train_here(tmp_path / "run.py", *words, "--exp_name=refused", "--dropout_ratio.t5=0.5")
+    losses = {}
+    for name, ratio in (("empty", 0.5), ("other", 0.5), ("none", 0.0)):
+        own = ("--exp_name", name, f"--dropout_ratio.t5={ratio}")
+        named = () if name == "none" else ("--dataset.empty_prompt", str(tmp_path / f"{name}.pt"))
+        folder = train_here(tmp_path / "run.py", *words, *own, *named)[0].folder
+        losses[name] = [line["loss"] for line in metrics(folder)]
+    assert len({tuple(values) for values in losses.values()}) == 3

@@ -2,6 +2,11 @@
 #   torchrun --nnodes 32 --nproc_per_node 8 -m longtake train ttt_video/ttt_linear/63s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/63s --gpus 256 --gpu h100 --dataset.data-path clips.parquet
+#     7.17 B parameters on 256 x h100, 73.6 GiB of 80 GiB each to be used
+#     replicate 16, shard 4, tensor 4, zero 3, remat 42 transformer blocks, 3.19 B of the parameters train,
+#       1 micro-batch a rank a step
+#            bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   56.77       69.2  33.1     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_63s"

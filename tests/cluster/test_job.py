@@ -1,0 +1,115 @@
+"""A job for Slurm without Slurm: what would be asked of it, and a requeue by submitit's executor for this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from longtake.cluster import SlurmJob, resumable, submit
+from longtake.contracts import UserError
+from tests.train.runs import PATIENCE_SECONDS, assert_one_sentence, run_command
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_a_dry_run_says_what_slurm_is_asked(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text("exp_name = 'of_file'\noutputs = '/out'\n")
+    options = ["--nodes", 8, "--nproc-per-node", 8, "--time", 20160, "-A", "team", "-p", "gpu", "--sbatch", "qos=high"]
+    code, out, error = run_command(capsys, ["launch", *options, "--slurm", "--dry-run", "--", "train", "tiny.py"])
+    assert (code, error) == (0, "")
+    said = dict(line.split(" = ") for line in out.splitlines() if " = " in line)
+    asked = ("name", "nodes", "tasks_per_node", "gpus_per_node", "timeout_min", "slurm_account", "slurm_partition")
+    assert [said[key] for key in asked] == ["of_file", "8", "8", "8", "20160", "team", "gpu"]
+    assert said["slurm_additional_parameters"] == "{'requeue': True, 'signal': 'USR1@120', 'qos': 'high'}"
+    assert said["folder"].startswith("/out/submitit_logs/%j-")
+    assert out.endswith("-m longtake train tiny.py --resume auto\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "added"),
+    [
+        ("", "--lr 1", "--exp_name named --resume auto"),
+        ("", "--exp_name other", "--resume auto"),
+        ("exp_name = 'other'\nload = 'x'\n", "", ""),
+        ("exp_name = 'other'\n", "--load x", ""),
+        ("exp_name = 'other'\n", "--resume auto", ""),
+        ("exp_name = 'other'\nstages = [dict(name='a'), dict(name='b')]\n", "", ""),
+    ],
+)
+def test_the_same_words_go_on(tmp_path: Path, file: str, words: str, added: str) -> None:
+    run = tmp_path / "run.py"
+    run.write_text(file)
+    given = ["train", str(run), *words.split()]
+    assert resumable(given, "named") == [*given, *added.split()]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--slurm", "--", "train", "custom"], "--nproc-per-node"),
+        (["--slurm", "--nproc-per-node", "1"], "launch: found nothing behind --"),
+        (["--slurm", "--nproc-per-node", "1", "--host", "a", "--", "train", "custom"], "No such option: --host"),
+        (["--slurm", "--nproc-per-node", "1", "--", "train", "custom"], "--slurm: no sbatch on this machine"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    code, _, error = run_command(capsys, ["launch", *words])
+    assert_one_sentence(code, error, said)
+
+
+def test_a_job_that_slurm_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    job = SlurmJob(["train", "x.py"], "x", str(tmp_path / "%j"), partition="gpu")
+    with pytest.raises(UserError, match=r"no job was submitted \(sbatch: error: invalid partition"):
+        submit(job)
+
+
+# In its first start it waits for the signal, as a run does that saves and ends.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(130))
+started = pathlib.Path(sys.argv[1]) / f"{os.environ['RANK']}-of-{os.environ['WORLD_SIZE']}"
+restarted = started.exists()
+with started.open("a") as file:
+    print(os.getpid(), file=file)
+time.sleep(0 if restarted else 60)
+"""
+
+
+@pytest.mark.parametrize(("requeues", "starts"), [(1, 2), (0, 1)])
+def test_a_job_whose_time_is_up_is_started_again_as_often_as_allowed(
+    tmp_path: Path, requeues: int, starts: int
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    words, logs = [str(program), str(tmp_path)], str(tmp_path / "%j")
+    job = SlurmJob(words, "x", logs, processes=2, minutes=1, max_requeues=requeues)
+    started = [tmp_path / f"{rank}-of-2" for rank in (0, 1)]
+    number = submit(job, "local")
+    wait_for(lambda: all(file.exists() and file.read_text() for file in started))
+    for file in started:
+        os.kill(int(file.read_text()), signal.SIGUSR1)
+    wait_for(lambda: not Path(f"/proc/{number}").exists() or os.waitpid(int(number), os.WNOHANG)[0] != 0)
+    assert [len(file.read_text().split()) for file in started] == [starts, starts]
+    said = (tmp_path / number / f"{number}_0_log.out").read_text()
+    assert ("timed-out too many times" in said) == (starts == 1)
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.05)

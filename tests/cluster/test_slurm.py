@@ -1,0 +1,197 @@
+"""`longtake launch --slurm` on a real Slurm, four nodes on this machine: `make cluster`.
+
+Each job is compared bit by bit with one that nobody disturbed. LONGTAKE_CLUSTER_JSON names a file for what was found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.slurm import NODES, ROOT, Job, Slurm, missing, slurm_here
+from tests.train.runs import assert_same_bits, exact, metrics, pausing, steps_saved, write_config
+
+STEPS = 18
+SAVED_EVERY = 3
+PAUSE = 7  # steps that a job makes before it waits to be asked to stop, in its first start
+WRITTEN = 6  # steps in its metrics then, and the last step that it saves unasked
+
+# `longtake`, whose steps take seconds in the first start of a job: it is under way for a minute.
+SLOW = """
+import os, sys, time
+from longtake.cli import main
+from longtake.train import loop
+
+forward_backward = loop.Trainer.forward_backward
+
+
+def slow(self, *args):
+    if "SLURM_RESTART_COUNT" not in os.environ and self.clock.global_step >= 4:
+        time.sleep(2)
+    return forward_backward(self, *args)
+
+
+loop.Trainer.forward_backward = slow
+main(sys.argv[1:])
+"""
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    """What the tests found, by test; written down at the end."""
+    figures: dict[str, Any] = {}
+    yield figures
+    if file := os.environ.get("LONGTAKE_CLUSTER_JSON"):
+        sys.path.insert(0, str(ROOT / "benchmarks"))
+        import_module("machine").write_json(Path(file), "cluster", figures)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm_here(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+Undisturbed = Callable[[int], Path]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, clips: Path, slurm: Slurm) -> Undisturbed:
+    """The folder of a job on so many nodes that nobody disturbed."""
+    folders: dict[int, Path] = {}
+
+    def folder_on(nodes: int) -> Path:
+        if nodes not in folders:
+            config = write_run(tmp_path_factory.mktemp("undisturbed"), clips)
+            job = slurm.launch("train", config, nodes=nodes)
+            assert job.finish() == "COMPLETED", job.output()
+            folders[nodes] = run_folder(config)
+        return folders[nodes]
+
+    return folder_on
+
+
+@pytest.fixture
+def config(tmp_path: Path, clips: Path) -> Path:
+    return write_run(tmp_path, clips)
+
+
+def write_run(folder: Path, clips: Path) -> Path:
+    return write_config(folder, clips, max_steps=STEPS, ckpt_every=SAVED_EVERY)
+
+
+def run_folder(config: Path) -> Path:
+    return config.parent / "outputs" / "tiny"
+
+
+def wait_for_pause(job: Job, folder: Path) -> None:
+    job.wait(lambda facts: facts["JobState"] == "RUNNING" and len(metrics(folder)) >= WRITTEN)
+
+
+def saved_when_asked(folder: Path) -> int:
+    """The step of a checkpoint that was made because the job was to end."""
+    saved = steps_saved(folder)[-1]
+    assert WRITTEN < saved <= PAUSE + 1  # it ends after the step under way
+    return saved
+
+
+def assert_undisturbed(folder: Path, other: Path) -> None:
+    """One folder, every step's samples and loss, and all tensors at the end, bit by bit."""
+    assert [path.name for path in folder.parent.glob("tiny*")] == ["tiny"]
+    assert exact(folder) == exact(other)
+    last = f"*-global_step{STEPS}"
+    assert_same_bits(next(folder.glob(last)), next(other.glob(last)))
+
+
+def test_a_job_on_four_nodes(undisturbed: Undisturbed, found: dict[str, Any]) -> None:
+    begin = time.monotonic()
+    folder = undisturbed(4)
+    assert [line["step"] for line in metrics(folder)] == list(range(1, STEPS + 1))
+    found["4 nodes"] = {"state": "COMPLETED", "steps": STEPS, "seconds": round(time.monotonic() - begin)}
+
+
+def test_before_its_time_is_up_a_job_saves_and_is_requeued(
+    slurm: Slurm, config: Path, undisturbed: Undisturbed, found: dict[str, Any]
+) -> None:
+    other, folder = undisturbed(4), run_folder(config)
+    program = pausing(config.parent, PAUSE)
+    # Slurm gives the signal up to a minute early
+    options = ("--time", 3, "--save-seconds", 60)
+    begin = time.monotonic()
+    job = slurm.launch(*program, "train", config, "--resume", "auto", nodes=4, options=options)
+    wait_for_pause(job, folder)
+    job.wait(lambda facts: facts["Restarts"] == "1")
+    requeued = round(time.monotonic() - begin)
+    saved = saved_when_asked(folder)
+    assert job.finish() == "COMPLETED", job.output()
+    assert_undisturbed(folder, other)
+    found["requeued before the time limit"] = {
+        "limit_seconds": 180,
+        "requeued_after_seconds": requeued,
+        "saved_at_step": saved,
+        "restarts": 1,
+        "steps_and_weights": "bit for bit those of the undisturbed job",
+    }
+
+
+def test_scancel_ends_with_a_checkpoint_and_a_new_job_of_that_name_goes_on(
+    slurm: Slurm, config: Path, undisturbed: Undisturbed, found: dict[str, Any]
+) -> None:
+    other, folder = undisturbed(4), run_folder(config)
+    job = slurm.launch(*pausing(config.parent, PAUSE), "train", config, nodes=4)
+    wait_for_pause(job, folder)
+    slurm.ask("scancel", job.number)
+    assert job.finish() == "CANCELLED"
+    slurm.wait_until_idle()
+    saved = saved_when_asked(folder)
+    second = slurm.launch("train", config, nodes=4)
+    assert second.finish() == "COMPLETED", second.output()
+    assert_undisturbed(folder, other)
+    found["scancel"] = {"state": "CANCELLED", "saved_at_step": saved, "next_job": "goes on, bit for bit"}
+
+
+def test_a_killed_process_ends_the_job_at_once(slurm: Slurm, config: Path, found: dict[str, Any]) -> None:
+    folder = run_folder(config)
+    job = slurm.launch(*pausing(config.parent, PAUSE), "train", config, nodes=4)
+    wait_for_pause(job, folder)
+    begin = time.monotonic()
+    os.kill(job.process(3), 9)
+    assert job.finish() == "FAILED"
+    slurm.wait_until_idle()
+    found["kill -9 of a process"] = {"state": "FAILED", "over_after_seconds": round(time.monotonic() - begin)}
+
+
+def test_a_job_outlives_the_daemon_of_a_node(
+    slurm: Slurm, config: Path, undisturbed: Undisturbed, found: dict[str, Any]
+) -> None:
+    other, folder = undisturbed(3), run_folder(config)
+    program = config.parent / "slow.py"
+    program.write_text(SLOW, encoding="utf-8")
+    job = slurm.launch(program, "train", config, nodes=3, options=("--time", 60, "--nodelist", ",".join(NODES[:2])))
+    job.wait(lambda facts: facts["JobState"] == "RUNNING" and len(metrics(folder)) >= 5)
+    lost = NODES[2]
+    begin = time.monotonic()
+    slurm.daemons[lost].kill()
+    facts = job.wait(lambda facts: facts["Restarts"] == "1" and facts["JobState"] == "RUNNING")
+    again = round(time.monotonic() - begin)
+    before = steps_saved(folder)[-1]
+    assert lost not in slurm.nodes_of(facts)
+    assert job.finish() == "COMPLETED", job.output()
+    slurm.daemons[lost].wait()
+    slurm.start_node(lost)
+    assert_undisturbed(folder, other)
+    found["kill -9 of a node's slurmd"] = {
+        "runs_again_after_seconds": again,
+        "from_step": before,
+        "on": "the other nodes",
+        "steps_and_weights": "bit for bit those of the undisturbed job",
+    }
