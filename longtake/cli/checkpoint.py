@@ -119,11 +119,14 @@ def convert(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="A file or folder of weights, or owner/name on the Hugging Face hub.")],
     target: Annotated[Path, typer.Argument(help="The .safetensors file, or the folder (no ending), to write.")],
+    folder_of: Annotated[
+        str | None, typer.Option("--as", help="A folder of PyTorch's distributed checkpoint, by names of this program.")
+    ] = None,
 ) -> None:
     """Write published weights as Longtake's own file or folder, for a model that may be larger than they are.
 
     --key value says what the model is, where the source does not; what the source lacks starts as in a run.
     """
-    for line in system.convert_weights(source, target, context.args):
+    for line in system.convert_weights(source, target, context.args, names=folder_of):
         track.make_console().print(line, markup=False, soft_wrap=True)
     track.make_console().print(str(target), markup=False, soft_wrap=True)

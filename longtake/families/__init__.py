@@ -11,7 +11,7 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.families.cogvideox import COGVIDEOX
     from longtake.families.opensora_v2 import OPENSORA_V2
-    from longtake.families.record import Family, Spoken, Text
+    from longtake.families.record import SECTIONS_FILE, Family, Spoken, Text
     from longtake.families.registry import (
         default_model,
         families,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from longtake.diffusion import GuidanceRule, KnownLaw
 
 Tree = Mapping[str, Any]
+SECTIONS_FILE = "longtake.json"  # sections of a run's config, beside weights that files of another program hold
 
 
 @dataclass(frozen=True)

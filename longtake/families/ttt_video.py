@@ -10,7 +10,7 @@ from longtake.contracts import LatentShape
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import VPredictionConfig
 from longtake.families import cogvideox
-from longtake.families.record import Family, Text
+from longtake.families.record import SECTIONS_FILE, Family, Text
 from longtake.hub import published_facts
 from longtake.models.ttt_video_config import TTTVideoConfig, sizes_of
 
@@ -41,7 +41,10 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def root(folder: str) -> dict[str, Any] | None:
-    """What the folder of a whole CogVideoX-5B says of a run's sections; no other model's is one of ours by itself."""
+    """What a folder of weights says of a run's sections: one that was written here, or that of a whole CogVideoX-5B. No
+    other model's is one of ours by itself."""
+    if (own := published_facts(folder, SECTIONS_FILE)) is not None:
+        return own if own.get("model", {}).get("type") == TTT_VIDEO.name else None
     found, facts = cogvideox.root(folder), published_facts(f"{folder}/transformer")
     if found is None or facts is None:
         return None

@@ -16,7 +16,7 @@ from longtake.families import family_of
 from longtake.hub import find_files
 from longtake.models import build_denoiser, initial_values
 from longtake.system.config import SystemConfig
-from longtake.system.export import CONFIG_HEADER
+from longtake.system.export import CONFIG_HEADER, write_torch_folder
 from longtake.system.pretrained import open_pretrained
 from longtake.weights import MOST_FILE_BYTES, save_weights, state_shapes
 
@@ -26,24 +26,35 @@ _WANTED = ((*_FACTS, "transformer/*.safetensors"), ("config.json", "*.safetensor
 
 
 def convert_weights(
-    source: str, target: str | Path, overrides: Sequence[str] = (), max_file_bytes: int = MOST_FILE_BYTES
+    source: str,
+    target: str | Path,
+    overrides: Sequence[str] = (),
+    max_file_bytes: int = MOST_FILE_BYTES,
+    names: str | None = None,
 ) -> list[str]:
     """Writes the weights that `source` means, a file or folder of any naming or a name on the Hugging Face hub, to a
     file or folder that training starts from and `longtake generate` takes by itself; returns what there is to say.
 
     overrides: flags that say what the model is, where the source does not: `--model.type`, `--seed` and so on. What
-    the source lacks has the value that a run with the same seed would start it with. Raises `UserError` and
+    the source lacks has the value that a run with the same seed would start it with. `names`: a naming of which the
+    model's format has folders of PyTorch's distributed checkpoint; such a one is written. Raises `UserError` and
     `ConfigError`.
     """
     place = str(find_files(source, "SOURCE", _WANTED))
     config = resolve({"model": {"from_pretrained": place}}, overrides, SystemConfig, place=source).value
     model = config.model
+    if names is not None and names not in (can := family_of(model).weight_format.torch_folders):
+        raise UserError(f"--as {names}: is no folder that can be written; choose {' or '.join(can) or 'none'}")
     with open_pretrained(model) as (weights, said):
         whole = _Whole(weights, config)
         kept = {"model": model.model_copy(update={"from_pretrained": None})}
         kept |= {name: getattr(config, name) for name in ("ae", "objective", *(t.section for t in config.family.texts))}
-        header = {CONFIG_HEADER: json.dumps({name: plain_data(section) for name, section in kept.items()})}
-        save_weights(whole, target, {**header, **family_of(model).weight_format.own(model).header}, max_file_bytes)
+        tree, form = {name: plain_data(section) for name, section in kept.items()}, family_of(model).weight_format
+        if names is not None:
+            write_torch_folder(form, names, whole, model, target, tree)
+        else:
+            header = {CONFIG_HEADER: json.dumps(tree), **form.own(model).header}
+            save_weights(whole, target, header, max_file_bytes)
     drawn = len(whole) - len(weights)
     made = [f"{drawn} of {len(whole)} tensors start anew, by seed {config.seed}"] if drawn else []
     return [said, *weights.notes, *made]

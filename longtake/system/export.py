@@ -16,7 +16,8 @@ from longtake.buckets.entries import read_entries
 from longtake.checkpoint import CheckpointWeights, hold
 from longtake.config import resolve
 from longtake.contracts import UserError
-from longtake.families import family_of, read_model
+from longtake.families import SECTIONS_FILE, family_of, read_model
+from longtake.models import ModelSection
 from longtake.small_files import regular
 from longtake.system.config import SystemConfig
 from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
@@ -25,7 +26,9 @@ from longtake.weights import (
     MOST_FILE_BYTES,
     STEM_OF_DIFFUSERS,
     ConvertedWeights,
+    Format,
     save_adapters,
+    save_torch_folder,
     save_weights,
 )
 
@@ -115,7 +118,8 @@ def export_merged(
 def export_folder(
     checkpoint: str, target: str | Path, names: str, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES
 ) -> Path:
-    """Writes whole weights, adapters merged into them, to a folder as diffusers reads it, `config.json` and all.
+    """Writes whole weights, adapters merged into them, to a folder as diffusers reads it, `config.json` and all, or as
+    PyTorch's distributed checkpoint has it.
 
     `names`: a naming of the model's format that has such folders. Raises `UserError` for any other, and as
     `export_merged`.
@@ -123,14 +127,35 @@ def export_folder(
     with hold(checkpoint) as folder, ExitStack() as stack:
         weights = TrainedParts(folder, part, stack)
         form = family_of(weights.model).weight_format
-        if names not in form.folders:
-            choices = f"choose {' or '.join(form.folders)}" if form.folders else "this model has none; leave it out"
-            raise UserError(f"--as {names}: is no folder that can be written; {choices}")
+        check_folder(form, names)
+        if names in form.torch_folders:
+            write_torch_folder(form, names, weights, weights.model, target, system_tree(folder))
+            return Path(target)
         layout = form.as_published(names)
         config = json.dumps(form.folders[names](weights.model), indent=2) + "\n"
         converted, beside = ConvertedWeights(form, weights, weights.model, layout), {"config.json": config}
         save_weights(converted, target, layout.header, max_file_bytes, stem=STEM_OF_DIFFUSERS, beside=beside)
     return Path(target)
+
+
+def check_folder(form: Format, names: str) -> None:
+    """Raises `UserError` where a model's weights cannot be written as folders of this naming."""
+    if names not in (can := (*form.folders, *form.torch_folders)):
+        choices = f"choose {' or '.join(can)}" if can else "this model has none; leave it out"
+        raise UserError(f"--as {names}: is no folder that can be written; {choices}")
+
+
+def write_torch_folder(
+    form: Format, names: str, state: Mapping[str, Any], model: ModelSection, target: str | Path, tree: Mapping[str, Any]
+) -> None:
+    """Writes a model's tensors as a folder of PyTorch's distributed checkpoint, and beside them what a run's config, as
+    plain data, says of the model, its latents, its texts and its objective."""
+    others = ("ae", "objective", *(text.section for text in family_of(model).texts))
+    sections = {name: tree[name] for name in others if "type" in tree.get(name, {})}
+    own = {**tree.get("model", {}), "type": model.type, "from_pretrained": None}
+    said = json.dumps({"model": own, **sections}, indent=2) + "\n"
+    converted = ConvertedWeights(form, state, model, form.as_published(names))
+    save_torch_folder(converted, Path(target), form.torch_folders[names], {SECTIONS_FILE: said})
 
 
 def system_tree(checkpoint: Path) -> dict[str, Any]:

@@ -27,5 +27,6 @@ if TYPE_CHECKING:
         tensors_of,
     )
     from longtake.weights.model import ModelWeights
+    from longtake.weights.torch_folder import save_torch_folder
 
 __getattr__ = lazy_exports(__name__)

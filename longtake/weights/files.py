@@ -20,6 +20,7 @@ from longtake.hub import find_files
 from longtake.parallel.host import neighbours
 from longtake.small_files import regular
 from longtake.tensor_files import bytes_of, safetensors_head
+from longtake.weights.torch_folder import METADATA, TorchFolder
 
 # What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
 _FOLDERS = (
@@ -90,13 +91,16 @@ class WeightFiles(Mapping[str, Tensor]):
         return tuple(self._files[name].get_slice(name).get_shape())
 
 
-def open_source(path: str | os.PathLike[str]) -> WeightFiles:
+def open_source(path: str | os.PathLike[str]) -> TensorSource:
     """The denoiser's files at a path: those in it, or in the folder that diffusers and Open-Sora keep it in.
 
     A folder of a whole diffusers pipeline (`model_index.json`) has its denoiser in `transformer`; a checkpoint folder
-    of Open-Sora in `model`. Raises `UserError` as `WeightFiles`.
+    of Open-Sora in `model`. A folder of PyTorch's distributed checkpoint is read too. Raises `UserError` as
+    `WeightFiles`.
     """
     folder = Path(path).expanduser()
+    if (folder / METADATA).is_file():
+        return TorchFolder(folder)
     if (folder / "model_index.json").is_file():
         return WeightFiles(folder / "transformer")
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and (folder / "model").is_dir():

@@ -155,6 +155,8 @@ class Format:
     # ^ the other parts of a tensor have as many each
     # Naming -> what the `config.json` of such a folder of diffusers says of a model section.
     folders: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
+    # Naming -> what stands before the names in a folder of PyTorch's distributed checkpoint.
+    torch_folders: Mapping[str, str] = field(default_factory=dict)
     lora_targets: tuple[str, ...] = ()  # layers (patterns) that get adapters by default
     lora_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other names for `lora.targets`
     lora_styles: Mapping[str, AdapterStyle] = field(default_factory=dict)

@@ -65,7 +65,7 @@ FORMAT = Format(
         "published": Naming(
             _PUBLISHED,
             signs=("patch_embedding.vid_proj.weight", "layers.0.seq_modeling_block.q.weight"),
-            prefixes=("dit.", "model.dit.", "model."),
+            prefixes=("dit.",),
             forms={
                 "patch_embedding.vid_proj.weight": Form(_patch_shape),
                 f"{_TTT}.learnable_ttt_lr_weight": Form(
@@ -92,6 +92,7 @@ FORMAT = Format(
     },
     own=lambda config: WeightLayout("own"),
     keys="model.num_layers or mixer",
+    torch_folders={"published": "dit."},
     lora_targets=tuple(TTTVideo.tensor_plan),
 )
 PUBLISHED = FORMAT.as_published("published")
