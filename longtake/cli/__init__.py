@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 if TYPE_CHECKING:
     from longtake.cli.app import CommandDialect
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
 
 def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None = None) -> NoReturn:
     """Runs a command line (default: the process's) and exits. `dialect`: the words it is written in.
@@ -49,13 +51,21 @@ def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None 
         if not (pressed and pressed[-1].number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ):
             complain("interrupted", to_torchrun=False)  # where torchrun ends this process, another has said why
         code = EXIT_INTERRUPTED
+    atexit.register(_leave_by_signals, code)  # last, so that it is called first
     sys.exit(code)
+
+
+def _leave_by_signals(code: int) -> None:
+    """For the time that libraries take for their own ends: the work is done, and who is in a hurry gets its status."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _ENDING:
+            signal.signal(number, lambda *_: os._exit(code))
 
 
 def _ignore_signals() -> None:
     """For the tenths of a second in which Python takes PyTorch apart: the work is done, and its status is to hold."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_IGN)
 
 

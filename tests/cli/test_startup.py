@@ -104,12 +104,16 @@ def test_an_interrupt_during_imports_is_status_130_and_no_traceback(tmp_path: Pa
     assert interrupted(tmp_path, module, text) == (130, "longtake: interrupted\n")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_that_comes_when_the_work_is_done_does_not_change_its_status(name: str):
+@pytest.mark.parametrize(("name", "is_last"), [("SIGINT", True), ("SIGTERM", True), ("SIGTERM", False)])
+def test_a_signal_that_comes_when_the_work_is_done_does_not_change_its_status(name: str, is_last: bool):
     code = f"""
 import atexit, os, signal
-atexit.register(os.kill, os.getpid(), signal.{name})  # called last: when the interpreter ends
-from longtake.cli import main
+def end():  # of a library: when the interpreter ends, or before
+    atexit.register(os.kill, os.getpid(), signal.{name})
+if {is_last}: end()
+from longtake.cli import app, main
+run = app.run
+app.run = lambda *words: ({is_last} or end(), run(*words))[1]
 main(["--version"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
