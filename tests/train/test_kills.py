@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -87,11 +88,11 @@ def stalling(folder: Path, step: int) -> str:
     return f"from longtake.checkpoint import writer\nwriter.__file__ = {str(program)!r}"
 
 
-def killed(config: Path, moment: str, *words: str, fresh: bool = False) -> Path:
+def killed(config: Path, moment: str, *words: str) -> Path:
     """Starts a run, kills it at `moment`, and returns its folder."""
     folder = run_folder(config)
     more = stalling(config.parent, 2 * SAVED_EVERY) if moment == "while it saves" else ""
-    process = start("train", config, *words, program=pausing(config.parent, PAUSE, more), fresh=fresh)
+    process = start("train", config, *words, program=pausing(config.parent, PAUSE, more))
     ready = {
         "in mid-step": lambda: (
             len(metrics(folder)) >= SAVED_EVERY + 3 and any(folder.glob(f"*-global_step{SAVED_EVERY}"))
@@ -108,7 +109,7 @@ def killed(config: Path, moment: str, *words: str, fresh: bool = False) -> Path:
 
 @pytest.mark.parametrize("moment", ["in mid-step", "while it saves", "between a save and the next step"])
 def test_a_killed_run_goes_on_as_the_run_that_was_never_killed(config: Path, undisturbed: Path, moment: str) -> None:
-    folder = killed(config, moment, fresh=moment == "in mid-step")
+    folder = killed(config, moment)
     saved = steps_saved(folder)
     outcome, said = train_here(config, "--resume", "auto")
     assert outcome.folder == folder
@@ -125,9 +126,8 @@ def test_a_killed_run_goes_on_from_its_folder_and_with_loaders(config: Path, und
     assert_the_undisturbed_run(folder, undisturbed)
 
 
-@pytest.mark.parametrize("words", [("outputs/tiny",), ("tiny.py", "--resume", "auto")], ids=["folder", "resume"])
 def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_folder(
-    tmp_path: Path, clips: Path, undisturbed: Path, words: tuple[str, ...]
+    tmp_path: Path, clips: Path, undisturbed: Path
 ) -> None:
     config = write_config(tmp_path, clips, max_steps=STEPS)
     folder = run_folder(config)
@@ -135,9 +135,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_folder(
     wait_until(process, lambda: len(metrics(folder)) >= 2)
     kill(process)
     process.communicate()
-    outcome, _ = train_here(tmp_path / words[0], *words[1:])
-    assert outcome.folder == folder
-    assert_the_undisturbed_run(folder, undisturbed)
+    left = shutil.copytree(folder, tmp_path / "left")
+    for words in (("outputs/tiny",), ("tiny.py", "--resume", "auto")):
+        shutil.rmtree(folder)
+        shutil.copytree(left, folder)
+        outcome, _ = train_here(tmp_path / words[0], *words[1:])
+        assert outcome.folder == folder
+        assert_the_undisturbed_run(folder, undisturbed)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from longtake.train.optimizer import ShardedAdamW
 from tests.forks import on_processes
 from tests.train.runs import free_port, metrics, write_config
 
-# 14 micro-batches: at G = 4 the last of 4 steps has two slots, at G = 3 the last of 5.
+# 14 micro-batches: at G = 4 the last of 4 steps has two slots, for which 4 ranks are too many; at G = 3 the last of 5.
 BUCKETS = {"32px": {1: (1.0, 4), 8: (1.0, 5), 16: (1.0, 2)}}
 # eps keeps Adam from blowing rounding errors up: at 1e-8 an update hardly depends on the size of a tiny gradient.
 SETTINGS = {"bucket_config": BUCKETS, "max_steps": 5, "eps": 1e-4}
@@ -35,11 +35,9 @@ LAYOUTS = {  # name -> (number of processes, overrides); the first two are what 
     "G4 on 2": (2, ("--slots-per-step", "4")),
     "G3 on 2": (2, ("--slots-per-step", "3")),
     "G4 on 2 replicas": (2, ("--slots-per-step", "4", "--parallel.replicate", "2")),
-    "G4 on 2 by blocks": (2, ("--slots-per-step", "4")),
     "G4 on 2 by blocks zero 2": (2, ("--slots-per-step", "4", "--parallel.zero", "2")),
     "bad clip on 2": (2, ("--dataset.data-path", "{bad}")),
     "G4 on 4": (4, ("--slots-per-step", "4")),
-    "G3 on 4": (4, ("--slots-per-step", "3")),
     "G4 on 2 x 2 by blocks": (4, ("--slots-per-step", "4", "--parallel.replicate", "2", "--parallel.shard", "2")),
 }
 PAIRS = [(name, f"{name[:2]} on 1") for name, (ranks, _) in LAYOUTS.items() if ranks > 1 and name.startswith("G")]
