@@ -4,6 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -115,39 +116,35 @@ def test_a_finished_demo_is_never_overwritten(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    ("step", "call"), [("make_shapes", 0), ("probe_table", 0), ("train", 0), ("generate", 2), ("write_report", 0)]
-)
-def test_an_interrupted_demo_says_how_to_go_on_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, call: int
-):
-    calls = []
-    real = getattr(module, step)
+def test_an_interrupted_demo_says_how_to_go_on_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, whole = tmp_path / "demo", {}
+    for step, call in (("make_shapes", 0), ("probe_table", 0), ("train", 0), ("generate", 2), ("write_report", 0)):
+        calls, real = [], getattr(module, step)
 
-    def stop(*arguments: object, **options: object) -> object:
-        calls.append(step)
-        if len(calls) > call:
-            raise KeyboardInterrupt
-        return real(*arguments, **options)
+        def stop(*arguments: object, _calls: list = calls, _real: Any = real, _call: int = call, **options: object):
+            _calls.append(None)
+            if len(_calls) > _call:
+                raise KeyboardInterrupt
+            return _real(*arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, step, stop)
-        outcome, said = demo(tmp_path / "demo")
-    assert outcome.stopped
-    assert not (tmp_path / "demo" / "report.html").exists()
-    assert said.endswith(f"interrupted\nto go on with the demo: longtake demo --folder {tmp_path / 'demo'}\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, step, stop)
+            outcome, said = demo(folder)
+        assert outcome.stopped
+        assert not (folder / "report.html").exists()
+        assert said.endswith(f"interrupted\nto go on with the demo: longtake demo --folder {folder}\n")
+        clips = {path: path.stat().st_mtime_ns for path in folder.rglob("clip_*.mp4")}
+        assert whole in ({}, clips)  # what was whole is not made again
+        whole = clips if step in ("train", "generate") else {}
 
-    clips = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("clip_*.mp4")}
-    outcome = run_demo(tmp_path / "demo", Console(quiet=True))
+    outcome = run_demo(folder, Console(quiet=True))
     assert not outcome.stopped
-    assert outcome.folder == tmp_path / "demo"
+    assert outcome.folder == folder
     assert outcome.run.clock.global_step == 3  # what was asked for is remembered
     assert outcome.accuracy["main"].count == 60
-    assert len(list((tmp_path / "demo" / "samples" / "main" / "video_32px").glob("*.mp4"))) == 60
-    if step in ("train", "generate", "write_report"):  # the clips were whole and are not made again
-        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("clip_*.mp4")} == clips
-    if step == "write_report":  # the videos of a report that was never written are kept beside the new ones
-        assert (tmp_path / "demo" / "samples-2").is_dir()
+    assert len(list((folder / "samples" / "main" / "video_32px").glob("*.mp4"))) == 60
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("clip_*.mp4")} == clips
+    assert (folder / "samples-2").is_dir()  # the videos of a report that was never written are kept
 
 
 def test_the_time_of_an_interrupted_part_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -247,11 +247,10 @@ def test_other_weights_of_the_same_sizes(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["[]", "{'a': {'b': 1}}", "-1", "True", "none", "a b"])
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_no_value_of_a_flag_is_a_traceback(value: str, script: str) -> None:
-    for word in sorted(words_of(script)):
+def test_no_value_of_a_flag_is_a_traceback(value: str) -> None:
+    for word in sorted(WORDS):
         with suppress(UserError):
-            spoken(script, "--tiny", f"--{word}={value}")
+            spoken(next(script for script in SCRIPTS if word in words_of(script)), "--tiny", f"--{word}={value}")
 
 
 def test_without_a_launcher_a_run_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ SIZES = {
     "sample_width": 4,
     "sample_frames": 5,
 }
-RUNS = ("2b", pytest.param("5b_i2v", marks=pytest.mark.slow), "fun_inp_5b", "fun_control")
+RUNS = (*(pytest.param(name, marks=pytest.mark.slow) for name in ("2b", "5b_i2v")), "fun_inp_5b", "fun_control")
 
 
 def write_run(folder: Path, clips: Path, variant: str, **changes: Any) -> Path:
@@ -176,7 +176,7 @@ def test_it_is_planned(longtake: Any, run: Path) -> None:
     assert plan.num_parameters == sum(p.numel() for p in build_denoiser(config.model).parameters())
 
 
-@pytest.mark.parametrize("variant", ["2b", "5b_i2v", "1.5_i2v", "fun_inp_5b"])
+@pytest.mark.parametrize("variant", ["2b", pytest.param("5b_i2v", marks=pytest.mark.slow), "1.5_i2v", "fun_inp_5b"])
 def test_what_a_step_takes_is_foretold_by_its_own_blocks(variant: str) -> None:
     sizes = {"num_attention_heads": 4, "attention_head_dim": 64, "out_channels": 16, "patch_size": 2, "num_layers": 3}
     of_text = {"max_text_seq_length": 64, "ofs_embed_dim": 16 if variant == "1.5_i2v" else None}

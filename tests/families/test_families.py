@@ -71,6 +71,12 @@ def run(request: pytest.FixtureRequest, clips: Path, tmp_path_factory: pytest.Te
     return write_family(tmp_path_factory.mktemp(request.param), clips, request.param)
 
 
+# For tests in which a family with everything has all that a plain one has.
+PLAIN_IS_SLOW = pytest.mark.parametrize(
+    "run", ["everything", pytest.param("plain", marks=pytest.mark.slow)], indirect=True
+)
+
+
 def test_an_installed_package_brings_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / "my_family-0.1.dist-info").mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-family\nVersion: 0.1\n")
@@ -160,6 +166,7 @@ def test_kinds_of_known_frames_are_called_by_its_own_names(name: str, words: str
     assert said in str(refused.value)
 
 
+@PLAIN_IS_SLOW
 def test_a_run_from_a_store_is_the_run_that_encodes(longtake: Any, run: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert longtake("data", "encode", run, "--dataset.views", 2, "-o", store)[0] == 0
@@ -394,6 +401,7 @@ def losses_of(run: Path, words: tuple[str, ...], world: World) -> Facts:
     return {"losses": [line["loss"] for line in metrics(Path(config.outputs) / config.exp_name)]}
 
 
+@PLAIN_IS_SLOW
 def test_peers_make_the_run_of_one_process(run: Path, tmp_path: Path) -> None:
     alone, _ = train_here(run, "--exp_name", "alone", "--max_steps", "2")
     words = ("--exp_name", "two", "--max_steps", "2", "--parallel.sequence", "2")

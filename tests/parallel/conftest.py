@@ -12,7 +12,7 @@ import pytest
 from longtake.parallel import start_world
 from tests.parallel.matrix import CHOSEN, MATRIX
 from tests.parallel.one_step import Facts, compare, on_ranks
-from tests.parallel.plays import CASES, COMPILED, degrees_and_groups, forwards_of_peers
+from tests.parallel.plays import CASES, COMPILED, degrees_and_groups, degrees_of_forwards, forwards_of_peers
 from tests.parallel.runs_on_peers import continue_all, play_run, save_once
 from tests.train.conftest import clips
 from tests.train.runs import write_config
@@ -48,6 +48,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Worlds:
             "all ways": partial(compare, MATRIX.get(size, {})),
             "mesh": degrees_and_groups,
             "forwards": forwards_of_peers,
+            "degrees": degrees_of_forwards,
             "run": partial(play_run, tiny_run, "peers"),
         }[name]
         return [facts[name] for facts in on_ranks(size, tmp_path_factory.mktemp(f"world{size}"), {name: play})]

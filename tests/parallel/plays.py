@@ -107,12 +107,13 @@ def refusal(world: World, parallel: dict[str, Any], model: dict[str, Any], local
 
 
 def forwards_of_peers(world: World) -> Facts:
-    """What four sequence peers find when forwards differ in degree, or precede one another's backward."""
-    return {
-        "degrees": by_degree(world),
-        "two forwards": two_forwards(world),
-        "offload": offloaded(world),
-    }
+    """What four sequence peers find when forwards precede one another's backward, and with masters on the CPU."""
+    return {"two forwards": two_forwards(world), "offload": offloaded(world)}
+
+
+def degrees_of_forwards(world: World) -> Facts:
+    """What they find when forwards differ in degree."""
+    return {"degrees": by_degree(world)}
 
 
 def cut_and_sharded(world: World, **parallel: Any) -> tuple[MMDiT, Mesh, TokenCut]:

@@ -50,7 +50,7 @@ def test_every_way_of_making_a_step_is_that_of_one_process_on_every_mesh(worlds:
 
 @pytest.mark.slow
 def test_a_step_may_mix_sequence_degrees(worlds: Worlds) -> None:
-    assert all(facts["degrees"] <= 1e-5 for facts in worlds(4, "forwards"))
+    assert all(facts["degrees"] <= 1e-5 for facts in worlds(4, "degrees"))
 
 
 def test_recomputation_knows_the_lengths_of_its_own_forward(worlds: Worlds) -> None:

@@ -21,7 +21,7 @@ from longtake.dialects import CogVideoXFun
 from longtake.train import read_run
 from longtake.weights import read_adapters
 from longtake.weights.cogvideox import FORMAT
-from tests.dialects.fun import ROOT, write_root
+from tests.dialects.fun import ROOT, spoken, write_root
 from tests.train.conftest import clips  # a fixture
 from tests.train.runs import exact, free_port, metrics
 
@@ -155,10 +155,13 @@ def test_a_used_folder_is_refused_and_latest_goes_on(
     assert beside(place / "out") == [*files_of(1, 2, 3, 4), "run"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint-1", "out/checkpoint-1.safetensors", "out/run/epoch0-global_step1"])
-def test_a_checkpoint_is_taken_by_any_of_its_names(name: str, place: Path, root: Path, meta: Path) -> None:
+def test_a_checkpoint_is_taken_by_any_of_its_names(place: Path, root: Path, meta: Path) -> None:
     assert trained(root, meta, f"{LORA} --max_train_steps=2") == 0
-    assert trained(root, meta, f"{LORA} --max_train_steps=2 --resume_from_checkpoint {name}") == 0
+    for name in ("checkpoint-1", "out/checkpoint-1.safetensors", "out/run/epoch0-global_step1"):
+        more = f"{LORA} --max_train_steps=2 --resume_from_checkpoint {name}"
+        config, _ = spoken("train_lora", *words(root, meta, more))
+        assert config.load == "out/run/epoch0-global_step1"
+    assert trained(root, meta, more) == 0
     assert [info.step for info in list_checkpoints(place / "out" / "run-2")] == [2]
     assert exact(place / "out" / "run-2") == exact(place / "out" / "run")[1:]
 

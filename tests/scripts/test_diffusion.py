@@ -80,7 +80,6 @@ def run(place: Path, table: str) -> str:
         "torchrun --nproc_per_node 2 scripts/diffusion/train.py configs/diffusion/train/stage1_i2v.py "
         f"--dataset.data-path {table} --lr 3e-5 --async-io True --grad_ckpt_setting '(1, 2)' "
         "--grad_ckpt_buffer_size 1048576 --exp-name run --ckpt-every 1 --tiny --max-steps 2",
-        fresh=True,
     )
 
 
@@ -101,6 +100,7 @@ def test_a_run_starts_from_another_ones_checkpoint_at_a_place_of_its_own(place: 
         "torchrun --nproc_per_node 1 scripts/diffusion/train.py configs/diffusion/train/stage2_i2v.py "
         f"--dataset.data-path {table} --load outputs/run/epoch*-global_step* --start-step 0 --start-epoch 0 "
         "--dataset.memory_efficient True --exp-name next --tiny --max-steps 3",
+        fresh=True,
     )
     assert "--load: outputs/run/epoch0-global_step2, the newest of 2" in said
     assert "starts from outputs/run/epoch0-global_step2, step 2" in said

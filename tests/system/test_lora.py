@@ -145,7 +145,7 @@ def test_training_goes_on_from_adapters_in_a_file(config: Path, base: Path, tmp_
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "nf4"])
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "fp8")), "nf4"])
 def test_adapters_train_on_coded_weights(kind: str, config: Path, tmp_path: Path) -> None:
     wide = ("--model.hidden-size", "64", "--model.axes-dim", "[8, 12, 12]", "--lora.base", kind)
     run, said = train_here(config, "--exp-name", "run", *LORA, *wide, "--max-steps", "2")

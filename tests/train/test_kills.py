@@ -191,16 +191,16 @@ def assert_stopped_well(config: Path, out: str, error: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "words", "to_all"),
+    ("number", "words", "is_terminal"),
     [
         pytest.param(signal.SIGINT, ("--num-workers", "1"), True, id="Ctrl-C with a loader"),
         pytest.param(signal.SIGTERM, (), False, id="SIGTERM"),
     ],
 )
 def test_a_stopped_run_says_how_to_go_on_and_goes_on_bit_by_bit(
-    config: Path, undisturbed: Path, number: signal.Signals, words: tuple[str, ...], to_all: bool
+    config: Path, undisturbed: Path, number: signal.Signals, words: tuple[str, ...], is_terminal: bool
 ) -> None:
-    code, out, error = stopped(config, number, *words, to_all=to_all)
+    code, out, error = stopped(config, number, *words, to_all=is_terminal, fresh=is_terminal)
     assert code == EXIT_INTERRUPTED
     assert "Traceback" not in error
     folder = assert_stopped_well(config, out, error)

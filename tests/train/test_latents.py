@@ -141,8 +141,10 @@ def store_of_windows(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> P
     return folder / "store"
 
 
-@pytest.mark.parametrize("words", [KNOWN, LOOP], ids=["some of its kinds", "all of its kinds"])
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [pytest.param("2", KNOWN, id="some of its kinds, by workers"), pytest.param("0", LOOP, id="all of its kinds")],
+)
 def test_with_known_frames_the_losses_are_those_of_the_encoders_bit_by_bit(
     config: Path, store_of_windows: Path, workers: str, words: tuple[str, ...], with_encoders: Callable[..., Losses]
 ) -> None:

@@ -31,7 +31,7 @@ def assert_undisturbed(folder: Path, undisturbed: Path) -> None:
     assert_same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTRAP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTRAP, marks=pytest.mark.slow)])
 def test_a_run_whose_workers_are_killed_under_way_is_the_same_run(
     config: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

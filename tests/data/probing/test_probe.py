@@ -251,7 +251,7 @@ def test_a_crash_costs_its_file_and_no_other() -> None:
 
 def test_a_pool_answers_one_list_after_the_other() -> None:
     with WorkerPool(_crash_on_three, 2) as pool:
-        for arguments in (["1", "2"], [], ["4", "3", "5"] * 2 + ["4", "5"] * 30):
+        for arguments in (["1", "2"], [], ["4", "3", *["5", "4"] * 30]):
             answers = dict(pool.answers(arguments))
             assert sorted(answers) == list(range(len(arguments)))
             assert all(answers[place] == word * 2 for place, word in enumerate(arguments) if word != "3")
