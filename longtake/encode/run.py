@@ -31,6 +31,7 @@ from longtake.encode.shards import (
     LatentShard,
     in_use,
     kept_as,
+    look_for_room,
     missing_pieces,
     piece_path,
     remove_abandoned,
@@ -262,11 +263,11 @@ class _EncodeJob:
     ):
         self.plan, self.facts, self.options, self.source, self.encoders = plan, facts, options, source, encoders
         self.folder, self.rule, self.windows, self.draw_places = options.folder, source.law, windows, draw_places
-        text_bytes = num_bytes(sized(store.tensors_of(facts)[store.TEXTS], source.latent, (1, 1, 1)).values())
+        self._text_bytes = num_bytes(sized(store.tensors_of(facts)[store.TEXTS], source.latent, (1, 1, 1)).values())
         size = options.shard_bytes
         self.shards = {  # kind -> int64 [n, 2]
             store.LATENTS: plan.latent_shards(lambda bucket: entries_per_shard(size, self._latent_bytes(bucket))),
-            store.TEXTS: plan.text_shards(entries_per_shard(size, text_bytes)),
+            store.TEXTS: plan.text_shards(entries_per_shard(size, self._text_bytes)),
         }
         (part, parts), (rank, ranks) = options.part, place
         self._first, self._stride, self._ranks = part - 1 + parts * rank, parts * ranks, ranks
@@ -280,6 +281,8 @@ class _EncodeJob:
         sizes = {kind: np.diff(shards, axis=1)[:, 0] for kind, shards in self.shards.items()}
         if self.options.retry_bad:
             self._forget_bad(mine[store.LATENTS])
+        if self._first == 0:
+            look_for_room(self.folder, self.plan, self.shards, self._latent_bytes, self._text_bytes)
         todo = {kind: missing_pieces(self.folder, kind, numbers) for kind, numbers in mine.items()}
         total = sum(int(sizes[kind][numbers].sum()) for kind, numbers in mine.items())
         done = continued = total - sum(int(sizes[kind][numbers].sum()) for kind, numbers in todo.items())

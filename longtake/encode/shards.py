@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -189,6 +192,22 @@ def file_facts(location: str) -> tuple[int, int]:
     except OSError:
         return -1, -1
     return found.st_size, found.st_mtime_ns
+
+
+def look_for_room(
+    folder: Path, plan: Plan, shards: Mapping[str, np.ndarray], latent_bytes: Callable[[int], int], text_bytes: int
+) -> None:
+    """Says on stderr that what is missing of a store, by all parts, does not fit on its disk.
+
+    `shards`: kind -> where each begins and ends in the plan, int64 [n, 2]; `latent_bytes`: of an entry of a bucket.
+    """
+    left = {kind: ends[missing_pieces(folder, kind, range(len(ends)))].tolist() for kind, ends in shards.items()}
+    counts = sum((Counter(plan.bucket[start:stop].tolist()) for start, stop in left[LATENTS]), Counter())
+    needed = sum(latent_bytes(bucket) * count for bucket, count in counts.items())
+    needed += text_bytes * sum(stop - start for start, stop in left[TEXTS])
+    if (free := shutil.disk_usage(folder).free) < needed:
+        said = f"{free / 1e9:.3g} GB are free there, and what is to be encoded needs {needed / 1e9:.3g} GB"
+        print(f"warning: {folder}: {said}; make room, or give another folder with -o", file=sys.stderr, flush=True)
 
 
 def missing_pieces(folder: Path, kind: str, numbers: Sequence[int]) -> list[int]:

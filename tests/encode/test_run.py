@@ -48,6 +48,18 @@ def test_every_view_of_every_sample_is_there_once_and_every_caption_once(config:
     assert set(opened.column("text").tolist()) == set(texts["text"].to_pylist())
 
 
+def test_a_disk_without_room_for_the_store_is_told_before_it_is_full(
+    config: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    needed = sum(path.stat().st_size for path in store.rglob("*.safetensors"))
+    for free, is_told in ((needed * 1.1, False), (needed * 0.9, True)):
+        room = shutil.disk_usage(tmp_path)._replace(free=int(free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, room=room: room)
+        make_store(config, tmp_path / f"store{free}")
+        said = capfd.readouterr().err
+        assert ("GB are free there, and what is to be encoded needs" in said) == is_told
+
+
 def test_the_index_of_a_whole_store_is_mapped_not_read(store: Path) -> None:
     opened = LatentStore.open(store)
     assert opened.complete
