@@ -149,11 +149,14 @@ def _resume(work: Translation, folder: Path, node: Leaf) -> None:
     elsewhere = [info for run in sorted(path.parent.glob(f"{RUN}*")) for info in list_checkpoints(run) if info.complete]
     if path.is_dir() and list_checkpoints(path.parent):
         elsewhere = [info for info in list_checkpoints(path.parent) if info.complete]
+    known = [*own, *elsewhere]
+    if found is not None and found[5] and path.is_dir():
+        known = [info for info in known if info.path.samefile(path)]
+    elif found is not None and found[2]:
+        known = [info for info in known if info.path.parent.name == found[2][1:]]
     step = None if found is None else int(found[1] or found[5])
-    run = path.parent.name if path.is_dir() else f"{RUN}{found[2][4:]}" if found is not None and found[2] else None
     # There only the name counts, and is looked for in output_dir.
-    of_step = [info for info in [*own, *elsewhere] if info.step == step and run in (None, info.path.parent.name)]
-    if (meant := next(iter(of_step), None)) is None:
+    if (meant := next((info for info in known if info.step == step), None)) is None:
         steps = ", ".join(map(_name, own)) or "none"
         rule = f"is no checkpoint of the run in {folder}"
         work.refuse("resume_from_checkpoint", node, rule, f"write latest, or one of those there: {steps}")
