@@ -56,6 +56,18 @@ def root(folder: str) -> dict[str, Any] | None:
     }
 
 
+QUIRKS = {
+    "last_row_rates": "in videos of several segments most tokens get the inner learning rate of another one, as the "
+    "GPU kernels read it; such videos need a number of tokens that mini-batches divide",
+    "bf16_rotations": "the rotary tables of attention are rounded to bfloat16",
+    "kernel_eps": "eps of the inner norm is 1e-6 in place of 1e-8, as the GPU kernels have it in forward",
+}
+QUIRK_KEYS = {
+    "last_row_rates": {"rates": "last_row"},
+    "bf16_rotations": {"rotations": "bfloat16"},
+    "kernel_eps": {"inner_eps": 1e-6},
+}
+
 TTT_VIDEO = Family(
     name="ttt_video",
     model=TTTVideoConfig,
@@ -66,6 +78,8 @@ TTT_VIDEO = Family(
     guidance=cogvideox.GUIDANCE,
     segments=segments,
     scene_marks=SCENE_MARKS,
+    quirks=QUIRKS,
+    quirk_keys=QUIRK_KEYS,
     rules=lambda config: SampleRules(caption="plain"),
     sources={"*.jsonl": "longtake.families.ttt_video_data:open_embeddings"},
     sampling={"solver": "dpmpp_2m_sde", "guidance": 6.0, "guidance_rule": "dynamic_by_step"},

@@ -14,7 +14,7 @@ from longtake.contracts import UserError
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
 from longtake.encoders.config import EncodersConfig
-from longtake.families import Family, default_model, family_of, published_sections
+from longtake.families import Family, default_model, family_of, family_of_tree, published_sections
 from longtake.models import LoraConfig
 from longtake.models.config import ModelSection
 from longtake.parallel import ParallelConfig
@@ -147,7 +147,10 @@ class SystemConfig(EncodersConfig):
         if not isinstance(data, Mapping):
             return data
         below = cls.beneath(data)
-        return {**data, **{name: {**section, **data.get(name, {})} for name, section in below.items()}}
+        whole = {**data, **{name: {**section, **data.get(name, {})} for name, section in below.items()}}
+        if not isinstance(model := whole.get("model"), Mapping):
+            return whole
+        return {**whole, "model": {**family_of_tree(whole).keys_of(whole.get("compat")), **model}}
 
     @field_validator("model", mode="before")
     @classmethod

@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from longtake.config import resolve
 from longtake.data import probe_table, read_frames, write_video
+from longtake.models import TTTVideoConfig
 from longtake.presets import run_file
+from longtake.system import SystemConfig
 from longtake.train import train_all
 from tests.cli.conftest import longtake
 from tests.data.made_clips import noise_frames
@@ -194,3 +197,16 @@ def test_a_preset_trains_and_is_planned_at_tiny(longtake: Any, kind: str, tmp_pa
     code, out, err = longtake("plan", f"ttt_video/ttt_{kind}/9s", *words)
     assert code == 0, err
     assert "64px/17f" in out
+
+
+def test_quirks_of_the_model_are_turned_on_by_name() -> None:
+    def model(compat: str | None = None, **keys: Any) -> TTTVideoConfig:
+        sections = {"model": {"type": "ttt_video", **keys}, "ae": {"type": "cogvideox_vae"}}
+        tree = {**sections, "t5": {"type": "words", "dim": 4096}, "compat": compat}
+        return resolve(tree, [], SystemConfig, place="a run").value.model
+
+    assert (model().rates, model().rotations, model().inner_eps) == ("aligned", "float32", 1e-8)
+    assert model(compat="last_row_rates") == model().model_copy(update={"rates": "last_row"})
+    every = model(compat="ttt_video")
+    assert (every.rates, every.rotations, every.inner_eps) == ("last_row", "bfloat16", 1e-6)
+    assert model(compat="ttt_video", rates="aligned").rates == "aligned"

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from longtake.config import resolve
 from longtake.contracts import UserError
 from longtake.generate import resolve_source
-from longtake.system import convert_weights
+from longtake.system import SystemConfig, convert_weights
+from longtake.system.pretrained import open_pretrained
 from longtake.weights.files import open_source
 from tests.generate.test_published_pipeline import write_pipeline
 
@@ -38,3 +40,20 @@ def test_it_overwrites_nothing(published: Path, tmp_path: Path) -> None:
     convert_weights(str(published), tmp_path / "one")
     with pytest.raises(UserError, match="exists already and is not overwritten"):
         convert_weights(str(published), tmp_path / "one")
+
+
+def test_a_folder_of_another_programs_names_says_how_its_latents_are_scaled(tmp_path: Path) -> None:
+    """The published program's own conversion does not, and its samples of converted weights need 0.7 in place of 1."""
+    write_pipeline(tmp_path, "CogVideoXPipeline", {"scaling_factor": 0.7}, in_channels=4)
+    more = ["--model.type", "ttt_video", "--model.mini_batch_size", "8"]
+    said = convert_weights(str(tmp_path / "published"), tmp_path / "dcp", more, names="published")
+    assert any("start anew" in line for line in said)
+    again = {"model": {"type": "ttt_video", "from_pretrained": str(tmp_path / "dcp")}}
+    config = resolve(again, [], SystemConfig, place="a run").value
+    assert (config.ae.scale_factor, config.model.mini_batch_size) == (0.7, 8)
+    with open_pretrained(config.model) as (weights, _):
+        before = open_source(tmp_path / "published")
+        name = "transformer_blocks.0.attn1.to_q.weight"
+        assert torch.equal(weights[name], before[name])
+    with pytest.raises(UserError, match="--as diffusers: is no folder that can be written; choose published"):
+        convert_weights(str(tmp_path / "published"), tmp_path / "other", more, names="diffusers")
