@@ -10,6 +10,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.families.cogvideox import COGVIDEOX
+    from longtake.families.opensora_v1_2 import OPENSORA_V1_2
     from longtake.families.opensora_v2 import OPENSORA_V2
     from longtake.families.record import SECTIONS_FILE, Family, Spoken, Text
     from longtake.families.registry import (

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from longtake.contracts import Known, LatentShape
 from longtake.diffusion.known import NOTHING_KNOWN, ByKind, PixelShape, Places, Window
-from longtake.families.opensora_v1_2_masks import MASKS, NOTHING, to_make
-from longtake.families.opensora_v1_2_strategy import (
-    PATTERN,
-    MaskGroup,
-    carried,
-    of_clip,
-    placed,
-    ratios,
-    read_strategy,
-)
+from longtake.families.opensora_v1_2_kinds import KINDS, NOTHING, STRATEGIES
+from longtake.families.opensora_v1_2_masks import MASKS, to_make
+from longtake.families.opensora_v1_2_strategy import MaskGroup, of_clip, placed, ratios, read_strategy
 from longtake.random import OwnNumbers
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-EXTEND = "extend"
-# Kinds that stand for a strategy in generation; the masks beside them take a video of the clip's length.
-_STRATEGIES = {
-    "image_head": "0",
-    "image_tail": "0,0,0,-1,1",
-    "image_head_tail": "0;0,1,0,-1,1",
-    EXTEND: carried(5),
-}
-KINDS = MappingProxyType(
-    {
-        NOTHING: "nothing is known",
-        "image_head": "the first latent frame",
-        "image_tail": "the last latent frame",
-        "image_head_tail": "the first and the last latent frame",
-        "image_random": "one latent frame, anywhere",
-        "quarter_head": "up to a quarter of the latent frames, at the beginning",
-        "quarter_tail": "up to a quarter of them, at the end",
-        "quarter_head_tail": "up to a quarter of them at either end",
-        "quarter_random": "up to a quarter of them in a row, anywhere",
-        "interpolate": "every other latent frame",
-        "random": "a tenth to nine tenths of the latent frames, by chance",
-    }
-)
-# In generation any strategy is a kind, and one by name: the last 5 latent frames, 17 frames, of a video or of the clip
-# before, go on.
-KIND_PATTERN = f"{EXTEND}|{PATTERN}"
 
 
 class FrameMasks(ByKind):
@@ -65,7 +30,7 @@ class FrameMasks(ByKind):
         frames = latent(num_frames, 1, 1)[1]
         if kind == NOTHING or frames == 1:
             return ()
-        if kind in MASKS and kind not in _STRATEGIES:
+        if kind in MASKS and kind not in STRATEGIES:
             return (Window(range(frames), range(num_frames)),)
         return tuple(_window(group, latent) for group in _groups(kind, frames))
 
@@ -84,14 +49,14 @@ class FrameMasks(ByKind):
         windows, frames = self.windows(kind, latent, shape[0], refs), latent(*shape)[1]
         if not windows:
             return NOTHING_KNOWN
-        if kind in MASKS and kind not in _STRATEGIES:
+        if kind in MASKS and kind not in STRATEGIES:
             return _masked(kind, OwnNumbers(0, 0), frames, shape[0])
         return Places(windows, _released(ratios(_groups(kind, frames), frames)))
 
     def continued(self, kind: str, carries: str, clip: int) -> str:
         """What a later clip knows: the clip before, and what the strategy of the video says of this one."""
-        own = of_clip(_STRATEGIES.get(kind, kind), clip) if kind not in MASKS and kind != NOTHING else ""
-        return f"{_STRATEGIES.get(carries, carries)};{own}" if own else carries
+        own = of_clip(STRATEGIES.get(kind, kind), clip) if kind not in MASKS and kind != NOTHING else ""
+        return f"{STRATEGIES.get(carries, carries)};{own}" if own else carries
 
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
         """None: given frames have the time 0."""
@@ -100,7 +65,7 @@ class FrameMasks(ByKind):
 
 def _groups(kind: str, frames: int) -> list[MaskGroup]:
     """What a strategy says of a clip by itself, the places counted from its beginning."""
-    groups = read_strategy(_STRATEGIES.get(kind, kind))
+    groups = read_strategy(STRATEGIES.get(kind, kind))
     return [found for group in groups if group.clip == 0 and (found := placed(group, frames)) is not None]
 
 

@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from longtake.families.opensora_v1_2_kinds import NOTHING
 from longtake.random import Numbers
 
-NOTHING = "identity"
 _LEAST, _SPREAD = 0.1, 0.8  # share of frames that are given under `random`: from the first on, so much more
 
 

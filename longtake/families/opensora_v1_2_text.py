@@ -19,11 +19,10 @@ from urllib.parse import unquote_plus
 from longtake.contracts import UserError
 from longtake.families.record import Spoken
 
-FACTS = ("aes", "flow", "cmotion")  # columns of clips, and names in `caption_facts`
 _SCORES = {  # fact -> what its part of a caption begins with
     "aes": "aesthetic score: ",
     "flow": "motion score: ",
-    "cmotion": "camera motion: ",
+    "camera_motion": "camera motion: ",
 }
 
 _DOMAIN = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b\/?(?!@)"
@@ -99,7 +98,7 @@ def with_scores(text: str, facts: Mapping[str, Any]) -> str:
         value = facts.get(fact)
         if value is None or value == "" or words in text:
             continue
-        if fact != "cmotion":
+        if fact != "camera_motion":
             with suppress(ValueError):
                 value = f"{float(value):.1f}"
         text = f"{text} {words}{value}."

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from longtake.contracts import LatentShape, UserError
-from longtake.families.opensora_v1_2_known import KIND_PATTERN, FrameMasks
-from longtake.families.opensora_v1_2_masks import NOTHING, to_make
+from longtake.families.opensora_v1_2_kinds import KIND_PATTERN, NOTHING
+from longtake.families.opensora_v1_2_known import FrameMasks
+from longtake.families.opensora_v1_2_masks import to_make
 from longtake.families.opensora_v1_2_strategy import PATTERN, MaskGroup, nearest, of_clip, placed, ratios, read_strategy
 from tests.buckets.tables import golden
 

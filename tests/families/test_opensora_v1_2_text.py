@@ -12,7 +12,7 @@ from tests.buckets.tables import golden
 
 V1_2 = "opensora_v1_2"
 PROMPTS = golden("prompts.json", V1_2)
-RENAMED = {"aes": "aes", "flow": "flow", "camera_motion": "cmotion"}
+RENAMED = {"aes": "aes", "flow": "flow", "camera_motion": "camera_motion"}
 
 
 @pytest.mark.parametrize("case", golden("text_cleaning.json", V1_2), ids=lambda case: case["text"][:30])

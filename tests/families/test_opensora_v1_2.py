@@ -1,0 +1,108 @@
+"""Open-Sora 1.2 from a config file: trained with masks, resumed, sampled, planned, encoded ahead and exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtake.data import read_frames, write_video
+from tests.cli.conftest import longtake
+from tests.train.conftest import clips  # a fixture
+from tests.train.runs import exact, metrics, train_here, write_config
+
+__all__ = ["clips", "longtake"]
+
+KEYS: dict[str, Any] = {
+    "model": {
+        "type": "stdit3",
+        "in_channels": 192,
+        "hidden_size": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "caption_channels": 16,
+        "model_max_length": 8,
+        "input_sq_size": 64,
+    },
+    "ae": {"type": "pixel", "temporal": 1, "spatial": 8},
+    "dropout_ratio": {"t5": 0.1},
+    "condition_config": {"identity": 1.0, "image_head": 1.0, "quarter_tail": 1.0, "random": 1.0},
+    "freeze": ("y_embedder",),
+    "bucket_config": {"32x32": {1: (1.0, 4), 8: (1.0, 3), 12: ((1.0, 0.5), 2)}},
+}
+
+
+@pytest.fixture(scope="module")
+def run(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_config(tmp_path_factory.mktemp("run"), clips)
+    text = (
+        path.read_text()
+        .replace("\nmodel = dict(", "\n_unused = dict(")
+        .replace("\nobjective = dict(", "\n_too = dict(")
+    )
+    path.write_text(text + "".join(f"{key} = {value!r}\n" for key, value in KEYS.items()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(run: Path) -> Path:
+    return train_here(run, "--exp_name", "whole", "--max_steps", "4")[0].folder
+
+
+def test_it_trains_with_masks_and_resumes_as_if_it_had_not_stopped(run: Path, whole: Path) -> None:
+    cut, _ = train_here(run, "--exp_name", "cut", "--max_steps", "2")
+    train_here(cut.folder, "--max_steps", "4")
+    assert exact(cut.folder) == exact(whole)
+    assert all(line["loss"] > 0 for line in metrics(whole))
+
+
+def frames_of(folder: Path) -> np.ndarray:
+    (path,) = folder.rglob("*.mp4")
+    return read_frames(path)
+
+
+def test_it_generates_from_text_and_from_frames_by_strategies(longtake: Any, whole: Path, tmp_path: Path) -> None:
+    """In several clips, each with its text, from a run and from an export alike."""
+    rng = np.random.default_rng(0)
+    video = np.kron(rng.integers(0, 256, (40, 2, 2, 3)), np.ones((1, 16, 16, 1))).astype(np.uint8)
+    write_video(tmp_path / "ref.mp4", video, 24)
+    assert longtake("checkpoint", "export", whole, tmp_path / "w.safetensors")[0] == 0
+    size = ("--sampling-option.resolution", "32x32", "--num-frames", 8, "--num-steps", 2)
+    tail = f'{{"reference_path": "{tmp_path}/ref.mp4", "mask_strategy": "0,0,2,0,3;1,0,0,-1,1"}}'
+    for name, source in (("run", whole), ("file", tmp_path / "w.safetensors")):
+        words = ("--prompt", "|0|A red circle |1| a BLUE one " + tail, "--save-dir", tmp_path / name)
+        code, _, err = longtake("generate", source, *words, *size, "--num-clips", 2, "--carries", "0,,-2,0,2")
+        assert code == 0, err
+    made = frames_of(tmp_path / "run")
+    assert np.array_equal(made, frames_of(tmp_path / "file"))
+    assert made.shape == (8 + 6, 32, 32, 3)
+    (said,) = (tmp_path / "run").rglob("*.txt")
+    assert said.read_text() == "a red circle\na blue one\n"
+    given = read_frames(tmp_path / "ref.mp4")
+    assert np.abs(made[:3].astype(int) - given[2:5]).mean() < 12  # after H.264
+    assert np.abs(made[-1].astype(int) - given[0]).mean() < 12
+    assert np.abs(made[3].astype(int) - given[5]).mean() > 12
+    code, _, err = longtake("generate", whole, "--prompt", "a circle", *size, "--save-dir", tmp_path / "text")
+    assert code == 0, err
+    fault = longtake(
+        "generate", whole, "--prompt", "a", *size, "--cond-type", "0,0,0,-9", "--ref", tmp_path / "ref.mp4"
+    )
+    assert "choose a target from -8" in " ".join(fault[2].split())
+
+
+def test_a_run_from_a_store_is_the_run_that_encodes(longtake: Any, run: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    code, _, err = longtake("data", "encode", run, "--dataset.views", 2, "-o", store)
+    assert code == 0, err
+    words = ("--max_steps", "2", "--dataset.views", "2", "--outputs", str(tmp_path))
+    online, _ = train_here(run, "--exp_name", "online", *words)
+    stored, _ = train_here(run, "--exp_name", "stored", "--dataset.latents", str(store), *words)
+    assert exact(stored.folder) == exact(online.folder)
+
+
+def test_it_is_planned(longtake: Any, run: Path) -> None:
+    code, out, err = longtake("plan", run, "--gpus", 8, "--gpu", "h100")
+    assert code == 0, err
+    assert "32x32/12f" in out
