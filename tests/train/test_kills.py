@@ -295,7 +295,7 @@ def test_a_run_stopped_while_it_loads_ends_at_once(config: Path, number: signal.
 
 
 def test_two_launches_never_work_in_one_folder(config: Path) -> None:
-    first = start("train", config, "--max-steps", "100000")
+    first = start("train", config, program=pausing(config.parent, PAUSE))
     wait_until(first, lambda: len(metrics(run_folder(config))) > 1)
     code, _, error = finish(start("train", run_folder(config)))
     assert code == 2
