@@ -116,11 +116,13 @@ def _(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # or backward would be handed zeros for the networks that are kept
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*inputs[:6], output[1])
     ctx.hidden, ctx.mini_batch, ctx.segment, _, ctx.eps, ctx.body = inputs[7:]
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     grads = _scan_backward(grad, *ctx.saved_tensors, ctx.hidden, ctx.mini_batch, ctx.segment, ctx.eps, ctx.body)
     return (*grads, *[None] * 6)
 

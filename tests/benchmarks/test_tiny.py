@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         "solver",
         "startup",
         "table",
+        "ttt",
     ],
 )
 def test_a_benchmark_runs_at_its_tiny_size(name: str, tmp_path: Path) -> None:

@@ -139,9 +139,11 @@ def test_compiled_it_is_one_graph_with_the_same_gradients() -> None:
         torch.testing.assert_close(ours, other)
 
 
-def test_without_gradients_nothing_is_kept() -> None:
+def test_without_gradients_nothing_is_kept_and_what_is_kept_has_none() -> None:
     tensors = [tensor.detach() for tensor in inputs("linear")]
     state = torch.cat([part.flatten(1) for part in tensors[6:]], 1)
     for keep, segments in ((False, 0), (True, 2)):
         kept = _scan(*tensors[:6], state, 0, 3, 2, keep, 1e-8, "chunked")[1]
         assert kept.shape == (segments, 2, *state.shape)
+    kept = _scan(*inputs("linear")[:6], state, 0, 3, 2, True, 1e-8, "chunked")[1]
+    assert not kept.requires_grad
