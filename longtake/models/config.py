@@ -26,8 +26,8 @@ class ModelSection(OpenSection):
     type: str = Field(description="the denoiser")
     from_pretrained: str | None = Field(
         None,
-        description="weights to start from: a .safetensors file, a folder of them, a checkpoint of a run (glob too), "
-        "or on the Hugging Face hub owner/name or owner/name/file.safetensors",
+        description="weights to start from: a .safetensors file or a .pth of plain tensors, a folder of them, a "
+        "checkpoint of a run (glob too), or on the Hugging Face hub owner/name or owner/name/file.safetensors",
     )
     strict_load: bool = Field(True, description="False: weights missing or unknown in the file are noted, not refused")
     attention: Backend = Field(

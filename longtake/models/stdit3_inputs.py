@@ -57,12 +57,11 @@ class MLP(nn.Module):
 
 
 class CaptionEmbedder(nn.Module):
-    """Text tokens [B, L, caption_channels] -> [B, L, D]; `y_embedding` stands for no text, and does not train."""
+    """Text tokens [B, L, caption_channels] -> [B, L, D]; `y_embedding` stands for no text, and gets no gradient."""
 
     def __init__(self, config: STDiT3Config) -> None:
         super().__init__()
-        empty = torch.empty(config.model_max_length, config.caption_channels)
-        self.y_embedding = nn.Parameter(empty, requires_grad=False)
+        self.y_embedding = nn.Parameter(torch.empty(config.model_max_length, config.caption_channels))
         self.y_proj = MLP(config.caption_channels, config.hidden_size, config.hidden_size)
 
     def forward(self, text: Tensor) -> Tensor:

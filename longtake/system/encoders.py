@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from longtake import encoders, parallel
-from longtake.contracts import Caption, UserError, in_one_line
+from longtake.contracts import Caption, UserError
 from longtake.data import EncoderFacts, of_window, to_unit
 from longtake.data.latents.source import UnusableLatents, load_tensors
 from longtake.data.rules import MASK, Companion
@@ -291,7 +291,7 @@ def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh 
         )
     encoder = encoders.build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
     assert isinstance(encoder, encoders.LearnedTextEncoder)
-    files = _open_weights(folder)
+    files = WeightFiles(folder)
     weights = encoders.CheckedWeights(files, encoder.names(files), _shapes(encoder.module), folder, "its config.json")
     if mesh is not None:
         parallel.shard_frozen(encoder.module, encoder.units, mesh)
@@ -305,24 +305,6 @@ def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-
-
-def _open_weights(folder: Path) -> Mapping[str, Tensor]:
-    """The tensors of a folder: safetensors, or PyTorch's `.bin` files where there is nothing else, mapped into memory
-    and read by PyTorch's own unpickler of tensors, which runs no code."""
-    files = sorted(folder.glob("pytorch_model*.bin"))
-    if not files or any(folder.glob("*.safetensors")):
-        return WeightFiles(folder)
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # whatever the unpickler meets in a file that is none
-            raise UserError(
-                f"{path}: cannot be read as plain tensors ({in_one_line(error)}); convert it to .safetensors where you "
-                "trust it"
-            ) from None
-    return tensors
 
 
 def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool = False) -> dict[str, int]:

@@ -24,7 +24,6 @@ from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adap
 from longtake.weights import (
     INDEX_FILE,
     MOST_FILE_BYTES,
-    STEM_OF_DIFFUSERS,
     ConvertedWeights,
     Format,
     save_adapters,
@@ -118,8 +117,8 @@ def export_merged(
 def export_folder(
     checkpoint: str, target: str | Path, names: str, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES
 ) -> Path:
-    """Writes whole weights, adapters merged into them, to a folder as diffusers reads it, `config.json` and all, or as
-    PyTorch's distributed checkpoint has it.
+    """Writes whole weights, adapters merged into them, to a folder as other programs read it, `config.json` and all, or
+    as PyTorch's distributed checkpoint has it.
 
     `names`: a naming of the model's format that has such folders. Raises `UserError` for any other, and as
     `export_merged`.
@@ -134,7 +133,7 @@ def export_folder(
         layout = form.as_published(names)
         config = json.dumps(form.folders[names](weights.model), indent=2) + "\n"
         converted, beside = ConvertedWeights(form, weights, weights.model, layout), {"config.json": config}
-        save_weights(converted, target, layout.header, max_file_bytes, stem=STEM_OF_DIFFUSERS, beside=beside)
+        save_weights(converted, target, layout.header, max_file_bytes, stem=form.stem, beside=beside)
     return Path(target)
 
 

@@ -9,12 +9,11 @@ if TYPE_CHECKING:
     from longtake.weights.files import (
         INDEX_FILE,
         MOST_FILE_BYTES,
-        STEM_OF_DIFFUSERS,
         WeightFiles,
         find_denoiser,
         save_weights,
     )
-    from longtake.weights.format import Format
+    from longtake.weights.format import STEM_OF_DIFFUSERS, Format
     from longtake.weights.lora import (
         Adapter,
         Adapters,

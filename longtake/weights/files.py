@@ -1,4 +1,4 @@
-"""Safetensors files and folders as one mapping of names to tensors, read when asked for; nothing is ever unpickled."""
+"""Files and folders of weights as one mapping of names to tensors, read when asked for; no code in them is ever run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from longtake.hub import find_files
 from longtake.parallel.host import neighbours
 from longtake.small_files import regular
 from longtake.tensor_files import bytes_of, safetensors_head
+from longtake.weights.format import STEM_OF_DIFFUSERS
+from longtake.weights.pickles import SUFFIXES, PickledTensors
 from longtake.weights.torch_folder import METADATA, TorchFolder
 
 # What a folder of a denoiser on the hub may be: diffusers' pipeline, its transformer alone, or one exported here.
 _FOLDERS = (
     ("model_index.json", "transformer/*.json", "transformer/*.safetensors"),
     ("config.json", "diffusion_pytorch_model*.json", "diffusion_pytorch_model*.safetensors"),
-    ("model.safetensors.index.json", "model*.safetensors"),
+    ("config.json", "model.safetensors.index.json", "model*.safetensors"),
 )
-STEM_OF_DIFFUSERS = "diffusion_pytorch_model"
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_FILE = "model" + INDEX_SUFFIX
 MOST_FILE_BYTES = 5 * 10**9  # of one file of a folder, as Hugging Face's libraries have it
-_PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
+_INDEX_OF_PICKLES = ".bin.index.json"
 Head = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
@@ -50,17 +51,18 @@ class TensorSource(Protocol):
 
 
 class WeightFiles(Mapping[str, Tensor]):
-    """The tensors of one safetensors file, or of a folder of them with or without a Hugging Face index.
+    """The tensors of one safetensors file, or of a folder of them with or without a Hugging Face index; or of PyTorch's
+    own files (`PickledTensors`), in a folder where there are no others.
 
     Opening reads headers only; `files[name]` reads one tensor onto the CPU. `shape(name)` and `metadata` need no data.
-    Raises `UserError` for a missing path, a pickle, a damaged file, an index that names files or tensors that are not
-    there, and a tensor name found in two files.
+    Raises `UserError` for a missing path, a damaged file, an index that names files or tensors that are not there, and
+    a tensor name found in two files.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser()
         self.metadata: dict[str, str] = {}
-        self._files: dict[str, safe_open] = {}  # tensor name -> open file
+        self._files: dict[str, safe_open | PickledTensors] = {}  # tensor name -> open file
         index = _index_of(self.path)
         table = {} if index is None else _read_index(index)
         for file in _files_in(self.path) if index is None else _files_of_index(index, table):
@@ -176,24 +178,23 @@ def _size(head: Head) -> int:
 
 
 def _files_in(path: Path) -> list[Path]:
-    if path.suffix in _PICKLES:
-        raise UserError(f"{path}: is a pickle, which can run code when read; convert it to .safetensors")
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a .safetensors file or a folder that holds some")
     if (usual := path / f"{STEM_OF_DIFFUSERS}.safetensors").is_file():  # beside which there may be other precisions
         return [usual]
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not files:
         raise UserError(f"{path}: holds no .safetensors file; give a .safetensors file or a folder that holds some")
     return files
 
 
 def _index_of(path: Path) -> Path | None:
-    if path.name.endswith(INDEX_SUFFIX) and path.is_file():
+    if path.name.endswith((INDEX_SUFFIX, _INDEX_OF_PICKLES)) and path.is_file():
         return path
-    found = sorted(path.glob("*" + INDEX_SUFFIX)) if path.is_dir() else []
+    kind = INDEX_SUFFIX if any(path.glob("*.safetensors*")) else _INDEX_OF_PICKLES
+    found = sorted(path.glob("*" + kind)) if path.is_dir() else []
     if len(found) > 1:
         raise UserError(f"{path}: holds {len(found)} indices ({found[0].name}, {found[1].name}); name the one to read")
     return found[0] if found else None
@@ -219,7 +220,9 @@ def _files_of_index(index: Path, table: Mapping[str, str]) -> list[Path]:
     return files
 
 
-def _open(file: Path) -> safe_open:
+def _open(file: Path) -> safe_open | PickledTensors:
+    if file.suffix in SUFFIXES:
+        return PickledTensors(file)
     try:
         return safe_open(regular(file), framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as fault:

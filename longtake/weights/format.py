@@ -26,6 +26,7 @@ from longtake.contracts import UserError
 Shape = tuple[int, ...]
 Rope = Literal["half", "interleaved"]
 ROPE_KEY = "longtake.rope"  # metadata entry of files written here
+STEM_OF_DIFFUSERS = "diffusion_pytorch_model"
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,9 @@ class Format:
     heads: tuple[str, ...] = ()  # patterns of parts whose rows are channels of heads that a rotation turns
     rows: Mapping[str, str] = field(default_factory=dict)  # pattern of parts -> property of the section: their rows
     # ^ the other parts of a tensor have as many each
-    # Naming -> what the `config.json` of such a folder of diffusers says of a model section.
+    # Naming -> what the `config.json` of such a folder, as other programs read it, says of a model section.
     folders: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
+    stem: str = STEM_OF_DIFFUSERS  # of the names of the files in it
     # Naming -> what stands before the names in a folder of PyTorch's distributed checkpoint.
     torch_folders: Mapping[str, str] = field(default_factory=dict)
     lora_targets: tuple[str, ...] = ()  # layers (patterns) that get adapters by default

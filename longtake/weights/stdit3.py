@@ -1,7 +1,7 @@
-"""Open-Sora 1.2's files: those that it published, whose names are ours, and PixArt-Sigma's, which it started from.
+"""Open-Sora 1.2's files: those that it published, and PixArt-Sigma's, which it started from.
 
-own     as published
-pixart  PixArt-Sigma: an image model, known by its blocks, which become the spatial ones
+published  of the model's folder, whose names are ours
+pixart     PixArt-Sigma: an image model, known by its blocks, which become the spatial ones
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _START = (
         fill=None,
     ),
     Growth(
-        ("spatial_blocks.*.attn.q_norm.weight", "spatial_blocks.*.attn.k_norm.weight"),
+        ("blocks.*.attn.q_norm.weight", "blocks.*.attn.k_norm.weight"),
         note="no norms of queries and keys: they start at one",
         fill=None,
     ),
@@ -55,7 +55,7 @@ FORMAT = Format(
     name="STDiT3",
     sources="a folder of Open-Sora 1.2, or a file of PixArt-Sigma",
     namings={
-        "own": Naming(
+        "published": Naming(
             {},
             signs=(_PATCH, "fps_embedder.mlp.0.weight"),
             prefixes=("module.",),
@@ -71,12 +71,14 @@ FORMAT = Format(
             computed=dict.fromkeys(
                 ("pos_embed", "pos_embed_temporal", "csize_embedder.*", "ar_embedder.*", "blocks.*.attn.sr.*")
             ),
-            note="is PixArt-Sigma, which predicts noise: Open-Sora 1.2 trains it on to predict velocities",
+            note="is PixArt-Sigma, an image model that predicts noise and learns velocities from here on; what it "
+            "embeds of sizes and compresses of keys is left out",
         ),
     },
-    own=lambda config: WeightLayout("own"),
+    own=lambda config: WeightLayout("published"),
     keys="model.depth or qk_norm",
-    folders={"own": published_config},
+    folders={"published": published_config},
+    stem="model",
     lora_targets=tuple(STDiT3.tensor_plan),
     lora_styles={"peft": PEFT},
 )

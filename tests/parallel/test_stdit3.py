@@ -40,7 +40,7 @@ def step(model: STDiT3) -> tuple[list[float], dict[str, torch.Tensor]]:
         loss = (model(x, t, conditions) - x.flip(0)).square().mean()
         loss.backward()
         losses.append(loss.item())
-    return losses, {name: whole(p.grad) for name, p in model.named_parameters() if p.requires_grad}
+    return losses, {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def with_adapters(model: STDiT3, lora: bool) -> STDiT3:

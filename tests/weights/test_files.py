@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,17 @@ import torch
 from longtake.contracts import UserError
 from longtake.system import exported_tree
 from longtake.weights import WeightFiles, save_weights
+
+
+class Code:
+    """Makes a file when a plain unpickler reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
 
 STATE = {f"layer.{i}.weight": torch.full((4, 8), float(i)) for i in range(5)}
 
@@ -70,7 +83,7 @@ def damaged(tmp_path: Path, name: str) -> Path:
             return path
         case "pickle":
             path = tmp_path / "w.pt"
-            torch.save(STATE, path)
+            path.write_bytes(pickle.dumps({"a": torch.ones(1), "b": Code(tmp_path / "ran")}, 2))
             return path
         case "no tensors in folder":
             return tmp_path
@@ -108,7 +121,7 @@ def damaged(tmp_path: Path, name: str) -> Path:
     ("name", "sentence"),
     [
         ("nothing there", "no such file or folder"),
-        ("pickle", "can run code when read; convert it to .safetensors"),
+        ("pickle", "cannot be read as plain tensors, and code in it is not run"),
         ("no tensors in folder", "holds no .safetensors file"),
         ("cut off", "cannot be read as safetensors"),
         ("not safetensors", "cannot be read as safetensors"),
@@ -124,6 +137,23 @@ def test_what_cannot_be_read_says_why_in_one_sentence(tmp_path: Path, name: str,
     with pytest.raises(UserError, match=sentence) as fault:
         WeightFiles(damaged(tmp_path, name))
     assert "\n" not in str(fault.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_tensors_that_pytorch_saved_are_read_by_name_without_what_is_beside_them(tmp_path: Path) -> None:
+    torch.save({"state_dict": STATE, "epoch": 3, "optimizer": {"step": torch.ones(1)}}, tmp_path / "w.pth")
+    torch.save(STATE, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    names = sorted(STATE)
+    for number, own in ((1, names[:2]), (2, names[2:])):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        torch.save({name: STATE[name] for name in own}, tmp_path / "folder" / f"pytorch_model-0000{number}.bin")
+    table = {name: f"pytorch_model-0000{1 + (name in names[2:])}.bin" for name in names}
+    (tmp_path / "folder" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
+    for place in ("w.pth", "old.pt", "folder"):
+        files = WeightFiles(tmp_path / place)
+        assert sorted(files) == names
+        assert files.shape(names[1]) == (4, 8)
+        assert all(torch.equal(files[name], STATE[name]) for name in names)
 
 
 @pytest.mark.timeout(20)
