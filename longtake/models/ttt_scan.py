@@ -122,7 +122,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.hidden, ctx.mini_batch, ctx.segment, _, ctx.eps, ctx.body = inputs[7:]
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad is None:  # nobody asks
+        return (None,) * 13
     grads = _scan_backward(grad, *ctx.saved_tensors, ctx.hidden, ctx.mini_batch, ctx.segment, ctx.eps, ctx.body)
     return (*grads, *[None] * 6)
 
