@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from longtake.data.clips.captions import caption
     from longtake.data.clips.remote import FileCache, default_cache_folder
     from longtake.data.clips.transforms import from_unit, resize_crop, to_unit
-    from longtake.data.clips.video import ClipError, read_frames, read_image, write_image, write_video
+    from longtake.data.clips.video import ClipError, read_frames, read_image, video_writer, write_image, write_video
     from longtake.data.config import DatasetConfig, DatasetWithoutTable
     from longtake.data.latents.dataset import StoredDataset
     from longtake.data.latents.source import EncoderFacts, LatentSource

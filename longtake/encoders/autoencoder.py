@@ -29,7 +29,7 @@ class Autoencoder(ABC):
 
     config: AutoencoderSection
     is_random: bool  # whether latents are drawn from a posterior
-    stream_frames: int | None = None  # frames of a chunk that `posterior_of_stream` takes; None: the whole video
+    stream_frames: int | None = None  # of a chunk of a stream, the last one may have fewer; None: the whole video
     encoding: Mapping[str, nn.Module] = MappingProxyType({})  # what latents depend on
     decoding: Mapping[str, nn.Module] = MappingProxyType({})  # what is needed for decoding only
     load_decoder: Callable[[], None] = staticmethod(lambda: None)
@@ -59,11 +59,13 @@ class Autoencoder(ABC):
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """Latents -> pixels, of the first `num_frames` frames."""
 
-    def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Chunks of a video `[B, 3, t, H, W]`, in order -> its posterior, in chunks of some length, in order.
+    def stream_lengths(self, num_frames: int) -> list[int]:
+        """How a video of so many frames is cut into the chunks that `posterior_of_stream` takes."""
+        size = self.stream_frames or num_frames
+        return [min(size, num_frames - start) for start in range(0, num_frames, size)]
 
-        Of `stream_frames` frames each, the last one of fewer.
-        """
+    def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Chunks of a video `[B, 3, t, H, W]`, in order -> its posterior, in chunks of some length, in order."""
         yield self.posterior(torch.cat(list(video), dim=2))
 
     def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:

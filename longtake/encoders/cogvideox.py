@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from longtake.encoders.causal_layers import repeated
 from longtake.encoders.config import CogVideoXVAEConfig
 from longtake.encoders.extras import needs_extra
-from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta
+from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta, run_in_turn
 from longtake.encoders.tiles import Tiling
 
 # The weights were trained on chunks of so many frames, over which the normalisation takes its means: other lengths give
 # other videos.
 _FRAMES, _LATENTS = 8, 2
+_STREAMED = 48  # frames that are on the device at once
 
 
 class CogVideoXAutoencoder(TiledAutoencoder):
@@ -40,22 +42,74 @@ class CogVideoXAutoencoder(TiledAutoencoder):
     def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
         return self.config.mini_batch, self.config.mini_batch
 
+    @property
+    def streams(self) -> bool:
+        """Whether videos come and go in chunks: not those whose frames are cut too, or that ranks share."""
+        return not self.config.use_tiling and self.compute is run_in_turn
+
+    def stream_lengths(self, num_frames: int) -> list[int]:
+        """Chunks of about a segment of `_STREAMED` frames; the first has what is over."""
+        if not self.streams:
+            return super().stream_lengths(num_frames)
+        size = self.config.encode_frames or _FRAMES
+        return [span.stop - span.start for span in chunks(num_frames, max(size, _STREAMED // size * size))]
+
+    @torch.no_grad()
+    def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+        if not self.streams:
+            yield from super().posterior_of_stream(video)
+            return
+        caches: dict[int, Any] = {}
+        for chunk in video:
+            found = []
+            for place, group in enumerate(chunk.split(self.config.mini_batch)):
+                moments, caches[place] = self._encode_part(group, caches.get(place))
+                found.append(moments)
+            yield self._as_posterior(torch.cat(found))
+
+    @torch.no_grad()
+    def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
+        if not self.streams:
+            yield from super().decode_stream(latents, num_frames)
+            return
+        self.load_decoder()
+        caches: dict[int, Any] = {}
+        made, z = 0, self._unscaled(latents)
+        for span in self._decoded_spans(z.shape[2]):
+            found = []
+            for place, group in enumerate(z.split(self.config.mini_batch)):
+                decoded, caches[place] = self._decode_part(group, span, caches.get(place))
+                found.append(decoded)
+            pixels = torch.cat(found)[:, :, : num_frames - made].float().clamp(-1, 1)
+            made += pixels.shape[2]
+            yield pixels
+
     def _encode_tile(self, tile: Tensor) -> Tensor:
-        found, cache = [], None
-        for span in chunks(tile.shape[2], self.config.encode_frames or _FRAMES):
-            encoded, cache = self.model.encoder(tile[:, :, span].to(self.dtype), conv_cache=cache)
+        return self._encode_part(tile, None)[0]
+
+    def _encode_part(self, video: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Moments of the next frames of a video; cache: of those before."""
+        found = []
+        for span in chunks(video.shape[2], self.config.encode_frames or _FRAMES):
+            encoded, cache = self.model.encoder(video[:, :, span].to(self.dtype), conv_cache=cache)
             found.append(encoded)
-        return torch.cat(found, dim=2)
+        return torch.cat(found, dim=2), cache
 
     def _decode_tile(self, tile: Tensor) -> Tensor:
         found, cache = [], None
-        for span in chunks(tile.shape[2], _LATENTS, 1 if self.config.first_latent_alone else None):
-            for layer in self.model.modules():
-                if isinstance(layer, Upsample):
-                    layer.is_start = span.start == 0
-            decoded, cache = self.model.decoder(tile[:, :, span], conv_cache=cache)
+        for span in self._decoded_spans(tile.shape[2]):
+            decoded, cache = self._decode_part(tile, span, cache)
             found.append(decoded)
         return torch.cat(found, dim=2)
+
+    def _decoded_spans(self, num_latents: int) -> Iterator[slice]:
+        return chunks(num_latents, _LATENTS, 1 if self.config.first_latent_alone else None)
+
+    def _decode_part(self, z: Tensor, span: slice, cache: Any) -> tuple[Tensor, Any]:
+        for layer in self.model.modules():
+            if isinstance(layer, Upsample):
+                layer.is_start = span.start == 0
+        return self.model.decoder(z[:, :, span], conv_cache=cache)
 
 
 def chunks(length: int, size: int, first: int | None = None) -> Iterator[slice]:

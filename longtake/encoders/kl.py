@@ -43,7 +43,7 @@ class KLAutoencoder(nn.Module, Autoencoder):
         parts = dict(model.named_children())
         self.encoding = {name: parts[name] for name in ("encoder", "quant_conv") if name in parts}
         self.decoding = {name: parts[name] for name in ("decoder", "post_quant_conv") if name in parts}
-        self.compute = lambda tiles: [tile.run() for tile in tiles]
+        self.compute = run_in_turn
         if config.compile:
             layers = [layer for layer in model.modules() if "Resnet" in type(layer).__name__]
             lift_compile_limits(_VARIANTS * len(layers))
@@ -58,7 +58,11 @@ class KLAutoencoder(nn.Module, Autoencoder):
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" and, for a posterior that is drawn from, "std": float32
         `[B, C, F, h, w]`, scaled and shifted as latents are."""
-        mean, logvar = self._raw_posterior(video).float().chunk(2, dim=1)
+        return self._as_posterior(self._raw_posterior(video))
+
+    def _as_posterior(self, moments: Tensor) -> dict[str, Tensor]:
+        """Of mean and log variance [B, 2 C, F, h, w] as the weights give them."""
+        mean, logvar = moments.float().chunk(2, dim=1)
         posterior = {"mean": (mean - self.shift) * self.scale}
         if self.is_random:
             posterior["std"] = torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * self.scale
@@ -68,8 +72,11 @@ class KLAutoencoder(nn.Module, Autoencoder):
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """Latents `[B, C, F, h, w]` -> float32 `[B, 3, T, H, W]` in [-1, 1], of the first `num_frames` frames."""
         self.load_decoder()
-        z = (latents.float() / self.scale + self.shift).to(self.dtype)
-        return self._decoded(z)[:, :, :num_frames].float().clamp(-1, 1)
+        return self._decoded(self._unscaled(latents))[:, :, :num_frames].float().clamp(-1, 1)
+
+    def _unscaled(self, latents: Tensor) -> Tensor:
+        """Latents as the weights know them."""
+        return (latents.float() / self.scale + self.shift).to(self.dtype)
 
     @abstractmethod
     def _raw_posterior(self, video: Tensor) -> Tensor:
@@ -78,6 +85,11 @@ class KLAutoencoder(nn.Module, Autoencoder):
     @abstractmethod
     def _decoded(self, z: Tensor) -> Tensor:
         """Unscaled latents -> `[B, 3, T, H, W]`."""
+
+
+def run_in_turn(tiles: Sequence[Tile]) -> list[Tensor]:
+    """All tiles, on this rank."""
+    return [tile.run() for tile in tiles]
 
 
 class TiledAutoencoder(KLAutoencoder):

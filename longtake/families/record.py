@@ -71,8 +71,8 @@ class Family:
     # What a storyboard writes behind the last text of a scene, and before the first of the next; None: nothing.
     scene_marks: tuple[str, str] | None = None
     quirks: Mapping[str, str] = field(default_factory=dict)  # name -> what the published program does otherwise
-    # A quirk of the denoiser itself -> the keys of the `model` section that are so by default where it is turned on.
-    quirk_keys: Mapping[str, Tree] = field(default_factory=dict)
+    # A quirk -> the keys of sections that are so by default where it is turned on.
+    quirk_keys: Mapping[str, Mapping[str, Tree]] = field(default_factory=dict)
     rules: Callable[[Any], SampleRules] = lambda config: SampleRules()  # a config with its quirks -> clips to samples
     bucket_law: Callable[[frozenset[str]], str | None] = lambda quirks: None  # quirks -> a key of `buckets.LAWS`
     # A run's config -> a law of its own from the numbers of clips to buckets; None: that of `bucket_config`.
@@ -136,11 +136,14 @@ class Family:
         """What opens files that another program has computed; None for a store of ours."""
         return next((resolve_name(name) for pattern, name in self.sources.items() if fnmatch(latents, pattern)), None)
 
-    def keys_of(self, compat: str | tuple[str, ...] | None) -> dict[str, Any]:
-        """The keys of the `model` section that quirks set; names that are none of its own set nothing."""
+    def keys_of(self, compat: str | tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
+        """The keys that quirks set, by section; names that are none of its own set nothing."""
         names = () if compat is None else (compat,) if isinstance(compat, str) else compat
-        chosen = [keys for name, keys in self.quirk_keys.items() if name in names or self.name in names]
-        return {key: value for keys in chosen for key, value in keys.items()}
+        found: dict[str, dict[str, Any]] = {}
+        for quirk, sections in self.quirk_keys.items():
+            for name, keys in sections.items() if quirk in names or self.name in names else ():
+                found[name] = {**found.get(name, {}), **keys}
+        return found
 
     def quirks_of(self, compat: str | tuple[str, ...] | None) -> frozenset[str]:
         """The quirks that `compat` turns on; the family's name stands for all of its own. Raises `ValueError` for a

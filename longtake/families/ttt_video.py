@@ -61,11 +61,13 @@ QUIRKS = {
     "GPU kernels read it; such videos need a number of tokens that mini-batches divide",
     "bf16_rotations": "the rotary tables of attention are rounded to bfloat16",
     "kernel_eps": "eps of the inner norm is 1e-6 in place of 1e-8, as the GPU kernels have it in forward",
+    "oscillating_guidance": "dynamic guidance goes by the timestep in place of the step, and so swings",
 }
 QUIRK_KEYS = {
-    "last_row_rates": {"rates": "last_row"},
-    "bf16_rotations": {"rotations": "bfloat16"},
-    "kernel_eps": {"inner_eps": 1e-6},
+    "last_row_rates": {"model": {"rates": "last_row"}},
+    "bf16_rotations": {"model": {"rotations": "bfloat16"}},
+    "kernel_eps": {"model": {"inner_eps": 1e-6}},
+    "oscillating_guidance": {"sampling_option": {"guidance_rule": "dynamic"}},
 }
 
 TTT_VIDEO = Family(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.data import from_unit, read_frames, read_image, write_image, write_video
+from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.generate.config import GenerateConfig
 from longtake.generate.requests import (
@@ -24,7 +26,7 @@ from longtake.generate.requests import (
     plan_videos,
     unused_paths,
 )
-from longtake.generate.sample import final_prompt, pixel_shape, sample_chains
+from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
 from longtake.parallel import Mesh, World
@@ -157,10 +159,11 @@ def make_all(
                 if progress is not None:
                     progress(done + count * share, len(videos))
 
-            frames = from_unit(sample_batch(system, batch, config, on_step)).permute(0, 2, 3, 4, 1).cpu().numpy()
-            if number < len(batches) and mesh.peer_index == 0:  # peers made the same videos
-                for video, pixels in zip(batch, frames, strict=True):
-                    written[video.path] = _write(video, pixels, config)
+            chunks = stream_batch(system, batch, config, on_step)
+            if number < len(batches) and mesh.peer_index == 0:  # peers make the same videos
+                written |= zip((video.path for video in batch), _write(batch, chunks, config), strict=True)
+            for _ in chunks:  # all of them are made on every rank
+                pass
             done += count
     places = {planned: path for own in world.gather(written) for planned, path in own.items()}
     return [replace(video, path=places[video.path]) for video in videos]
@@ -170,10 +173,20 @@ def sample_batch(
     system: System, batch: Sequence[Video], config: GenerateConfig, on_step: Callable[[float], None] | None = None
 ) -> Tensor:
     """A few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(share of all steps)` after each one."""
+    return torch.cat(list(stream_batch(system, batch, config, on_step)), dim=2)
+
+
+def stream_batch(
+    system: System, batch: Sequence[Video], config: GenerateConfig, on_step: Callable[[float], None] | None = None
+) -> Iterator[Tensor]:
+    """`sample_batch` in chunks of frames, `[B, 3, t, H, W]`; chains of clips are one."""
     watch = None if on_step is None else lambda done, total, x: on_step(done / total)
     system = replace(system, config=config)  # captions are formed by this config, as in the `.txt`
     chains = [clips_of(video, config) for video in batch]
-    return torch.stack(sample_chains(system, chains, config.sampling_option, watch))
+    if all(len(clips) == 1 for clips in chains):
+        yield from stream_videos(system, [clip for clip, *_ in chains], config.sampling_option, watch)
+    else:
+        yield torch.stack(sample_chains(system, chains, config.sampling_option, watch))
 
 
 def read_video(path: Path) -> np.ndarray:
@@ -181,19 +194,34 @@ def read_video(path: Path) -> np.ndarray:
     return read_image(path) if path.suffix == ".png" else read_frames(path)
 
 
-def _write(video: Video, frames: np.ndarray, config: GenerateConfig) -> Path:
-    """Writes a video or still and returns its path: numbered where its name is in use by now."""
-    option = config.sampling_option
-    text = "\n".join(final_prompt(config, clip.text, option.num_frames) for clip in video.prompt.clips)
-    path = claim_path(video.path)
+def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateConfig) -> list[Path]:
+    """Writes videos or stills from their chunks, none of which is kept, and returns their paths: numbered where a name
+    is in use by now."""
+    first = _as_bytes(next(chunks))
+    paths = [claim_path(video.path) for video in videos]
     try:
-        if path.suffix == ".png":
-            write_image(path, frames[0])
-        else:
-            write_video(path, frames, config.fps_save)
-        with naming(path.with_suffix(".txt")):
-            path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+        with ExitStack() as stack:
+            if paths[0].suffix == ".png":
+                for path, pixels in zip(paths, first, strict=True):
+                    write_image(path, pixels[0])
+            else:
+                size = first.shape[2:4]
+                writers = [stack.enter_context(video_writer(path, size, config.fps_save)) for path in paths]
+                for chunk in chain([first], map(_as_bytes, chunks)):
+                    for add, frames in zip(writers, chunk, strict=True):
+                        add(frames)
+        for video, path in zip(videos, paths, strict=True):
+            frames = config.sampling_option.num_frames
+            text = "\n".join(final_prompt(config, clip.text, frames) for clip in video.prompt.clips)
+            with naming(path.with_suffix(".txt")):
+                path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
     except BaseException:
-        path.with_suffix(".txt").unlink(missing_ok=True)
+        for path in paths:
+            path.with_suffix(".txt").unlink(missing_ok=True)
         raise
-    return path
+    return paths
+
+
+def _as_bytes(chunk: Tensor) -> np.ndarray:
+    """[B, 3, t, H, W] in [-1, 1] -> uint8 [B, t, H, W, 3]."""
+    return from_unit(chunk).permute(0, 2, 3, 4, 1).numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -75,14 +75,19 @@ def seeded_noise(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
     return torch.from_numpy(normals(seed, 0, Purpose.SAMPLING, 0, 0, math.prod(shape))).reshape(shape)
 
 
-@torch.no_grad()
 def sample_videos(
-    system: System,
-    requests: Sequence[Request],
-    option: SamplingOption,
-    on_step: OnStep | None = None,
+    system: System, requests: Sequence[Request], option: SamplingOption, on_step: OnStep | None = None
 ) -> Tensor:
-    """Makes one batch of videos: float32 `[B, 3, T, H, W]` in [-1, 1], on the CPU.
+    """Makes one batch of videos as `stream_videos` does: float32 `[B, 3, T, H, W]` in [-1, 1], on the CPU."""
+    return torch.cat(list(stream_videos(system, requests, option, on_step)), dim=2)
+
+
+@torch.no_grad()
+def stream_videos(
+    system: System, requests: Sequence[Request], option: SamplingOption, on_step: OnStep | None = None
+) -> Iterator[Tensor]:
+    """Makes one batch of videos, in chunks of frames as they are decoded: float32 `[B, 3, t, H, W]` in [-1, 1], on the
+    CPU.
 
     Steps of the chosen solver along the objective's time grid, guided by the text and by what the requests know; the
     branches of guidance that a step needs run as one batch where memory allows. Latents that are known to the end are
@@ -125,7 +130,8 @@ def sample_videos(
         latents = solver.sample(denoise, x, grid, on_step, step_noise(requests, latent_shape, system.device), hold)
     if known is not None:
         latents = with_held(latents, known)
-    return torch.cat([chunk.cpu() for chunk in system.autoencoder.decode_stream(latents, shape[0])], dim=2)
+    for chunk in system.autoencoder.decode_stream(latents, shape[0]):
+        yield chunk.cpu()
 
 
 def latents_at(system: System, requests: Sequence[Request], noise: Tensor, t: Tensor) -> Tensor:

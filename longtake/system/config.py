@@ -148,9 +148,10 @@ class SystemConfig(EncodersConfig):
             return data
         below = cls.beneath(data)
         whole = {**data, **{name: {**section, **data.get(name, {})} for name, section in below.items()}}
-        if not isinstance(model := whole.get("model"), Mapping):
-            return whole
-        return {**whole, "model": {**family_of_tree(whole).keys_of(whole.get("compat")), **model}}
+        for name, keys in family_of_tree(whole).keys_of(whole.get("compat")).items():
+            if isinstance(own := whole.get(name, {}), Mapping):
+                whole[name] = {**keys, **own}
+        return whole
 
     @field_validator("model", mode="before")
     @classmethod

@@ -41,7 +41,7 @@ class Encoders:
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels `[B, 3, T, H, W]` (bytes, or floats in [-1, 1]) -> "mean" `[B, C, F, h, w]` of the posterior and,
         where latents are drawn, "std" of the same shape; float32 on the device."""
-        chunks = video.split(self.autoencoder.stream_frames or video.shape[2], dim=2)
+        chunks = video.split(self.autoencoder.stream_lengths(video.shape[2]), dim=2)
         on_device = (to_unit(chunk.to(self.device, non_blocking=True)) for chunk in chunks)
         found = list(self.autoencoder.posterior_of_stream(on_device))
         return found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}

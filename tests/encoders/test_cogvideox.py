@@ -102,6 +102,29 @@ def test_an_even_number_of_latents_gives_as_many_frames_as_were_encoded(alone: b
     assert ours.latent(85, 8, 8)[1] == 22
 
 
+@pytest.mark.parametrize(("frames", "encoded"), [(97, None), (93, None), (105, 48), (13, None)])
+@torch.no_grad()
+def test_a_stream_of_chunks_is_the_whole_video(frames: int, encoded: int | None) -> None:
+    ours, video = autoencoder(encode_frames=encoded), numbers(2, 3, frames, 16, 8)
+    lengths = ours.stream_lengths(frames)
+    assert (sum(lengths), len(lengths)) == (frames, {13: 1, 93: 1}.get(frames, 2))
+    found = list(ours.posterior_of_stream(video.split(lengths, dim=2)))
+    whole = ours.posterior(video)
+    for name, expected in whole.items():
+        assert torch.equal(torch.cat([part[name] for part in found], dim=2), expected)
+    parts = list(ours.decode_stream(whole["mean"], frames))
+    assert len(parts) == whole["mean"].shape[2] // 2
+    assert torch.equal(torch.cat(parts, dim=2), ours.decode(whole["mean"], frames))
+
+
+@torch.no_grad()
+def test_frames_encoded_together_share_the_means_of_the_normalisation() -> None:
+    video = numbers(1, 3, 97, 16, 8)
+    apart, together = (autoencoder(encode_frames=count).posterior(video)["mean"] for count in (None, 48))
+    assert (apart - together).abs().max() > 1e-3
+    assert torch.equal(autoencoder(encode_frames=8).posterior(video)["mean"], apart)
+
+
 def test_chunks_are_those_that_the_weights_were_trained_on() -> None:
     def lengths(*given: int) -> list[int]:
         return [span.stop - span.start for span in chunks(*given)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from longtake.config import resolve
+from longtake.config import ConfigError
 from longtake.data import probe_table, read_frames, write_video
-from longtake.models import TTTVideoConfig
 from longtake.presets import run_file
-from longtake.system import SystemConfig
-from longtake.train import train_all
+from longtake.train import read_run, train_all
 from tests.cli.conftest import longtake
 from tests.data.made_clips import noise_frames
 from tests.train.runs import exact, metrics, train_here
@@ -185,6 +184,20 @@ def test_a_video_of_one_segment_is_made_of_one_prompt(longtake: Any, whole: Path
     assert len(read_frames(video)) == 9
 
 
+def test_quirks_say_keys_that_a_run_leaves_out(run: Path) -> None:
+    keys = ("model.rates", "model.rotations", "model.inner_eps", "sampling_option.guidance_rule")
+
+    def of(*words: str) -> list[Any]:
+        return [attrgetter(key)(read_run(str(run), list(words)).value) for key in keys]
+
+    assert of() == ["aligned", "float32", 1e-8, "dynamic_by_step"]
+    assert of("--compat", "ttt_video") == ["last_row", "bfloat16", 1e-6, "dynamic"]
+    assert of("--compat", "last_row_rates") == ["last_row", "float32", 1e-8, "dynamic_by_step"]
+    assert of("--compat", "ttt_video", "--model.rates", "aligned") == ["aligned", "bfloat16", 1e-6, "dynamic"]
+    with pytest.raises(ConfigError, match=r"is no quirk of this model's family"):
+        of("--compat", "opensora_v2")
+
+
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
 def test_a_preset_trains_and_is_planned_at_tiny(longtake: Any, kind: str, tmp_path: Path) -> None:
     clips = write_clips(tmp_path / "clips", 17, side=64)
@@ -197,16 +210,3 @@ def test_a_preset_trains_and_is_planned_at_tiny(longtake: Any, kind: str, tmp_pa
     code, out, err = longtake("plan", f"ttt_video/ttt_{kind}/9s", *words)
     assert code == 0, err
     assert "64px/17f" in out
-
-
-def test_quirks_of_the_model_are_turned_on_by_name() -> None:
-    def model(compat: str | None = None, **keys: Any) -> TTTVideoConfig:
-        sections = {"model": {"type": "ttt_video", **keys}, "ae": {"type": "cogvideox_vae"}}
-        tree = {**sections, "t5": {"type": "words", "dim": 4096}, "compat": compat}
-        return resolve(tree, [], SystemConfig, place="a run").value.model
-
-    assert (model().rates, model().rotations, model().inner_eps) == ("aligned", "float32", 1e-8)
-    assert model(compat="last_row_rates") == model().model_copy(update={"rates": "last_row"})
-    every = model(compat="ttt_video")
-    assert (every.rates, every.rotations, every.inner_eps) == ("last_row", "bfloat16", 1e-6)
-    assert model(compat="ttt_video", rates="aligned").rates == "aligned"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pytest
 from rich.console import Console
 
 from longtake.data import probe_table
@@ -49,3 +53,17 @@ def write_config(folder: Path) -> Path:
 def make_run(folder: Path) -> Outcome:
     """Trains the run `outputs/run` in `folder`."""
     return train_run(str(write_config(folder)), [], Console(quiet=True))
+
+
+def keep_written(monkeypatch: pytest.MonkeyPatch) -> dict[Path, np.ndarray]:
+    """The frames that generations hand to the encoder of videos from now on, by path; no file is written."""
+    written: dict[Path, np.ndarray] = {}
+
+    @contextmanager
+    def writer(path: Path, size: tuple[int, ...], fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+        parts: list[np.ndarray] = []
+        yield parts.append
+        written[path] = np.concatenate(parts)
+
+    monkeypatch.setattr("longtake.generate.run.video_writer", writer)
+    return written

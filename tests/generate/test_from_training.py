@@ -16,6 +16,7 @@ from longtake.generate import check_request, generate_from, read_video, resolve_
 from longtake.parallel import start_world
 from longtake.system import export_adapters
 from longtake.train import Outcome, train_run
+from tests.generate.runs import keep_written
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "opensora_v2"
 TINY = ("--tiny", "--device", "cpu", "--dtype", "fp32", "--master-dtype", "fp32")
@@ -132,8 +133,7 @@ def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_given_image_is_the_first_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written: list[np.ndarray] = []
-    monkeypatch.setattr("longtake.generate.run.write_video", lambda path, frames, fps: written.append(frames))
+    written = keep_written(monkeypatch)
     pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
     write_image(tmp_path / "a.png", pixels)
     known = ("--cond-type", "i2v_loop", "--ref", str(tmp_path / "a.png"), "--num-sample", "2", "--batch-size", "2")
@@ -141,7 +141,7 @@ def test_on_a_gpu_the_given_image_is_the_first_frame(tmp_path: Path, monkeypatch
     with start_world("cuda") as world:
         generate_from(resolve_source(str(CONFIGS / "inference" / "256px.py"), flags), world, lambda text: None)
     assert len(written) == 2
-    for frames in written:
+    for frames in written.values():
         given = resize_crop(pixels[None], frames.shape[1:3], still=True)[:, 0].permute(1, 2, 0).numpy()
         assert np.array_equal(frames[0], given)
         assert np.array_equal(frames[-1], given)

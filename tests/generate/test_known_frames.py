@@ -18,6 +18,7 @@ from longtake.generate import run as running
 from longtake.generate.sample import known_of_requests, pixel_shape, sample_chains, sample_videos
 from longtake.parallel import World, local_tensor
 from longtake.system import SamplingOption, System
+from tests.generate.runs import keep_written
 
 PRESETS = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference"
 Make = Callable[..., tuple[list[Video], list[np.ndarray], list[str]]]
@@ -46,8 +47,7 @@ def system(world: World) -> System:
 @pytest.fixture
 def make(system: System, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Generates with flags; the videos, their frames `[T, H, W, 3]` before they are compressed, and what was said."""
-    written: dict[Path, np.ndarray] = {}
-    monkeypatch.setattr(running, "write_video", lambda path, frames, fps: written.update({path: frames}))
+    written = keep_written(monkeypatch)
 
     def make(*flags: str) -> tuple[list[Video], list[np.ndarray], list[str]]:
         said: list[str] = []
@@ -195,8 +195,7 @@ def test_the_text_beside_a_video_is_what_the_model_was_told(make: Make):
 def test_t2i2v_goes_on_from_an_image_of_its_own_model_which_is_gone_by_then(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    written: list[np.ndarray] = []
-    monkeypatch.setattr(running, "write_video", lambda path, frames, fps: written.append(frames))
+    written = keep_written(monkeypatch)
     alive: list[weakref.ref[object]] = []
     build = running.build_system
 
@@ -218,7 +217,7 @@ def test_t2i2v_goes_on_from_an_image_of_its_own_model_which_is_gone_by_then(
     videos = running.generate_from(source, world, said.append)
     assert len(alive) == 4
     assert said[1::2] == [f"2 images in {tmp_path / 'generated_condition'}", f"2 videos in {tmp_path / 'video_32px'}"]
-    for video, frames in zip(videos, written, strict=True):
+    for video, frames in zip(videos, written.values(), strict=True):
         (still,) = video.refs
         assert Path(still) == tmp_path / "generated_condition" / f"{video.path.stem}.png"
         assert running.read_image(still).shape[1:3] == (48, 80)  # 64px, the video has 32px

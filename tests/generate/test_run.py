@@ -7,10 +7,11 @@ import pytest
 from PIL import Image
 
 from longtake.contracts import UserError
-from longtake.data import probe_file, write_video
+from longtake.data import probe_file
 from longtake.generate import check_request, read_video, resolve_source
 from longtake.generate.requests import claim_path
-from longtake.generate.run import sample_batch
+from longtake.generate.run import stream_batch
+from tests.generate.runs import keep_written
 
 RED = "a red circle moves left"
 BLUE = "a blue square moves up"
@@ -46,9 +47,9 @@ def test_a_name_that_another_generation_takes_meanwhile_is_not_overwritten(
 
     def sample(*given):
         theirs.write_bytes(b"theirs")
-        return sample_batch(*given)
+        return stream_batch(*given)
 
-    monkeypatch.setattr("longtake.generate.run.sample_batch", sample)
+    monkeypatch.setattr("longtake.generate.run.stream_batch", sample)
     (video,) = make("--prompt", RED)
     assert theirs.read_bytes() == b"theirs"
     assert video.path.name == "prompt_0000-2.mp4"
@@ -65,7 +66,7 @@ def test_a_video_that_cannot_be_written_leaves_nothing(make, tmp_path: Path, mon
     def refuse(*given):
         raise OSError(28, "No space left on device", "prompt_0000.mp4")
 
-    monkeypatch.setattr("longtake.generate.run.write_video", refuse)
+    monkeypatch.setattr("longtake.generate.run.video_writer", refuse)
     with pytest.raises(OSError, match="No space left"):
         make("--prompt", RED)
     assert list((tmp_path / "made" / "video_32px").iterdir()) == []
@@ -95,20 +96,14 @@ def test_each_video_has_a_seed_of_its_own_from_the_first_on(make):
 
 def test_the_batch_size_does_not_change_a_video(make, monkeypatch: pytest.MonkeyPatch):
     """By the frames that go to the encoder: H.264 makes several units of one unit of rounding."""
-    written: list[np.ndarray] = []
-
-    def keep(path: Path, frames: np.ndarray, fps: float) -> None:
-        written.append(frames)
-        write_video(path, frames, fps)
-
-    monkeypatch.setattr("longtake.generate.run.write_video", keep)
+    written = keep_written(monkeypatch)
     prompts = f"[{RED!r}, {BLUE!r}, 'a green triangle moves down']"
     one_by_one = make("--prompt", prompts, "--batch-size", "1")
     together = make("--prompt", prompts, "--batch-size", "2")
     assert [video.seed for video in one_by_one] == [video.seed for video in together]
     assert len(written) == 6
-    for a, b in zip(written[:3], written[3:], strict=True):
-        assert np.abs(a.astype(int) - b).max() <= 1
+    for a, b in zip(one_by_one, together, strict=True):
+        assert np.abs(written[a.path].astype(int) - written[b.path]).max() <= 1
 
 
 def test_only_as_many_prompts_as_asked_for_are_used(make):

@@ -7,7 +7,7 @@ file and the frame numbers; every reason why a file cannot be read comes out as 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -329,9 +329,18 @@ def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, cr
     padding or cutting a line.
     """
     frames = _check_pixels(frames, 4, "[T, H, W, 3]")
+    with video_writer(path, frames.shape[1:3], fps, crf) as add:
+        add(frames)
+
+
+@contextmanager
+def video_writer(
+    path: str | os.PathLike[str], size: tuple[int, ...], fps: float, crf: float = 23
+) -> Iterator[Callable[[np.ndarray], None]]:
+    """`write_video` for frames that come in parts: what takes them, of `size` (H, W)."""
     if not fps > 0:
         raise ValueError(f"fps = {fps}: a video needs a frame rate above 0")
-    height, width = frames.shape[1:3]
+    height, width = size
     pixel_format = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
     target = Path(path)
     with unfinished(target, synced=False) as partial:
@@ -346,12 +355,16 @@ def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, cr
             context.colorspace = context.color_primaries = context.color_trc = _BT709
             context.color_range = _LIMITED_RANGE
             reformatter = VideoReformatter()
-            for pixels in frames:
-                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
-                frame = reformatter.reformat(frame, format=pixel_format, dst_colorspace="ITU709", threads=1)
-                frame.colorspace = frame.color_primaries = frame.color_trc = _BT709
-                frame.color_range = _LIMITED_RANGE
-                container.mux(stream.encode(frame))
+
+            def add(frames: np.ndarray) -> None:
+                for pixels in _check_pixels(frames, 4, "[T, H, W, 3]"):
+                    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+                    frame = reformatter.reformat(frame, format=pixel_format, dst_colorspace="ITU709", threads=1)
+                    frame.colorspace = frame.color_primaries = frame.color_trc = _BT709
+                    frame.color_range = _LIMITED_RANGE
+                    container.mux(stream.encode(frame))
+
+            yield add
             container.mux(stream.encode())
 
 
