@@ -116,13 +116,13 @@ class SlurmTask:
             signal.signal(number, signal.SIG_DFL)  # for `longtake` to take
         _join()
         code = _run(list(self.words))
-        warned = False
+        signals = set()
         with suppress(BlockingIOError):
-            warned = _WARNING in os.read(heard, 4096)
+            signals.update(os.read(heard, 4096))
         if code == EXIT_INTERRUPTED:
             if os.environ["RANK"] != "0":
                 code = 0  # a failure would have srun kill the first one
-            elif warned:
+            elif _WARNING in signals or not signals & {signal.SIGTERM, signal.SIGINT}:  # the latter: by `time_limit`
                 requeue(_WARNING, None)
         sys.exit(code)
 

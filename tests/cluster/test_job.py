@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from longtake.cluster import SlurmJob, resumable, submit
 from longtake.contracts import UserError
+from tests.cluster.servers import ROOT
 from tests.train.runs import PATIENCE_SECONDS, assert_one_sentence, run_command
 
 Capture = pytest.CaptureFixture[str]
@@ -29,6 +32,21 @@ def test_a_dry_run_says_what_slurm_is_asked(capsys: Capture, tmp_path: Path, mon
     assert said["slurm_additional_parameters"] == "{'requeue': True, 'signal': 'USR1@120', 'qos': 'high'}"
     assert said["folder"].startswith("/out/submitit_logs/%j-")
     assert out.endswith("-m longtake train tiny.py --resume auto\n")
+
+
+def test_the_words_of_train_submitit(tmp_path: Path) -> None:
+    config = tmp_path / "3s.toml"
+    config.write_text("[job]\nexp_name = 'of file'\ndump_folder = '/dump'\n")
+    words = [f"--job.config_file={config}", "--job.exp_name=first", "--checkpoint.resume"]
+    flags = ["--nodes=4", "--partition=gpu", "-A", "team", "--timeout=240", "--dependency_job_id", "7", "--mem_gb=1"]
+    command = [sys.executable, ROOT / "train_submitit.py", *flags, *words, "--dry_run"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS).stdout
+    said = dict(line.split(" = ") for line in out.splitlines() if " = " in line)
+    asked = ("name", "nodes", "tasks_per_node", "cpus_per_task", "mem_gb", "timeout_min", "max_num_timeout")
+    assert [said[key] for key in asked] == ["first", "4", "8", "15", "1.0", "240", "15"]
+    assert [said[f"slurm_{key}"] for key in ("partition", "account", "dependency")] == ["gpu", "team", "afterany:7"]
+    assert said["folder"].startswith("/dump/submitit_logs/%j-")
+    assert out.endswith(f"{ROOT / 'train.py'} {' '.join(words)}\n")
 
 
 @pytest.mark.parametrize(
@@ -76,36 +94,43 @@ def test_a_job_that_slurm_refuses_is_one_sentence(tmp_path: Path, monkeypatch: p
         submit(job)
 
 
-# In its first start it waits for the signal, as a run does that saves and ends.
+# A run that saves and ends: asked by a signal in its first start, or of itself.
 PROGRAM = """
 import os, pathlib, signal, sys, time
 
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(130))
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda *_: sys.exit(130))
 started = pathlib.Path(sys.argv[1]) / f"{os.environ['RANK']}-of-{os.environ['WORLD_SIZE']}"
 restarted = started.exists()
 with started.open("a") as file:
     print(os.getpid(), file=file)
-time.sleep(0 if restarted else 60)
+if not restarted:
+    time.sleep(60 if len(sys.argv) > 2 else 0)
+    sys.exit(130)
 """
 
 
-@pytest.mark.parametrize(("requeues", "starts"), [(1, 2), (0, 1)])
-def test_a_job_whose_time_is_up_is_started_again_as_often_as_allowed(
-    tmp_path: Path, requeues: int, starts: int
+@pytest.mark.parametrize(
+    ("asked_by", "requeues", "starts"),
+    [(signal.SIGUSR1, 1, 2), (signal.SIGUSR1, 0, 1), (signal.SIGTERM, 1, 1), (None, 1, 2)],
+    ids=["time is up", "too often", "scancel", "time_limit"],
+)
+def test_a_job_that_has_saved_is_started_again(
+    tmp_path: Path, asked_by: signal.Signals | None, requeues: int, starts: int
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    words, logs = [str(program), str(tmp_path)], str(tmp_path / "%j")
+    words, logs = [str(program), str(tmp_path), *["wait"] * (asked_by is not None)], str(tmp_path / "%j")
     job = SlurmJob(words, "x", logs, processes=2, minutes=1, max_requeues=requeues)
     started = [tmp_path / f"{rank}-of-2" for rank in (0, 1)]
     number = submit(job, "local")
     wait_for(lambda: all(file.exists() and file.read_text() for file in started))
-    for file in started:
-        os.kill(int(file.read_text()), signal.SIGUSR1)
+    for file in started if asked_by else ():
+        os.kill(int(file.read_text()), asked_by)
     wait_for(lambda: not Path(f"/proc/{number}").exists() or os.waitpid(int(number), os.WNOHANG)[0] != 0)
     assert [len(file.read_text().split()) for file in started] == [starts, starts]
     said = (tmp_path / number / f"{number}_0_log.out").read_text()
-    assert ("timed-out too many times" in said) == (starts == 1)
+    assert ("timed-out too many times" in said) == (requeues == 0)
 
 
 def wait_for(ready: Callable[[], bool]) -> None:
