@@ -82,10 +82,6 @@ class Slurm:
         """What a program of Slurm's prints."""
         return subprocess.run(words, env=self.variables, capture_output=True, text=True, timeout=60).stdout
 
-    def wait_until_idle(self) -> None:
-        """Waits until nothing of any job runs."""
-        _wait(lambda: not self.ask("squeue", "-h"))
-
     def nodes_of(self, facts: dict[str, str]) -> list[str]:
         return self.ask("scontrol", "show", "hostnames", facts["NodeList"]).split()
 
@@ -134,6 +130,10 @@ class Job:
             time.sleep(0.5)
         return facts
 
+    def wait_until_gone(self) -> None:
+        """Waits until no process of the job runs."""
+        _wait(lambda: not self.slurm.ask("squeue", "-h", "-j", self.number))
+
     def finish(self) -> str:
         """Waits for the job's end and returns its state."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -166,7 +166,7 @@ def slurm_here(folder: Path) -> Iterator[Slurm]:
         yield slurm
         slurm.ask("scancel", "--user", user, "--signal", "KILL", "--full")
         slurm.ask("scancel", "--user", user)
-        slurm.wait_until_idle()
+        _wait(lambda: not slurm.ask("squeue", "-h"))
     finally:
         for daemon in reversed(slurm.daemons.values()):
             daemon.send_signal(signal.SIGTERM)

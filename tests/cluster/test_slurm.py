@@ -19,9 +19,9 @@ from tests.cluster.slurm import NODES, ROOT, Job, Slurm, missing, slurm_here
 from tests.train.runs import assert_same_bits, exact, metrics, pausing, steps_saved, write_config
 
 STEPS = 18
-SAVED_EVERY = 3
+SAVED_EVERY = 5
 PAUSE = 7  # steps that a job makes before it waits to be asked to stop, in its first start
-WRITTEN = 6  # steps in its metrics then, and the last step that it saves unasked
+WRITTEN = 6  # steps in its metrics then
 
 # `longtake`, whose steps take seconds in the first start of a job: it is under way for a minute.
 SLOW = """
@@ -34,7 +34,7 @@ forward_backward = loop.Trainer.forward_backward
 
 def slow(self, *args):
     if "SLURM_RESTART_COUNT" not in os.environ and self.clock.global_step >= 4:
-        time.sleep(2)
+        time.sleep(5)
     return forward_backward(self, *args)
 
 
@@ -100,7 +100,7 @@ def wait_for_pause(job: Job, folder: Path) -> None:
 def saved_when_asked(folder: Path) -> int:
     """The step of a checkpoint that was made because the job was to end."""
     saved = steps_saved(folder)[-1]
-    assert WRITTEN < saved <= PAUSE + 1  # it ends after the step under way
+    assert PAUSE < saved < 2 * SAVED_EVERY
     return saved
 
 
@@ -151,7 +151,7 @@ def test_scancel_ends_with_a_checkpoint_and_a_new_job_of_that_name_goes_on(
     wait_for_pause(job, folder)
     slurm.ask("scancel", job.number)
     assert job.finish() == "CANCELLED"
-    slurm.wait_until_idle()
+    job.wait_until_gone()
     saved = saved_when_asked(folder)
     second = slurm.launch("train", config, nodes=4)
     assert second.finish() == "COMPLETED", second.output()
@@ -166,7 +166,7 @@ def test_a_killed_process_ends_the_job_at_once(slurm: Slurm, config: Path, found
     begin = time.monotonic()
     os.kill(job.process(3), 9)
     assert job.finish() == "FAILED"
-    slurm.wait_until_idle()
+    job.wait_until_gone()
     found["kill -9 of a process"] = {"state": "FAILED", "over_after_seconds": round(time.monotonic() - begin)}
 
 
@@ -184,6 +184,7 @@ def test_a_job_outlives_the_daemon_of_a_node(
     facts = job.wait(lambda facts: facts["Restarts"] == "1" and facts["JobState"] == "RUNNING")
     again = round(time.monotonic() - begin)
     before = steps_saved(folder)[-1]
+    assert before < STEPS
     assert lost not in slurm.nodes_of(facts)
     assert job.finish() == "COMPLETED", job.output()
     slurm.daemons[lost].wait()
