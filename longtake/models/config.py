@@ -29,6 +29,9 @@ class ModelSection(OpenSection):
         description="weights to start from: a .safetensors file or a .pth of plain tensors, a folder of them, a "
         "checkpoint of a run (glob too), or on the Hugging Face hub owner/name or owner/name/file.safetensors",
     )
+    from_part: Literal["ema", "model"] = Field(
+        "ema", description="of a checkpoint: the averaged weights, where it has them, or the weights as trained"
+    )
     strict_load: bool = Field(True, description="False: weights missing or unknown in the file are noted, not refused")
     attention: Backend = Field(
         "auto",

@@ -32,8 +32,9 @@ def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Ite
     """The weights that `config.from_pretrained` means, and a line that says which.
 
     A file or folder of any naming of the model's format, here or on the Hugging Face hub; or a checkpoint of a run, the
-    run's folder, or a glob of either: the newest, held while it is read, averaged where it has an average. Of a run
-    with adapters: the weights with these merged, or those under them for a run with the same `lora` (`kept_adapters`).
+    run's folder, or a glob of either: the newest, held while it is read, averaged unless `from_part` says else. Of a
+    run with adapters: the weights with these merged, or those under them for a run with the same `lora`
+    (`kept_adapters`).
     """
     spec = config.from_pretrained
     form = family_of(config).weight_format
@@ -44,11 +45,12 @@ def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Ite
     with hold(spec) as folder, ExitStack() as stack:
         model, theirs = run_sections(folder)
         if RunState.read(folder).frozen is None:
-            weights = CheckpointWeights(folder, family_of(model).weight_format.own(model).header)
+            header = family_of(model).weight_format.own(model).header
+            weights = CheckpointWeights(folder, header, wanted=config.from_part)
             kind = "averaged (ema)" if weights.part == "ema" else "as trained"
             yield ModelWeights(weights, config, form), f"weights: {kind}, from {folder}"
             return
-        parts = TrainedParts(folder, "ema", stack)
+        parts = TrainedParts(folder, config.from_part, stack)
         kind = "averaged " if parts.part == "ema" else ""
         if parts.adapters and model.type == config.type and _same_adapters(lora, theirs):
             parts.adapters = {}

@@ -14,7 +14,25 @@ from torch import nn
 from longtake.train.optimizer.ema import Ema
 from tests.train.optimizer.test_sharded import model_of
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_v2" / "ema.safetensors"
+FOLDER = Path(__file__).parents[2] / "golden"
+GOLDEN = FOLDER / "opensora_v2" / "ema.safetensors"
+
+
+def test_averages_of_opensora_1_2_are_met_and_what_does_not_train_is_left() -> None:
+    golden = load_file(FOLDER / "opensora_v1_2" / "ema.safetensors")
+    for decay in (0.9, 0.99, 0.9999):
+        model = nn.Module()
+        for name in ("weight", "bias"):
+            model.register_parameter(name, nn.Parameter(golden[f"ema.0.{name}"].clone()))
+        model.frozen = nn.Parameter(golden["ema.0.frozen"].clone(), requires_grad=False)
+        ema = Ema(model, decay, ramp=False)
+        assert sorted(ema.averages) == ["bias", "weight"]
+        for number in (1, 2, 3):
+            for name in ema.averages:
+                getattr(model, name).data.copy_(golden[f"model.{number}.{name}"])
+            ema.update(number)
+            for name, average in ema.averages.items():
+                torch.testing.assert_close(average, golden[f"decay{decay}.ema.{number}.{name}"], rtol=0, atol=1e-6)
 
 
 def test_averages_of_opensora_are_met() -> None:

@@ -1,0 +1,20 @@
+# What all stages of Open-Sora 1.2's training have in common. Not a run by itself.
+_base_ = "../parts.py"
+
+model = dict(grad_ckpt_settings=(28, 28), from_part="model")  # all blocks; stages go on from weights as trained
+freeze = ("y_embedder",)
+dropout_ratio = dict(t5=0.1)
+
+dtype = "bf16"
+parallel = dict(zero=2)
+lr = 1e-4
+initial_lr = 0.0
+eps = 1e-15
+grad_clip = 1.0
+ema_decay = 0.99
+
+seed = 42
+epochs = 1000
+num_workers = 8
+log_every = 10
+ckpt_every = 200

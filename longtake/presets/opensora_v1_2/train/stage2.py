@@ -1,0 +1,32 @@
+# Open-Sora 1.2, stage 2: longer and larger clips, from the weights of stage 1; its published file has no warm-up.
+#   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/stage2 --dataset.data-path clips.parquet
+#   longtake plan opensora_v1_2/stage2 --gpus 8 --gpu h100 --dataset.data-path clips.parquet
+_base_ = "parts.py"
+
+model = dict(from_pretrained="outputs/stage1")
+# length -> (probability of the resolution, or that and of the length; batch size)
+bucket_config = {
+    "144p": {1: (1.0, 475), 51: (1.0, 51), 102: ((1.0, 0.33), 27), 204: ((1.0, 0.1), 13), 408: ((1.0, 0.1), 6)},
+    "256": {1: (0.4, 297), 51: (0.5, 20), 102: ((0.5, 0.33), 10), 204: ((0.5, 1.0), 5), 408: ((0.5, 1.0), 2)},
+    "240p": {1: (0.3, 297), 51: (0.4, 20), 102: ((0.4, 0.33), 10), 204: ((0.4, 1.0), 5), 408: ((0.4, 1.0), 2)},
+    "360p": {1: (0.5, 141), 51: (0.15, 8), 102: ((0.3, 0.5), 4), 204: ((0.3, 1.0), 2), 408: ((0.5, 0.5), 1)},
+    "512": {1: (0.4, 141), 51: (0.15, 8), 102: ((0.2, 0.4), 4), 204: ((0.2, 1.0), 2), 408: ((0.4, 0.5), 1)},
+    "480p": {1: (0.5, 89), 51: (0.2, 5), 102: (0.2, 2), 204: (0.1, 1)},
+    "720p": {1: (0.1, 36), 51: (0.03, 1)},
+    "1024": {1: (0.1, 36), 51: (0.02, 1)},
+    "1080p": {1: (0.01, 5)},
+    "2048": {1: (0.01, 5)},
+}
+condition_config = dict(
+    identity=0.75,
+    random=0.005,
+    interpolate=0.002,
+    quarter_random=0.007,
+    quarter_head=0.002,
+    quarter_tail=0.002,
+    quarter_head_tail=0.002,
+    image_head=0.22,
+    image_tail=0.005,
+    image_head_tail=0.005,
+)
+warmup_steps = None
