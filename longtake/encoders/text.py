@@ -163,7 +163,7 @@ class T5Encoder(LearnedTextEncoder):
         return self.max_length, self.dim
 
     def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
-        if not self.config.mask:
+        if not self.config.mask or ids.is_meta:  # transformers reads a mask's values, which a forecast has not
             return self.module(input_ids=ids).last_hidden_state
         return self.module(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
 
