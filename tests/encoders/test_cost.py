@@ -57,13 +57,13 @@ def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig | CogVideoXVAECon
     [
         (HUNYUAN, (17, 192, 336), 1),
         (HUNYUAN, (1, 256, 256), 7),
-        (HUNYUAN, (1, 480, 272), 3),
+        pytest.param(HUNYUAN, (1, 480, 272), 3, marks=pytest.mark.slow),
         (WHOLE, (5, 256, 320), 1),
         (IN_TIME, (33, 64, 96), 2),
         (PIECES, (9, 128, 128), 2),
         (NARROW, (9, 64, 64), 2),
         (FLUX, (1, 256, 256), 3),
-        (FLUX, (2, 192, 320), 1),
+        pytest.param(FLUX, (2, 192, 320), 1, marks=pytest.mark.slow),
         (COGVIDEOX, (13, 64, 96), 2),
     ],
     ids=[

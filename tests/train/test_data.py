@@ -65,8 +65,8 @@ def test_a_pass_is_as_long_as_the_tests_take_it_to_be(config: Path, seen: Seen) 
 @pytest.mark.parametrize(
     "change",
     [
-        ("--bucket_config.32px.8", "(1.0, 5)"),
-        ("--slots_per_step", "3"),
+        pytest.param(("--bucket_config.32px.8", "(1.0, 5)"), marks=pytest.mark.slow),
+        pytest.param(("--slots_per_step", "3"), marks=pytest.mark.slow),
         ("--bucket_config.32px.16", "((1.0, 0.5), 2)"),
         ("--bucket_config.32px.8", "(1.0, 2)", "--slots_per_step", "5", "--num_workers", "1"),
     ],

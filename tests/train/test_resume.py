@@ -86,19 +86,14 @@ def test_epochs_end_a_run_as_steps_do(config: Path, undisturbed: Path) -> None:
     assert_same_bits(outcome.checkpoint, checkpoint(undisturbed, STEPS_PER_PASS))
 
 
-@pytest.mark.parametrize("by", ["folder", "glob", "run", "latest"])
-def test_load_begins_a_new_folder_and_goes_on_with_the_clock(config: Path, undisturbed: Path, by: str) -> None:
+def test_load_begins_a_new_folder_and_goes_on_with_the_clock(config: Path, undisturbed: Path) -> None:
     first, _ = train_here(config, "--max-steps", "3")
-    spec = {
-        "folder": str(first.checkpoint),
-        "glob": f"{first.folder}/epoch*-global_step*",
-        "run": str(first.folder),
-        "latest": "latest",
-    }[by]
-    second, _ = train_here(config, "--load", spec, "--max-steps", "5")
-    assert second.folder.name == "tiny-2"
-    assert exact(second.folder) == exact(undisturbed)[3:5]
-    assert_same_bits(second.checkpoint, checkpoint(undisturbed, 5))
+    specs = ("latest", str(first.checkpoint), f"{first.folder}/epoch*-global_step*", str(first.folder))
+    for number, spec in enumerate(specs, start=2):
+        later, _ = train_here(config, "--load", spec, "--max-steps", "5")
+        assert later.folder.name == f"tiny-{number}"
+        assert exact(later.folder) == exact(undisturbed)[3:5]
+        assert_same_bits(later.checkpoint, checkpoint(undisturbed, 5))
     assert len(exact(first.folder)) == 3
 
 

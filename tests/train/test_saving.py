@@ -48,13 +48,13 @@ def test_both_ways_of_saving_give_the_same_checkpoints(tmp_path: Path, clips: Pa
         assert_same_bits(path, folders[1] / path.name)
 
 
-@pytest.mark.parametrize("async_io", [True, False])
+@pytest.mark.parametrize("async_io", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_newest_and_every_so_many_are_kept(tmp_path: Path, clips: Path, async_io: bool) -> None:
     config = write_config(tmp_path, clips, ckpt_every=1, keep_n_latest=2, keep_every=3, async_io=async_io)
     assert steps_saved(train_here(config)[0].folder) == [3, 6, 7, 8]
 
 
-@pytest.mark.parametrize("async_io", [True, False])
+@pytest.mark.parametrize("async_io", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_disk_without_room_for_the_next_checkpoint_is_told_before_the_first_step_and_after_each(
     config: Path, async_io: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

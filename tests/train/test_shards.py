@@ -11,7 +11,7 @@ from longtake.data import make_shards
 from tests.train.runs import exact, train_here, write_config
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_shards_and_the_table_give_the_same_losses(tmp_path: Path, clips: Path, workers: int) -> None:
     shutil.copytree(clips.parent, tmp_path / "set")
     table = tmp_path / "set" / clips.name

@@ -18,6 +18,7 @@ from longtake.contracts import UserError
 from longtake.data import ClipError, ClipTable, FileCache, SlotLoader, probe_table, write_image, write_video
 from longtake.data.clips import remote
 from longtake.data.clips.remote import file_name, is_url, join_location
+from tests import forks
 from tests.data.made_clips import make_dataset, make_slot, noise_frames
 from tests.data.servers import FileServer, file_server
 from tests.train.runs import PATIENCE_SECONDS
@@ -326,7 +327,8 @@ def test_processes_that_push_each_others_files_out_all_read_what_they_want(
     cache = FileCache(tmp_path / "cache", int(2.2 * max(sizes(folder))))
     urls = [server.url(f"{number}.mp4?raced") for number in range(5)]
     expected = [(folder / f"{number}.mp4").read_bytes() for number in range(5)]
-    context = multiprocessing.get_context("spawn")
+    forks.serve()
+    context = multiprocessing.get_context("forkserver")
     other = context.Process(target=_read_at_random, args=(cache, urls, expected, 1))
     other.start()
     while other.is_alive():

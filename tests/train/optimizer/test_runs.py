@@ -36,7 +36,9 @@ def test_a_run_goes_on_bit_by_bit(tmp_path: Path, clips: Path, way: Mapping[str,
     assert {t.dtype for n, t in saved.items() if n.startswith("ema.")} == {torch.float32}
 
 
-@every_way
+@pytest.mark.parametrize(
+    "way", [pytest.param(WAYS["8bit with the host"], marks=pytest.mark.slow), WAYS["8bit bf16"]], ids=WAYS
+)
 def test_a_step_that_is_left_out_changes_nothing_the_average_included(
     tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch, way: Mapping[str, Any]
 ) -> None:
