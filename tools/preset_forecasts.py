@@ -1,11 +1,11 @@
-"""Writes into every preset, and into two pages of docs/, what `longtake plan` says of it.
+"""Writes into every preset, and into three pages of docs/, what `longtake plan` says of it.
 
 python tools/preset_forecasts.py            write the presets
 python tools/preset_forecasts.py --check    exit 1 if one does not say what the command says
 
 A preset has lines of the form `#   longtake plan FILE ...`; the lines `#     ...` behind one are the forecast: the
 first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out. In a page a
-table between two marks has a line for each of `MACHINES`, or of `CARDS`.
+table between two marks has a line for each of `MACHINES`, of `CARDS`, or of `STAGES`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 from longtake import presets
 from longtake.cli import main as longtake
+from longtake.train import RunWithoutTable, read_run
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(presets.FOLDER.glob("*/train/**/*.py"))
@@ -50,6 +52,8 @@ CARDS = (  # preset, GiB of one GPU, kind, options
     ("full_2b", 24, "4090", {"master_dtype": "bf16", "optim.states": "8bit", "ae.use_tiling": True}),
     ("full_5b", 80, "h100", {}),
 )
+STAGES = tuple(f"{mixer}/{length}" for mixer in ("ttt_mlp", "ttt_linear") for length in ("3s", "9s", "18s", "30s", "63s"))
+_NODES, _NODE = 8, 8  # on which the peers that a stage needs are looked for
 _CARD_SIZE = {"480x720": {49: (1.0, 1)}}
 
 
@@ -102,7 +106,17 @@ def with_cards(text: str) -> str:
     return between_marks(text, head, [_card(*card) for card in CARDS])
 
 
-PAGES = {ROOT / "docs" / "parallel.md": with_machines, ROOT / "docs" / "cogvideox_fun.md": with_cards}
+def with_stages(text: str) -> str:
+    """docs/ttt_video.md."""
+    head = ("preset", "as published", "GiB on h100", "step", "80 GB", "141 GB")
+    return between_marks(text, head, [_stage(stage) for stage in STAGES])
+
+
+PAGES = {
+    ROOT / "docs" / "parallel.md": with_machines,
+    ROOT / "docs" / "cogvideox_fun.md": with_cards,
+    ROOT / "docs" / "ttt_video.md": with_stages,
+}
 
 
 def _plan(words: Sequence[str]) -> dict[str, Any]:
@@ -134,6 +148,30 @@ def _card(preset: str, memory: int, gpu: str, options: Mapping[str, Any]) -> tup
     gib = [f"{size / 2**30:.1f}" for size in (found["bytes"]["total"], found["encoding_bytes"])]
     said = ", ".join(f"`{key} = {value!r}`" for key, value in options.items())
     return f"`{preset}`", said, f"{memory} GiB, as fast as {gpu}", *gib, f"{plan['stage']['step_seconds']:.1f} s"
+
+
+def _stage(preset: str) -> tuple[str, ...]:
+    """A stage on its published mesh, and the fewest sequence peers with which it fits nodes of eight GPUs."""
+    config = read_run(str(presets.FOLDER / "ttt_video" / "train" / f"{preset}.py"), [], schema=RunWithoutTable).value
+    degrees = [(name, getattr(config.parallel, name)) for name in ("replicate", "shard", "tensor")]
+    gpus = math.prod(degree for _, degree in degrees)
+    published = _plan([f"ttt_video/{preset}", "--gpus", str(gpus), "--gpu", "h100"])
+    (found,) = published["buckets"].values()
+    said = ", ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
+    fitting = [_fewest_peers(preset, kind) for kind in ("h100", "h200")]
+    gib, seconds = f"{found['bytes']['total'] / 2**30:.1f}", f"{published['stage']['step_seconds']:.1f} s"
+    return f"`{preset}`", said, gib, seconds, *fitting
+
+
+def _fewest_peers(preset: str, gpu: str) -> str:
+    for peers in (1, 2, 4, 8):
+        mesh = {"replicate": _NODES, "shard": _NODE // peers, "sequence": peers, "tensor": 1}
+        words = [word for axis, degree in mesh.items() for word in (f"--parallel.{axis}", str(degree))]
+        plan = _plan([f"ttt_video/{preset}", "--gpus", str(_NODES * _NODE), "--gpu", gpu, *words])
+        if plan["fits"]:
+            (found,) = plan["buckets"].values()
+            return f"`sequence = {peers}`: {found['bytes']['total'] / 2**30:.1f}"
+    return "8 do not do"
 
 
 def _fullest(table: list[list[str]]) -> list[list[str]]:
