@@ -13,6 +13,10 @@ import torch
 from longtake.cli.app import run
 from longtake.dialects import TTTVideoDialect
 from longtake.generate import read_video
+from longtake.system import exported_tree
+from longtake.weights.files import open_source
+from tests.generate.test_published_pipeline import write_pipeline
+from tests.hub_server import hub_of
 from tests.train.runs import metrics, steps_saved
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,3 +76,25 @@ def test_the_script_of_one_machine_runs_as_it_is_written(listed: Path, tmp_path:
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line["step"] for line in metrics(tmp_path / "mine")] == [1, 2]
     assert (tmp_path / "mine" / "run.json").exists() or steps_saved(tmp_path / "mine") == [2]
+
+
+def test_weights_are_converted_from_the_hub_by_the_published_script(tmp_path: Path) -> None:
+    """CogVideoX's own tensors stay what they are, TTT-Video's begin, and the folder knows its scale of latents."""
+    write_pipeline(tmp_path, "CogVideoXPipeline", {"scaling_factor": 0.7}, in_channels=4)
+    with hub_of({"THUDM/CogVideoX-5b": tmp_path / "published"}) as address:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+        environment |= {"FINAL_SAVE_PATH": str(tmp_path / "weights"), "SSM_TYPE": "ttt_linear"}
+        command = ["bash", str(ROOT / "scripts" / "convert_weights_from_hf.sh")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert again.returncode != 0
+    assert "is there already" in again.stderr
+    before, after = open_source(tmp_path / "published"), open_source(tmp_path / "weights")
+    same = {name for name in before if name in after and before.shape(name) == after.shape(name)}
+    assert len(same) >= 30  # the others have names of ours
+    assert all(torch.equal(before[name], after[name]) for name in same)
+    assert any(".ttt." in name for name in after)
+    tree = exported_tree(tmp_path / "weights")
+    assert (tree["model"]["mixer"], tree["ae"]["scale_factor"]) == ("ttt_linear", 0.7)
