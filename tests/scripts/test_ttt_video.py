@@ -93,7 +93,7 @@ def test_weights_are_converted_from_the_hub_by_the_published_script(tmp_path: Pa
     assert "is there already" in again.stderr
     before, after = open_source(tmp_path / "published"), open_source(tmp_path / "weights")
     same = {name for name in before if name in after and before.shape(name) == after.shape(name)}
-    assert len(same) >= 30  # the others have names of ours
+    assert len(same) >= 20  # the others have names of ours
     assert all(torch.equal(before[name], after[name]) for name in same)
     assert any(".ttt." in name for name in after)
     tree = exported_tree(tmp_path / "weights")
