@@ -52,7 +52,9 @@ CARDS = (  # preset, GiB of one GPU, kind, options
     ("full_2b", 24, "4090", {"master_dtype": "bf16", "optim.states": "8bit", "ae.use_tiling": True}),
     ("full_5b", 80, "h100", {}),
 )
-STAGES = tuple(f"{mixer}/{length}" for mixer in ("ttt_mlp", "ttt_linear") for length in ("3s", "9s", "18s", "30s", "63s"))
+STAGES = tuple(
+    f"{mixer}/{length}" for mixer in ("ttt_mlp", "ttt_linear") for length in ("3s", "9s", "18s", "30s", "63s")
+)
 _NODES, _NODE = 8, 8  # on which the peers that a stage needs are looked for
 _CARD_SIZE = {"480x720": {49: (1.0, 1)}}
 

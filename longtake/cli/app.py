@@ -73,8 +73,7 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
             raise UserError("--: a name is missing; write --key value")
         if dialect is not None:
             words = dialect.command(words)
-        if words[:1] == ["launch"] and "--slurm" in (options := words[1 : [*words, "--"].index("--")]):
-            words = [launch.SLURM, *(word for word in options if word != "--slurm"), *words[1 + len(options) :]]
+        words = launch.with_verb(words)
         # Not `app()`: that ends on an interrupt by itself, and without a word.
         with command.make_context(NAME, words, obj=dialect) as context:
             code = command.invoke(context)

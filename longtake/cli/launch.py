@@ -35,6 +35,14 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be ru
 SLURM = "launch --slurm"  # the name of the second verb
 
 
+def with_verb(words: list[str]) -> list[str]:
+    """A command line whose first word is the verb that is meant: with `--slurm` launching has options of its own."""
+    options = words[1 : [*words, "--"].index("--")]
+    if words[:1] != ["launch"] or "--slurm" not in options:
+        return words
+    return [SLURM, *(word for word in options if word != "--slurm"), *words[1 + len(options) :]]
+
+
 def launch(
     words: _Words = None,
     hostfile: Annotated[Path | None, typer.Option(help="Lines `host slots=8` or `user@host:port`.")] = None,

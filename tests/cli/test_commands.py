@@ -14,6 +14,7 @@ import typer
 
 from longtake import generate, train
 from longtake.cli.app import app
+from longtake.cli.launch import with_verb
 from longtake.presets import find_preset
 from longtake.train import Outcome
 
@@ -86,7 +87,7 @@ def place(run: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_of_the_pages_is_understood(line: str, place: Path) -> None:
     words = shlex.split(line.replace("[--key value]", ""), comments=True)
-    command, rest = leaf(words[words.index("longtake") + 1 :])
+    command, rest = leaf(with_verb(words[words.index("longtake") + 1 :]))
     verb, own = command.name, "outputs/run" if command.name == "generate" else "RUN.py"
     if not rest:
         return  # a verb is named
