@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels, smallest_listed
+    from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, lists_sizes, num_pixels
     from longtake.buckets.assignment import BucketRule, assign, frame_interval, register_law
     from longtake.buckets.dealing import Forward, deal, step_digest
     from longtake.buckets.entries import bucket_config_faults

@@ -41,10 +41,9 @@ def num_pixels(name: str, law: str | None = None) -> int:
     return side * side if match["unit"] == "px" else side * side * 16 // 9
 
 
-def smallest_listed(law: str | None) -> str | None:
-    """The smallest resolution of a law that lists its sizes; None where a name may say any."""
-    tables = _walk(law).tables
-    return None if tables is None else min(tables, key=lambda name: tables[name].num_pixels)
+def lists_sizes(law: str | None) -> bool:
+    """Whether a law lists its resolutions; elsewhere a name may say any size."""
+    return _walk(law).tables is not None
 
 
 def aspect_table(name: str, divisor: int, training: bool = True, law: str | None = None) -> dict[str, Shape]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longtake.buckets import num_pixels, smallest_listed
+from longtake.buckets import lists_sizes, num_pixels
 from longtake.contracts import UserError
 from longtake.families import Family, family_of_tree
 
@@ -107,16 +107,17 @@ def _buckets(buckets: Mapping[str, Any], law: str | None) -> dict[str, Any]:
 
 
 def _resolution(name: str, law: str | None) -> str:
-    """32px for what has up to 512 x 512 pixels, 64px above; a name that says more than the size keeps that. The
-    smallest that there is under a law that lists its sizes."""
+    """32px for what has up to 512 x 512 pixels, 64px above; a name that says more than the size keeps that. Under a law
+    that lists its sizes, a square of that side."""
     try:
         side = math.isqrt(num_pixels(name, law))
     except UserError:
         return name  # the schema will refuse it
-    if (smallest := smallest_listed(law)) is not None:
-        return smallest
+    small = 32 if side <= 512 else 64
+    if lists_sizes(law):
+        return name if side <= 64 else f"{small}x{small}"
     suffix = "".join(re.findall(r"_.*", name))
-    return name if side <= 64 else f"{32 if side <= 512 else 64}px{suffix}"
+    return name if side <= 64 else f"{small}px{suffix}"
 
 
 def _degrees(parallel: Mapping[str, Any], world_size: int) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from longtake.encoders import OpenSoraAutoencoder, OpenSoraVAEConfig
+from longtake.encoders import OpenSoraAutoencoder, OpenSoraVAEConfig, T5Encoder, T5EncoderConfig, t5_module
+from longtake.encoders.files import t5_names
 from longtake.encoders.opensora_v1_2 import build
 from longtake.system.encoders import _build_autoencoder
 
@@ -101,3 +102,17 @@ def test_the_parameters_of_the_published_weights_are_all_there() -> None:
     assert {own_name: golden["tensors"][name.removeprefix("temporal_vae.")] for own_name, name in own.items()} == {
         name: shape for name, shape in shapes.items() if name.startswith("temporal")
     }
+
+
+@torch.no_grad()
+def test_t5_gives_what_it_gives_there_where_there_are_words() -> None:
+    sizes = {"vocab_size": 64, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+    module = t5_module({**sizes, "feed_forward_proj": "gated-gelu"}).eval()
+    weights = {name: tensor.float() for name, tensor in load_file(FOLDER / "t5_weights.safetensors").items()}
+    names = t5_names(weights)
+    module.load_state_dict({name: weights[of_file] for name, of_file in names.items()})
+    encoder = T5Encoder(T5EncoderConfig(dim=24, max_length=20, mask=True), module, None, torch.device("cpu"))
+    golden = load_file(FOLDER / "t5_cases.safetensors")
+    mask = golden["attention_mask"]
+    ours = encoder.embed_ids(golden["input_ids"].long(), mask.long())
+    close(ours, golden["y"][:, 0] * mask[..., None])

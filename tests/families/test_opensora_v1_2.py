@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from longtake.data import read_frames, write_video
+from longtake.presets import find_preset
 from tests.cli.conftest import longtake
 from tests.train.conftest import clips  # a fixture
 from tests.train.runs import exact, metrics, train_here, write_config
@@ -106,3 +107,11 @@ def test_it_is_planned(longtake: Any, run: Path) -> None:
     code, out, err = longtake("plan", run, "--gpus", 8, "--gpu", "h100")
     assert code == 0, err
     assert "32x32/12f" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stage1", "lambda_6"])
+def test_a_preset_trains_at_a_small_size(name: str, clips: Path, tmp_path: Path) -> None:
+    words = ("--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max_steps", "1")
+    outcome, _ = train_here(Path(find_preset(f"opensora_v1_2/{name}")), *words)
+    assert outcome.clock.global_step == 1

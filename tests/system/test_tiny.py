@@ -29,12 +29,12 @@ def test_buckets_become_small_and_keep_their_probabilities():
     }
 
 
-def test_resolutions_of_a_law_that_lists_its_sizes_become_its_smallest(monkeypatch: pytest.MonkeyPatch):
+def test_resolutions_of_a_law_that_lists_its_sizes_become_squares(monkeypatch: pytest.MonkeyPatch):
     family = replace(PLAIN, bucket_law=lambda quirks: "opensora_v1_2")
     monkeypatch.setitem(registry._FAMILIES, PLAIN.model, family)
     buckets = {"240p": {51: (1.0, 20), 1: (0.5, 89)}, "2048": {1: (0.1, 5)}, "144p": {408: (0.0, None)}}
     layer = tiny_layer({"model": {"type": "plain"}, "bucket_config": buckets}, 1)
-    assert layer["bucket_config"] == {"_delete_": True, "144p": {17: (1.0, 2), 1: (0.5, 4)}}
+    assert layer["bucket_config"] == {"_delete_": True, "32x32": {17: (1.0, 2), 1: (0.5, 4)}, "64x64": {1: (0.1, 4)}}
 
 
 def test_validations_become_small_too():
