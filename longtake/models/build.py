@@ -49,6 +49,11 @@ class Denoiser(Protocol):
         """Attention heads, which sequence and tensor peers share."""
 
     @staticmethod
+    def mixed_width(config: Any) -> int:
+        """Numbers a token that attention puts out, and what lets tokens see each other beside it; only for a model that
+        has such a thing."""
+
+    @staticmethod
     def forward_flops(config: Any, latent: LatentSize, text_tokens: int) -> int:
         """Floating-point operations of one forward of one sample."""
 

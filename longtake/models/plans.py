@@ -16,13 +16,14 @@ class TensorSplit:
     """How tensor parallelism cuts one linear layer.
 
     `column` cuts the output features (rows of the stored weight, and the bias), `row` the input features; the sum over
-    devices of a `row` layer's outputs, plus its bias once, is the result. `parts` names the config sizes that make up
+    devices of a `row` layer's outputs, plus its bias once, is the result; a `whole` one stands between the regions of
+    these and is not cut, for there each device has tokens of its own. `parts` names the config sizes that make up
     the cut dimension where it holds several things side by side: each part is cut on its own. `tokens` names what the
     layer runs over: modules of `SequencePlan.split`, in the order in which their tokens follow one another; (): what
     every peer has whole, such as a text.
     """
 
-    kind: Literal["column", "row"]
+    kind: Literal["column", "row", "whole"]
     parts: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
 

@@ -60,6 +60,7 @@ class TTTVideo(nn.Module):
                 ("attn1.to_out", "row"),
                 ("ff.0", "column"),
                 ("ff.2", "row"),
+                *((f"ttt.w{one}", "whole") for one in "qkvo"),
             )
         }
     )
@@ -166,6 +167,10 @@ class TTTVideo(nn.Module):
     @staticmethod
     def heads(config: TTTVideoConfig) -> int:
         return config.num_attention_heads
+
+    @staticmethod
+    def mixed_width(config: TTTVideoConfig) -> int:
+        return config.hidden_size * (1 if config.mixer == "none" else 3)
 
     @staticmethod
     def traced_frames(config: TTTVideoConfig) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ _ATTENTION = frozenset(
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
 _ALWAYS_AGAIN = ("math", "fa3", "flex")  # backends whose kernels are none of these
+_OWN = ("longtake::ttt_scan",)  # operators of ours that let tokens see each other, as attention does
 _PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}  # and which argument is the input
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -66,13 +67,14 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     for pattern, split in (model.tensor_plan or {}).items():
         for name, layer in matching(model, pattern):
             if split.tokens and name.startswith(f"{blocks}.0."):
-                column = split.kind == "column"
-                size = (layer.in_features // (1 if column else tensor), layer.out_features // (tensor if column else 1))
+                inputs, outputs = (tensor if split.kind == kind else 1 for kind in ("row", "column"))
+                size = layer.in_features // inputs, layer.out_features // outputs
                 sizes.setdefault(size, []).append(name.removeprefix(f"{blocks}.0."))
                 streams.add(split.tokens)
     if not sizes:
         return NOTHING
-    attention = type(model).heads(model.config) * model.config.head_dim // tensor
+    width = type(model).heads(model.config) * model.config.head_dim
+    attention = getattr(type(model), "mixed_width", lambda config: width)(model.config) // tensor
     widths = {size: size[1] * len(names) // len(streams) for size, names in sizes.items()}  # numbers a token
     left = budget * (attention + sum(widths.values())) * (1 + 1e-9)
     keeps = all(module.backend not in _ALWAYS_AGAIN for module in model.modules() if isinstance(module, Attention))
@@ -158,6 +160,8 @@ def _contexts_of_peers(cut: TokenCut, kept: Kept) -> Contexts:
 def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple[int, int] | None:
     """What `Kept` calls the output of an operation, by its kind and sizes alone, so that forward and recomputation
     agree; None where the output is of no kind that is ever kept."""
+    if isinstance(operation, torch._ops.OpOverload) and operation.name() in _OWN:
+        return "attention"
     if operation in _ATTENTION:  # inside an autograd.Function, as of a ring, gradients are off: not kept
         return "attention" if torch.is_grad_enabled() else None
     if operation in _PRODUCTS:

@@ -41,6 +41,8 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
         model.get_submodule(name).register_forward_pre_hook(partial(_cut_arguments, cut, tokens))
     entries: dict[tuple[nn.Module, tuple[str, ...]], _RegionInput] = {}
     for pattern, split in model.tensor_plan.items():
+        if split.kind == "whole":
+            continue
         for name, layer in matching(model, pattern):
             assert isinstance(layer, nn.Linear), f"{name} is a {type(layer).__name__}"
             if isinstance(layer, FrozenLinear) and layer.kind is not None:

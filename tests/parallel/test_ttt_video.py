@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.models import TTTVideo
+from longtake.models.segments import Segments
+from longtake.models.ttt import inner_flops
 from longtake.parallel import (
     Mesh,
     ParallelConfig,
     World,
+    choose_kept,
     cut_model,
     initialise_sharded,
     remat_blocks,
@@ -99,3 +103,23 @@ def assert_alike(ranks: list[Facts]) -> None:
         for name, far in facts.items():
             assert far["loss"] <= 1e-5, name
             assert far["gradient"] <= 1e-5, name
+
+
+def test_what_is_kept_of_recomputed_blocks_is_not_computed_again() -> None:
+    """Attention and the scans of both directions, and then gradients are the same."""
+    config = tiny_config("mlp", attention="sdpa")
+    gradients, flops = [], []
+    for budget in (None, 0.0, 0.2):
+        model = TTTVideo(config)
+        initialise(model, 3)
+        if budget is not None:
+            remat_blocks(model, (2,), budget=budget)
+        inputs = random_inputs(config)
+        with FlopCounterMode(display=False) as counter:
+            model(*inputs).square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        flops.append(counter.get_total_flops())
+    assert str(choose_kept(model, "transformer_blocks", 0.2)) == "attention"
+    assert all(torch.equal(found, gradients[0]) for found in gradients[1:])
+    scans = 2 * config.num_layers * inner_flops(config, Segments(5, 6, 2), 3)
+    assert flops[1] - flops[2] >= scans > 0
