@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from longtake.contracts import UserError
 from longtake.models.config import Backend
 
+MIXERS = ("longtake::ttt_scan",)  # operators of ours by which tokens see each other beside attention
 HALF = (torch.bfloat16, torch.float16)
 _SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 

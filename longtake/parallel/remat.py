@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from longtake.contracts import UserError
-from longtake.models.attention import Attention
+from longtake.models.attention import MIXERS, Attention
 from longtake.parallel.offload import InputStore
 from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
@@ -28,7 +28,6 @@ _ATTENTION = frozenset(
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
 _ALWAYS_AGAIN = ("math", "fa3", "flex")  # backends whose kernels are none of these
-_OWN = ("longtake::ttt_scan",)  # operators of ours that let tokens see each other, as attention does
 _PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}  # and which argument is the input
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -160,7 +159,7 @@ def _contexts_of_peers(cut: TokenCut, kept: Kept) -> Contexts:
 def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple[int, int] | None:
     """What `Kept` calls the output of an operation, by its kind and sizes alone, so that forward and recomputation
     agree; None where the output is of no kind that is ever kept."""
-    if isinstance(operation, torch._ops.OpOverload) and operation.name() in _OWN:
+    if isinstance(operation, torch._ops.OpOverload) and operation.name() in MIXERS:
         return "attention"
     if operation in _ATTENTION:  # inside an autograd.Function, as of a ring, gradients are off: not kept
         return "attention" if torch.is_grad_enabled() else None
