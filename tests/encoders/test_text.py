@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.data import EncoderFacts
 from longtake.encoders import (
     ClipEncoder,
     ClipEncoderConfig,
@@ -23,8 +24,8 @@ from longtake.encoders import (
     T5EncoderConfig,
     build_text_encoder,
 )
-from longtake.families import OPENSORA_V2
-from longtake.system.encoders import build_encoders
+from longtake.families import OPENSORA_V2, TTT_VIDEO
+from longtake.system.encoders import build_encoders, empty_texts
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
 
 CAPTIONS = ["a red circle moves up", "", "a " * 40 + "blue square"]
@@ -165,6 +166,16 @@ def test_new_tokens_take_the_free_rows_of_the_weights(weights: Path, described: 
     free = len(encoder.tokenizer) - 2
     ids, _ = encoder._tokenize(["a red<start_scene> circle <end_scene>"])
     assert [i for i in ids[0].tolist() if i >= free] == [free + 1, free]
+
+
+def test_the_empty_prompt_of_embedded_texts_is_made_by_the_encoder_that_made_them(described: dict[str, Any]) -> None:
+    config = SimpleNamespace(family=TTT_VIDEO, t5=T5EncoderConfig(**described["t5"]))
+    facts, cpu = EncoderFacts(PixelConfig().latent, config.t5.max_length, {}), torch.device("cpu")
+    found = empty_texts(config, facts, None, {"t5": 0.1}, cpu)["text"]
+    assert torch.equal(found, built(described)[0].embed([""]))
+    config.t5 = T5EncoderConfig(**{**described["t5"], "from_pretrained": "no/such/folder"})
+    with pytest.raises(UserError, match=r"dropout_ratio\.t5 = 0\.1: no dataset\.empty_prompt is named, and t5\.from"):
+        empty_texts(config, facts, None, {"t5": 0.1}, cpu)
 
 
 def test_clip_has_as_many_positions_as_its_weights(weights: Path) -> None:
