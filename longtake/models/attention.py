@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longtake.contracts import UserError
 from longtake.models.config import Backend
+from longtake.models.time_attention import attend_over_time, fits
 
 MIXERS = ("longtake::ttt_scan",)  # operators of ours by which tokens see each other beside attention
 HALF = (torch.bfloat16, torch.float16)
@@ -77,9 +78,14 @@ class Attention(nn.Module):
 
 
 class AttentionOverTime(Attention):
-    """Attention over the frames at each place: q, k, v and the result are [B, F, S, N, K]."""
+    """Attention over the frames at each place: q, k, v and the result are [B, F, S, N, K].
+
+    On a GPU, kernels for rows that are short and many run where they fit, unless another backend is asked for.
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.backend in ("auto", "fa3") and fits(q):
+            return attend_over_time(q, k, v)
         out = super().forward(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)))
         return out.unflatten(0, (len(q), -1)).transpose(1, 2)
 
