@@ -202,7 +202,7 @@ def test_wrong_frames_and_texts_are_refused() -> None:
         TTTVideo(tiny_config(rates="last_row"))(x, t, conditions)
 
 
-@pytest.mark.parametrize(("mixer", "count"), [("ttt_linear", 21), ("ttt_mlp", 9), ("ttt_mlp", 21)])
+@pytest.mark.parametrize(("mixer", "count"), [("ttt_linear", 21), ("ttt_mlp", 21), ("large_chunk", 9)])
 def test_what_a_block_mixes_equals_the_formulas_in_float64(mixer: Any, count: int) -> None:
     config = tiny_config(mixer=mixer, num_attention_heads=2, segment_frames=12)
     block = SegmentBlock(config)
@@ -222,7 +222,7 @@ def test_what_a_block_mixes_equals_the_formulas_in_float64(mixer: Any, count: in
     gradients = {name: p.grad.clone() for name, p in block.named_parameters() if p.grad is not None}
     block.zero_grad()
     x64 = x.detach().double().requires_grad_()
-    exact = mixed_in_float64(block.double(), x64, count, 3, 2)
+    exact = mixed_in_float64(block.double(), x64, count, 3, 2, order.mini_batch)
     (exact * probe).sum().backward()
     assert_close(found.double(), exact, OUTPUTS)
     assert_close(of_x.double(), x64.grad, GRADIENTS)
@@ -231,7 +231,7 @@ def test_what_a_block_mixes_equals_the_formulas_in_float64(mixer: Any, count: in
             assert_close(gradients[name].double(), parameter.grad, GRADIENTS, name)
 
 
-def mixed_in_float64(block: SegmentBlock, x: Tensor, count: int, texts: int, frame: int) -> Tensor:
+def mixed_in_float64(block: SegmentBlock, x: Tensor, count: int, texts: int, frame: int, update: int) -> Tensor:
     """Attention of each segment for itself, then the network both ways: [texts | video] [1, S, D], as the sheet has it,
     one mini-batch after another."""
     attn, ttt, heads = block.attn1, block.ttt, 2
@@ -251,14 +251,14 @@ def mixed_in_float64(block: SegmentBlock, x: Tensor, count: int, texts: int, fra
         out = attn.to_out(torch.einsum("bnqp,bpnk->bqnk", scores.softmax(-1), v).flatten(2))
         total, visits = total.index_add(1, rows, out), visits.index_add(0, rows, torch.ones(len(rows), 1))
     z = total / visits
-    z = gated(z, one_way_in_float64(ttt, z, table, count, texts, frame), ttt.forward_gate, count * texts)
+    z = gated(z, one_way_in_float64(ttt, z, table, count, texts, frame, update), ttt.forward_gate, count * texts)
     back = torch.cat(
         [
             torch.arange(count * texts).view(count, texts).flip(0).flatten(),
             torch.arange(count * texts, z.shape[1]).flip(0),
         ]
     )
-    out = one_way_in_float64(ttt, z[:, back], table, count, texts, frame)
+    out = one_way_in_float64(ttt, z[:, back], table, count, texts, frame, update)
     return gated(z, out[:, torch.argsort(back)], ttt.backward_gate, count * texts)
 
 
@@ -266,13 +266,13 @@ def gated(z: Tensor, out: Tensor, gate: Any, texts: int) -> Tensor:
     return z + torch.cat([gate.text.tanh() * out[:, :texts], gate.video.tanh() * out[:, texts:]], 1)
 
 
-def one_way_in_float64(ttt: Any, x: Tensor, table: Tensor, count: int, texts: int, frame: int) -> Tensor:
+def one_way_in_float64(ttt: Any, x: Tensor, table: Tensor, count: int, texts: int, frame: int, update: int) -> Tensor:
     heads, scan = 2, ttt.scan
     q, k, v = (layer(x).unflatten(-1, (heads, -1)) for layer in (ttt.wq, ttt.wk, ttt.wv))
     q, k = (turned(one / one.norm(dim=-1, keepdim=True), table, count * texts) for one in (q, k))
     d = v - k
     target = scan.norm_weight * (d - d.mean(-1, keepdim=True)) / (d.std(-1, keepdim=True) + 1e-8) + scan.norm_bias
-    rate = 16.0 * ttt.rate(x).sigmoid() / q.shape[-1] / 8
+    rate = 16.0 * ttt.rate(x).sigmoid() / q.shape[-1] / update
     places = [*range(texts), *range(count * texts, count * texts + 13 * frame)]
     for i in range(1, count):
         start = count * texts + (12 * i + 1) * frame
@@ -280,8 +280,8 @@ def one_way_in_float64(ttt: Any, x: Tensor, table: Tensor, count: int, texts: in
     place = torch.tensor(places)
     outs = []
     net = [part[None] for part in scan.state]
-    for start in range(0, len(place), 8):
-        rows = place[start : start + 8]
+    for start in range(0, len(place), update):
+        rows = place[start : start + update]
         net = learned(net, k[:, rows], target[:, rows], rate[:, rows], scan)
         outs.append(q[:, rows] + normed(run(net, q[:, rows]), scan))
     out = torch.cat(outs, 1)[:, torch.argsort(place)].flatten(2)
