@@ -12,11 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from rich.console import Console
 
 from longtake.config import ConfigError
 from longtake.data import probe_table, read_frames, write_video
+from longtake.families import published_sections
+from longtake.models import TTTVideoConfig
 from longtake.presets import run_file
+from longtake.system.pretrained import open_pretrained
 from longtake.train import read_run, train_all
 from tests.cli.conftest import longtake
 from tests.data.made_clips import noise_frames
@@ -210,3 +214,16 @@ def test_a_preset_trains_and_is_planned_at_tiny(longtake: Any, kind: str, tmp_pa
     code, out, err = longtake("plan", f"ttt_video/ttt_{kind}/9s", *words)
     assert code == 0, err
     assert "64px/17f" in out
+
+
+def test_weights_go_to_a_folder_of_the_published_program_and_back(longtake: Any, whole: Path, tmp_path: Path) -> None:
+    assert longtake("checkpoint", "export", whole, tmp_path / "theirs", "--as", "published")[0] == 0
+    sections = published_sections({"model": {"type": "ttt_video", "from_pretrained": str(tmp_path / "theirs")}})
+    assert sections is not None
+    assert (sections[1]["ae"]["type"], sections[1]["model"]["segment_frames"]) == ("pixel", SEGMENT)
+    model = TTTVideoConfig(**{**sections[1]["model"], "from_pretrained": str(whole)})
+    with open_pretrained(model) as (run, _):
+        own = dict(run)
+    with open_pretrained(model.model_copy(update={"from_pretrained": str(tmp_path / "theirs")})) as (theirs, _):
+        assert own.keys() == theirs.keys()
+        assert all(torch.equal(theirs[name], value) for name, value in own.items())
