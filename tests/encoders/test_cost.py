@@ -21,6 +21,7 @@ from longtake.encoders import (
     HunyuanAutoencoder,
     HunyuanVAEConfig,
     ImageAutoencoder,
+    OpenSoraVAEConfig,
     PixelConfig,
     T5Encoder,
     T5EncoderConfig,
@@ -145,8 +146,11 @@ def test_ranks_share_captions_and_each_has_the_embeddings_of_all(config: Any) ->
 
 @pytest.mark.parametrize(
     "config",
-    [HUNYUAN, FLUX, CogVideoXVAEConfig(), T5EncoderConfig(), T5EncoderConfig(max_length=226), ClipEncoderConfig()],
-    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip"],
+    [
+        *(HUNYUAN, FLUX, CogVideoXVAEConfig(), T5EncoderConfig(), T5EncoderConfig(max_length=226), ClipEncoderConfig()),
+        pytest.param(OpenSoraVAEConfig(), marks=pytest.mark.slow),
+    ],
+    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip", "opensora 1.2"],
 )
 def test_what_was_seen_of_a_published_encoder_is_what_a_trace_says(config: Any) -> None:
     """See `tools/encoder_costs.py`."""

@@ -115,3 +115,15 @@ def test_a_preset_trains_at_a_small_size(name: str, clips: Path, tmp_path: Path)
     words = ("--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max_steps", "1")
     outcome, _ = train_here(Path(find_preset(f"opensora_v1_2/{name}")), *words)
     assert outcome.clock.global_step == 1
+
+
+@pytest.mark.slow
+def test_stages_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips: Path, tmp_path: Path) -> None:
+    words = ("--tiny", "--dataset.data-path", clips, "--outputs", tmp_path, "--max-steps", 1, "--device", "cpu")
+    code, out, err = longtake("train", "opensora_v1_2/lambda", *words)
+    assert code == 0, err
+    runs = sorted((tmp_path / "lambda").glob("stage?"))
+    assert [run.name for run in runs] == [f"stage{number}" for number in range(1, 8)]
+    said = [line for line in out.splitlines() if "weights:" in line and "from" in line]
+    assert len(said) == 6
+    assert all("as trained" in line for line in said)

@@ -1,8 +1,23 @@
 # Open-Sora 1.2, stage 1: 144p to 360p, from PixArt-Sigma, with the published numbers.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/stage1 --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/stage1 --gpus 8 --gpu h100 --dataset.data-path clips.parquet
+#     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
+#     shard 8, zero 2, remat 28 spatial + 28 temporal blocks, 1.20 B of the parameters train,
+#       1 micro-batch a rank a step
+#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#       2048/1f  16,384      5     0.56   0.00   1.12  0.56      9.20      2.26   15.08       28.8  4.26    19
+#      1080p/1f   8,184      5     0.56   0.00   1.12  0.56      9.20      2.26    7.55       21.3  1.68    39
+#       1024/1f   4,096     36     0.56   0.00   1.12  0.56      9.20      2.26   27.22       40.9  5.37    79
+#       720p/1f   3,655     36     0.56   0.00   1.12  0.56      9.20      2.26   24.31       38.0  4.72    88
+#       480p/1f   1,632     89     0.56   0.00   1.12  0.56      9.20      2.26   27.15       40.9   5.2   196
+#        512/1f   1,024    141     0.56   0.00   1.12  0.56      9.20      2.26   27.33       41.0  5.49   309
+#       360p/1f     925    141     0.56   0.00   1.12  0.56      9.20      2.26   24.78       38.5  5.02   340
+#       240p/1f     420    297     0.56   0.00   1.12  0.56      9.20      2.26   24.76       38.5     6   718
+#        256/1f     256    297     0.56   0.00   1.12  0.56      9.20      2.26   15.85       29.6   4.6  1122
+#     144p/102f   4,500     27     0.56   0.00   1.12  0.56      9.20      2.26   22.93       36.6  4.39    70
 _base_ = "parts.py"
 
+exp_name = "opensora_v1_2_stage1"
 model = dict(from_pretrained="ckpts/PixArt-Sigma-XL-2-2K-MS.pth", strict_load=False)
 # length -> (probability of the resolution, or that and of the length; batch size)
 bucket_config = {
