@@ -61,7 +61,10 @@ def test_every_number_has_bounds(root: type[Section]) -> None:
     }
     assert len(found) > 60
     taken: list[tuple[str, float]] = []
+    runs = {name: field.annotation for name, field in RunConfig.model_fields.items() if root is not RunConfig}
     for place, tree in found:
+        if root.model_fields[place[0]].annotation == runs.get(place[0]):
+            continue  # the same section is in a run, whose turn it is in
         for value in (0, -1, 10**40, -(10**40), 1e308, math.nan, math.inf, -math.inf):
             try:
                 resolve(merged(ROOTS[root], tree(value)), [], root)
