@@ -6,13 +6,15 @@ python benchmarks/ttt.py --tiny       a tiny block, to see that it runs
 
 Videos of 1, 3, 6, 10 and 21 segments are those of 3, 9, 18, 30 and 63 seconds. One block, one sample, no recomputation;
 weights and compute in bfloat16 on CUDA, where blocks are compiled, and in float32 on a CPU. `kept` is what forward
-leaves for backward. Launches are kernels on CUDA, on a CPU operators that compute or copy. All mixers take turns, and
-the fastest of all repeats counts; `over local` is the block over the block without a mixer, in the same run.
+leaves for backward. Launches are kernels on CUDA, on a CPU operators that compute or copy. On a CPU times are the
+processor's, of whatever threads compute, so that other work on the machine counts less. All mixers take turns, and the
+fastest of all repeats counts; `over local` is the block over the block without a mixer, in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +103,7 @@ def measure(name: str, count: int, device: torch.device, arguments: argparse.Nam
         subject = Subject(SIZES[name], mixer, count, device, compiled=device.type == "cuda")
         tokens, contenders[mixer] = subject.tokens, subject.runs()
         try:
-            found[mixer] = {"kept_bytes": subject.kept_bytes(), **subject.peak_and_launches()}
+            found[mixer] = subject.memory_and_launches()
         except torch.OutOfMemoryError:
             found[mixer] = {"out_of_memory": True}
             del contenders[mixer]
@@ -109,15 +111,19 @@ def measure(name: str, count: int, device: torch.device, arguments: argparse.Nam
     for _ in range(arguments.repeats):
         for mixer, parts in contenders.items():
             for part, run in parts.items():
-                start = now(device)
+                start = _clock(device)
                 run()
-                best[mixer][part] = min(best[mixer][part], now(device) - start)
+                best[mixer][part] = min(best[mixer][part], _clock(device) - start)
     for mixer, parts in best.items():
         found[mixer]["ms"] = {part: 1e3 * seconds for part, seconds in parts.items()}
         if LOCAL in best:
             local = best[LOCAL]
             found[mixer]["over_local"] = {part: parts[part] / local[part] for part in ("block forward", "block")}
     return {"segments": count, "seconds": SECONDS.get(count), "tokens": tokens, "mixers": found}
+
+
+def _clock(device: torch.device) -> float:
+    return time.process_time() if device.type == "cpu" else now(device)
 
 
 class Subject:
@@ -167,8 +173,17 @@ class Subject:
             made[part] = lambda forward=forward: self._forward_backward(forward)
         return made
 
-    def kept_bytes(self) -> int:
-        """Of what the block's forward leaves for backward, parameters and inputs not counted."""
+    def memory_and_launches(self) -> dict[str, int | None]:
+        """Of the block's forward and backward: bytes kept in between, parameters and what enters not counted, the most
+        bytes of the device beyond those held before, and launches."""
+        run, peak = self.runs()["block"], None
+        is_cuda = self.device.type == "cuda"
+        if is_cuda:
+            run()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            held = torch.cuda.memory_allocated(self.device)
+            run()
+            peak = torch.cuda.max_memory_allocated(self.device) - held
         given = {part.untyped_storage().data_ptr() for part in (*self.block.parameters(), self.entering)}
         kept: dict[int, int] = {}
 
@@ -178,28 +193,18 @@ class Subject:
                 kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = self.block_forward()
-        del out
-        return sum(kept.values())
-
-    def peak_and_launches(self) -> dict[str, Any]:
-        """Of the block's forward and backward: the most bytes of the device beyond those held before, and launches."""
-        run, peak = self.runs()["block"], None
-        is_cuda = self.device.type == "cuda"
-        if is_cuda:
-            run()
-            torch.cuda.reset_peak_memory_stats(self.device)
-            held = torch.cuda.memory_allocated(self.device)
-            run()
-            peak = torch.cuda.max_memory_allocated(self.device) - held
-        with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiled:
+        with (
+            profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiled,
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
             run()
         events = profiled.events()
         if is_cuda:
-            return {"peak_bytes": peak, "launches": sum(not event.name.startswith("Mem") for event in events)}
-        names = [event.name.removeprefix("aten::") for event in events if not event.cpu_children]
-        return {"peak_bytes": peak, "launches": sum(not name.startswith(_MOVES_NOTHING) for name in names)}
+            names = [event.name for event in events if not event.name.startswith("Mem")]
+        else:
+            names = [event.name.removeprefix("aten::") for event in events if not event.cpu_children]
+            names = [name for name in names if not name.startswith(_MOVES_NOTHING)]
+        return {"kept_bytes": sum(kept.values()), "peak_bytes": peak, "launches": len(names)}
 
     def _forward(self, forward: Callable[[], Tensor]) -> None:
         with torch.no_grad():
