@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,16 @@ def test_half_precision_in_and_out(kind: str) -> None:
     torch.testing.assert_close(out.float(), run(rounded, 4, "oracle"), rtol=2**-8, atol=1e-5)
     grads = with_grads([tensor.requires_grad_() for tensor in half], 4, "chunked")[1:]
     assert [grad.dtype for grad in grads] == [tensor.dtype for tensor in half]
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_factors_of_products_in_bfloat16_as_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = ttt_chunked._rule
+    monkeypatch.setattr(ttt_chunked, "_rule", lambda *given: replace(rule(*given), factors=torch.bfloat16))
+    tensors = inputs(kind, s=40, k=16, m=32)
+    for ours, theirs in zip(with_grads(tensors, 16, "chunked"), with_grads(tensors, 16, "oracle"), strict=True):
+        assert ours.dtype == torch.float64
+        assert 1e-9 < off(ours, theirs) < 5e-2
 
 
 def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
