@@ -84,14 +84,14 @@ def main() -> None:
     arguments = _arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = "tiny" if arguments.tiny else arguments.size or ("5b" if device.type == "cuda" else "small")
-    runs = [
-        measure(name, count, device, arguments) for count in arguments.segments or ((2,) if arguments.tiny else SECONDS)
-    ]
+    runs: list[dict[str, Any]] = []
+    for count in arguments.segments or ((2,) if arguments.tiny else SECONDS):
+        runs.append(measure(name, count, device, arguments))
+        figures = {"tiny": arguments.tiny, "size": name, "threads": torch.get_num_threads(), "runs": runs}
+        write_json(arguments.json, "ttt", figures)
     rows = [_row(run, mixer) for run in runs for mixer in run["mixers"]]
     head = ("seconds", "tokens", "mixer", "layer fwd ms", "layer ms", "block fwd ms", "block ms", "over local fwd")
     print_table((*head, "over local", "kept GiB", "peak GiB", "launches"), rows)
-    figures = {"tiny": arguments.tiny, "size": name, "threads": torch.get_num_threads(), "runs": runs}
-    write_json(arguments.json, "ttt", figures)
 
 
 def measure(name: str, count: int, device: torch.device, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -152,17 +152,20 @@ class Subject:
         self.entering, *self.rest = entered
         self.entering.requires_grad_()
         self.tokens = self.entering.shape[1]
-        self.whole: Callable[..., Tensor] = torch.compile(self.block, dynamic=False) if compiled else self.block
+        _, runs, where = self.rest
+        mixer, self.given = self.block.ttt, (runs, where.order)
+        if mixer is None:
+            mixer, self.given = self.block.attn1, (where.share,)
+        self.whole, self.layer = (
+            torch.compile(part, dynamic=False) if compiled else part for part in (self.block, mixer)
+        )
 
     def block_forward(self) -> Tensor:
         return self.whole(self.entering, *self.rest)
 
     def layer_forward(self) -> Tensor:
         """The mixer alone; without one, attention in segments."""
-        _, runs, where = self.rest
-        if self.block.ttt is None:
-            return self.block.attn1(self.entering, where.share)
-        return self.block.ttt(self.entering, runs, where.order)
+        return self.layer(self.entering, *self.given)
 
     def runs(self) -> dict[str, Callable[[], None]]:
         """Forward alone, and with backward."""
@@ -200,7 +203,8 @@ class Subject:
             run()
         events = profiled.events()
         if is_cuda:
-            names = [event.name for event in events if not event.name.startswith("Mem")]
+            on_device = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
+            names = [event.name for event in on_device if not event.name.startswith("Mem")]
         else:
             names = [event.name.removeprefix("aten::") for event in events if not event.cpu_children]
             names = [name for name in names if not name.startswith(_MOVES_NOTHING)]
