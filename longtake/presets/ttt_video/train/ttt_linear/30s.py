@@ -6,7 +6,7 @@
 #     replicate 16, shard 4, tensor 2, zero 3, remat 42 transformer blocks, 3.19 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/481f  163,350      1     2.41   0.00   2.97  0.00      9.04      0.67   49.38       64.5  26.5     1
+#     480x720/481f  163,350      1     2.41   0.00   2.97  0.00      9.04      0.67   45.52       60.6  26.5     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_30s"

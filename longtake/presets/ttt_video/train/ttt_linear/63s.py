@@ -6,7 +6,7 @@
 #     replicate 16, shard 4, tensor 4, zero 3, remat 42 transformer blocks, 3.19 B of the parameters train,
 #       1 micro-batch a rank a step
 #            bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   56.77       69.2  33.1     1
+#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   52.75       65.1  33.1     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_63s"

@@ -6,7 +6,7 @@
 #     replicate 8, shard 8, zero 3, remat 42 transformer blocks, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/289f  98,550      1     2.44   0.00   3.02  0.00      9.04      0.67   55.62       70.8  29.6     1
+#     480x720/289f  98,550      1     2.44   0.00   3.02  0.00      9.04      0.67   50.98       66.2  29.6     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_18s"

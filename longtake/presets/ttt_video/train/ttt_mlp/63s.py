@@ -6,7 +6,7 @@
 #     replicate 16, shard 4, tensor 4, zero 3, remat 42 transformer blocks, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
 #            bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/1009f  341,550      1     1.22   0.00   1.51  0.00      9.04      0.67   56.93       69.4  33.9     1
+#     480x720/1009f  341,550      1     1.22   0.00   1.51  0.00      9.04      0.67   52.91       65.4  33.9     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_63s"
