@@ -20,7 +20,10 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 }
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RECOMPUTED = "model.grad_ckpt_settings: all blocks are recomputed, once"
-_KEPT = "the outputs of attention and of both directions are kept, and all else of a block is recomputed once"
+_KEPT = (
+    "each block is recomputed once, not part by part again; --model.grad_ckpt_budget 0.19 keeps what attention and both "
+    "directions put out, where memory allows"
+)
 REMAT = {
     "transformer_checkpoint_layer_group_size": _RECOMPUTED,
     "scan_checkpoint_group_size": "the scan keeps its state as often as the square root of its steps",
