@@ -21,7 +21,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RECOMPUTED = "model.grad_ckpt_settings: all blocks are recomputed, once"
 _KEPT = (
-    "each block is recomputed once, not part by part again; --model.grad_ckpt_budget 0.19 keeps what attention and both "
+    "a block is recomputed once, not its parts once more; --model.grad_ckpt_budget 0.19 keeps what attention and both "
     "directions put out, where memory allows"
 )
 REMAT = {
