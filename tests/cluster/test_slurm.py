@@ -6,6 +6,8 @@ Each job is compared bit by bit with one that nobody disturbed. LONGTAKE_CLUSTER
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.slurm import ROOT, Job, Slurm, missing, slurm_here
+from tests.scripts.test_ttt_video import listed
 from tests.train.runs import assert_same_bits, exact, metrics, pausing, steps_saved, write_config
 
 STEPS = 18
@@ -42,6 +45,7 @@ loop.Trainer.forward_backward = slow
 main(sys.argv[1:])
 """
 
+__all__ = ["listed"]
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 
@@ -197,3 +201,38 @@ def test_a_job_outlives_the_daemon_of_a_node(
         "on": "the other nodes",
         "steps_and_weights": "bit for bit those of the undisturbed job",
     }
+
+
+def test_the_published_script_starts_a_job_that_goes_on_by_its_name(
+    slurm: Slurm, tmp_path: Path, listed: Path, found: dict[str, Any]
+) -> None:
+    folder, steps = tmp_path / "mine", 40
+    variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SLURM_PARTITION": "main"}
+    variables |= {"NUM_NODES": "2", "EXP_NAME": "mine", "DUMP_FOLDER": str(tmp_path)}
+    flags = ["--ngpus=1", "--gpus_per_node=0", "--mem_gb=0", "--cpus_per_task=1", "--tiny", "--num-workers", "0"]
+    flags += [
+        "--training.jsonl_paths",
+        str(listed / "clips.jsonl"),
+        "--training.empty_prompt",
+        str(listed / "empty.pt"),
+    ]
+    flags += ["--parallelism.dp_replicate=1", "--parallelism.dp_sharding=2", "--parallelism.tp_sharding=1"]
+    flags += [
+        f"--training.steps={steps}",
+        "--training.global_batch_size=2",
+        "--wandb.disable",
+        "--wandb.log_interval=1",
+    ]
+    command = ["bash", str(ROOT / "scripts" / "train_submitit.sh"), *flags]
+    done = subprocess.run(command, env=slurm.variables | variables, capture_output=True, text=True, timeout=60)
+    said = re.fullmatch(r"Submitted job_id: (\d+)\nJob id: \1\n", done.stdout)
+    assert said, done.stdout + done.stderr
+    job = Job(slurm, said[1], next(tmp_path.glob("submitit_logs/*")))
+    job.wait(lambda facts: len(metrics(folder)) >= 2)
+    slurm.ask("scancel", "--signal", "USR1", job.number)
+    job.wait(lambda facts: facts["Restarts"] == "1")
+    saved = steps_saved(folder)[-1]
+    assert 2 <= saved < steps
+    assert job.finish() == "COMPLETED", job.output()
+    assert [line["step"] for line in metrics(folder)] == list(range(1, steps + 1))
+    found["scripts/train_submitit.sh"] = {"state": "COMPLETED", "restarts": 1, "from_step": saved, "steps": steps}
