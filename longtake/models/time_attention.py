@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-MOST_FRAMES = 128
-_WIDTHS = range(16, 129, 2)
+MOST_FRAMES, MOST_WIDTH = 128, 128
 _HAS_TRITON = find_spec("triton") is not None
 
 
 def fits(q: Tensor) -> bool:
     """Whether the kernels take queries [B, F, S, N, K]; they hold all frames of a place at once."""
-    sizes = 0 < q.shape[1] <= MOST_FRAMES and q.shape[-1] in _WIDTHS and q.shape[2] > 0
-    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and sizes and _HAS_TRITON
+    if not (_HAS_TRITON and q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)):
+        return False
+    _, frames, places, _, width = q.shape
+    return 0 < frames <= MOST_FRAMES and places > 0 and 16 <= width <= MOST_WIDTH and width % 2 == 0
 
 
 @torch.library.custom_op("longtake::attend_over_time", mutates_args=())
