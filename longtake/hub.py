@@ -12,12 +12,13 @@ from longtake.contracts import UserError, in_one_line
 from longtake.presets import PUBLISHED
 from longtake.small_files import parse_json, read_small
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.safetensors)?")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.(safetensors|pth))?")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors`."""
-    is_local_file = name.count("/") == 1 and name.endswith(".safetensors")
+    """Whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors` or a
+    `.pth`."""
+    is_local_file = name.count("/") == 1 and name.endswith((".safetensors", ".pth"))
     return bool(_HUB_NAME.fullmatch(name)) and not name.startswith(".") and not is_local_file
 
 

@@ -66,7 +66,15 @@ def test_what_the_cache_has_not_is_one_sentence(cache: Path, name: str) -> None:
 
 def test_paths_are_not_taken_for_names(cache: Path) -> None:
     assert is_hub_name("hpcai-tech/Open-Sora-v2/Open_Sora_v2.safetensors")
-    for path in ("./a/b", "/a/b", "a", "ckpts/Open_Sora_v2.safetensors", "outputs/run/epoch*-global_step*"):
+    assert is_hub_name("PixArt-alpha/PixArt-Sigma/PixArt-Sigma-XL-2-2K-MS.pth")
+    for path in (
+        "./a/b",
+        "/a/b",
+        "a",
+        "ckpts/Open_Sora_v2.safetensors",
+        "ckpts/PixArt.pth",
+        "outputs/run/epoch*-global_step*",
+    ):
         assert not is_hub_name(path)
     with pytest.raises(UserError, match=r"no such file or folder \(looked for /.*/ckpts/gone.safetensors\); download"):
         find_files("ckpts/gone.safetensors", KEY, WANTED)
