@@ -61,3 +61,16 @@ def test_the_recipe_has_seven_stages_that_hand_on_weights_as_trained() -> None:
     assert [config.model.from_pretrained for config in configs[1:]] == [f"outputs/lambda_{n}" for n in LAMBDA[:-1]]
     assert preset("stage2").warmup_steps is None
     assert not preset("stage1").optim.weight_decay
+
+
+def test_before_stage_1_temporal_blocks_come_last_and_alone() -> None:
+    curriculum, path = (f(str(find_preset("opensora_v1_2/adapt"))) for f in (read_curriculum, str))
+    stages = [read_run(path, ["--stage", stage.name], RunWithoutTable).value for stage in curriculum.stages]
+    assert [stage.max_steps for stage in stages] == [10_000, 33_000, 8_000, 25_000, 3_000, 38_000]
+    assert ["temporal_blocks" in stage.freeze for stage in stages] == [True] * 4 + [False] * 2
+    assert [stage.train_only for stage in stages] == [None] * 5 + [("temporal_blocks",)]
+    assert [max(frames for _, frames in stage.bucket_rule.entries) for stage in stages] == [1] * 5 + [204]
+    ratios = {kind: ratio for kind, ratio, _ in MASKS["train/adapt"]["order_ratio_cumulative"]}
+    ratios["interpolate"] = ratios.pop("intepolate")
+    assert stages[-1].condition_config == pytest.approx(ratios)
+    assert (stages[0].objective.sample_method, stages[1].objective.sample_method) == ("uniform", "logit-normal")
