@@ -3,8 +3,8 @@
 A network in float32 fills half of a multiprocessor's registers, so a chain keeps it in memory, 132 KiB that stay in the
 caches, and takes its hidden units in tiles. A barrier stands between a program's reads and writes of one place.
 
-Factors of products are in q's dtype and sums in float32. Rates are about 1e-5: inside they are multiplied by b x K, and
-what they reach divided by it in float32, so that nothing is lost in float16.
+Factors of products are in q's dtype and sums in float32. Rates are about 1e-5 and gradients of any size, so in float16
+a factor is divided by its largest value first.
 
 Of a linear network M is 0, and its one tile of hidden units are the keys. Names and packing are those of `ttt_chunked`.
 """
@@ -22,10 +22,21 @@ def _kernel(function: Any) -> Any:
 
 
 @triton.jit
+def _top(x):
+    return tl.max(tl.max(tl.abs(x), 1), 0) + 1e-30
+
+
+@triton.jit
 def _dot(x, y, like):
     """x @ y in float32, of factors in the dtype that `like` points to."""
     factors = like.dtype.element_ty
-    return tl.dot(x.to(factors), y.to(factors), input_precision="ieee")
+    if factors == tl.float16:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+        x_top, y_top = _top(x), _top(y)
+        product = tl.dot((x / x_top).to(factors), (y / y_top).to(factors))
+        return product * x_top * y_top
+    else:
+        return tl.dot(x.to(factors), y.to(factors), input_precision="ieee")
 
 
 @triton.jit
@@ -141,7 +152,6 @@ def learn(
     mini-batch in `nets` [steps + 1, X, matrices] and `biases` [steps + 1, X, M + K], whose first rows are there."""
     program = tl.program_id(0).to(tl.int64)
     matrices: tl.constexpr = K * M + TILES * TILE * K
-    scale = 1.0 / (MINI_BATCH * K)
     weight, bias = _norm_of(gamma, beta, program % heads, K)
     running += program * (matrices + M + K)
     for step in range(steps):
@@ -152,17 +162,17 @@ def learn(
         place, there = _place(first, step, program, tokens, heads, MINI_BATCH, ROWS)
         key = _tokens(k, place, there, K)
         goal = _tokens(target, place, there, K)
-        e = tl.load(rate + place, mask=there, other=0.0)[:, None] * (MINI_BATCH * K)
+        e = tl.load(rate + place, mask=there, other=0.0)[:, None]
         zhat, inverse = _normed(_run(key, net, net_b, ROWS, K, M, TILE, TILES), eps, K)
         v = e * _through_norm(weight * (weight * zhat + bias - goal), zhat, inverse, K)
         for tile in range(TILES):
             units, slope, _ = _units(key, net, net_b, tile, K, M, TILE)
-            w2 = tl.load(_last(running, tile, K, M, TILE)) - scale * _dot(tl.trans(units), v, nets)
+            w2 = tl.load(_last(running, tile, K, M, TILE)) - _dot(tl.trans(units), v, nets)
             if M > 0:
                 v1 = _dot(v, tl.trans(tl.load(_last(net, tile, K, M, TILE))), nets) * slope
-                w1 = tl.load(_first(running, tile, K, M, TILE)) - scale * _dot(tl.trans(key), v1, nets)
+                w1 = tl.load(_first(running, tile, K, M, TILE)) - _dot(tl.trans(key), v1, nets)
                 columns = tile * TILE + tl.arange(0, TILE)
-                tl.store(after_b + columns, tl.load(net_b + columns) - scale * tl.sum(v1, 0))
+                tl.store(after_b + columns, tl.load(net_b + columns) - tl.sum(v1, 0))
             tl.debug_barrier()
             tl.store(_last(running, tile, K, M, TILE), w2)
             tl.store(_last(after, tile, K, M, TILE), w2.to(nets.dtype.element_ty))
@@ -170,7 +180,7 @@ def learn(
                 tl.store(_first(running, tile, K, M, TILE), w1)
                 tl.store(_first(after, tile, K, M, TILE), w1.to(nets.dtype.element_ty))
         columns = M + tl.arange(0, K)
-        tl.store(after_b + columns, tl.load(net_b + columns) - scale * tl.sum(v, 0))
+        tl.store(after_b + columns, tl.load(net_b + columns) - tl.sum(v, 0))
         tl.debug_barrier()
 
 
@@ -237,12 +247,10 @@ def learn_backward(
 ):  # fmt: skip
     """Carries the gradient of networks, `later` [B, N, P], back through a segment; `of_norm` [B, N, 2, K] is added to.
 
-    `later` has what the last queries say in it. The names are those of `ttt_chunked._learn_backward`, but v, v1, d_u,
-    d_z and d_units are b x K times theirs.
+    `later` has what the last queries say in it. The names are those of `ttt_chunked._learn_backward`.
     """
     program = tl.program_id(0).to(tl.int64)
     matrices: tl.constexpr = K * M + TILES * TILE * K
-    scale = 1.0 / (MINI_BATCH * K)
     weight, bias = _norm_of(gamma, beta, program % heads, K)
     d_weight, d_bias = _norm_of(of_norm, of_norm + K, 2 * program, K)
     later += program * (matrices + M + K)
@@ -253,20 +261,20 @@ def learn_backward(
         place, there = _place(first, step, program, tokens, heads, MINI_BATCH, ROWS)
         key = _tokens(k, place, there, K)
         goal = _tokens(target, place, there, K)
-        e = tl.load(rate + place, mask=there, other=0.0)[:, None] * (MINI_BATCH * K)
+        e = tl.load(rate + place, mask=there, other=0.0)[:, None]
         zhat, inverse = _normed(_run(key, net, net_b, ROWS, K, M, TILE, TILES), eps, K)
         u = _through_norm(weight * (weight * zhat + bias - goal), zhat, inverse, K)
         d_v = _through_updates(key, net, net_b, later, ROWS, K, M, TILE, TILES)
         tl.store(grad_rate + place, tl.sum(d_v * u, 1), mask=there)
         d_norm, d_z, residual = _through_loss(e * d_v, u, zhat, inverse, weight, bias, goal, K)
-        d_bias += scale * tl.sum(weight * d_norm, 0)[None, :]
-        d_weight += scale * tl.sum(d_norm * (residual + weight * zhat), 0)[None, :]
-        _write(grad_target, -scale * weight * d_norm, place, there, K)
+        d_bias += tl.sum(weight * d_norm, 0)[None, :]
+        d_weight += tl.sum(d_norm * (residual + weight * zhat), 0)[None, :]
+        _write(grad_target, -weight * d_norm, place, there, K)
         tl.debug_barrier()
         more = tl.minimum(step, 1)
         said = of_nets + (row - more * tl.num_programs(0)) * (matrices + M + K)  # to the mini-batch before
-        d_key = _through_net(key, e * u, d_z, scale, net, net_b, later, said, more, ROWS, K, M, TILE, TILES)
-        _write(grad_k, scale * d_key, place, there, K)
+        d_key = _through_net(key, e * u, d_z, net, net_b, later, said, more, ROWS, K, M, TILE, TILES)
+        _write(grad_k, d_key, place, there, K)
         tl.debug_barrier()
     tl.store(of_norm + program * 2 * K + tl.arange(0, K)[None, :], d_weight)
     tl.store(of_norm + program * 2 * K + K + tl.arange(0, K)[None, :], d_bias)
@@ -292,10 +300,10 @@ def _through_updates(
 
 @triton.jit
 def _through_net(
-    key, v, d_z, scale, net, net_b, later, said, more,
+    key, v, d_z, net, net_b, later, said, more,
     ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys, times b x K, and, in place, of the network before the updates, to which what is `said` of
+    """The gradients of keys and, in place, of the network before the updates, to which what is `said` of
     it is added `more` times, 0 or 1."""
     later_b, said_b = later + K * M + TILES * TILE * K, said + K * M + TILES * TILE * K
     d_key = tl.zeros((ROWS, K), tl.float32)
@@ -304,19 +312,19 @@ def _through_net(
         w2 = tl.load(_last(net, tile, K, M, TILE))
         d_w2 = tl.load(_last(later, tile, K, M, TILE))
         d_units = _dot(d_z, tl.trans(w2), net) - _dot(v, tl.trans(d_w2), net)
-        d_w2 += scale * _dot(tl.trans(units), d_z, net) + more * tl.load(_last(said, tile, K, M, TILE))
+        d_w2 += _dot(tl.trans(units), d_z, net) + more * tl.load(_last(said, tile, K, M, TILE))
         if M > 0:
             columns = tile * TILE + tl.arange(0, TILE)
             d_w1, d_b1 = tl.load(_first(later, tile, K, M, TILE)), tl.load(later_b + columns)
             d_v1 = _dot(key, d_w1, net) + d_b1[None, :]
             v_back = _dot(v, tl.trans(w2), net)
-            d_w2 -= scale * _dot(tl.trans(d_v1 * slope), v, net)
+            d_w2 -= _dot(tl.trans(d_v1 * slope), v, net)
             d_units = d_units * slope - d_v1 * v_back * _gelu_curve(before)
             d_key -= _dot(v_back * slope, tl.trans(d_w1), net)
             d_key += _dot(d_units, tl.trans(tl.load(_first(net, tile, K, M, TILE))), net)
-            d_w1 += scale * _dot(tl.trans(key), d_units, net)
+            d_w1 += _dot(tl.trans(key), d_units, net)
             d_w1 += more * tl.load(_first(said, tile, K, M, TILE))
-            d_b1 += scale * tl.sum(d_units, 0) + more * tl.load(said_b + columns)
+            d_b1 += tl.sum(d_units, 0) + more * tl.load(said_b + columns)
         else:
             d_key += d_units
         tl.debug_barrier()
@@ -325,7 +333,7 @@ def _through_net(
             tl.store(_first(later, tile, K, M, TILE), d_w1)
             tl.store(later_b + columns, d_b1)
     columns = M + tl.arange(0, K)
-    d_b2 = tl.load(later_b + columns) + scale * tl.sum(d_z, 0) + more * tl.load(said_b + columns)
+    d_b2 = tl.load(later_b + columns) + tl.sum(d_z, 0) + more * tl.load(said_b + columns)
     tl.debug_barrier()
     tl.store(later_b + columns, d_b2)
     return d_key

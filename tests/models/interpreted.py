@@ -14,6 +14,8 @@ import torch
 NAMES = ("out", "q", "k", "target", "rate", "norm_weight", "norm_bias", "W1", "b1", "W2", "b2")
 SIZES = ((2, 10, 2, 3), (1, 10, 1, 5))  # B, S, N, b: two segments, the last mini-batch filled; one without filling
 
+PUBLISHED = (1, 70, 1, 64)
+
 
 def compare(kind: str, dtype: torch.dtype, device: str, sizes: tuple[int, int, int, int]) -> dict[str, float]:
     from longtake.models import ttt_triton
@@ -22,7 +24,11 @@ def compare(kind: str, dtype: torch.dtype, device: str, sizes: tuple[int, int, i
 
     ttt_triton._TILE = 16  # two of the 32 hidden units
     b, s, n, mini_batch = sizes
-    drawn = [tensor.detach().to(device) for tensor in inputs(kind, b, s, n, k=16, m=32)]
+    widths = {"k": 64, "m": 256} if mini_batch == 64 else {"k": 16, "m": 32}
+    drawn = [tensor.detach().to(device) for tensor in inputs(kind, b, s, n, **widths)]
+    if mini_batch == 64:  # as published: keys and queries of length 1, small networks, small rates
+        drawn[:2] = (torch.nn.functional.normalize(tensor, dim=-1) for tensor in drawn[:2])
+        drawn[3:] = [drawn[3] * 1e-4, *drawn[4:6], *(0.04 * tensor for tensor in drawn[6:])]
     rounded = [tensor.to(dtype if i < 3 else torch.float32).requires_grad_() for i, tensor in enumerate(drawn)]
     exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
     found = []
@@ -37,11 +43,9 @@ def main() -> None:
     device, half = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float16)
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    cases = [
-        (kind, dtype, sizes)
-        for kind in ("linear", "mlp")
-        for dtype, sizes in zip((torch.float32, half), SIZES, strict=True)
-    ]
+    pairs = tuple(zip((torch.float32, half), SIZES, strict=True))
+    cases = [(kind, *pair) for kind in ("linear", "mlp") for pair in pairs]
+    cases.append(("mlp", half, PUBLISHED))
     print(json.dumps({f"{kind} {dtype} {sizes}": compare(kind, dtype, device, sizes) for kind, dtype, sizes in cases}))
 
 
