@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from functools import partial
 
 import pytest
@@ -14,8 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from longtake.contracts import UserError
 from longtake.models import STDiT3, STDiT3Config, build_denoiser
 from longtake.models.layers import rotate_interleaved, timestep_features
+from longtake.models.stdit3 import add_gated, modulate
 from longtake.models.stdit3_config import published_config, section_of
 from longtake.models.stdit3_inputs import FramePositions, frame_frequencies, sine_positions
+from longtake.parallel.compile import check_compiler
 from tests.models.golden_stdit3 import FOLDER, golden_model, inputs_of, random_inputs, read_golden, tiny_config
 from tests.models.initialised import initialise
 
@@ -156,3 +159,21 @@ def test_a_traced_model_gives_the_same_answer() -> None:
     inputs = random_inputs(model.config)
     traced = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(*inputs), model(*inputs), atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_compiled_gate_residual_norm_and_modulation_are_one_kernel_each_way() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    check_compiler(torch.device("cpu"))
+    tokens, (gate, shift, scale) = torch.randn(2, 2, 18, 64).requires_grad_(), torch.randn(3, 2, 3, 1, 64).unbind()
+    frames = [one.requires_grad_() for one in (gate, shift, scale)]
+
+    def between(x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor, *how: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = add_gated(x, gate, out, 6)
+        return x, modulate(x, *how, 6)
+
+    compiled = torch.compile(between)
+    run = lambda: sum(one.square().sum() for one in compiled(*tokens, *frames)).backward()  # noqa: E731
+    codes = run_and_get_code(run)[1]
+    assert [len(set(re.findall(r"cpp_fused\w+", code))) for code in codes] == [1, 1]
