@@ -67,7 +67,7 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
     @torch.no_grad()
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
         chunks = video.split(self.stream_frames, dim=2)
-        pieces = [chunk.split(1) for chunk in chunks]
+        pieces = [chunk.split(self._samples_at_once(chunk.shape[2])) for chunk in chunks]
         done = iter(self.compute([self._piece(piece) for of_chunk in pieces for piece in of_chunk]))
         moments = torch.cat([torch.cat([next(done) for _ in of_chunk]) for of_chunk in pieces], dim=2)
         mean, logvar = moments.float().chunk(2, dim=1)
@@ -84,8 +84,8 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
     def decode_chunk(self, latents: Tensor, num_frames: int) -> Tensor:
         self.load_decoder()
         shift, scale = self._constants(latents)
-        z = (latents.float() * scale + shift).to(self.dtype)
-        tiles = [Tile(partial(self._decoded, one, num_frames), self._shape(one, num_frames)) for one in z.split(1)]
+        z, count = (latents.float() * scale + shift).to(self.dtype), self._samples_at_once(num_frames)
+        tiles = [Tile(partial(self._decoded, one, num_frames), self._shape(one, num_frames)) for one in z.split(count)]
         return torch.cat(self.compute(tiles)).float().clamp(-1, 1)
 
     def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
@@ -127,6 +127,10 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
         """Scaled latents of the frames of a chunk [B, 4, t, h, w] -> mean and log variance [B, 8, F, h, w]."""
         front = -latents.shape[2] % self.latent.temporal
         return self.parts.temporal_quant(self.parts.temporal_encoder(F.pad(latents, (0, 0, 0, 0, front, 0))))
+
+    def _samples_at_once(self, num_frames: int) -> int:
+        """How many samples of so many frames are a piece: several stills or short chunks, one of a whole chunk."""
+        return max(1, self.config.micro_batch_size // num_frames)
 
     def _piece(self, chunk: Tensor) -> Tile:
         channels, *cells = self.latent(*chunk.shape[2:])
