@@ -6,6 +6,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.dialects.cogvideox_fun import CogVideoXFun
+    from longtake.dialects.opensora_v1_2 import OpenSoraV12
     from longtake.dialects.opensora_v2 import OpenSora
     from longtake.dialects.ttt_video import TTTVideoDialect
 

@@ -1,0 +1,57 @@
+"""Open-Sora 1.2's command lines and run files, and those of Lambda's tutorial: `scripts/train.py` and
+`scripts/inference.py` with the path of a run file and a fixed list of flags.
+
+Each word acts, or is answered with a line that says what stands in its place, or is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import fill
+
+from longtake.config import Heights
+from longtake.config.tree import Branch
+from longtake.contracts import UserError
+from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, split, training_flags
+from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
+from longtake.dialects.opensora_v1_2.places import new_place, run_file
+from longtake.dialects.opensora_v1_2.training import translate_training
+from longtake.dialects.translation import Report, Say, SayOnce, Translation
+from longtake.system.tiny import take_tiny
+
+
+class OpenSoraV12:
+    """The dialect of one command line, `["train" | "generate", RUN, flags...]`; `say` gets each note on a word once, by
+    default on stderr of the first process."""
+
+    def __init__(self, say: Say | None = None) -> None:
+        self._verb, self._say, self._tiny = "train", SayOnce(say), False
+
+    def command(self, words: list[str]) -> list[str]:
+        """The command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags that have
+        none."""
+        self._verb, *flags = words
+        if "--help" in flags or "-h" in flags:
+            print(f"{SCRIPTS[self._verb]} RUN: flags of Open-Sora 1.2's own, as docs/migrating.md explains them:")
+            print(fill(" ".join(f"--{name}" for name in FLAGS[self._verb]), 110, break_on_hyphens=False))
+            raise SystemExit(0)
+        flags, self._tiny = take_tiny(flags)
+        run, given, others = split(flags, self._verb)
+        if run is None:
+            raise UserError(
+                f"{SCRIPTS[self._verb]}: the run file is missing; give one of your own, or one such as "
+                f"configs/opensora-v1-2/{'train/stage1.py' if self._verb == 'train' else 'inference/sample.py'}"
+            )
+        file = run_file(run, self._verb, self._say)
+        to_flags = training_flags if self._verb == "train" else inference_flags
+        return [self._verb, file, *["--tiny"] * self._tiny, *to_flags(given, self._tiny, self._say), *others]
+
+    def find(self, path: Path) -> Path | None:
+        """The preset in the place of one of Open-Sora's that is named as a base."""
+        return new_place(path)
+
+    def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
+        """The tree in Longtake's words."""
+        work = Translation(tree, heights, report, self._say)
+        (translate_training if self._verb == "train" else translate_inference)(work, self._tiny)
+        return work.tree

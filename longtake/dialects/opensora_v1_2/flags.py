@@ -1,0 +1,133 @@
+"""The flags of Open-Sora 1.2's scripts, which are a fixed list there, as Longtake's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from longtake.contracts import UserError
+from longtake.dialects.opensora_v1_2.places import is_of_the_old_program, weights_flags
+from longtake.dialects.translation import Say
+
+SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py"}
+TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+# How many words follow: 0, 1, 2 or any number.
+_SHARED = {
+    **dict.fromkeys(("seed", "ckpt-path", "batch-size", "outputs", "flash-attn", "layernorm-kernel"), "1"),
+    **dict.fromkeys(("resolution", "data-path", "dtype"), "1"),
+}
+FLAGS: Mapping[str, Mapping[str, str]] = {
+    "train": {
+        **_SHARED,
+        **dict.fromkeys(("lr", "wandb", "load", "warmup-steps"), "1"),
+        **dict.fromkeys(("start-from-scratch", "record-time"), "0"),
+    },
+    "generate": {
+        **_SHARED,
+        **dict.fromkeys(("save-dir", "sample-name", "start-index", "end-index", "num-sample", "prompt-path"), "1"),
+        **dict.fromkeys(("prompt-generator", "num-frames", "fps", "save-fps", "frame-interval", "aspect-ratio"), "1"),
+        **dict.fromkeys(("watermark", "num-sampling-steps", "cfg-scale", "loop", "condition-frame-length"), "1"),
+        **dict.fromkeys(("aes", "flow", "camera-motion", "llm-refine", "verbose"), "1"),
+        **dict.fromkeys(("reference-path", "mask-strategy", "prompt"), "*"),
+        "image-size": "2",
+        "prompt-as-path": "0",
+    },
+}
+KERNELS = "attention and norms take their fastest path by themselves"
+TEXTS = frozenset({"data-path", "outputs", "dtype"})
+MOVED = {
+    "seed": "seed",
+    "outputs": "outputs",
+    "data-path": "dataset.data_path",
+    "dtype": "dtype",
+    "lr": "lr",
+    "warmup-steps": "warmup_steps",
+}
+LEFT = {
+    "batch-size": "bucket_config says the batch size of each bucket",
+    "resolution": "bucket_config says the resolutions; there only inference reads it",
+    "flash-attn": KERNELS,
+    "layernorm-kernel": KERNELS,
+    "record-time": "the log has times of steps and of the loader in every line",
+}
+
+
+def split(words: Sequence[str], verb: str) -> tuple[str | None, dict[str, list[str]], list[str]]:
+    """RUN; the old flags, by name, with their words; and all else. Of two flags of one name the later counts.
+
+    Raises `UserError` for a flag with too few words behind it.
+    """
+    run, found, others = None, dict[str, list[str]](), list[str]()
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, given, text = word.partition("=")
+        name = name.removeprefix("--").replace("_", "-")
+        kind = FLAGS[verb].get(name) if word.startswith("--") else None
+        if kind is None:
+            if not word.startswith("-") and run is None:
+                run = word
+                continue
+            others.append(word)
+            if word.startswith("--") and not given and left and not left[0].startswith("--"):
+                others.append(left.pop(0))
+            continue
+        values = [text] if given else []
+        most = {"0": 0, "1": 1, "2": 2}.get(kind, len(left) + 1)
+        while left and len(values) < most and not left[0].startswith("--"):
+            values.append(left.pop(0))
+        if len(values) < min(most, 2) and (kind != "*" or not values):
+            raise UserError(f"--{name}: {len(values)} values; write {'two' if kind == '2' else 'a value'} behind it")
+        found[name] = values
+    return run, found, others
+
+
+def training_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list[str]:
+    """Longtake's flags for those of `scripts/train.py`. Raises `UserError` for what they cannot say here."""
+    flags: list[str] = []
+    for name, values in given.items():
+        if name in LEFT:
+            say(f"--{name}: {LEFT[name]}")
+        elif name in MOVED:
+            flags.append(f"--{MOVED[name]}={values[0]!r}" if name in TEXTS else f"--{MOVED[name]}={values[0]}")
+    if "wandb" in given:
+        flags.append(f"--wandb={truth('wandb', given['wandb'][0])}")
+        if not truth("wandb", given["wandb"][0]):
+            say(f"--wandb {given['wandb'][0]}: is False, where there any text is True")
+    if "load" in given:
+        flags += _load(given, say)
+    elif "start-from-scratch" in given:
+        say("--start-from-scratch: does nothing without --load, as there")
+    if "ckpt-path" in given and "load" in given:
+        say("--ckpt-path: --load brings the weights, as there")
+    elif "ckpt-path" in given:
+        flags += weights_flags(given["ckpt-path"][0], tiny, say)
+    return flags
+
+
+def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
+    """`--load P`: all of the checkpoint; with `--start-from-scratch` the data begin again."""
+    (place,) = given["load"]
+    refuse_old_checkpoint(place)
+    flags = [f"--load={place!r}"]
+    if "start-from-scratch" in given:
+        say("--start-from-scratch: start_epoch = 0, start_step = 0: the data begin again, all else goes on")
+        flags += ["--start_epoch=0", "--start_step=0"]
+    return flags
+
+
+def refuse_old_checkpoint(place: str) -> None:
+    """Raises `UserError` for `load` of a checkpoint that Open-Sora has written."""
+    if is_of_the_old_program(place):
+        folder = Path(place)
+        raise UserError(
+            f"--load {place}: is a checkpoint of Open-Sora, whose optimizer and data states are of another program; "
+            f"start from its weights: --ckpt-path {folder}, or from the averaged ones: --ckpt-path {folder / 'ema.pt'}"
+        )
+
+
+def truth(name: str, text: str) -> bool:
+    """Whether a word is a yes. Raises `UserError` for what is neither."""
+    if text.lower() not in (*TRUE, *FALSE):
+        raise UserError(f"--{name} {text}: must be True or False")
+    return text.lower() in TRUE

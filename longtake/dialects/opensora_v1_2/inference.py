@@ -1,0 +1,6 @@
+def inference_flags(*a):
+    return []
+
+
+def translate_inference(*a):
+    pass

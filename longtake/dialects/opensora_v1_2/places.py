@@ -1,0 +1,97 @@
+"""Where the files that an old command line names are now: run files, and weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from longtake.checkpoint import is_complete, list_checkpoints
+from longtake.contracts import UserError
+from longtake.dialects.translation import Say
+from longtake.presets import FOLDER
+
+_FAMILY = "opensora_v1_2"
+_STATE_FILE = "running_states.json"  # in every checkpoint of Open-Sora
+PICKLES = (".pt", ".pth")
+# Below configs/opensora-v1-2: the old file -> the preset. `train/stage4` to `stage7` are in no repository; Lambda's
+# page names the last of them.
+_PLACES = {
+    **{f"train/stage{number}": f"train/stage{number}" for number in (1, 2, 3)},
+    **{f"train/stage{number}": f"train/lambda_{number}" for number in (4, 5, 6, 7)},
+    **{f"lambda/stage{number}": f"train/lambda_{number}" for number in range(1, 8)},
+    **{f"inference/{name}": "inference/240p" for name in ("sample", "sample_hf")},
+}
+_TABLE = "write it into a file of your own, whose _base_ is opensora_v1_2/stage1: "
+_ELSEWHERE = {
+    "train/demo_360p": _TABLE + 'bucket_config = {"_delete_": True, "360p": {102: (1.0, 1)}}, condition_config = None',
+    "train/demo_480p": _TABLE + 'bucket_config = {"_delete_": True, "480p": {51: (0.5, 5)}}, condition_config = None',
+    "train/adapt": "take opensora_v1_2/stage1, or a file of your own in either program's words",
+    "train/stage1_feat": "make a store by `longtake data encode opensora_v1_2/stage1 -o FOLDER`, give it as "
+    "dataset.latents",
+    **dict.fromkeys(("misc/feat", "misc/extract"), "`longtake data encode RUN -o FOLDER` stores latents and texts"),
+    "misc/bs": "`longtake plan RUN --gpus N` says which micro-batches fit and what a step takes",
+    "misc/eval_loss": "`validation` in a run file makes videos while it trains",
+}
+
+
+def run_file(run: str, verb: str, say: Say) -> str:
+    """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name. Raises `UserError` for
+    one that has no counterpart."""
+    path = Path(run)
+    below = _below_configs(path)
+    if path.exists() or below is None or path.suffix != ".py":
+        return run
+    if (new := new_place(path)) is None:
+        fix = _ELSEWHERE.get(below.removesuffix(".py"))
+        kind = "inference/" if verb == "generate" else ("train/", "lambda/")
+        known = ", ".join(f"{name}.py" for name in _PLACES if name.startswith(kind))
+        raise UserError(
+            f"{run}: has no counterpart here; {fix}" if fix else f"{run}: does not exist; there are {known}"
+        )
+    say(f"{run}: is {_FAMILY}/{new.stem} here")
+    return str(new)
+
+
+def new_place(path: Path) -> Path | None:
+    """The preset that stands for one of Open-Sora 1.2's `configs/opensora-v1-2/...`; None where there is none."""
+    below = _below_configs(path)
+    name = _PLACES.get(below.removesuffix(".py")) if below is not None else None
+    return FOLDER / _FAMILY / f"{name}.py" if name is not None else None
+
+
+def _below_configs(path: Path) -> str | None:
+    """What is behind the last `opensora-v1-2` of a path; None where it has none."""
+    parts = Path(os.path.normpath(path)).parts
+    if "opensora-v1-2" not in parts:
+        return None
+    return "/".join(parts[len(parts) - parts[::-1].index("opensora-v1-2") :])
+
+
+def is_of_the_old_program(place: str) -> bool:
+    """Whether a path is a checkpoint that Open-Sora has written."""
+    return (Path(place).expanduser() / _STATE_FILE).is_file()
+
+
+def _is_own_checkpoint(place: str) -> bool:
+    folder = Path(place).expanduser()
+    return folder.is_dir() and (is_complete(folder) or bool(list_checkpoints(folder)))
+
+
+def weights_keys(place: str) -> dict[str, object]:
+    """What `--ckpt-path` says: the weights as they were trained, unless it names the averaged ones' file."""
+    keys: dict[str, object] = {"model.from_pretrained": place}
+    if Path(place).suffix in PICKLES:  # PixArt-Sigma among them, which lacks much of the model
+        keys["model.strict_load"] = False
+    elif is_of_the_old_program(place):
+        keys["model.from_pretrained"] = str(Path(place) / "model")
+    elif _is_own_checkpoint(place):
+        keys["model.from_part"] = "model"
+    return keys
+
+
+def weights_flags(place: str, tiny: bool, say: Say) -> list[str]:
+    """The flags of `weights_keys`; with `--tiny` those of a tiny run's weights only."""
+    if tiny and not _is_own_checkpoint(place):
+        say(f"--ckpt-path {place}: --tiny leaves its weights out")
+        return []
+    return [f"--{key}={value!r}" for key, value in weights_keys(place).items()]

@@ -1,0 +1,39 @@
+"""Open-Sora 1.2's own command lines, at the sizes of `--tiny`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longtake.cli.app import run
+from longtake.dialects import OpenSoraV12
+from longtake.train import read_run
+from tests.dialects.test_v1_2_words import old_file
+from tests.train.conftest import clips  # a fixture
+from tests.train.runs import metrics, steps_saved
+
+__all__ = ["clips"]
+
+HERE = ["--tiny", "--device", "cpu", "--num-workers", "0"]
+
+
+def test_a_stage_trains_and_hands_its_weights_to_a_file_of_ones_own(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = ["configs/opensora-v1-2/lambda/stage1.py", "--data-path", str(clips)]
+    pixart = ["--ckpt-path", "ckpts/PixArt-Sigma-XL-2-2K-MS.pth"]
+    assert run(["train", *stage, *pixart, *HERE, "--max-steps", "2"], OpenSoraV12()) == 0, capfd.readouterr().err
+    assert steps_saved(tmp_path / "outputs" / "lambda_1") == [2]
+    own = tmp_path / "configs" / "opensora-v1-2" / "lambda" / "stage2.py"
+    own.parent.mkdir(parents=True)
+    own.write_text(old_file("lambda_2") + 'exp_name = "mine"\n')
+    stage = [str(own.relative_to(tmp_path)), "--data-path", str(clips), "--ckpt-path", "outputs/lambda_1"]
+    assert run(["train", *stage, *HERE, "--max-steps", "1"], OpenSoraV12()) == 0, capfd.readouterr().err
+    assert [line["step"] for line in metrics(tmp_path / "outputs" / "mine")][-1:] == [1]
+    model = read_run(str(tmp_path / "outputs" / "mine" / "config.py")).value.model
+    assert (model.from_pretrained, model.from_part) == ("outputs/lambda_1", "model")
+    again = ["--load", "outputs/mine", "--start-from-scratch", "--outputs", "again", "--data-path", str(clips)]
+    assert run(["train", stage[0], *again, *HERE, "--max-steps", "2"], OpenSoraV12()) == 0, capfd.readouterr().err
+    assert steps_saved(tmp_path / "again" / "mine") == [2]
