@@ -18,7 +18,7 @@ __all__ = ["clips"]
 HERE = ["--tiny", "--device", "cpu", "--num-workers", "0"]
 
 
-def test_a_stage_trains_and_hands_its_weights_to_a_file_of_ones_own(
+def test_a_stage_trains_hands_its_weights_to_a_file_of_ones_own_and_makes_videos(
     clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -37,3 +37,10 @@ def test_a_stage_trains_and_hands_its_weights_to_a_file_of_ones_own(
     again = ["--load", "outputs/mine", "--start-from-scratch", "--outputs", "again", "--data-path", str(clips)]
     assert run(["train", stage[0], *again, *HERE, "--max-steps", "2"], OpenSoraV12()) == 0, capfd.readouterr().err
     assert steps_saved(tmp_path / "again" / "mine") == [2]
+    asked = ["--prompt", "a red circle", "a blue square", "--ckpt-path", "outputs/lambda_1", "--num-frames", "4s"]
+    asked += ["--reference-path", "", str(next(clips.parent.rglob("*.mp4"))), "--mask-strategy", "", "0,0,0,0,2"]
+    asked += ["--save-dir", "videos", "--sample-name", "mine", "--num-sampling-steps", "2", "--verbose", "2"]
+    asked += ["--num-frames", "17", "--resolution", "32x32", "--aspect-ratio", "1:1"]
+    place = "configs/opensora-v1-2/inference/sample.py"
+    assert run(["generate", place, *asked, "--tiny", "--device", "cpu"], OpenSoraV12()) == 0, capfd.readouterr().err
+    assert len(list((tmp_path / "videos").rglob("mine_*.mp4"))) == 2

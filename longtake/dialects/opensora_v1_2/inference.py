@@ -1,6 +1,219 @@
-def inference_flags(*a):
-    return []
+"""The words of Open-Sora 1.2's inference: flags of `scripts/inference.py`, and files such as its `sample.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from longtake.config.tree import Node, plain
+from longtake.contracts import UserError
+from longtake.dialects.opensora_v1_2.flags import KERNELS, truth
+from longtake.dialects.opensora_v1_2.places import weights_flags
+from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts, value_of
+from longtake.dialects.translation import Fixed, Say, Translation
+from longtake.families.opensora_v1_2_strategy import carried
+from longtake.generate.prompts import read_prompts
+from longtake.system.tiny import world_size
+
+LENGTHS = {
+    "1x": 51,
+    "2x": 102,
+    "4x": 204,
+    "8x": 408,
+    "16x": 816,
+    "2s": 51,
+    "4s": 102,
+    "8s": 204,
+    "16s": 408,
+    "32s": 816,
+}
+_TEXTS = ("save_dir", "sample_name", "prompt_path", "prompt_generator", "resolution", "aspect_ratio", "num_frames")
+_TEXTS += ("aes", "flow", "camera_motion", "dtype")
+_SWITCHES = ("watermark", "llm_refine")
+MOVED = {
+    "resolution": "sampling_option.resolution",
+    "aspect_ratio": "sampling_option.aspect_ratio",
+    "num_frames": "sampling_option.num_frames",
+    "num_sampling_steps": "sampling_option.num_steps",
+    "cfg_scale": "sampling_option.guidance",
+    "fps": "fps_save",
+    "aes": "caption_facts.aes",
+    "flow": "caption_facts.flow",
+    "camera_motion": "caption_facts.camera_motion",
+}
+LEFT = {
+    "outputs": "--save-dir says where videos go",
+    "data_path": "--prompt-path says where prompts are",
+    "flash_attn": KERNELS,
+    "layernorm_kernel": KERNELS,
+    "verbose": "what is made is printed in any case",
+    "align": "places in a mask strategy are taken as they are written, not moved to multiples of it",
+    "force_huggingface": "folders and files of either form are read",
+}
+_PAID = "Longtake sends nothing to paid services; write the prompt as it should be"
+FIXED = {
+    "multi_resolution": Fixed(("STDiT2", None), "", "the model is told sizes in the one way of STDiT3"),
+    "frame_interval": Fixed((1, None), "", "frames follow each other"),
+    "llm_refine": Fixed((False, None), "", _PAID),
+    "prompt_generator": Fixed((None,), "", _PAID),
+    "watermark": Fixed((False, None), "", "videos have no mark"),
+}
+OTHERS = (
+    *("save_fps", "image_size", "sample_name", "prompt_path", "reference_path", "mask_strategy", "loop"),
+    *("condition_frame_length", "condition_frame_edit"),
+)
+_CARRIED = 5  # latent frames
+_HEADS, _TINY_HEADS = 16, 8
 
 
-def translate_inference(*a):
-    pass
+def inference_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list[str]:
+    """The flags of `scripts/inference.py` under the names that its files have. Raises `UserError` for bad ones."""
+    flags: list[str] = []
+    for flag, values in given.items():
+        name = flag.replace("-", "_")
+        if name == "ckpt_path":
+            flags += weights_flags(values[0], tiny, say)
+        elif name in ("prompt", "reference_path", "mask_strategy"):
+            flags.append(f"--{name}={values!r}")
+        elif name == "image_size":
+            flags.append(f"--sampling_option.resolution={'x'.join(values)!r}")
+        elif name == "num_frames":
+            flags.append(f"--num_frames={_length(values[0])}")
+        elif name == "prompt_as_path":
+            flags.append("--prompt_as_path=True")
+        elif name in _SWITCHES:
+            flags.append(f"--{name}={truth(flag, values[0])}")
+        elif name in _TEXTS:
+            flags.append(f"--{name}={values[0]!r}")
+        else:
+            flags.append(f"--{name}={values[0]}")
+    return flags
+
+
+def _length(text: Any) -> Any:
+    """The frames of a clip: a number, or `4s`, `2x`. Raises `UserError` for what is neither."""
+    if text in LENGTHS or isinstance(text, int):
+        return LENGTHS.get(text, text)
+    if not str(text).isdecimal():
+        raise UserError(f"num_frames = {text!r}: write a number, or one of {', '.join(LENGTHS)}")
+    return int(text)
+
+
+def translate_inference(work: Translation, tiny: bool) -> None:
+    """All words of an inference file, and of flags."""
+    old = is_old(work)
+    translate_parts(work, old, tiny, trains=False)
+    if old:
+        lay(work, "master_dtype", "bf16")  # nothing trains, so weights are kept as they are computed with
+    work.drop_none(("num_frames", "resolution", "aspect_ratio", "seed", "save_dir", "fps"))
+    _sizes(work)
+    _rates(work)
+    for name in ("aes", "flow", "camera_motion"):
+        if (node := work.take(name)) is not None:
+            text = str(plain(node))
+            work.put(f"caption_facts.{name}", "" if text == "None" else text, node)
+    work.move(MOVED)
+    work.leave(LEFT)
+    work.fix(FIXED)
+    _loops(work)
+    _prompts(work)
+    if (node := work.take("sample_name")) is not None and plain(node):
+        work.put("save_prefix", f"{plain(node)}_", node)
+    if (peers := math.gcd(world_size(), _TINY_HEADS if tiny else _HEADS)) > 1 and work.get("parallel.sequence") is None:
+        work.say(f"parallel.sequence = {peers}: the processes share each video, as there")
+        work.put("parallel.sequence", peers, work.tree)
+
+
+def _sizes(work: Translation) -> None:
+    size, length = work.take("image_size"), work.get("num_frames")
+    if size is not None and plain(size) is not None:
+        sides = plain(size)
+        if not isinstance(sides, (list, tuple)) or len(sides) != 2:
+            work.refuse("image_size", size, "must be (height, width)")
+        else:
+            work.put("sampling_option.resolution", f"{sides[0]}x{sides[1]}", size)
+    if length is not None:
+        work.take("num_frames")
+        work.put("sampling_option.num_frames", _length(plain(length)), length)
+
+
+def _rates(work: Translation) -> None:
+    """`save_fps` is the rate that the model is told; frames are not left out of a video."""
+    saved, told = work.take("save_fps"), work.get("fps")
+    if saved is None or plain(saved) is None:
+        return
+    if told is None:
+        work.put("fps_save", plain(saved), saved)
+    elif plain(saved) != plain(told):
+        work.refuse(
+            "save_fps", saved, f"is not fps = {plain(told)}, which the model is told", "write the same for both"
+        )
+
+
+def _loops(work: Translation) -> None:
+    """`loop`, `condition_frame_length`, `condition_frame_edit` -> `num_clips`, `carries`."""
+    loop, length, edit = (work.take(name) for name in ("loop", "condition_frame_length", "condition_frame_edit"))
+    clips = value_of(loop) or 1
+    if loop is None or clips == 1:
+        for name, node in (("condition_frame_length", length), ("condition_frame_edit", edit)):
+            if node is not None and work.heights.is_flag(node.origin):
+                work.note(name, node, "does nothing with one clip, as there")
+        return
+    frames, ratio = value_of(length) or _CARRIED, value_of(edit) or 0.0
+    if not isinstance(frames, int) or frames % _CARRIED:
+        work.refuse("condition_frame_length", length or loop, f"must be a multiple of {_CARRIED}, 17 frames of a video")
+        return
+    work.put("num_clips", clips, loop)
+    work.put("carries", carried(frames, ratio), loop)
+
+
+def _prompts(work: Translation) -> None:
+    """`prompt`, `prompt_path`, `reference_path`, `mask_strategy` -> `prompt`, `prompts`."""
+    path, refs, masks = (work.take(name) for name in ("prompt_path", "reference_path", "mask_strategy"))
+    prompt = work.get("prompt")
+    given = [node for node in (refs, masks) if node is not None and any(value_of(node) or ())]
+    if prompt is not None and path is not None and work.heights(prompt.origin) >= work.heights(path.origin):
+        path = None  # a prompt counts before a file of them
+    elif path is not None and plain(path) is not None:
+        work.take("prompt")
+    if not given:
+        if path is not None and plain(path) is not None:
+            work.put("prompts", plain(path), path)
+        return
+    start, end = work.take("start_index"), work.take("end_index")
+    file = None if path is None else value_of(path)
+    if file is None and prompt is None:
+        work.refuse("reference_path", given[0], "is of prompts, and there are none", 'write --prompt "..." too')
+        return
+    texts = [one.text for one in read_prompts(None if file else plain(prompt), file)] if file or prompt else []
+    texts = texts[value_of(start) or 0 : value_of(end)]
+    told = [_with_tail(text, *pair) for text, pair in zip(texts, _pairs(work, len(texts), refs, masks), strict=False)]
+    if told:
+        work.put("prompt", told, given[0])
+
+
+def _pairs(work: Translation, count: int, refs: Node | None, masks: Node | None) -> Sequence[tuple[str, str]]:
+    """The reference and the strategy of each prompt; none, and a fault, where they are not as many."""
+    lists: list[list[str]] = []
+    for name, node in (("reference_path", refs), ("mask_strategy", masks)):
+        values = value_of(node) or [""] * count
+        values = [values] if isinstance(values, str) else list(map(str, values))
+        if len(values) != count and node is not None:
+            work.refuse(name, node, f"must be as many as the prompts, {count}", "give one for each prompt")
+            return ()
+        lists.append(values)
+    return list(zip(*lists, strict=True))
+
+
+def _with_tail(text: str, reference: str, strategy: str) -> str:
+    """A prompt with what is given for it at its end, under what it says itself."""
+    words, brace, tail = text.partition("{")
+    try:
+        own = json.loads(brace + tail) if brace else {}
+    except ValueError:
+        return text  # which is refused where it is read
+    keys = {"reference_path": reference, "mask_strategy": strategy}
+    merged = {key: value for key, value in {**keys, **own}.items() if value}
+    return f"{words.strip()} {json.dumps(merged, ensure_ascii=False)}" if merged else text

@@ -25,7 +25,7 @@ _TABLE = "write it into a file of your own, whose _base_ is opensora_v1_2/stage1
 _ELSEWHERE = {
     "train/demo_360p": _TABLE + 'bucket_config = {"_delete_": True, "360p": {102: (1.0, 1)}}, condition_config = None',
     "train/demo_480p": _TABLE + 'bucket_config = {"_delete_": True, "480p": {51: (0.5, 5)}}, condition_config = None',
-    "train/adapt": "take opensora_v1_2/stage1, or a file of your own in either program's words",
+    "train/adapt": "the preset opensora_v1_2/adapt has the steps from PixArt-Sigma on",
     "train/stage1_feat": "make a store by `longtake data encode opensora_v1_2/stage1 -o FOLDER`, give it as "
     "dataset.latents",
     **dict.fromkeys(("misc/feat", "misc/extract"), "`longtake data encode RUN -o FOLDER` stores latents and texts"),

@@ -73,7 +73,7 @@ def lay(work: Translation, name: str, value: Any) -> bool:
     return True
 
 
-def translate_parts(work: Translation, old: bool, tiny: bool) -> None:
+def translate_parts(work: Translation, old: bool, tiny: bool, trains: bool = True) -> None:
     """The four sections -> `model`, `ae`, `t5`, `objective`. old: `is_old`, of the tree as it was."""
     if (kind := work.get("model.type")) is not None and plain(kind) in SIZES:
         work.take("model.type")
@@ -86,7 +86,7 @@ def translate_parts(work: Translation, old: bool, tiny: bool) -> None:
         work.refuse("model.type", kind, "is not here", f"choose {' or '.join(SIZES)}")
     if old:  # a preset says by itself how its weights are taken
         _weights(work)
-    _defaults(work)
+    _defaults(work, trains)
     if tiny:  # which has encoders of its own
         for section in ("vae", "text_encoder"):
             work.take(section)
@@ -118,11 +118,13 @@ def _weights(work: Translation) -> None:
             work.put(key, value, node)
 
 
-def _defaults(work: Translation) -> None:
+def _defaults(work: Translation, trains: bool) -> None:
     node = work.get("scheduler")
     if node is None or isinstance(node, Leaf):
         return
     for key, value in _SCHEDULER.items():
+        if not trains and key == "sample_method":
+            continue
         if work.get(f"scheduler.{key}") is None and work.get(f"objective.{key}") is None:
             work.say(f"scheduler.{key}: is not in the file, and Open-Sora's default is {value}")
             work.put(f"scheduler.{key}", value, node)
