@@ -37,6 +37,8 @@ def test_a_stage_trains_hands_its_weights_to_a_file_of_ones_own_and_makes_videos
     again = ["--load", "outputs/mine", "--start-from-scratch", "--outputs", "again", "--data-path", str(clips)]
     assert run(["train", stage[0], *again, *HERE, "--max-steps", "2"], OpenSoraV12()) == 0, capfd.readouterr().err
     assert steps_saved(tmp_path / "again" / "mine") == [2]
+    model = read_run(str(tmp_path / "again" / "mine" / "config.py")).value.model  # what does not train is of there too
+    assert (model.from_pretrained, model.from_part) == ("outputs/mine", "model")
     asked = ["--prompt", "a red circle", "a blue square", "--ckpt-path", "outputs/lambda_1", "--num-frames", "4s"]
     asked += ["--reference-path", "", str(next(clips.parent.rglob("*.mp4"))), "--mask-strategy", "", "0,0,0,0,2"]
     asked += ["--save-dir", "videos", "--sample-name", "mine", "--num-sampling-steps", "2", "--verbose", "2"]

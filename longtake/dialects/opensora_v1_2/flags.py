@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from longtake.contracts import UserError
-from longtake.dialects.opensora_v1_2.places import is_of_the_old_program, weights_flags
+from longtake.dialects.opensora_v1_2.places import is_of_the_old_program, is_own_checkpoint, weights_flags, weights_keys
 from longtake.dialects.translation import Say
 
 SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py"}
@@ -110,6 +110,8 @@ def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
     (place,) = given["load"]
     refuse_old_checkpoint(place)
     flags = [f"--load={place!r}"]
+    if is_own_checkpoint(place):  # which has what does not train too, whatever the run file starts from
+        flags += [f"--{key}={value!r}" for key, value in weights_keys(place).items()]
     if "start-from-scratch" in given:
         say("--start-from-scratch: start_epoch = 0, start_step = 0: the data begin again, all else goes on")
         flags += ["--start_epoch=0", "--start_step=0"]

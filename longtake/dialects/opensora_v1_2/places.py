@@ -72,7 +72,8 @@ def is_of_the_old_program(place: str) -> bool:
     return (Path(place).expanduser() / _STATE_FILE).is_file()
 
 
-def _is_own_checkpoint(place: str) -> bool:
+def is_own_checkpoint(place: str) -> bool:
+    """Whether a path is a checkpoint, or the folder of a run, of Longtake."""
     folder = Path(place).expanduser()
     return folder.is_dir() and (is_complete(folder) or bool(list_checkpoints(folder)))
 
@@ -84,14 +85,14 @@ def weights_keys(place: str) -> dict[str, object]:
         keys["model.strict_load"] = False
     elif is_of_the_old_program(place):
         keys["model.from_pretrained"] = str(Path(place) / "model")
-    elif _is_own_checkpoint(place):
+    elif is_own_checkpoint(place):
         keys["model.from_part"] = "model"
     return keys
 
 
 def weights_flags(place: str, tiny: bool, say: Say) -> list[str]:
     """The flags of `weights_keys`; with `--tiny` those of a tiny run's weights only."""
-    if tiny and not _is_own_checkpoint(place):
+    if tiny and not is_own_checkpoint(place):
         say(f"--ckpt-path {place}: --tiny leaves its weights out")
         return []
     return [f"--{key}={value!r}" for key, value in weights_keys(place).items()]
