@@ -164,7 +164,9 @@ def over_beneath(tree: Branch, schema: Any, heights: Heights) -> Branch:
         return tree
     height = heights(named.origin)
     lower = {path for path, node in leaves(tree) if heights(node.origin) < height}
-    beneath = grow(schema.beneath(plain(_without(tree, lower))), Origin(DEFAULT))
+    kind = (*keys[:-1], "type")  # written lower down, it counts if what is named can be of it
+    found = schema.beneath(plain(_without(tree, lower - {kind}))) or schema.beneath(plain(_without(tree, lower)))
+    beneath = grow(found, Origin(DEFAULT))
     settled = {path for path, _ in leaves(beneath)}
     return merge(beneath, _without(tree, lower & settled), lambda fault: None)
 

@@ -91,6 +91,10 @@ class VPrediction(Objective):
             raise UserError(
                 f"flow_shift = {shift}: is for rectified flow; leave it out, or change objective.snr_shift in training"
             )
+        if num_steps == 1 and self.config.spacing == "rescaled":
+            raise UserError(
+                'num_steps = 1: objective.spacing = "rescaled" stretches levels between two; choose 2 or more'
+            )
         numbers = torch.arange(num_steps, dtype=torch.float64)
         match self.config.spacing:
             case "trailing":

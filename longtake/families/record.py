@@ -82,6 +82,8 @@ class Family:
     # Pattern of `dataset.latents` -> "module:name" of what opens such files as a `LatentSource`, given the run's config
     # and its clip table; what fits none is a store of ours.
     sources: Mapping[str, str] = field(default_factory=dict)
+    # What a run of training has where the folder of its weights says another thing, by section.
+    in_training: Mapping[str, Tree] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of `sampling_option` that are its own
     objective: Mapping[str, Any] = field(default_factory=dict)  # the same of its usual objective
     # A `model` section -> sections that shrink a run to a CPU's size: "model", "ae" and those of the text encoders.

@@ -84,6 +84,7 @@ TTT_VIDEO = Family(
     quirk_keys=QUIRK_KEYS,
     rules=lambda config: SampleRules(caption="plain"),
     sources={"*.jsonl": "longtake.families.ttt_video_data:open_embeddings"},
+    in_training={"ae": {"scale_factor": 1.0}},  # as published; CogVideoX-5B has 0.7
     sampling={"solver": "dpmpp_2m_sde", "guidance": 6.0, "guidance_rule": "dynamic_by_step"},
     tiny=tiny,
     root=root,

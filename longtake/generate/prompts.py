@@ -154,6 +154,10 @@ def _from_storyboards(path: Path, text: str, faults: list[str], scene_marks: tup
                 raise UserError(f"{place}: {where} is not JSON ({error}); mend it") from error
             if not by_line and not isinstance(read, list):
                 raise UserError(f'{place}: is no list of videos; write [[{{"text": ...}}, ...], ...]')
+            if not by_line and read and all(isinstance(scene, dict) for scene in read):
+                raise UserError(
+                    f"{place}: is one list of scenes; write a list of such lists, [[...]], one for each video"
+                )
             videos += [read] if by_line else read
     prompts = []
     for number, scenes in enumerate(videos):

@@ -55,7 +55,12 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     path, words = Path(run), read_flags(overrides)
     if path.suffix in (".py", ".toml"):
         _refuse_training_file(path, dialect)
-        return GenerationSource(read_generation(path, overrides, dialect).value, None)
+        resolved = read_generation(path, overrides, dialect)
+        if (scale := _scale_of_weights(resolved)) is None:
+            return GenerationSource(resolved.value, None)
+        place = resolved.value.model.from_pretrained
+        config = read_generation(path, [*overrides, "--ae.scale_factor", str(scale)], dialect).value
+        return GenerationSource(config, None, (f"ae.scale_factor = {scale}: that of {place}",))
     if path.suffix == ".safetensors" or is_exported_folder(path):
         tree = system_part(exported_tree(path))
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
@@ -75,6 +80,23 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
         refuse_idle_strength(resolved)
     own = as_trained and (not words.tiny or is_tiny(tree))
     return GenerationSource(resolved.value, checkpoint if own else None, _size_notes(resolved, place))
+
+
+def _scale_of_weights(resolved: Resolved[GenerateConfig]) -> float | None:
+    """What the latents of an exported or converted file or folder of weights are multiplied by, where a run file says
+    another number; None where nothing is known of it, or a flag says the number."""
+    weights, origin = resolved.value.model.from_pretrained, resolved.origins.get("ae.scale_factor")
+    if weights is None or (origin is not None and origin.is_flag):
+        return None
+    path = Path(weights).expanduser()
+    if not (path.is_file() and path.suffix == ".safetensors") and not is_exported_folder(path):
+        return None
+    try:
+        own = exported_tree(path).get("ae", {})
+    except UserError:  # of another program
+        return None
+    said, kind = own.get("scale_factor"), own.get("type")
+    return said if kind == resolved.value.ae.type and said not in (None, resolved.value.ae.scale) else None
 
 
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:

@@ -35,11 +35,11 @@ class TTTVideoConfig(ModelSection):
         description="the pass from the end reads what the pass from the start made, as published; `parallel`: both "
         "read the same, share their projections and run at once",
     )
-    mini_batch_size: PositiveInt = Field(64, description="tokens of an update of ttt_linear and ttt_mlp")
+    mini_batch_size: PositiveInt = Field(64, description="tokens of an update; 16 for ttt_linear where nothing is said")
     chunk: Literal["frame", "segment"] | PositiveInt = Field(
         "segment", description="an update of large_chunk: the tokens of a frame, of a segment, or so many"
     )
-    ttt_base_lr: PositiveFloat = Field(0.1, description="the largest learning rate of such an update")
+    ttt_base_lr: PositiveFloat = Field(0.1, description="the largest learning rate of an update; 1 for ttt_linear")
 
     num_layers: NonNegativeInt = Field(42, description="blocks")
     num_attention_heads: PositiveInt = Field(48, description="attention heads")
@@ -75,6 +75,13 @@ class TTTVideoConfig(ModelSection):
         for file in ("transformer/config.json", "config.json"):
             if (facts := published_facts(folder, file)) is not None:
                 return {**sizes_of(facts, f"{folder}/{file}"), **data}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_mixer_wants(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("mixer") == "ttt_linear":
+            return {"mini_batch_size": 16, "ttt_base_lr": 1.0, **data}
         return data
 
     @model_validator(mode="after")

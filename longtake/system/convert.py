@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import SerializeAsAny, field_validator
 from torch import Tensor
 
-from longtake.config import resolve
+from longtake.config import Section, resolve
 from longtake.config.dump import plain_data
 from longtake.contracts import UserError
-from longtake.families import family_of
+from longtake.families import default_model, family_of, published_sections
 from longtake.hub import find_files
 from longtake.models import build_denoiser, initial_values
+from longtake.models.config import ModelSection
 from longtake.system.config import SystemConfig
 from longtake.system.export import CONFIG_HEADER, write_torch_folder
 from longtake.system.pretrained import open_pretrained
@@ -41,14 +44,20 @@ def convert_weights(
     `ConfigError`.
     """
     place = str(find_files(source, "SOURCE", _WANTED))
-    config = resolve({"model": {"from_pretrained": place}}, overrides, SystemConfig, place=source).value
+    tree = resolve({"model": {"from_pretrained": place}}, overrides, dict[str, Any], place=source).tree
+    is_whole = "ae" in tree or published_sections(tree) is not None
+    config = resolve(
+        {"model": {"from_pretrained": place}}, overrides, SystemConfig if is_whole else _Denoiser, source
+    ).value
     model = config.model
     if names is not None and names not in (can := family_of(model).weight_format.torch_folders):
         raise UserError(f"--as {names}: is no folder that can be written; choose {' or '.join(can) or 'none'}")
     with open_pretrained(model) as (weights, said):
         whole = _Whole(weights, config)
         kept = {"model": model.model_copy(update={"from_pretrained": None})}
-        kept |= {name: getattr(config, name) for name in ("ae", "objective", *(t.section for t in config.family.texts))}
+        if is_whole:
+            beside = ("ae", "objective", *(text.section for text in family_of(model).texts))
+            kept |= {name: getattr(config, name) for name in beside}
         tree, form = {name: plain_data(section) for name, section in kept.items()}, family_of(model).weight_format
         if names is not None:
             write_torch_folder(form, names, whole, model, target, tree)
@@ -57,13 +66,27 @@ def convert_weights(
             save_weights(whole, target, header, max_file_bytes)
     drawn = len(whole) - len(weights)
     made = [f"{drawn} of {len(whole)} tensors start anew, by seed {config.seed}"] if drawn else []
+    if not is_whole:
+        made.append("the source says nothing of autoencoder, texts and schedule: videos want a preset that does")
     return [said, *weights.notes, *made]
+
+
+class _Denoiser(Section):
+    """What a denoiser alone is made of."""
+
+    model: SerializeAsAny[ModelSection]
+    seed: int = SystemConfig.model_fields["seed"].default
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _of_the_default_family(cls, value: Any) -> Any:
+        return {"type": default_model().type, **value} if isinstance(value, Mapping) else value
 
 
 class _Whole(Mapping[str, Tensor]):
     """Every tensor of a model: those of a file, and others as a run begins with them, in float32."""
 
-    def __init__(self, weights: Mapping[str, Tensor], config: SystemConfig) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:
         self._weights, self._seed = weights, config.seed
         self._shapes = state_shapes(config.model)
         with torch.device("meta"):

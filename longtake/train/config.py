@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, SerializeAsAny, ValidationInfo, fi
 from longtake.buckets import BucketLaw, BucketRule, SizesSection, bucket_config_faults
 from longtake.data import DatasetConfig, DatasetWithoutTable
 from longtake.evaluate import ValidationConfig
-from longtake.families import family_of
+from longtake.families import family_of, family_of_tree
 from longtake.system import SystemConfig, unknown_name
 from longtake.track import TrackingConfig
 from longtake.train.optimizer.config import OptimizerConfig
@@ -157,6 +157,14 @@ class RunConfig(SystemConfig, TrackingConfig):
     resume: str | None = Field(None, description="`auto`: continue the newest checkpoint of the run of the same name")
     start_epoch: int | None = Field(None, ge=0, le=_MOST_STEPS, description="restart the data at this pass")
     start_step: int | None = Field(None, ge=0, le=_MOST_STEPS, description="restart the data at this step of the pass")
+
+    @classmethod
+    def beneath(cls, written: Mapping[str, Any]) -> dict[str, Any]:
+        below = super().beneath(written)
+        for name, keys in family_of_tree(below).in_training.items():
+            if name in below:
+                below[name] = {**below[name], **keys}
+        return below
 
     def slots_at(self, data_ranks: int) -> int:
         """Slots in one step of a run that is first launched on so many data ranks."""

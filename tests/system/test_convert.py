@@ -10,8 +10,10 @@ import torch
 from longtake.config import resolve
 from longtake.contracts import UserError
 from longtake.generate import resolve_source
-from longtake.system import SystemConfig, convert_weights
+from longtake.presets import find_preset
+from longtake.system import SystemConfig, convert_weights, exported_tree
 from longtake.system.pretrained import open_pretrained
+from longtake.train import read_run
 from longtake.weights.files import open_source
 from tests.generate.test_published_pipeline import write_pipeline
 
@@ -57,3 +59,27 @@ def test_a_folder_of_another_programs_names_says_how_its_latents_are_scaled(tmp_
         assert torch.equal(weights[name], before[name])
     with pytest.raises(UserError, match="--as diffusers: is no folder that can be written; choose published"):
         convert_weights(str(tmp_path / "published"), tmp_path / "other", more, names="diffusers")
+
+
+def test_a_denoiser_by_itself_is_converted_without_a_word_of_encoders(published: Path, tmp_path: Path) -> None:
+    said = convert_weights(
+        str(published / "transformer"), tmp_path / "alone", ["--model.type", "ttt_video", "--model.mixer", "ttt_linear"]
+    )
+    assert any("says nothing of autoencoder" in line for line in said)
+    tree = exported_tree(tmp_path / "alone")
+    assert set(tree) == {"model"}
+    assert (tree["model"]["mini_batch_size"], tree["model"]["ttt_base_lr"]) == (16, 1.0)
+
+
+def test_generation_by_a_preset_takes_the_scale_of_converted_weights_and_training_its_own(
+    published: Path, tmp_path: Path
+) -> None:
+    """CogVideoX-5B has 0.7, TTT-Video trains with 1.0."""
+    convert_weights(str(published), tmp_path / "whole", ["--model.type", "ttt_video"])
+    weights = ["--model.from-pretrained", str(tmp_path / "whole")]
+    source = resolve_source(str(find_preset("ttt_video/ttt_mlp_3s", "inference")), ["--prompt", "a", *weights])
+    assert source.config.ae.scale_factor == 0.7
+    assert source.notes == (f"ae.scale_factor = 0.7: that of {tmp_path / 'whole'}",)
+    for folder in (tmp_path / "whole", published):
+        flags = ["--dataset.data-path", "x.csv", "--model.from-pretrained", str(folder)]
+        assert read_run(str(find_preset("ttt_video/ttt_mlp/3s")), flags).value.ae.scale_factor == 1.0

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longtake.contracts import UserError
 from longtake.dialects.translation import Fixed, Translation
-from longtake.dialects.ttt_video.shared import Words, fix_word, put_dtype
-from longtake.system import exported_tree, is_exported_folder
+from longtake.dialects.ttt_video.shared import Words, at_least, fix_word, put_dtype
+from longtake.dialects.ttt_video.words import OF_TRAINING
 
+_READ = ("job.exp_name", "job.seed", "model.name", "model.size", "model.video_length", "model.ssm_layer")
+_READ += ("model.ttt_base_lr", "model.mini_batch_size", "model.norm_eps", "checkpoint.init_state_dir")
+_OF_TRAINING = [
+    name
+    for section, keys in OF_TRAINING.items()
+    for key in keys
+    if (name := f"{section}.{key}") not in _READ and section not in ("parallelism", "remat", "wandb")
+]
+_OF_TRAINING.append("parallelism.fsdp_unsharded_dtype")
 _NUM_IDX = Fixed((1000,), "", "the schedule has 1,000 timesteps")
 _QUANTIZE = Fixed((False,), "", "timesteps are whole numbers")
 _CHANNELS = Fixed((16,), "", "the autoencoder has 16")
@@ -23,6 +31,10 @@ def translate_sampling(work: Translation, words: Words, tiny: bool) -> None:
     for name, text in UNREAD.items():
         if words.is_given(name):
             work.note(name, words.node(name), text)
+    if idle := [name for name in _OF_TRAINING if words.is_given(name)]:
+        work.say(f"{', '.join(idle)}: of training, and read by train.py alone")
+    for name in ("sampling_num_frames", "num_denoising_steps", "image_width", "image_height", "txt_maxlen"):
+        at_least(work, words, f"eval.{name}", 1)
     fix_word(work, words, "denoiser.num_idx", _NUM_IDX)
     fix_word(work, words, "denoiser.quantize_c_noise", _QUANTIZE)
     if not tiny:
@@ -77,26 +89,7 @@ def _encoders(work: Translation, words: Words) -> None:
     """`vae_checkpoint_path`, `vae_scale_factor`, `t5_model_dir`, `txt_maxlen` -> `ae`, `t5`."""
     if words["eval.vae_checkpoint_path"]:
         work.put("ae.from_pretrained", words["eval.vae_checkpoint_path"], words.node("eval.vae_checkpoint_path"))
-    scale, node = words["eval.vae_scale_factor"], words.node("eval.vae_scale_factor")
-    own = _scale_of(words["checkpoint.init_state_dir"])
-    if own not in (None, scale) and not work.heights.is_flag(node.origin):
-        work.say(
-            f"eval.vae_scale_factor = {scale}: the weights say that theirs is {own}, which counts; a flag outranks it"
-        )
-        scale = own
-    work.put("ae.scale_factor", scale, node)
+    work.put("ae.scale_factor", words["eval.vae_scale_factor"], words.node("eval.vae_scale_factor"))
     if words["eval.t5_model_dir"]:
         work.put("t5.from_pretrained", words["eval.t5_model_dir"], words.node("eval.t5_model_dir"))
     work.put("t5.max_length", int(words["eval.txt_maxlen"]), words.node("eval.txt_maxlen"))
-
-
-def _scale_of(folder: str | None) -> float | None:
-    """What latents of weights are multiplied by, as `checkpoint convert` and `export` note it; None where nothing does:
-    those of CogVideoX-5B have 0.7, and what TTT-Video's presets train 1.0."""
-    if folder is None or not is_exported_folder(folder):
-        return None
-    try:
-        found = exported_tree(folder).get("ae", {}).get("scale_factor")
-    except UserError:  # of another program
-        return None
-    return found if isinstance(found, (int, float)) else None

@@ -137,6 +137,12 @@ def put_dtype(work: Translation, words: Words, name: str) -> None:
     work.put("dtype", _DTYPES[value], words.node(name))
 
 
+def at_least(work: Translation, words: Words, name: str, least: int) -> None:
+    """Reports a number below the least that there can be."""
+    if words[name] < least:
+        work.refuse(name, words.node(name), f"must be {least} or more")
+
+
 def choice(work: Translation, words: Words, name: str, known: Any) -> Any:
     """A word's value; None, and a fault, for one that is none of those known."""
     if words[name] in known:

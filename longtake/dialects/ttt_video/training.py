@@ -10,7 +10,7 @@ from typing import Any
 from longtake.checkpoint import list_checkpoints
 from longtake.config import load_config
 from longtake.dialects.translation import Fixed, Translation
-from longtake.dialects.ttt_video.shared import LENGTHS, Words, choice, fix_word, put_dtype
+from longtake.dialects.ttt_video.shared import LENGTHS, Words, at_least, choice, fix_word, put_dtype
 from longtake.presets import find_preset
 
 _SCHEDULES = ("cosine", "linear")
@@ -45,6 +45,9 @@ def _places(work: Translation, words: Words) -> None:
             work.put("resume", "auto", words.node("checkpoint.resume_step"))
         elif step in found:
             work.put("load", str(found[step].path), words.node("checkpoint.resume_step"))
+            work.say(
+                f"checkpoint.resume_step = {step}: a later one is there, so the run goes on in a folder beside {run}"
+            )
         else:
             steps = ", ".join(map(str, sorted(found))) or "none"
             rule = f"{run} has no whole checkpoint of this step"
@@ -77,7 +80,8 @@ def _data(work: Translation, words: Words, tiny: bool) -> None:
             work.put(f"dataset.{new}", words[f"training.{old}"], words.node(f"training.{old}"))
     choice(work, words, "model.video_length", LENGTHS)
     if not tiny:
-        work.put("ae.scale_factor", words["model.scale_factor"], words.node("model.scale_factor"))
+        given = "model.scale_factor" if words.is_given("model.scale_factor") else "checkpoint.init_state_dir"
+        work.put("ae.scale_factor", words["model.scale_factor"], words.node(given))  # weights may say another
 
 
 def _trained(work: Translation, words: Words) -> None:
@@ -119,6 +123,9 @@ def schedule(peak: float, end: float, law: str | None, warm: int, last: int) -> 
 
 
 def _steps(work: Translation, words: Words) -> None:
+    least = {"warmup_steps": 0, "grad_accum_steps": 1, "global_batch_size": 1, "steps": 1, "gc_freq": 0}
+    for name, number in least.items():
+        at_least(work, words, f"training.{name}", number)
     work.put("max_steps", int(words["training.steps"]), words.node("training.steps"))
     work.put("epochs", 10**9, work.tree)
     batch = words.node("training.global_batch_size")
@@ -140,5 +147,7 @@ def _tracking(work: Translation, words: Words) -> None:
     if words["wandb.entity"] != "default":
         work.put("wandb_entity", words["wandb.entity"], words.node("wandb.entity"))
     work.put("log_every", 1, work.tree)
+    if words.is_given("wandb.log_interval") and words["wandb.log_interval"] != 1:
+        work.note("wandb.log_interval", words.node("wandb.log_interval"), "every step is logged, as it is there")
     if words["wandb.alert"] and not words["wandb.disable"]:
         work.note("wandb.alert", words.node("wandb.alert"), "W&B itself alerts of runs that fail; see its settings")
