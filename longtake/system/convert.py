@@ -47,7 +47,7 @@ def convert_weights(
     tree = resolve({"model": {"from_pretrained": place}}, overrides, dict[str, Any], place=source).tree
     is_whole = "ae" in tree or published_sections(tree) is not None
     config = resolve(
-        {"model": {"from_pretrained": place}}, overrides, SystemConfig if is_whole else _Denoiser, source
+        {"model": {"from_pretrained": place}}, overrides, SystemConfig if is_whole else _ModelAlone, source
     ).value
     model = config.model
     if names is not None and names not in (can := family_of(model).weight_format.torch_folders):
@@ -71,7 +71,7 @@ def convert_weights(
     return [said, *weights.notes, *made]
 
 
-class _Denoiser(Section):
+class _ModelAlone(Section):
     """What a denoiser alone is made of."""
 
     model: SerializeAsAny[ModelSection]
