@@ -77,12 +77,14 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def write_json(path: Path | None, name: str, figures: Mapping[str, Any]) -> None:
-    """Writes the figures of benchmark `name` beside machine and commit; does nothing without a path."""
+def write_json(path: Path | None, name: str, figures: Mapping[str, Any], program: str | None = None) -> None:
+    """Writes the figures of benchmark `name` beside machine and commit; does nothing without a path. program: the file
+    that made them, where that is not the benchmark of this name."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"benchmark": name, "machine": machine(), "figures": figures}
+    made_by = {} if program is None else {"program": program}
+    content = {"benchmark": name, **made_by, "machine": machine(), "figures": figures}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -180,6 +180,9 @@ class GenerateConfig(SystemConfig):
                 fix = next((f'write cond_type = "{kind}"' for kind in self._kinds_from_files()), "leave it out")
                 raise ValueError(f"{of_ref}: {key} knows no frames; {fix}")
             return
-        frames = self.sampling_option.num_frames
-        if not self.law_of_family.windows(self.kind, self.ae.latent, frames):
+        frames, law = self.sampling_option.num_frames, self.law_of_family
+        given = [self.kind]
+        if self.kind not in kinds and self.carries is not None:  # written out, it may be about later clips alone
+            given += [law.continued(self.kind, self.carries, clip) for clip in range(1, self.num_clips)]
+        if not any(law.windows(kind, self.ae.latent, frames) for kind in given):
             raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")

@@ -50,4 +50,5 @@ def test_every_committed_result_names_its_program_machine_and_commit() -> None:
         content = json.loads(path.read_text(encoding="utf-8"))
         assert content["machine"]["processor"], path.name
         assert content["machine"]["commit"], path.name
-        assert (FOLDER / f"{content['benchmark']}.py").exists(), f"{path.name}: no program makes it"
+        program = content.get("program", f"benchmarks/{content['benchmark']}.py")
+        assert (FOLDER.parent / program).exists(), f"{path.name}: no program makes it"

@@ -56,7 +56,7 @@ def found() -> Iterator[dict[str, Any]]:
     yield figures
     if file := os.environ.get("LONGTAKE_CLUSTER_JSON"):
         sys.path.insert(0, str(ROOT / "benchmarks"))
-        import_module("machine").write_json(Path(file), "cluster", figures)
+        import_module("machine").write_json(Path(file), "cluster", figures, "tests/cluster/test_slurm.py")
 
 
 @pytest.fixture(scope="module")

@@ -45,15 +45,19 @@ def golden_model(kind: str, **changes: Any) -> STDiT3:
 
 
 def inputs_of(tensors: dict[str, Tensor], case: str) -> tuple[Tensor, Tensor, Conditions]:
-    """(x, t, conditions); frames that are known at time 0."""
+    """(x, t, conditions); frames that are known at time 0, or by a mask where times of frames do not tell the sample's."""
     given = {name.removeprefix(f"{case}."): value for name, value in tensors.items() if name.startswith(f"{case}.")}
     x, t = given["x"], given["timestep"]
-    if "x_mask" in given:
+    made = {}
+    if "x_mask" in given and given["x_mask"].any(1).all():
         t = t[:, None].where(given["x_mask"], 0.0)
+    elif "x_mask" in given:
+        made = {"x_mask": given["x_mask"]}
     times = len(x) // len(given["fps"])  # both halves of guidance share what is no text
     size = torch.stack([given["height"], given["width"]], dim=1).repeat(times, 1)
     masks = {"text": given["mask"].bool().repeat(times, 1)} if "mask" in given else {}
-    return x, t, Conditions({"text": given["y"][:, 0], "fps": given["fps"].repeat(times), "size": size}, masks)
+    text = given["y"][:, 0]
+    return x, t, Conditions({"text": text, "fps": given["fps"].repeat(times), "size": size, **made}, masks)
 
 
 def tiny_config(**changes: Any) -> STDiT3Config:

@@ -54,6 +54,7 @@ MOVED = {
     "scheduler.num_sampling_steps": "sampling_option.num_steps",
     "scheduler.cfg_scale": "sampling_option.guidance",
 }
+_WHOLE = 10**6  # frames at once: more than a clip has, so that it is coded whole
 _SECTIONS = ("vae", "text_encoder", "scheduler")
 _SCHEDULER = {"sample_method": "uniform", "use_timestep_transform": False}  # where a file leaves them out
 _HUB_VAE = "hpcai-tech/OpenSora-VAE-v1.2"
@@ -92,6 +93,10 @@ def translate_parts(work: Translation, old: bool, tiny: bool, trains: bool = Tru
             work.take(section)
     work.leave(LEFT)
     work.fix(FIXED)
+    for name in ("micro_frame_size", "micro_batch_size"):
+        if (node := work.get(f"vae.{name}")) is not None and value_of(node) is None:
+            work.take(f"vae.{name}")
+            work.put(f"ae.{name}", _WHOLE, node)
     work.drop_none(MOVED)
     work.move(MOVED)
     _autoencoder(work)
