@@ -17,6 +17,7 @@ from longtake.cli.app import app
 from longtake.cli.launch import with_verb
 from longtake.presets import find_preset
 from longtake.train import Outcome
+from longtake.train.stages import read_curriculum
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,7 +102,8 @@ def test_a_command_of_the_pages_is_understood(line: str, place: Path) -> None:
     elif train.keys_of_generation(Path(source)):
         generate.read_generation(Path(source), overrides)
     else:
-        own_stage = ["--stage", "stage1"] if "curriculum" in source and "--stage" not in overrides else []
+        staged = read_curriculum(source) if "--stage" not in overrides else None
+        own_stage = [] if staged is None else ["--stage", staged.stages[0].name]
         train.read_run(source, [*overrides, *own_stage], train.RunWithoutTable)
 
 
@@ -117,6 +119,7 @@ SUGGESTED = {
         "longtake data probe clips/clips.csv -o checked.parquet --decode-check"
     ),
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
+    "longtake plan RUN --gpus N": "longtake plan RUN.py --gpus 1",
     "longtake demo --folder {}{}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
     "longtake train custom --dataset.data-path {}": None,

@@ -45,7 +45,7 @@ def golden_model(kind: str, **changes: Any) -> STDiT3:
 
 
 def inputs_of(tensors: dict[str, Tensor], case: str) -> tuple[Tensor, Tensor, Conditions]:
-    """(x, t, conditions); frames that are known at time 0, or by a mask where times of frames do not tell the sample's."""
+    """(x, t, conditions); frames that are known at time 0, or by a mask where times do not tell the sample's."""
     given = {name.removeprefix(f"{case}."): value for name, value in tensors.items() if name.startswith(f"{case}.")}
     x, t = given["x"], given["timestep"]
     made = {}

@@ -26,8 +26,7 @@ _ELSEWHERE = {
     "train/demo_360p": _TABLE + 'bucket_config = {"_delete_": True, "360p": {102: (1.0, 1)}}, condition_config = None',
     "train/demo_480p": _TABLE + 'bucket_config = {"_delete_": True, "480p": {51: (0.5, 5)}}, condition_config = None',
     "train/adapt": "the preset opensora_v1_2/adapt has the steps from PixArt-Sigma on",
-    "train/stage1_feat": "make a store by `longtake data encode opensora_v1_2/stage1 -o FOLDER`, give it as "
-    "dataset.latents",
+    "train/stage1_feat": "make a store by `longtake data encode RUN -o FOLDER`, give it as dataset.latents",
     **dict.fromkeys(("misc/feat", "misc/extract"), "`longtake data encode RUN -o FOLDER` stores latents and texts"),
     "misc/bs": "`longtake plan RUN --gpus N` says which micro-batches fit and what a step takes",
     "misc/eval_loss": "`validation` in a run file makes videos while it trains",
