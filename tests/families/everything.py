@@ -112,7 +112,7 @@ class FlowOf1000(ObjectiveSection):
 
     OBJECTIVE: ClassVar[str] = f"{MODULE}:Flow"
     SOLVERS: ClassVar[tuple[str, ...]] = ("noisy",)
-    type: Literal["flow_1000"] = Field("flow_1000", description="the objective")
+    type: Literal["flow_everything"] = Field("flow_everything", description="the objective")
 
 
 class Flow(StraightFlow):

@@ -14,7 +14,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "everything": {
         "model": {"type": "everything"},
         "ae": {"type": "chunks"},
-        "objective": {"type": "flow_1000"},
+        "objective": {"type": "flow_everything"},
         "dropout_ratio": {"t5": 0.2},
         "condition_config": {"none": 1.0, "box": 1.0, "first": 1.0, "edit": 1.0, "inpaint": 1.0},
         "bucket_config": {"32px": {1: (1.0, 4), 8: (1.0, 3), 17: (1.0, 2)}},

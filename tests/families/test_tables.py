@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +43,14 @@ def made_by(table: str, run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
     files(folder)
     (folder / "t.csv").write_text(table)
     written: list[np.ndarray] = []
-    monkeypatch.setattr(running, "write_video", lambda path, frames, fps: written.append(frames))
+
+    @contextmanager
+    def writer(path: Path, size: tuple[int, ...], fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+        parts: list[np.ndarray] = []
+        yield parts.append
+        written.append(np.concatenate(parts))
+
+    monkeypatch.setattr(running, "video_writer", writer)
     size = ("--resolution", "32px", "--aspect-ratio", "1:1", "--num-frames", "17", "--num-steps", "3")
     words = (*words, "--prompts", str(folder / "t.csv"), "--save-dir", str(folder / "made"), *size)
     source = resolve_source(str(run), words)
