@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.hub_server import hub_of
 from tests.train.runs import metrics, steps_saved
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where the scripts find python and torchrun
 SEGMENTS, FRAMES, SIDE, TOKENS, WIDTH, CHANNELS = 2, 17, 8, 16, 64, 192  # of --tiny, latents and their texts
 
 
@@ -68,7 +70,13 @@ def test_it_trains_goes_on_and_makes_a_video(
 @pytest.mark.slow
 def test_the_script_of_one_machine_runs_as_it_is_written(listed: Path, tmp_path: Path) -> None:
     """Two processes on a CPU; what the script leaves to its user is given behind it, and in the environment."""
-    environment = {**os.environ, "NUM_GPUS": "2", "EXP_NAME": "mine", "CONFIG_FILE": "./configs/train/ttt-mlp/9s.toml"}
+    environment = {
+        **os.environ,
+        "PATH": PATH,
+        "NUM_GPUS": "2",
+        "EXP_NAME": "mine",
+        "CONFIG_FILE": "./configs/train/ttt-mlp/9s.toml",
+    }
     flags = ["--tiny", "--training.jsonl_paths", str(listed / "clips.jsonl"), f"--job.dump_folder={tmp_path}"]
     flags += ["--training.empty_prompt", str(listed / "empty.pt"), "--training.steps=2", "--num-workers", "0"]
     command = ["bash", str(ROOT / "scripts" / "train_singlenode.sh"), *flags]
@@ -83,7 +91,12 @@ def test_weights_are_converted_from_the_hub_by_the_published_script(tmp_path: Pa
     write_pipeline(tmp_path, "CogVideoXPipeline", {"scaling_factor": 0.7}, in_channels=4)
     with hub_of({"THUDM/CogVideoX-5b": tmp_path / "published"}) as address:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+        environment |= {
+            "PATH": PATH,
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
         environment |= {"FINAL_SAVE_PATH": str(tmp_path / "weights"), "SSM_TYPE": "ttt_linear"}
         command = ["bash", str(ROOT / "scripts" / "convert_weights_from_hf.sh")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
