@@ -86,6 +86,7 @@ def test_the_script_of_one_machine_runs_as_it_is_written(listed: Path, tmp_path:
     assert (tmp_path / "mine" / "run.json").exists() or steps_saved(tmp_path / "mine") == [2]
 
 
+@pytest.mark.slow
 def test_weights_are_converted_from_the_hub_by_the_published_script(tmp_path: Path) -> None:
     """CogVideoX's own tensors stay what they are, TTT-Video's begin, and the folder knows its scale of latents."""
     write_pipeline(tmp_path, "CogVideoXPipeline", {"scaling_factor": 0.7}, in_channels=4)
