@@ -217,7 +217,7 @@ class Conditions(Mapping[str, "Tensor"]):
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of samples beforehand. The family says who reads it: the input, the times, channels, the loss."""
+    """What is known of samples beforehand. The family says who reads it: the input, conditions, the loss."""
 
     # float32 [B, 1, F, h or 1, w or 1]: the time, as a share of the whole way from noise to data, up to which a place
     # is held at its clean value. 1: it is free from the start; 0: it is known to the end; between: it is edited.
@@ -240,7 +240,7 @@ class Noised:
     """A training example of the objective: the denoiser sees `x` at time `t` and is asked for `target`."""
 
     x: Tensor  # [B, C, F, h, w]
-    t: Tensor  # float32 [B], or [B, F] where frames have times of their own; the unit is the objective's
+    t: Tensor  # float32 [B]; the unit is the objective's
     target: Tensor  # [B, C, F, h, w], float32
     weight: Tensor  # float32 [B], loss weight of each sample
     counted: Tensor | None = None  # float32 [B, 1, F, h or 1, w or 1]: 1 where the loss counts; None: everywhere

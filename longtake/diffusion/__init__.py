@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         KnownLaw,
         Places,
         Window,
-        frame_times,
+        frames_to_make,
         keep_known,
         kinds_by_weight,
         known_holder,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from longtake.contracts import Draw, Known, LatentShape, Noised
+from longtake.contracts import Conditions, Draw, Known, LatentShape, Noised
 from longtake.random import Purpose
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # the check of a config asks for windows alone
 
     from longtake.diffusion.solvers import Hold
 
-# What reads `Known`: the input (held places keep their clean values), the times (0 at held frames), the loss (held
-# places do not count; or of these the first and last frame alone, and only where no frame between them is held).
+# What reads `Known`: the input (held places keep their clean values), a condition `x_mask` (`frames_to_make`), the loss
+# (held places do not count; or of these the first and last frame alone, and only where no frame between them is held).
 # Channels and other conditions are made by the law itself (`KnownLaw.conditions`).
-Reader = Literal["input", "times", "loss", "loss_at_ends"]
+Reader = Literal["input", "x_mask", "loss", "loss_at_ends"]
 PixelShape = tuple[int, int, int]  # (T, H, W)
 
 
@@ -223,23 +223,25 @@ def with_held(x: Tensor, known: Known) -> Tensor:
     return known.latents.to(x).where(known.held, x)
 
 
-def frame_times(t: Tensor, held: Tensor) -> Tensor:
-    """Times [B] as those of frames, float32 [B, F]: 0 where a whole frame is held; held: bool, as `Known.held`."""
-    return t[:, None].where(~held[:, 0].flatten(2).all(2), 0.0)
+def frames_to_make(held: Tensor) -> Tensor:
+    """bool [B, F], False where a whole frame is held; held: bool, as `Known.held`."""
+    return ~held[:, 0].flatten(2).all(2)
 
 
-def read_known(noised: Noised, known: Known, readers: frozenset[Reader], noise_time: float) -> Noised:
+def read_known(
+    noised: Noised, conditions: Conditions, known: Known, readers: frozenset[Reader], noise_time: float
+) -> tuple[Noised, Conditions]:
     """A training example as a family's readers of `Known` want it; noise_time: the objective's."""
     held = known.held_at(noised.t[:, None, None, None, None] / noise_time)
     if "input" in readers:
         noised = replace(noised, x=known.latents.to(noised.x).where(held, noised.x))
-    if "times" in readers:
-        noised = replace(noised, t=frame_times(noised.t, held))
+    if "x_mask" in readers:
+        conditions = conditions.updated(x_mask=frames_to_make(held))
     if "loss" in readers:
         noised = replace(noised, counted=(~held).to(noised.target))
     if "loss_at_ends" in readers:
         noised = replace(noised, counted=(~_held_ends(held)).to(noised.target))
-    return noised
+    return noised, conditions
 
 
 def known_holder(

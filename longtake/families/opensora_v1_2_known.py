@@ -59,7 +59,7 @@ class FrameMasks(ByKind):
         return f"{STRATEGIES.get(carries, carries)};{own}" if own else carries
 
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
-        """None: given frames have the time 0."""
+        """None: `x_mask` tells of the frames."""
         return {}
 
 

@@ -27,7 +27,7 @@ from longtake.diffusion import (
     Places,
     Window,
     drop_text,
-    frame_times,
+    frames_to_make,
     known_holder,
     make_known,
     noise_on_known,
@@ -105,9 +105,9 @@ def stream_videos(
     readers = family.readers if known else frozenset()
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        if "times" in readers:
-            held = known.held_at(t[0] / objective.noise_time)
-            t = frame_times(t, held.repeat(len(x) // len(held), 1, 1, 1, 1))
+        if "x_mask" in readers:
+            made = frames_to_make(known.held_at(t[0] / objective.noise_time))
+            conditions = conditions.updated(x_mask=made.repeat(len(x) // len(made), 1))
         return objective.velocity(system.denoiser(x, t, conditions), x, t)
 
     shift = option.flow_shift if option.flow_shift is not None else ("training" if option.shift else None)

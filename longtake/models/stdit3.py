@@ -2,8 +2,7 @@
 time at a place; every block reads the text by cross-attention.
 
 The timestep and the frame rate shift, scale and gate every block by numbers that all share, to which each adds a table
-of its own. Frames may have times of their own: what is known beforehand comes at time 0. Parameter names are those of
-the published files.
+of its own. Frames that are known beforehand come at time 0. Parameter names are those of the published files.
 
 Shapes: B batch, C latent channels, F latent frames, h w latent grid, S tokens of a frame, M = F S video tokens, L text
 tokens, D width, N heads, K = D / N head width.
@@ -96,14 +95,12 @@ class STDiT3(nn.Module):
         }
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        """x [B, C, F, h, w], t float32 [B] or of each frame [B, F] -> prediction [B, C, F, h, w] in the weights' dtype.
+        """x [B, C, F, h, w], t float32 [B] -> prediction [B, C, F, h, w] in the weights' dtype.
 
-        Times of frames are 0 where a frame is known; what a sample's own time is they say where not all of it is known.
         Any F, h, w: a grid that the patch does not divide is filled up with zeros inside and cut afterwards.
         Conditions: `text` [B, L, caption_channels], whose mask [B, L] says which tokens there are (none: all), `fps`
         [B], and `size` [B, 2], height and width in pixels, of which those of the first sample count for all; optional:
-        `x_mask` bool [B, F], False where a frame is known, beside t [B]. Raises `UserError` for a missing or misshapen
-        condition.
+        `x_mask` bool [B, F], False where a frame is known. Raises `UserError` for a missing or misshapen condition.
         """
         return self.all_channels(x, t, conditions)[:, : self.config.in_channels].contiguous()
 
@@ -111,18 +108,16 @@ class STDiT3(nn.Module):
         """The same with every channel that the last layer gives: [B, out_channels, F, h, w]."""
         config, patch = self.config, self.config.patch_size[1]
         self._check_inputs(x, t, conditions)
-        batch, grid = len(x), layers.token_grid(x.shape[2:], patch)
+        grid = layers.token_grid(x.shape[2:], patch)
         places = grid[1] * grid[2]
         rate = self.fps_embedder(conditions["fps"][:, None])
-        whole = t.view(batch, -1).amax(1, keepdim=True)  # the time of frames of which nothing is known
-        times, made = t.view(batch, -1).expand(-1, grid[0]), conditions.get("x_mask")
-        times = times if made is None else times.where(made, 0.0)
-        vec = self.t_embedder(times) + rate
+        times, made = t[:, None].expand(-1, grid[0]), conditions.get("x_mask")
+        vec = self.t_embedder(times if made is None else times.where(made, 0.0)) + rate
         numbers = self.t_block(vec).unflatten(-1, (6, -1))
         of_frames = [numbers, vec]
-        if made is not None or t.dim() == 2:
-            known = (~made if made is not None else (t == 0) & (whole > 0))[:, :, None]
-            of_frames += [known, (self.t_embedder(whole) + rate).where(known, vec)]
+        if made is not None:
+            known = ~made[:, :, None]
+            of_frames += [known, (self.t_embedder(t[:, None]) + rate).where(known, vec)]
         numbers, *of_frames = (self.by_frame(one) for one in of_frames)
         rope = self.frame_positions(grid[0], x.device)
         text, mask = conditions["text"], conditions.masks.get("text")

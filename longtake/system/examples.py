@@ -77,7 +77,7 @@ def make_example(
             conditions = conditions.updated(**system.known_conditions(known))
             loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
             readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
-            noised = read_known(noised, known, readers, system.objective.noise_time)
+            noised, conditions = read_known(noised, conditions, known, readers, system.objective.noise_time)
     return noised, conditions
 
 

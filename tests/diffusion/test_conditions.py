@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.contracts import Known, LatentShape, Noised
+from longtake.contracts import Conditions, Known, LatentShape, Noised
 from longtake.diffusion import EndWindows, Window, keep_known, make_known, micro_batch_loss, read_known, sample_loss
 from longtake.diffusion.known import Encode, PixelShape
 from longtake.system import windows_apart
@@ -170,7 +170,7 @@ def test_known_frames_are_left_out_of_the_loss_and_get_no_gradient(case: str) ->
     noised = Noised(target, ones, target, ones)
 
     def loss_and_frames(reader: str) -> tuple[torch.Tensor, torch.Tensor]:
-        read = read_known(noised, Known(released, target), frozenset({reader}), 1.0)
+        read, _ = read_known(noised, Conditions(), Known(released, target), frozenset({reader}), 1.0)
         loss = micro_batch_loss(sample_loss, prediction, read, ones, size[0])
         [gradient] = torch.autograd.grad(loss, prediction)
         return loss.detach(), gradient.abs().sum((1, 3, 4)) == 0

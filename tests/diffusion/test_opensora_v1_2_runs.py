@@ -15,11 +15,12 @@ from longtake.diffusion import (
     Flow1000Config,
     GuidanceScales,
     Guided,
-    frame_times,
+    frames_to_make,
     known_holder,
     read_known,
 )
 from longtake.diffusion.guidance import NEGATIVE, PROMPT
+from longtake.families.opensora_v1_2 import OPENSORA_V1_2
 from longtake.families.opensora_v1_2_known import FrameMasks
 from tests.models.golden_stdit3 import golden_model, read_golden
 
@@ -29,7 +30,6 @@ RUNS = (
     *("cond_none", "cond_head", "cond_connect", "cond_edit", "cond_edit_no_transform"),
     *("cond_extend", "cond_loop"),
 )
-READERS = frozenset({"input", "times", "loss"})
 
 
 def objective(scheduler: dict[str, Any]) -> Flow1000:
@@ -48,13 +48,12 @@ def test_a_training_step_equals_the_published_one_in_loss_and_gradients(case: di
     given = {key.removeprefix(f"{name}."): value for key, value in TENSORS.items() if key.startswith(f"{name}.")}
     flow, clean = objective({}), given["x_start"]  # the times stored are moved already
     noised = flow.noise(clean, {"noise": given["noise"], "timestep": given["t"] / 1000})
-    if "x_mask" in given:
-        released = given["x_mask"].float()[:, None, :, None, None]
-        noised = read_known(noised, Known(released, clean), READERS, flow.noise_time)
-    else:
-        torch.testing.assert_close(noised.x, given["x_t"], rtol=0, atol=1e-6)
-    model = golden_model("base")
     conditions = Conditions({"text": given["y"][:, 0], **facts_of(given)}, {"text": given["mask"].bool()})
+    if "x_mask" in given:
+        known = Known(given["x_mask"].float()[:, None, :, None, None], clean)
+        noised, conditions = read_known(noised, conditions, known, OPENSORA_V1_2.readers, flow.noise_time)
+    torch.testing.assert_close(noised.x, given["x_t"], rtol=0, atol=1e-6)
+    model = golden_model("base")
     loss = flow.loss(model(noised.x, noised.t, conditions), noised)
     torch.testing.assert_close(loss, given["loss"], rtol=0, atol=1e-5)
     loss.mean().backward()
@@ -98,8 +97,8 @@ def check_run(case: dict[str, Any], given: dict[str, Tensor]) -> None:
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         if known is not None:
-            held = known.held_at(t[0] / flow.noise_time)
-            t = frame_times(t, held.repeat(len(x) // len(held), 1, 1, 1, 1))
+            made = frames_to_make(known.held_at(t[0] / flow.noise_time))
+            conditions = conditions.updated(x_mask=made.repeat(len(x) // len(made), 1))
         return flow.velocity(model(x, t, conditions), x, t)
 
     mask = {"text": given["text_mask"].bool()}

@@ -60,7 +60,8 @@ class Everything(Plain):
 
     def embedded(self, x: Tensor, t: Tensor, conditions: Conditions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         frames, control = x.shape[2], conditions.get("control", torch.zeros_like(x))
-        t = t if t.dim() == 2 else t[:, None].expand(-1, frames)
+        t = t[:, None].expand(-1, frames)
+        t = t.where(conditions["x_mask"], 0.0) if "x_mask" in conditions else t
         fps = conditions["fps"][:, None, None].expand(*t.shape, 1) / 24
         facts = torch.cat([timestep_features(t.flatten() / 1000, 16).unflatten(0, t.shape), fps], -1)
         joined = patchify(torch.cat([x, conditions["mask"], control], dim=1).to(dtype), 1)
@@ -186,7 +187,7 @@ EVERYTHING = replace(
     texts=(Text("t5", "text", masked=True, empty="null_text"),),
     known=f"{MODULE}:Boxes",
     kinds=KINDS,
-    readers=frozenset({"input", "times", "loss"}),
+    readers=frozenset({"input", "x_mask", "loss"}),
     segments=lambda config: segments_of,
     guidance={"fading": f"{MODULE}:fading"},
     rules=lambda config: SampleRules(caption="plain", still_fps=120),

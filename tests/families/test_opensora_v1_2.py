@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from longtake.data import read_frames, write_video
+from longtake.models import STDiT3
 from longtake.presets import find_preset
 from tests.cli.conftest import longtake
 from tests.train.conftest import clips  # a fixture
@@ -57,6 +58,29 @@ def test_it_trains_with_masks_and_resumes_as_if_it_had_not_stopped(run: Path, wh
     train_here(cut.folder, "--max_steps", "4")
     assert exact(cut.folder) == exact(whole)
     assert all(line["loss"] > 0 for line in metrics(whole))
+
+
+def test_the_model_is_told_by_x_mask_which_frames_are_given(
+    longtake: Any, run: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, seen = STDiT3.forward, []
+
+    def spied(self: STDiT3, x: Any, t: Any, conditions: Any) -> Any:
+        assert t.shape == (len(x),)
+        seen.append((x.shape[2], conditions.get("x_mask")))
+        return forward(self, x, t, conditions)
+
+    monkeypatch.setattr(STDiT3, "forward", spied)
+    train_here(run, "--exp_name", "told", "--max_steps", "2", "--outputs", str(tmp_path))
+    assert all(mask.shape[1] == frames for frames, mask in seen)
+    assert not all(mask.all() for _, mask in seen)
+    seen.clear()
+    write_video(tmp_path / "ref.mp4", np.zeros((8, 32, 32, 3), np.uint8), 24)
+    words = ("--sampling-option.resolution", "32x32", "--num-frames", 8, "--num-steps", 2, "--save-dir", tmp_path)
+    strategy = ("--cond-type", "0,0,0,0,1;0,0,1,1,2,0.6", "--ref", tmp_path / "ref.mp4")
+    assert longtake("generate", whole, "--prompt", "a", *words, *strategy)[0] == 0
+    masks = [["".join("01"[one] for one in row) for row in mask.tolist()] for _, mask in seen]
+    assert masks == [["00011111"] * 2, ["01111111"] * 2]  # at times 1000 and 500
 
 
 def frames_of(folder: Path) -> np.ndarray:

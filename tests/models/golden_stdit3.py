@@ -45,14 +45,10 @@ def golden_model(kind: str, **changes: Any) -> STDiT3:
 
 
 def inputs_of(tensors: dict[str, Tensor], case: str) -> tuple[Tensor, Tensor, Conditions]:
-    """(x, t, conditions); frames that are known at time 0, or by a mask where times do not tell the sample's."""
+    """(x, t, conditions) of a case."""
     given = {name.removeprefix(f"{case}."): value for name, value in tensors.items() if name.startswith(f"{case}.")}
     x, t = given["x"], given["timestep"]
-    made = {}
-    if "x_mask" in given and given["x_mask"].any(1).all():
-        t = t[:, None].where(given["x_mask"], 0.0)
-    elif "x_mask" in given:
-        made = {"x_mask": given["x_mask"]}
+    made = {"x_mask": given["x_mask"]} if "x_mask" in given else {}
     times = len(x) // len(given["fps"])  # both halves of guidance share what is no text
     size = torch.stack([given["height"], given["width"]], dim=1).repeat(times, 1)
     masks = {"text": given["mask"].bool().repeat(times, 1)} if "mask" in given else {}
@@ -71,11 +67,10 @@ def random_inputs(
     draw = torch.Generator().manual_seed(sum(size))
     x = torch.randn(batch, config.in_channels, *size, generator=draw)
     t = 1000 * torch.rand(batch, generator=draw)
-    if known:
-        t = t[:, None].repeat(1, size[0])
-        t[0, 0] = 0
     length = config.model_max_length
     text = torch.randn(batch, length, config.caption_channels, generator=draw)
     mask = torch.arange(length) < torch.arange(batch, 0, -1)[:, None]
     tensors = {"text": text, "fps": torch.full((batch,), 24.0), "size": torch.tensor([[64.0, 48.0]] * batch)}
+    if known:
+        tensors["x_mask"] = torch.arange(batch * size[0]).view(batch, -1) > 0
     return x, t, Conditions(tensors, {"text": mask})
