@@ -184,7 +184,8 @@ def _files_in(path: Path) -> list[Path]:
         raise UserError(f"{path}: no such file or folder; give a .safetensors file or a folder that holds some")
     if (usual := path / f"{STEM_OF_DIFFUSERS}.safetensors").is_file():  # beside which there may be other precisions
         return [usual]
-    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    kinds = ("*.safetensors", "pytorch_model*.bin", "mp_rank_*_model_states.pt")  # the last is DeepSpeed's, and SAT's
+    files = next((found for kind in kinds if (found := sorted(path.glob(kind)))), [])
     if not files:
         raise UserError(f"{path}: holds no .safetensors file; give a .safetensors file or a folder that holds some")
     return files

@@ -82,14 +82,22 @@ def test_names_of_sat_are_converted_as_diffusers_converts_them() -> None:
         assert torch.equal(sat[theirs], ours[name])
 
 
-def test_a_checkpoint_of_sat_is_read_behind_its_prefix_without_its_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["sat.safetensors", "1000/mp_rank_00_model_states.pt"])
+def test_a_checkpoint_of_sat_is_read_behind_its_prefix_without_its_tables(file: str, tmp_path: Path) -> None:
     config = tiny_config("2b")
     state = random_model(config).state_dict()
     tensors = dict(ConvertedWeights(FORMAT, state, config, SAT)) | {
         "mixins.pos_embed.pos_embedding": torch.zeros(1, 5, 32)
     }
-    save_file({f"model.diffusion_model.{n}": t.contiguous() for n, t in tensors.items()}, tmp_path / "sat.safetensors")
-    found = ModelWeights(tmp_path / "sat.safetensors", config, FORMAT)
+    published = {f"model.diffusion_model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".pt":
+        torch.save({"module": published, "iteration": 1000}, path)
+        path = path.parent
+    else:
+        save_file(published, path)
+    found = ModelWeights(path, config, FORMAT)
     assert all(torch.equal(found[name], state[name]) for name in state)
 
 
