@@ -35,6 +35,10 @@ _Kind = Annotated[
 _Memory = Annotated[
     float | None, typer.Option(callback=finite, min=0.01, help="Memory of one GPU; default: the table's.")
 ]
+_Target = Annotated[
+    float | None,
+    typer.Option(callback=finite, min=1e-4, help="Also print a bucket_config of the largest batches in such a step."),
+]
 _Price = Annotated[
     float | None,
     typer.Option("--price-per-gpu-hour", callback=finite, min=0, max=1e6, help="Also tell the cost, in any currency."),
@@ -62,6 +66,7 @@ def plan(
         float, typer.Option(callback=finite, min=0, max=0.9, help="Share of the memory that is left free.")
     ] = Machine.headroom,
     price: _Price = None,
+    target_step_seconds: _Target = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also measure a step of each bucket here, on random data.")
     ] = False,
@@ -83,10 +88,11 @@ def plan(
     )
     chosen = train.words_of_stages(source, overrides)
     if len(chosen) > 1:
-        _refuse(chosen[0][-2:], {"--html": html, "--json": json_file, "--probe": probe})
+        for_one = {"--html": html, "--json": json_file, "--probe": probe, "--target-step-seconds": target_step_seconds}
+        _refuse(chosen[0][-2:], for_one)
         return _show_stages(source, chosen, gpus, machine, price)
     config = train.read_run(source, overrides, train.RunWithoutTable).value
-    found = planning.plan_run(config, gpus, machine)
+    found = planning.plan_run(config, gpus, machine, target_step_seconds)
     probed = _probe(found, config) if probe else ()
     if probed is None:
         return  # of several processes the first speaks
@@ -97,6 +103,8 @@ def plan(
     if html is not None:
         planning.write_html(html, found, str(run), probed, price)
     _show(found, probed, price, html)
+    if target_step_seconds is not None:  # batch sizes as written do not matter
+        found = replace(found, entries=tuple(entry for entry in found.entries if not entry.largest_batch))
     planning.refuse_misfits(found)
 
 
@@ -154,5 +162,7 @@ def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Pa
     else:
         console.print(f"clips: not counted, for the table could not be read: {plan.no_report}")
     console.print(report.assumed_words(plan))
+    if plan.target_seconds is not None:
+        console.print(report.batches_words(plan, probed))
     if page is not None:
         console.print(f"page: {page}")

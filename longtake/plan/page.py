@@ -13,6 +13,7 @@ from longtake.pages import Html, bar, duration, html, joined, keys, money, numbe
 from longtake.plan.remedies import find_remedies, gib, pace
 from longtake.plan.report import (
     assumed_words,
+    batches_words,
     head_words,
     is_endless,
     layout_words,
@@ -47,6 +48,8 @@ def write_html(path: Path, plan: RunPlan, name: str, probed: Sequence[Probed] = 
     if probed:
         measured = table(probe_head(), [probe_row(one) for one in probed], words=(0, 1))
         parts[-2:-2] = [html("<h2>Measured</h2>{}", measured)]
+    if plan.target_seconds is not None:
+        parts[-2:-2] = [html("<h2>Batch sizes</h2><pre>{}</pre>", batches_words(plan, probed))]
     write_whole(path, page(f"Plan of {name}", *parts))
 
 
@@ -110,7 +113,7 @@ def _entries(plan: RunPlan) -> Html:
         f"Bars: memory at the worst moment of a step, from 0 to {gib(whole)}; the line is at {gib(usable)}, what a GPU "
         "has for the run, and what is longer is cut off. Gradients that come later are not in them. Each entry is at "
         "its aspect ratio of most tokens. fits: the largest batch in memory; suggested: the largest that takes no "
-        "longer than the entry of most tokens at its own."
+        "longer than " + ("the entry of most tokens at its own." if plan.target_seconds is None else "the target.")
     )
     parts = zip(_PARTS, zip(*(entry.memory.parts().values() for entry in plan.entries), strict=True), strict=True)
     spans = {number: f"{name} {_span(sizes)}" for number, (name, sizes) in enumerate(parts) if max(sizes)}

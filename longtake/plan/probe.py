@@ -7,6 +7,7 @@ measures the mesh of the run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from longtake.contracts import Bucket, UserError
 from longtake.data import EncoderFacts
 from longtake.models import example_conditions
 from longtake.parallel import BucketPeers, Mesh, World
-from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
+from longtake.plan.run import MOST_SAMPLES, EntryPlan, RunPlan, forecast_stage
+from longtake.plan.speed import micro_batch_seconds
 from longtake.system import System, SystemConfig, build_system
 
 _TRIES = 6  # steps that are measured for one entry
+_GROWTH = 4  # of a batch in one try where nothing tells how much memory is left
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Probed:
     entry: EntryPlan
     forecast_bytes: int  # of the largest batch that fits, without encoders
     tries: tuple[Measured, ...]
-    largest: Measured | None  # the largest measured batch that fits
-    suggested_batch: int  # of those, one that takes no longer than the entry of most tokens at its largest
+    largest: Measured | None  # the largest measured batch that fits, and keeps to the plan's target if it has one
+    suggested_batch: int  # that, or without a target one that takes no longer than the entry of most tokens at its own
 
     @property
     def error(self) -> float | None:
@@ -61,9 +64,11 @@ MakeUpdate = Callable[[nn.Module], Callable[[], None]]
 
 
 def probe_entries(plan: RunPlan, measure: Measure, memory_known: bool = True) -> tuple[Probed, ...]:
-    """Measures the entries that train, beginning at the batch sizes that the plan suggests; where the device does not
-    tell its memory, at those of the run, which are all that is measured then."""
-    work, layout = plan.work, plan.layout
+    """Measures the entries that train, beginning at the batch sizes that the plan suggests. Where the device does not
+    tell its memory, those of the run are all that is measured, but under a target of seconds."""
+    work, layout, limit = plan.work, plan.layout, None
+    if plan.target_seconds is not None:
+        limit = micro_batch_seconds(work.model, layout, plan.machine, plan.target_seconds)
     usable = plan.machine.usable_bytes - work.encoder_bytes
     found = []
     for entry in plan.entries:
@@ -76,13 +81,20 @@ def probe_entries(plan: RunPlan, measure: Measure, memory_known: bool = True) ->
         def run(batch: int, bucket: Bucket = entry.bucket) -> Measured:
             return measure(bucket, batch)
 
+        def allowed(batch: int, bucket: Bucket = entry.bucket) -> float:
+            if limit is None:
+                return math.inf
+            return limit - work.time(bucket, layout, plan.machine, batch).encoding
+
         first = max(1, entry.suggested_batch) if memory_known else entry.bucket.batch_size
-        tries = tuple(_search(run, forecast, first, usable))
-        fitting = [step for step in tries if step.fits(usable)]
+        tries = tuple(_search(run, forecast, first, usable, allowed))
+        fitting = [step for step in tries if step.fits(usable) and step.seconds <= allowed(step.batch)]
         largest = max(fitting, key=lambda step: step.batch, default=None)
         found.append((entry, forecast(largest.batch) if largest else 0, tries, largest))
-    limit = _longest([(entry, largest) for entry, _, _, largest in found if largest is not None])
-    return tuple(Probed(*facts, suggested_batch=_suggested(facts[3], limit)) for facts in found)
+    longest = math.inf
+    if limit is None:
+        longest = _longest([(entry, largest) for entry, _, _, largest in found if largest is not None])
+    return tuple(Probed(*facts, suggested_batch=_suggested(facts[3], longest)) for facts in found)
 
 
 def as_measured(plan: RunPlan, probed: Sequence[Probed]) -> RunPlan:
@@ -98,33 +110,52 @@ def as_measured(plan: RunPlan, probed: Sequence[Probed]) -> RunPlan:
 
 
 def _search(
-    run: Callable[[int], Measured], forecast: Callable[[int], int], first: int, usable_bytes: int
+    run: Callable[[int], Measured],
+    forecast: Callable[[int], int],
+    first: int,
+    usable_bytes: int,
+    allowed: Callable[[int], float],
 ) -> Iterator[Measured]:
-    """Steps at batch sizes around the largest that fits: the forecast, corrected by what was measured, says where."""
-    low, high, batch = 0, None, first  # the largest that fits and the smallest that does not, so far
+    """Steps at batch sizes around the largest that fits and takes no longer than `allowed`: the
+    forecast, corrected by what was measured, says where."""
+    low, high, batch = 0, None, first  # the largest that will do and the smallest that will not, so far
+    timed: list[Measured] = []
     for _ in range(_TRIES):
         step = run(batch)
         yield step
-        if step.fits(usable_bytes):
+        seconds = allowed(batch)
+        if step.fits(usable_bytes) and step.seconds <= seconds:
             low = batch
-            if step.peak_bytes is None:
+            if (step.peak_bytes is None and seconds == math.inf) or batch == MOST_SAMPLES:
                 return  # nothing tells how much more there is room for
         else:
             high = batch
         if high is not None and high - low <= 1:
             return
-        slope = max(1, forecast(batch + 1) - forecast(batch))
-        if step.peak_bytes is not None:
-            batch += (usable_bytes - step.peak_bytes) // slope
-        else:
+        if step.seconds is None:
             batch = (low + batch) // 2
-        if batch <= low:
-            if high is None:
+        else:
+            timed.append(step)
+            slope, in_memory = max(1, forecast(batch + 1) - forecast(batch)), _GROWTH * batch
+            if step.peak_bytes is not None:
+                in_memory = batch + (usable_bytes - step.peak_bytes) // slope
+            if high is None and in_memory <= low:
                 return  # one more would not fit, says the slope
-            batch = (low + high + 1) // 2
-        batch = max(1, batch if high is None else min(batch, high - 1))
+            batch = in_memory if seconds == math.inf else min(in_memory, _batch_within(timed, seconds))
+        if batch <= low:
+            batch = low + 1 if high is None else (low + high + 1) // 2
+        batch = max(1, min(batch, MOST_SAMPLES if high is None else high - 1))
         if batch == low:
             return
+
+
+def _batch_within(timed: Sequence[Measured], seconds: float) -> int:
+    """The batch size that would take so long, by the last two that were timed."""
+    last, before = timed[-1], timed[-2] if len(timed) > 1 else Measured(0, 0.0, None)
+    rise = (last.seconds - before.seconds) / (last.batch - before.batch) if last.batch != before.batch else 0.0
+    if rise <= 0:
+        rise = last.seconds / last.batch
+    return last.batch + int((seconds - last.seconds) // max(rise, 1e-9))
 
 
 def _longest(found: list[tuple[EntryPlan, Measured]]) -> float:
@@ -136,7 +167,7 @@ def _longest(found: list[tuple[EntryPlan, Measured]]) -> float:
 def _suggested(largest: Measured | None, limit: float) -> int:
     if largest is None:
         return 0
-    return max(1, min(largest.batch, int(limit * 1.02 / (largest.seconds / largest.batch))))
+    return max(1, int(min(largest.batch, limit * 1.02 / (largest.seconds / largest.batch))))
 
 
 class ProbeStep:
@@ -177,6 +208,8 @@ class ProbeStep:
                 torch.cuda.synchronize(device)
                 torch.cuda.reset_peak_memory_stats(device)
             seconds = self._step(bucket, batch)
+            if self.plan.target_seconds is not None:  # which the first step of a shape would miss: it chooses kernels
+                seconds = self._step(bucket, batch)
         except torch.OutOfMemoryError:
             if self.world.size > 1:
                 raise UserError(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from longtake.config import literal
 from longtake.models import block_counts
 from longtake.pages import duration, money, number
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.layout import FP32
 from longtake.plan.remedies import find_remedies, gib
 from longtake.plan.run import EntryPlan, RunPlan
+from longtake.plan.speed import micro_batch_seconds
 
 if TYPE_CHECKING:
     from longtake.plan.probe import Probed
@@ -23,6 +26,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
         "gpus": layout.gpus,
         "gpu": machine.gpu.name,
         "usable_bytes": machine.usable_bytes,
+        "target_step_seconds": plan.target_seconds,
         "host_bytes": plan.host_bytes,
         "parameters": plan.num_parameters,
         "layout": {
@@ -126,6 +130,35 @@ def probe_row(one: Probed) -> tuple[str, ...]:
         "-" if largest is None else f"{largest.seconds:.3g}",
         str(one.suggested_batch),
     )
+
+
+def batches_words(plan: RunPlan, probed: Sequence[Probed] = ()) -> str:
+    """The run's `bucket_config` at the batch sizes of a target, as a run file takes it, and which entries miss it."""
+    batches = {entry.bucket.entry: entry.suggested_batch for entry in plan.entries}
+    batches |= {one.entry.bucket.entry: one.suggested_batch for one in probed}
+    table = {
+        name: {
+            frames: (share, max(1, batches[name, frames]) if (name, frames) in batches else batch)
+            for frames, (share, batch) in lengths.items()
+        }
+        for name, lengths in plan.work.config.bucket_config.items()
+    }
+    target = plan.target_seconds or 0.0
+    said = f"for steps of at most {number(target)} s, {'measured' if probed else 'forecast'} batch sizes:"
+    lines = [said, f"bucket_config = {literal(table, '', 16)}"]
+    limit = micro_batch_seconds(plan.work.model, plan.layout, plan.machine, target)
+    late = [entry.name for entry in plan.entries if _seconds_of_one(plan, entry, probed) > limit]
+    if late:
+        lines.append(f"longer with one sample, which is what they have: {', '.join(late)}")
+    return "\n".join(lines)
+
+
+def _seconds_of_one(plan: RunPlan, entry: EntryPlan, probed: Sequence[Probed]) -> float:
+    """Of a micro-batch of one sample, as measured where it was; 0 where more than one keeps to the target."""
+    chosen = next((one.suggested_batch for one in probed if one.entry.name == entry.name), None)
+    if chosen is not None:
+        return 0.0 if chosen else math.inf
+    return plan.work.time(entry.bucket, plan.layout, plan.machine, 1).seconds
 
 
 def layout_words(plan: RunPlan) -> str:

@@ -18,13 +18,13 @@ from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upke
 from longtake.plan.machine import Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.parameters import Weights, count_weights
-from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
+from longtake.plan.speed import MicroBatchTime, forecast_time, micro_batch_seconds, update_seconds
 from longtake.system.encoders import encoder_bytes, encoding_costs
 
 RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
 _DAY_SECONDS = 86400
 _ROUNDING = 1e-9  # by which a time may pass a limit that it was computed from
-_MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
+MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EntryPlan:
     usable_bytes: int
     samples: int | None  # of a pass, all ratios together; None where the table could not be read
     largest_batch: int  # that fits; 0: not even one sample does
-    suggested_batch: int  # largest that fits and takes no longer than the longest entry's; 0 likewise
+    suggested_batch: int  # largest that fits and takes no longer than the target, or the longest entry's; 0 likewise
 
     @property
     def name(self) -> str:
@@ -214,6 +214,7 @@ class RunPlan:
     report: BucketReport | None
     no_report: str | None  # why the clip table could not be read
     forecast: Forecast
+    target_seconds: float | None = None  # that a step may take at the suggested batch sizes
 
     @property
     def num_parameters(self) -> int:
@@ -327,16 +328,27 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
     )
 
 
-def plan_run(config: RunConfig, gpus: int, machine: Machine) -> RunPlan:
-    """Forecasts memory, time and use of data of a run on `gpus` GPUs."""
+def plan_run(config: RunConfig, gpus: int, machine: Machine, target_seconds: float | None = None) -> RunPlan:
+    """Forecasts memory, time and use of data of a run on `gpus` GPUs. `target_seconds`: that a step may take at the
+    batch sizes which are suggested. Raises `UserError` for one where batch sizes are not those of a `bucket_config`."""
     work = read_work(config, min(gpus, machine.gpus_per_node))
+    if target_seconds is not None and work.rule.place != "bucket_config":
+        raise UserError(
+            f"--target-step-seconds {target_seconds:g}: the buckets of this run follow from {work.rule.place}, which "
+            "has no batch size of each; leave it out, or give the run a bucket_config"
+        )
     layout = read_layout(config, gpus, machine.gpus_per_node)
     report, no_report = _read_report(work, layout)
-    return forecast_run(work, layout, machine, report, no_report)
+    return forecast_run(work, layout, machine, report, no_report, target_seconds)
 
 
 def forecast_run(
-    work: Work, layout: Layout, machine: Machine, report: BucketReport | None = None, no_report: str | None = None
+    work: Work,
+    layout: Layout,
+    machine: Machine,
+    report: BucketReport | None = None,
+    no_report: str | None = None,
+    target_seconds: float | None = None,
 ) -> RunPlan:
     """The forecast of a layout. `report`: of the first pass, where the clip table can be read."""
     found = None
@@ -345,7 +357,10 @@ def forecast_run(
         for line in report.buckets:
             found[line.bucket.entry] += line.samples
     largest = {bucket: largest_batch(work, bucket, layout, machine) for bucket in work.entries}
-    limit = longest_seconds(work, layout, machine, largest)
+    if target_seconds is None:
+        limit = longest_seconds(work, layout, machine, largest)
+    else:
+        limit = micro_batch_seconds(work.model, layout, machine, target_seconds)
     entries = []
     for bucket in work.entries:
         balanced = balanced_batch(work, bucket, layout, machine, largest[bucket], limit * (1 + _ROUNDING))
@@ -365,12 +380,12 @@ def forecast_run(
             )
         )
     forecast = forecast_stage(work, layout, machine, report)
-    return RunPlan(work, layout, machine, tuple(entries), report, no_report, forecast)
+    return RunPlan(work, layout, machine, tuple(entries), report, no_report, forecast, target_seconds)
 
 
 def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine) -> int:
     """The largest batch size of a bucket that fits; 0: none does."""
-    return _most(lambda batch: machine.usable_bytes - work.memory(bucket, layout, batch).total, _MOST_SAMPLES)
+    return _most(lambda batch: machine.usable_bytes - work.memory(bucket, layout, batch).total, MOST_SAMPLES)
 
 
 def balanced_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, most: int, limit: float) -> int:

@@ -79,6 +79,11 @@ def update_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     return max(seconds, owned * through / machine.host)  # what lives on the host passes through the device
 
 
+def micro_batch_seconds(config: Any, layout: Layout, machine: Machine, step_seconds: float) -> float:
+    """What a micro-batch may take in a step of so many seconds."""
+    return max(0.0, step_seconds - update_seconds(config, layout, machine)) / layout.micro_batches
+
+
 def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     """Gathering weights (twice where they are freed in between), reducing gradients over shards, then over replicas."""
     weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)

@@ -104,6 +104,29 @@ def test_a_probe_on_a_cpu_is_shown_in_the_table_the_page_and_the_data(longtake, 
     assert [one["batch"] for one in measured["tries"]] == [2]
 
 
+def test_batch_sizes_for_a_target_are_confirmed_by_a_probe_and_make_a_run(longtake, mistake, run_file: Path):
+    words = ("--gpus", 1, "--target-step-seconds", 0.2, "--probe", "--device", "cpu", "--cpu_threads", 1)
+    code, out, err = longtake("plan", run_file, *words, "--html", page := run_file.with_name("plan.html"))
+    assert (code, err) == (0, "")
+    (row,) = re.findall(r"^64px/16f +([\d, ]+?)  .* (\d+)$", out[out.index("batches tried") :], re.MULTILINE)
+    tried, chosen = [int(batch) for batch in row[0].split(", ")], int(row[1])
+    assert chosen == 0 or chosen in tried
+    said, _, table = out.partition("for steps of at most 0.2 s, measured batch sizes:\n")[2].partition(
+        "bucket_config = "
+    )
+    assert said == ""
+    assert f"16: (1.0, {max(1, chosen)})" in table
+    assert "measured batch sizes" in page.read_text()
+    own = run_file.with_name("own.py")
+    own.write_text(run_file.read_text() + f"bucket_config = {table.splitlines()[0]}\n")
+    assert longtake("plan", own, "--gpus", 1)[0] == 0
+    code, out, _ = longtake(
+        "plan", run_file, "--gpus", 1, "--memory-gib", 0.2, "--headroom", 0, "--target-step-seconds", 1
+    )
+    assert (code, "bucket_config = " in out) == (2, True), "not even one sample fits"
+    assert "--target-step-seconds" in mistake("plan", run_file, "--target-step-seconds", 0)
+
+
 def test_a_probe_for_more_gpus_than_there_are_processes_is_one_sentence(mistake, run_file: Path):
     said = mistake("plan", run_file, "--gpus", 2, "--probe", "--device", "cpu")
     assert "--gpus 2: --probe measures real steps and 1 process runs; choose --gpus 1" in said

@@ -29,9 +29,9 @@ from longtake.train.optimizer import WeightUpdate
 from tests.plan.runs import run_config
 
 
-def planned(mib: float = 2000.0, **changes: object) -> RunPlan:
+def planned(mib: float = 2000.0, target: float | None = None, **changes: object) -> RunPlan:
     machine = Machine(replace(gpu_named("h100"), memory_gib=mib / 1024), headroom=0)
-    return plan_run(run_config(**changes), 1, machine)
+    return plan_run(run_config(**changes), 1, machine, target)
 
 
 def measured_as(plan: RunPlan, factor: float, told: list[int]):
@@ -83,6 +83,25 @@ def test_corrected_batches_take_no_longer_than_the_longest_entry() -> None:
     limit = longest.largest.seconds
     for one in probed:
         assert one.suggested_batch * one.largest.seconds / one.largest.batch <= 1.02 * limit
+
+
+@pytest.mark.parametrize("target", [3.0, 20.0, 40.0, 1000.0])
+@pytest.mark.parametrize("memory_known", [True, False])
+def test_under_a_target_the_largest_batch_is_measured_that_keeps_to_it(target: float, memory_known: bool) -> None:
+    plan, update = planned(target=target), update_seconds(planned().work.model, planned().layout, planned().machine)
+
+    def seconds(bucket: Bucket, batch: int) -> float:
+        return 1.0 + 0.02 * batch * plan.work.tokens(bucket)  # slower than forecast, and not from nothing
+
+    def measure(bucket: Bucket, batch: int) -> Measured:
+        needed = plan.work.memory(bucket, plan.layout, batch).total if memory_known else None
+        return Measured(batch, seconds(bucket, batch), needed)
+
+    for one in probe_entries(plan, measure, memory_known):
+        fits = one.entry.largest_batch if memory_known else 4 ** (len(one.tries) - 1) * one.entry.bucket.batch_size
+        right = max((n for n in range(1, fits + 1) if seconds(one.entry.bucket, n) + update <= target), default=0)
+        assert one.suggested_batch == right, [step.batch for step in one.tries]
+        assert right == 0 or right in [step.batch for step in one.tries], "confirmed, not computed"
 
 
 def test_where_nothing_fits_none_is_suggested() -> None:

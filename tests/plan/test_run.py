@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -11,9 +12,18 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.pages import money, number
-from longtake.plan import Machine, blocks, find_remedies, plan_json, plan_run, refuse_misfits, write_html
-from longtake.plan.report import layout_words, stage_words
-from longtake.plan.run import RunPlan, _most, forecast_run
+from longtake.plan import (
+    Machine,
+    blocks,
+    find_remedies,
+    plan_json,
+    plan_run,
+    refuse_misfits,
+    update_seconds,
+    write_html,
+)
+from longtake.plan.report import batches_words, layout_words, stage_words
+from longtake.plan.run import EntryPlan, RunPlan, _most, forecast_run
 from longtake.track import gpu_named
 from tests.pages import Page
 from tests.plan.runs import run_config, write_table
@@ -66,6 +76,35 @@ def test_suggested_batches_take_no_longer_than_the_longest_entry_at_its_own() ->
         assert (
             found.work.time(entry.bucket, found.layout, found.machine, entry.suggested_batch).seconds <= limit * 1.001
         )
+
+
+def test_under_a_target_the_suggested_batches_fit_and_keep_to_it() -> None:
+    config, machine = run_config(accumulation_steps=3), machine_of(3 * needed_mib())
+    shortest = plan_run(config, 2, machine).entries[0].time.seconds
+    for target in (3.5 * shortest, 5 * shortest, 1e6):
+        found = plan_run(config, 2, machine, target)
+        for entry in found.entries:
+            batch = entry.suggested_batch
+
+            def step(batch: int, entry: EntryPlan = entry, found: RunPlan = found) -> float:
+                update = update_seconds(found.work.model, found.layout, machine)
+                return 3 * found.work.time(entry.bucket, found.layout, machine, batch).seconds + update
+
+            assert step(batch) <= target
+            assert batch == entry.largest_batch or step(batch + 1) > target
+
+
+def test_batch_sizes_of_a_target_can_be_pasted_and_name_what_misses_it() -> None:
+    table = {"64px": {8: (1.0, 4), 16: ((0.5, 0.3), 2), 24: (0.0, None)}}
+    found = plan_run(run_config(bucket_config=table), 1, MACHINE, 0.05)
+    batch = {entry.bucket.num_frames: entry.suggested_batch for entry in found.entries}
+    words = batches_words(found).partition("bucket_config = ")[2]
+    pasted = {8: (1.0, batch[8]), 16: ((0.5, 0.3), batch[16]), 24: (0.0, None)}
+    assert ast.literal_eval(words) == {"64px": pasted}
+    assert plan_json(found)["target_step_seconds"] == 0.05
+    late = batches_words(plan_run(run_config(bucket_config=table), 1, MACHINE, 1e-4))
+    assert late.endswith("longer with one sample, which is what they have: 64px/16f, 64px/8f")
+    assert "8: (1.0, 1), 16: ((0.5, 0.3), 1)" in late
 
 
 def test_the_table_gives_the_length_of_the_stage(tmp_path: Path) -> None:
