@@ -39,6 +39,12 @@ _Target = Annotated[
     float | None,
     typer.Option(callback=finite, min=1e-4, help="Also print a bucket_config of the largest batches in such a step."),
 ]
+_Peak = Annotated[
+    float | None, typer.Option(callback=finite, min=0.01, help="bf16 peak of one GPU; default: the table's.")
+]
+_Headroom = Annotated[
+    float, typer.Option(callback=finite, min=0, max=0.9, help="Share of the memory that is left free.")
+]
 _Price = Annotated[
     float | None,
     typer.Option("--price-per-gpu-hour", callback=finite, min=0, max=1e6, help="Also tell the cost, in any currency."),
@@ -59,12 +65,8 @@ def plan(
     ] = Machine.network / 1e9,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of one machine.")] = Machine.gpus_per_node,
     memory_gib: _Memory = None,
-    peak_tflops: Annotated[
-        float | None, typer.Option(callback=finite, min=0.01, help="bf16 peak of one GPU; default: the table's.")
-    ] = None,
-    headroom: Annotated[
-        float, typer.Option(callback=finite, min=0, max=0.9, help="Share of the memory that is left free.")
-    ] = Machine.headroom,
+    peak_tflops: _Peak = None,
+    headroom: _Headroom = Machine.headroom,
     price: _Price = None,
     target_step_seconds: _Target = None,
     probe: Annotated[
@@ -91,7 +93,7 @@ def plan(
         for_one = {"--html": html, "--json": json_file, "--probe": probe, "--target-step-seconds": target_step_seconds}
         _refuse(chosen[0][-2:], for_one)
         return _show_stages(source, chosen, gpus, machine, price)
-    config = train.read_run(source, overrides, train.RunWithoutTable).value
+    config = train.read_run(source, overrides, train.RunWithoutTable, dialect=context.obj).value
     found = planning.plan_run(config, gpus, machine, target_step_seconds)
     probed = _probe(found, config) if probe else ()
     if probed is None:
