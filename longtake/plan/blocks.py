@@ -33,6 +33,7 @@ _POINTS: dict[tuple[bool, bool], tuple[Point, ...]] = {
     (True, True): (
         *((2, 4, 16, 16), (2, 8, 32, 32), (3, 8, 16, 16), (2, 16, 16, 16), (4, 4, 32, 32), (3, 12, 16, 32)),
         *((2, 16, 32, 16), (3, 6, 24, 24), (2, 12, 48, 16), (2, 24, 16, 32), (4, 8, 16, 48), (3, 16, 24, 32)),
+        *((4, 12, 24, 24), (3, 4, 48, 16)),
     ),
     (True, False): ((2, 1, 32, 32), (2, 1, 16, 16), (3, 1, 48, 48), (2, 1, 64, 64), (4, 1, 32, 64), (3, 1, 32, 32)),
     (False, True): (
@@ -94,8 +95,8 @@ def _count_blocks(
     run = _run(config.model_copy(update=bare), Upkeep(*upkeep), compute_bytes, peers, text_tokens)
     frames = latent[1] / config.patch[0]
     tokens = denoiser_class(config).tokens(config, latent)
-    law = _law(run, batch > 1, frames > 1)
-    if law.holds:
+    law = _law(run, batch > 1, frames > 1, int(frames) % run.frame_peers)
+    if law.holds and not 1 < frames <= run.frame_peers:  # with one frame a peer there are other ways again
         numbers = law((batch, frames, tokens / frames, 1))
     else:
         grid = (ceil(size / patch) for size, patch in zip(latent[1:], config.patch, strict=True))
@@ -135,13 +136,15 @@ def _run(config: Any, upkeep: Upkeep, compute_bytes: int, peers: tuple[int, int,
 
 
 @lru_cache(maxsize=256)
-def _law(run: _Run, many: bool, moving: bool) -> Law:
-    """The law of one or several samples, of one or several frames."""
+def _law(run: _Run, many: bool, moving: bool, left: int) -> Law:
+    """The law of one or several samples, of one or several frames, of which so many are left over where peers share
+    them: what the first peer has follows by a polynomial only where as many are."""
     points = _POINTS[many, moving]
     if moving:
-        points = tuple((batch, run.frames[frames], *grid) for batch, frames, *grid in points)
-        return fit(points, run.numbers, _terms, _SUFFICE[many])
-    law = _law(run, many, True)
+        peers = run.frame_peers
+        points = tuple((batch, run.frames[frames] * peers + left, *grid) for batch, frames, *grid in points)
+        return fit(points, run.numbers, _terms, _SUFFICE[many], tolerance=1e-6)
+    law = _law(run, many, True, left)
     return law if law.predicts(points[0], run.numbers(points[0])) else fit(points, run.numbers, _terms)
 
 
@@ -151,7 +154,7 @@ def _terms(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     tokens = batch * frames * place
     return (
         *(tokens, batch, 1, tokens * frames * place),  # full attention's scores are the square of the tokens
-        frames * place,  # positions are those of all samples
+        *(frames * place, place, frames),  # positions are those of all samples
         *(batch * frames, batch * place, tokens * frames, tokens * place, batch * place**2),
     )
 
@@ -204,9 +207,12 @@ class _Run:
     ) -> None:
         self.kinds = kinds  # of each block, in the order of the forward
         self._config, self._model, self._text_tokens = config, model, text_tokens
-        traced = getattr(denoiser_class(config), "traced_frames", lambda config: _FRAMES)
+        kind = denoiser_class(config)
+        traced = getattr(kind, "traced_frames", lambda config: _FRAMES)
         self.frames = dict(zip(_FRAMES, traced(config), strict=True))
-        self._peers = TokenPeers.counted(*peers, denoiser_class(config).heads(config))
+        self._peers = TokenPeers.counted(*peers, kind.heads(config))
+        by_frame = "frame" in (kind.sequence_plan.units.values() if kind.sequence_plan else ())
+        self.frame_peers = self._peers.count if by_frame else 1  # that cut a video between frames alone
         if self._peers.count > 1:
             cut_among(model, self._peers)
         blocks = [block for name in block_counts(config) for block in model.get_submodule(name)]
@@ -236,7 +242,7 @@ class _Run:
         for kind, block in self._blocks.items():
             block.forward = partial(see, kind)
         with torch.no_grad(), Trace(self._model) as trace:
-            self._model(*self._inputs((1, self.frames[4], 16, 16))[:3])
+            self._model(*self._inputs((1, self.frames[_FRAMES[-1]], 64, 64))[:3])  # tables of positions only grow
         return {
             kind: {place for place, (one, other) in enumerate(zip(*calls, strict=True)) if one != other}
             for kind, calls in seen.items()

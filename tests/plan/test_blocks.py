@@ -1,4 +1,4 @@
-"""What is counted where no law can be fitted, and for a denoiser that takes few lengths."""
+"""What is counted by a law and where none can be fitted, and for a denoiser that takes few lengths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.models import CogVideoXConfig, MMDiTConfig, STDiT3Config, TTTVideoConfig
 from longtake.models.trace import Law
 from longtake.plan import blocks
 from longtake.plan.layout import Layout, MicroBatch
@@ -39,14 +40,18 @@ def counted(**peers: int) -> np.ndarray:
     return np.array(found)
 
 
+def hold_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks._count_blocks.cache_clear()
+    blocks._law.cache_clear()
+    monkeypatch.setattr(blocks, "fit", lambda *how, **named: Law({}, lambda sizes: (), np.zeros(0), False))
+
+
 @pytest.mark.parametrize("peers", [{}, {"sequence": 2}], ids=str)
 def test_where_no_law_holds_each_micro_batch_is_traced_itself(
     monkeypatch: pytest.MonkeyPatch, peers: dict[str, int]
 ) -> None:
     by_law = counted(**peers)
-    blocks._count_blocks.cache_clear()
-    blocks._law.cache_clear()
-    monkeypatch.setattr(blocks, "fit", lambda points, measure, *rest: Law({}, lambda sizes: (), np.zeros(0), False))
+    hold_no_law(monkeypatch)
     np.testing.assert_allclose(counted(**peers), by_law, rtol=1e-3, atol=512)
 
 
@@ -66,3 +71,38 @@ def test_a_denoiser_is_traced_at_lengths_that_it_takes(monkeypatch: pytest.Monke
     frames = staticmethod(lambda config: (13, 25, 37, 49, 61, 73))
     monkeypatch.setattr(Plain, "traced_frames", frames, raising=False)
     np.testing.assert_allclose(counted(), expected, rtol=1e-3, atol=512)
+
+
+SHORT = {"text_embed_dim": 32, "time_embed_dim": 32, "num_layers": 2, "num_attention_heads": 4}
+WIDTHS = {"hidden_size": 96, "num_heads": 4, "depth": 1}
+FAMILIES = {
+    "mmdit": MMDiTConfig(**WIDTHS, axes_dim=(8, 8, 8), depth_single_blocks=1, context_in_dim=64, vec_in_dim=32),
+    "cogvideox": CogVideoXConfig(**SHORT, attention_head_dim=16),
+    "ttt_video": TTTVideoConfig(**SHORT, attention_head_dim=16),
+    "stdit3": STDiT3Config(**WIDTHS, caption_channels=32),
+}
+SIZES = [(1, 13, 46, 62), (3, 7, 46, 62), (2, 10, 30, 54), (3, 1, 46, 62)]  # samples, latent frames, rows, columns
+DEGREES = [(1, 1), (2, 1), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(("sequence", "tensor"), DEGREES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_law_gives_what_a_trace_sees_where_none_was_fitted(
+    family: str, sequence: int, tensor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, layout = FAMILIES[family], Layout(sequence=sequence, tensor=tensor)
+    batches = [
+        MicroBatch(batch, (config.latent_channels, *latent), text_tokens=16)
+        for batch, *latent in SIZES
+        if family != "ttt_video" or latent[0] % 12 == 1 < latent[0]  # whole segments
+    ]
+
+    def found(batch: MicroBatch) -> list[float]:
+        of = blocks.count_blocks(config, batch, layout)
+        numbers = [(one.saved, one.input, one.working + one.made, one.flops, *one.launches) for one in of.blocks]
+        sent = [sum(pair) for one in of.blocks for pair in one.sent.values()]
+        return [*np.ravel(numbers), *sent, of.entry, of.entry + of.final, of.flops, of.launches]
+
+    by_law = [found(batch) for batch in batches]
+    hold_no_law(monkeypatch)
+    np.testing.assert_allclose(by_law, [found(batch) for batch in batches], rtol=0.01)
