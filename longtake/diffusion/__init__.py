@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from longtake.diffusion.known import (
         KNOWN_NOISE,
         NOTHING_KNOWN,
+        ONE_REF,
         ByKind,
         KnownLaw,
         Places,
+        Refs,
         Window,
         frames_to_make,
         keep_known,

@@ -7,6 +7,7 @@ who reads it, the family says as well (`Reader`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,15 @@ class Places:
     noise_level: float = 0.0  # its standard deviation, where it is still to be drawn (`noise_on_known`)
 
 
+@dataclass(frozen=True)
+class Refs:
+    """The references of a request."""
+
+    frames: tuple[float, ...] = (math.inf,)  # how many each has, at the model's rate
+    carried: bool = False  # windows without a reference of their own take the clip before
+
+
+ONE_REF = Refs()
 NOTHING_KNOWN = Places()
 KNOWN_NOISE = "known_noise"  # of a law's draws: standard normals [3, T, H, W] for `Places.noise`
 # encode(rows, window) -> latents [len(rows), C, len(window.frames), h, w]: what the autoencoder makes of the window's
@@ -96,12 +106,12 @@ class KnownLaw(Protocol):
         """What is known of each training sample of clips (T, H, W), kinds drawn by weight."""
 
     def given(
-        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: Refs = ONE_REF
     ) -> Places:
         """What a kind makes known of a video to be generated. mask: of a request, for kinds whose windows want one.
-        refs: how many references it has."""
+        refs: of its references."""
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
         """The frames that a kind takes of a clip; empty where it knows nothing, or the clip is too short for it."""
 
     def continued(self, kind: str, carries: str, clip: int) -> str:
@@ -137,7 +147,7 @@ class ByKind(ABC):
         return [self.places(kind, latent, shape, None, numbers) for kind, numbers in pairs]
 
     def given(
-        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: Refs = ONE_REF
     ) -> Places:
         return self.places(kind, latent, shape, mask, [0.0] * self.numbers)
 
@@ -145,7 +155,7 @@ class ByKind(ABC):
         return carries
 
     @abstractmethod
-    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
         """As `KnownLaw.windows`."""
 
     def places(

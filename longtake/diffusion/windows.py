@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from longtake.contracts import Known, LatentShape
 from longtake.diffusion.config import END_KINDS
-from longtake.diffusion.known import ByKind, PixelShape, Places, Window, kinds_by_weight
+from longtake.diffusion.known import ONE_REF, ByKind, PixelShape, Places, Refs, Window, kinds_by_weight
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
     import numpy as np
@@ -64,7 +64,7 @@ class EndWindows(ByKind):
             return [NOTHING] * len(uniforms)
         return kinds_by_weight(uniforms, {kind: weights[kind] for kind in kinds})
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
         """What a kind makes known of a clip of `num_frames` frames; empty where the clip is too short for the kind.
 
         A clip must have latent frames that are not known; i2v_loop alone may know all there are.

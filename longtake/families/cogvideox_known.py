@@ -12,7 +12,17 @@ import numpy as np
 
 from longtake.contracts import Draw, Known, LatentShape
 from longtake.diffusion.config import END_KINDS
-from longtake.diffusion.known import KNOWN_NOISE, NOTHING_KNOWN, KnownLaw, PixelShape, Places, Window, kinds_by_weight
+from longtake.diffusion.known import (
+    KNOWN_NOISE,
+    NOTHING_KNOWN,
+    ONE_REF,
+    KnownLaw,
+    PixelShape,
+    Places,
+    Refs,
+    Window,
+    kinds_by_weight,
+)
 from longtake.diffusion.windows import NOTHING, EndWindows
 from longtake.families.cogvideox import INPAINT, MASK_KINDS
 from longtake.families.cogvideox_masks import MASKS
@@ -89,7 +99,7 @@ class MaskedVideo(EndWindows):
             return True
         return (kind not in MASKS or _share(kind, num_frames) > 0) and bool(self.windows(kind, latent, num_frames))
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
         """The whole clip; it shows frames at its ends, as many as there are references where these are single frames,
         or what a mask leaves."""
         if kind == NOTHING:
@@ -100,13 +110,13 @@ class MaskedVideo(EndWindows):
         frames = range(latent(num_frames, 1, 1)[1])
         return (Window(frames, range(num_frames), "masked", masked=True, shown=shown, by_mean=True),)
 
-    def _shown(self, kind: str, latent: LatentShape, num_frames: int, refs: int) -> tuple[range, ...]:
+    def _shown(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs) -> tuple[range, ...]:
         if kind in MASKS:
             head = min(_CARRIED, (num_frames - 1) // 2 if kind == "inpaint_ends" else num_frames - 1)
             tail = head if kind == "inpaint_ends" else 0
         elif kind in _OF_STILLS:
-            has_head, tail = _OF_STILLS[kind]
-            head, tail = (max(refs - tail, 1), tail) if has_head else (0, refs)
+            (has_head, tail), count = _OF_STILLS[kind], 1 if refs.carried else len(refs.frames)
+            head, tail = (max(count - tail, 1), tail) if has_head else (0, count)
         else:
             ends = super().windows(kind, latent, num_frames)
             head, tail = (sum(len(one.pixels) for one in ends if one.is_head == at_head) for at_head in (True, False))
@@ -114,7 +124,7 @@ class MaskedVideo(EndWindows):
         return tuple(end for end in ends if len(end)) if head + tail <= num_frames else ()
 
     def given(
-        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: Refs = ONE_REF
     ) -> Places:
         windows = self.windows(kind, latent, shape[0], refs)
         if windows and windows[0].shown is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from longtake.contracts import Known, LatentShape
-from longtake.diffusion.known import NOTHING_KNOWN, ByKind, PixelShape, Places, Window
+from longtake.contracts import Known, LatentShape, UserError
+from longtake.diffusion.known import NOTHING_KNOWN, ONE_REF, ByKind, PixelShape, Places, Refs, Window
 from longtake.families.opensora_v1_2_kinds import KINDS, NOTHING, STRATEGIES
 from longtake.families.opensora_v1_2_masks import MASKS, to_make
 from longtake.families.opensora_v1_2_strategy import MaskGroup, of_clip, placed, ratios, read_strategy
@@ -25,14 +26,14 @@ class FrameMasks(ByKind):
     kinds = KINDS
     numbers = 2
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
         """What a kind or a strategy takes of references."""
         frames = latent(num_frames, 1, 1)[1]
         if kind == NOTHING or frames == 1:
             return ()
         if kind in MASKS and kind not in STRATEGIES:
             return (Window(range(frames), range(num_frames)),)
-        return tuple(_window(group, latent) for group in _groups(kind, frames))
+        return tuple(_window(group, latent) for group in _groups(kind, frames, latent, refs))
 
     def places(
         self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None, numbers: Sequence[float]
@@ -44,14 +45,14 @@ class FrameMasks(ByKind):
         return _masked(kind, OwnNumbers(*(int(u * 2**24) for u in numbers)), frames, shape[0])
 
     def given(
-        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: int = 1
+        self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: Refs = ONE_REF
     ) -> Places:
         windows, frames = self.windows(kind, latent, shape[0], refs), latent(*shape)[1]
         if not windows:
             return NOTHING_KNOWN
         if kind in MASKS and kind not in STRATEGIES:
             return _masked(kind, OwnNumbers(0, 0), frames, shape[0])
-        return Places(windows, _released(ratios(_groups(kind, frames), frames)))
+        return Places(windows, _released(ratios(_groups(kind, frames, latent, refs), frames)))
 
     def continued(self, kind: str, carries: str, clip: int) -> str:
         """What a later clip knows: the clip before, and what the strategy of the video says of this one."""
@@ -63,10 +64,27 @@ class FrameMasks(ByKind):
         return {}
 
 
-def _groups(kind: str, frames: int) -> list[MaskGroup]:
-    """What a strategy says of a clip by itself, the places counted from its beginning."""
+def _groups(kind: str, frames: int, latent: LatentShape, refs: Refs) -> list[MaskGroup]:
+    """What a strategy says of a clip by itself, the places counted from its beginning. Raises `UserError` for a group
+    outside it."""
     groups = read_strategy(STRATEGIES.get(kind, kind))
-    return [found for group in groups if group.clip == 0 and (found := placed(group, frames)) is not None]
+    return [_fitted(group, frames, latent, refs) for group in groups if group.clip == 0]
+
+
+def _fitted(group: MaskGroup, frames: int, latent: LatentShape, refs: Refs) -> MaskGroup:
+    """A group as it is placed, cut to what its reference has; of one that has none of it, uncut."""
+    if (found := placed(group, frames)) is None:
+        raise UserError(
+            f'mask strategy "{group}": is about no frame of a clip with {frames} latent frames; choose a target from '
+            f"{-frames} to {frames - 1} and a length from 1"
+        )
+    number = group.reference or 0
+    carried = group.reference is None and refs.carried
+    if carried or number >= len(refs.frames) or (has := refs.frames[number]) == math.inf:
+        return found
+    whole = latent(int(has), 1, 1)[1]
+    whole -= latent.pixel_frames(whole) > has
+    return found if max(-found.start, found.start + found.length) <= whole else placed(group, frames, whole) or found
 
 
 def _window(group: MaskGroup, latent: LatentShape) -> Window:

@@ -180,9 +180,17 @@ class GenerateConfig(SystemConfig):
                 fix = next((f'write cond_type = "{kind}"' for kind in self._kinds_from_files()), "leave it out")
                 raise ValueError(f"{of_ref}: {key} knows no frames; {fix}")
             return
-        frames, law = self.sampling_option.num_frames, self.law_of_family
-        given = [self.kind]
-        if self.kind not in kinds and self.carries is not None:  # written out, it may be about later clips alone
-            given += [law.continued(self.kind, self.carries, clip) for clip in range(1, self.num_clips)]
-        if not any(law.windows(kind, self.ae.latent, frames) for kind in given):
-            raise ValueError(f"{key}: sampling_option.num_frames = {frames} leaves no frame to be made; ask for more")
+        if fault := self.fault_of_kind(self.kind):
+            raise ValueError(f"{key}: {fault}; ask for more")
+
+    def fault_of_kind(self, kind: str) -> str | None:
+        """Why a kind of the model's takes nothing of a reference, as a clause."""
+        frames, latent, law = self.sampling_option.num_frames, self.ae.latent, self.law_of_family
+        if law.windows(kind, latent, frames):
+            return None
+        if kind in self.kinds or latent(frames, 1, 1)[1] == 1:
+            return f"sampling_option.num_frames = {frames} leaves no frame to be made"
+        later = range(1, self.num_clips)  # one that is written out may be about these alone
+        if any(law.continued(kind, self.carries, clip) != self.carries for clip in later):
+            return None
+        return f"is about no clip, counted from 0, that there is in num_clips = {self.num_clips}"

@@ -95,11 +95,7 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
             raise ClipError(f"is a still image, and {taker} takes {count} frames of a video")
         return np.zeros(count, np.int64)
     info = probe_file(path)
-    step = 1.0
-    if "reference_rate" not in config.quirks and math.isfinite(info.fps) and info.fps > 0:
-        ratio = info.fps / config.fps_save
-        step = 1.0 if abs(ratio - 1) < _SAME_RATE else ratio
-    offsets = np.floor(np.arange(count) * step + 0.5).astype(np.int64)
+    offsets = np.floor(np.arange(count) * _step(info.fps, config) + 0.5).astype(np.int64)
     needed = int(offsets[-1]) + 1
     if needed > info.num_frames:
         raise ClipError(
@@ -107,6 +103,26 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
             f"{config.fps_save:g} FPS, which are {needed} of them"
         )
     return info.num_frames - 1 - offsets[::-1] if window.takes_end else offsets
+
+
+def frames_of(path: str, config: GenerateConfig) -> float:
+    """How many frames a reference has at the model's rate, of which `frame_numbers` takes the first or the last;
+    infinity where it cannot be read."""
+    if is_image(path):
+        return 1
+    try:
+        info = probe_file(path)
+    except ClipError:
+        return math.inf
+    return math.ceil((info.num_frames - 0.5) / _step(info.fps, config))
+
+
+def _step(fps: float, config: GenerateConfig) -> float:
+    """How many frames of a video at this rate stand for one at the model's."""
+    if "reference_rate" in config.quirks or not math.isfinite(fps) or fps <= 0:
+        return 1.0
+    ratio = fps / config.fps_save
+    return 1.0 if abs(ratio - 1) < _SAME_RATE else ratio
 
 
 def file_of(window: Window, paths: Sequence[str]) -> str:

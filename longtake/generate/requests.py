@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -16,10 +17,10 @@ from longtake.data import ClipError, read_frames, read_image, resize_crop, to_un
 from longtake.data.clips.captions import read_frame_numbers
 from longtake.data.clips.video import is_image
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import NOTHING_KNOWN, Window
+from longtake.diffusion import NOTHING_KNOWN, Refs, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts, split_paths
-from longtake.generate.references import frame_numbers, known_pixels, reference_faults
+from longtake.generate.references import frame_numbers, frames_of, known_pixels, reference_faults
 from longtake.generate.sample import Request, edited, in_segments, shape_asked
 from longtake.system import find_encoders
 from longtake.system.pretrained import open_pretrained
@@ -76,7 +77,8 @@ def check_request(config: GenerateConfig) -> list[str]:
     if faults:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
-    doubts = _check_weights(config, prompts) + [line for part in stills for line in _check_weights(part, ())]
+    doubts = list(dict.fromkeys(_cut_references(prompts, config)))
+    doubts += _check_weights(config, prompts) + [line for part in stills for line in _check_weights(part, ())]
     for part in (config, *stills):  # last, since this downloads from the hub
         find_encoders(part)
     return doubts
@@ -107,7 +109,7 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
             if not number and (path := clip.mask or config.mask):
                 (pixels,) = known_pixels([path], [replace(every, masked=True)], shape[1:], config)
                 mask = (to_unit(pixels).mean(0, keepdim=True) > 0).float()
-            kind, refs = clip.carries or kind_of(clip, config), len(video.refs) if not number else 1
+            kind, refs = clip.carries or kind_of(clip, config), refs_taken(clip, video.refs, config)
             places = law.given(kind, config.ae.latent, shape, mask, refs)
         if ratio := ratio_of(clip, config):
             places = edited(places, ratio, len(every.frames))
@@ -121,6 +123,16 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
         negative = clip.negative or config.negative_prompt
         found.append(Request(clip.text, seed, negative, places, known, start, before, brought_by(clip, config)))
     return found
+
+
+def refs_taken(clip: Prompt, files: Sequence[str], config: GenerateConfig) -> Refs:
+    """What a clip of a video with these references can take of them."""
+    return Refs(tuple(frames_of(path, config) for path in files), carried=clip.carries is not None)
+
+
+def windows_taken(clip: Prompt, refs: Refs, config: GenerateConfig) -> tuple[Window, ...]:
+    kind = clip.carries or kind_of(clip, config)
+    return config.law_of_family.windows(kind, config.ae.latent, config.sampling_option.num_frames, refs)
 
 
 def companions_of(clip: Prompt, config: GenerateConfig) -> list[tuple[Companion, tuple[str, ...]]]:
@@ -278,9 +290,9 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
             yield prompt.row, f'cond_type = "{kind}": {fault}'
             return
         config = config.model_copy(update={"cond_type": kind})
-    windows = law.windows(kind, config.ae.latent, len(every.pixels), len(refs)) if law and refs else ()
+    windows = windows_taken(prompt, refs_taken(prompt, refs, config), config) if law and refs else ()
     faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
-    if len(refs) > 1 and kind != config.family.kind_of_nothing and not windows:
+    if len(refs) > 1 and kind in config.kinds and kind != config.family.kind_of_nothing and not windows:
         faults.append(f'cond_type = "{kind}": {len(refs)} references leave no frame of {len(every.pixels)} to be made')
     if path := prompt.mask or config.mask:
         takes = any(window.masked and window.shown is None for window in windows)
@@ -296,8 +308,40 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
         yield from ((clip.row, fault) for fault in _companion_faults(clip, config))
         if (ratio := ratio_of(clip, config)) and "input" not in config.family.readers:
             yield clip.row, f"edit_ratio = {ratio:g}: this model keeps what is known to the end"
-        if clip.carries is not None and (fault := _carries_fault(clip.carries, config)):
-            yield clip.row, f'carries = "{clip.carries}": {fault}'
+        if clip.carries is not None:
+            if fault := _carries_fault(clip.carries, config):
+                yield clip.row, f'carries = "{clip.carries}": {fault}'
+                continue
+            windows = windows_taken(clip, refs_taken(clip, refs, config), config)
+            faults = reference_faults(refs, [window for window in windows if window.reference is not None], config)
+            yield from ((clip.row, fault) for fault in faults)
+        if law and (clip.carries or refs) and (clip.carries or kind) not in config.kinds:
+            yield from _gives_all(clip, refs, config)
+
+
+def _gives_all(clip: Prompt, files: Sequence[str], config: GenerateConfig) -> Iterator[tuple[int, str]]:
+    """Row and clause where the known frames of a clip, written out, are all there are."""
+    kind, every = clip.carries or kind_of(clip, config), whole_clip(config)
+    refs = refs_taken(clip, files, config)
+    places = config.law_of_family.given(kind, config.ae.latent, shape_of(config), None, refs)
+    if not edited(places, ratio_of(clip, config), len(every.frames)).released.any():
+        key = "carries" if clip.carries else "cond_type"
+        yield clip.row, f'{key} = "{kind}": gives all {len(every.frames)} latent frames, and none is left to be made'
+
+
+def _cut_references(prompts: Sequence[Prompt], config: GenerateConfig) -> Iterator[str]:
+    """A line for each reference that has fewer frames than a clip asks for, which takes those."""
+    for prompt in prompts if config.law_of_family is not None else ():
+        for clip in prompt.clips if prompt.refs else ():
+            refs = refs_taken(clip, prompt.refs, config)
+            endless = replace(refs, frames=(math.inf,) * len(refs.frames))
+            asked, taken = (windows_taken(clip, one, config) for one in (endless, refs))
+            for window, part in zip(asked, taken, strict=True):
+                if len(part.frames) < len(window.frames):
+                    number = part.reference or 0
+                    has = f"has {refs.frames[number]} frames at {config.fps_save:g} FPS"
+                    given = f"gives {len(part.frames)} latent frames, not {len(window.frames)}"
+                    yield f"ref {prompt.refs[number]!r}: {has}, so it {given}"
 
 
 def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
@@ -323,15 +367,17 @@ def _carries_fault(kind: str, config: GenerateConfig) -> str | None:
 
 def _kind_fault(kind: str, config: GenerateConfig, carried: bool = False) -> str | None:
     """Why nothing can be known by a kind; carried: from the clip before."""
-    family, frames = config.family, config.sampling_option.num_frames
+    family = config.family
     if not family.has_kind(kind, config.model):
         return f"choose one of {', '.join(config.kinds) or 'no kinds'}"
     if kind == family.kind_of_nothing or config.model.refuses_known:
         return None if kind == family.kind_of_nothing else config.model.refuses_known
     if carried and kind in config.law_of_family.needs_mask:
         return "wants a mask, which a clip that carries on has not"
-    taken = config.law_of_family.windows(kind, config.ae.latent, frames)
-    return None if taken else f"leaves no frame of {frames} to be made"
+    if carried:
+        taken = config.law_of_family.windows(kind, config.ae.latent, config.sampling_option.num_frames)
+        return None if taken else f"leaves no frame of {config.sampling_option.num_frames} to be made"
+    return config.fault_of_kind(kind)
 
 
 def _check_weights(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[str]:

@@ -145,7 +145,7 @@ class Boxes(ByKind):
 
     kinds, numbers = KINDS, 3
 
-    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: int = 1) -> tuple[Window, ...]:
+    def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Any = None) -> tuple[Window, ...]:
         if kind == "first":
             return (Window(range(1), range(1), "head1"),) if num_frames > 1 else ()
         every, masked = (range(latent(num_frames, 1, 1)[1]), range(num_frames)), kind == "inpaint"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, LatentShape
-from longtake.diffusion import Places, Window
+from longtake.diffusion import Places, Refs, Window
 from longtake.families.cogvideox_known import GENERATION_LEVEL, HIDDEN, MaskedVideo, resized
 from longtake.families.cogvideox_masks import MASKS
 from longtake.random import OwnNumbers, uniforms
@@ -116,7 +116,11 @@ def test_kinds_that_do_not_fit_a_clip_leave_the_others() -> None:
     assert any(places.windows for places in LAW.drawn(choices, {"inpaint_ends": 1.0}, CAUSAL, (5, 32, 32)))
     in_one_latent = LatentShape(3, 16, 8, causal=False)
     assert LAW.given("i2v_head", in_one_latent, (16, 8, 8)).mask[0, :, 0, 0].tolist() == [0, *[1] * 15]
-    assert LAW.given("i2v_tail", in_one_latent, (16, 8, 8), refs=2).mask[0, :, 0, 0].tolist() == [*[1] * 14, 0, 0]
+    assert LAW.given("i2v_tail", in_one_latent, (16, 8, 8), refs=Refs((1, 1))).mask[0, :, 0, 0].tolist() == [
+        *[1] * 14,
+        0,
+        0,
+    ]
     assert not LAW.given("i2v_head", in_one_latent, (1, 8, 8)).windows
 
 

@@ -111,10 +111,37 @@ def test_it_generates_from_text_and_from_frames_by_strategies(longtake: Any, who
     assert np.abs(made[3].astype(int) - given[5]).mean() > 12
     code, _, err = longtake("generate", whole, "--prompt", "a circle", *size, "--save-dir", tmp_path / "text")
     assert code == 0, err
-    fault = longtake(
-        "generate", whole, "--prompt", "a", *size, "--cond-type", "0,0,0,-9", "--ref", tmp_path / "ref.mp4"
-    )
-    assert "choose a target from -8" in " ".join(fault[2].split())
+
+
+def test_strategies_that_ask_for_too_much_are_cut_or_refused(longtake: Any, whole: Path, tmp_path: Path) -> None:
+    write_video(tmp_path / "ref.mp4", np.zeros((8, 32, 32, 3), np.uint8), 24)
+    write_video(tmp_path / "short.mp4", np.zeros((3, 32, 32, 3), np.uint8), 24)
+
+    def asked(strategy: str, ref: str, *words: Any) -> tuple[int, str]:
+        size = ("--sampling-option.resolution", "32x32", "--num-frames", 8, "--num-steps", 1, "--save-dir", tmp_path)
+        given = ("--cond-type", strategy, "--ref", tmp_path / ref)
+        code, out, err = longtake("generate", whole, "--prompt", "a", *size, *given, *words)
+        return code, " ".join((out + err).split())
+
+    for strategy, fault in {
+        "0,0,0,-9": "choose a target from -8",
+        "0,0,0,8": "choose a target from -8 to 7",
+        "0,0,0,0,0": "and a length from 1",
+        "1,0,0,0,1": "is about no clip, counted from 0, that there is in num_clips = 1",
+        "0,0,0,0,99": "gives all 8 latent frames, and none is left to be made",
+        "0,0,8,0,1": "has 8 frames at 24 FPS, and",
+    }.items():
+        code, said = asked(strategy, "ref.mp4")
+        assert code == 2, said
+        assert fault in said
+    for strategy, words in (("0,0,0,0,99,0.5", ()), ("0,0,0,0,99", ("--edit-ratio", 0.5)), ("0,0,0,0,7", ())):
+        code, said = asked(strategy, "ref.mp4", *words)
+        assert code == 0, said
+    code, said = asked("1,0,-5,0,5", "short.mp4", "--num-clips", 2, "--carries", "extend")
+    assert code == 0, said
+    assert "short.mp4': has 3 frames at 24 FPS, so it gives 3 latent frames, not 5" in said
+    code, said = asked("1,0,5,0,5", "short.mp4", "--num-clips", 2, "--carries", "extend")
+    assert "has 3 frames at 24 FPS, and" in said
 
 
 def test_a_run_from_a_store_is_the_run_that_encodes(longtake: Any, run: Path, tmp_path: Path) -> None:

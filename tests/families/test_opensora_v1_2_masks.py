@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from longtake.contracts import LatentShape, UserError
+from longtake.diffusion import Refs
 from longtake.families.opensora_v1_2_kinds import KIND_PATTERN, NOTHING
 from longtake.families.opensora_v1_2_known import FrameMasks
 from longtake.families.opensora_v1_2_masks import to_make
@@ -120,6 +121,28 @@ def test_a_request_takes_the_pixels_that_become_the_latents_of_a_strategy() -> N
     assert law.given("image_head", LATENT, shape).windows == law.given("0", LATENT, shape).windows
     assert not law.given(NOTHING, LATENT, shape).windows
     assert not law.windows("image_head", LATENT, 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "refs", "frames", "pixels"),
+    [
+        ("0,0,-5,0,5", (40,), range(5), 17),  # enough
+        ("0,0,-5,0,5", (10,), range(3), 9),
+        ("0,0,-5,0,2", (5,), range(2), 5),
+        ("0,0,0,0,15,0.4", (40,), range(12), 39),
+        ("0,1,1,3,9", (1, 17), range(3, 7), 17),
+        ("extend", (1,), range(1), 1),
+        ("0,0,3,0,2", (5,), range(2), 17),  # of which the reference has nothing: what it lacks is told by others
+    ],
+)
+def test_a_reference_that_is_too_short_gives_what_it_has(
+    strategy: str, refs: tuple[int, ...], frames: range, pixels: int
+) -> None:
+    (window,) = FrameMasks().windows(strategy, LATENT, 51, Refs(refs))
+    assert (window.frames, len(window.pixels)) == (frames, pixels)
+    released = FrameMasks().given(strategy, LATENT, (51, 64, 64), refs=Refs(refs)).released.flatten()
+    assert len(FrameMasks().windows("extend", LATENT, 51, Refs((1,), carried=True))[0].frames) == 5
+    assert [place for place, share in enumerate(released.tolist()) if share < 1] == list(frames)
 
 
 def test_a_later_clip_goes_on_from_the_one_before_and_has_its_own_part_of_the_strategy() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longtake.contracts import LatentShape
 from longtake.data import to_unit
-from longtake.diffusion import VPrediction, VPredictionConfig
+from longtake.diffusion import Refs, VPrediction, VPredictionConfig
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.families.cogvideox_known import MaskedVideo
 from longtake.generate import GenerateConfig, Prompt, Request, Video
@@ -121,7 +121,7 @@ def test_lists_of_pictures_stand_where_they_stood_in_the_published_program(name:
     for file, number in zip(files, numbers, strict=True):
         Image.fromarray(golden["images"][number].numpy()).save(file)
     law, shape = config.law_of_family, (5, 8, 12)
-    places = law.given(kind, config.ae.latent, shape, refs=len(files))
+    places = law.given(kind, config.ae.latent, shape, refs=Refs((1.0,) * len(files)))
     (pixels,) = known_pixels(files, places.windows, shape[1:], config)
     mask = golden[f"{name}.mask"][0].float() / 255
     assert torch.equal(places.mask, mask)
