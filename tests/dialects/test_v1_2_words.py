@@ -11,7 +11,7 @@ import pytest
 from longtake.config import ConfigError
 from longtake.contracts import UserError
 from longtake.dialects import OpenSoraV12
-from longtake.dialects.opensora_v1_2 import shared, training
+from longtake.dialects.opensora_v1_2 import search, shared, training
 from longtake.dialects.opensora_v1_2.flags import FLAGS
 from longtake.presets import find_preset
 from longtake.train import RunConfig, read_run
@@ -184,6 +184,64 @@ def test_what_has_no_counterpart_is_refused(changed: str, said: str, tmp_path: P
     assert re.search(said, str(error.value)), str(error.value)
 
 
+SEARCH = """
+base = ("512", "408")
+base_step_time = 16
+grad_checkpoint = True
+bucket_config = {"144p": {1: (475, 0), 51: (51, 10)}, "240p": {1: (297, 200), 51: (20, 0)}}
+dataset = dict(type="VariableVideoTextDataset", transform_name="resize_crop")
+model = dict(type="STDiT3-XL/2", qk_norm=True)
+scheduler = dict(type="rflow", use_timestep_transform=True, sample_method="logit-normal")
+"""
+
+
+def searched(run: str | Path, *flags: str) -> tuple[RunConfig, list[str], Heard]:
+    """The run, and the words of `longtake plan` itself, that a command line of scripts/misc/search_bs.py means."""
+    heard = Heard()
+    dialect = OpenSoraV12(heard.lines.append)
+    verb, found, *words = dialect.command(["plan", str(run), *flags])
+    options = [word for word in words if not word.startswith("--") or "=" not in word]
+    assert verb == "plan"
+    return read_run(found, [word for word in words if "=" in word], dialect=dialect).value, options, heard
+
+
+def test_the_published_search_is_one_for_its_step_time() -> None:
+    config, options, heard = searched("configs/opensora-v1-2/misc/bs.py", "--data-path", "small.csv", "--seed", "7")
+    assert options == ["--probe", "--target-step-seconds", "12", "--gpus", "1"]
+    assert config.bucket_config == preset("stage2").bucket_config
+    assert (config.dataset.data_path, config.seed) == ("small.csv", 7)
+    assert heard.lines == ["configs/opensora-v1-2/misc/bs.py: is opensora_v1_2/stage2 here"]
+
+
+def test_a_search_file_of_ones_own_says_buckets_goal_and_one_resolution(tmp_path: Path) -> None:
+    own = write(tmp_path, SEARCH)
+    config, options, heard = searched(own, "--data-path", "x.csv", "--ckpt-path", "w.pth", "--outputs", "o")
+    assert options[1:3] == ["--target-step-seconds", "16"]
+    assert config.bucket_config == {
+        "144p": {1: (1.0, 475), 51: (1.0, 51)},
+        "240p": {1: (1.0, 297), 51: (1.0, 20)},
+    }
+    assert heard.of("base").endswith("does nothing beside base_step_time, as there")
+    assert "none are read" in heard.of("--ckpt-path")
+    assert "nothing is written" in heard.of("--outputs")
+    config, options, _ = searched(own, "--resolution", "240p", "--data-path", "x.csv", "--target-step-seconds", "3")
+    assert list(config.bucket_config) == ["240p"]
+    assert options == ["--probe", "--gpus", "1", "--target-step-seconds", "3"]
+    with pytest.raises(ConfigError, match="choose 144p, 240p"):
+        searched(own, "--resolution", "360p", "--data-path", "x.csv")
+
+
+def test_a_search_without_a_goal_is_refused(tmp_path: Path) -> None:
+    for line in ("", "base_step_time = None"):
+        own = write(tmp_path, SEARCH.replace("base_step_time = 16", line))
+        with pytest.raises(UserError, match=r"base_step_time is missing; write .* of base = \('512'"):
+            searched(own)
+    with pytest.raises(UserError, match="base_step_time is missing"):
+        searched("configs/opensora-v1-2/train/stage1.py")
+    with pytest.raises(UserError, match=r"run file is missing; .* configs/opensora-v1-2/misc/bs.py"):
+        searched("--data-path", "x.csv")
+
+
 @pytest.mark.parametrize(
     ("run", "said"),
     [
@@ -199,7 +257,15 @@ def test_a_file_without_a_counterpart_is_refused(run: str, said: str) -> None:
 
 def test_every_word_of_training_is_on_the_page_of_migrating() -> None:
     page = (ROOT / "docs" / "migrating.md").read_text().partition("\n## Open-Sora 1.2")[2].partition("\n## ")[0]
-    words = {*FLAGS["train"], *training.RATES, *training.OTHERS, *training.DEFAULTS, *training.LEFT} - {"initial_lr"}
+    words = {
+        *FLAGS["train"],
+        *FLAGS["plan"],
+        *search.WORDS,
+        *training.RATES,
+        *training.OTHERS,
+        *training.DEFAULTS,
+        *training.LEFT,
+    } - {"initial_lr"}
     for module in (training, shared):
         words |= {*module.MOVED, *module.FIXED, *module.LEFT}
     assert sorted(word for word in words if f"`{word}`" not in page and f"`--{word}`" not in page) == []

@@ -46,3 +46,16 @@ def test_a_stage_trains_hands_its_weights_to_a_file_of_ones_own_and_makes_videos
     place = "configs/opensora-v1-2/inference/sample.py"
     assert run(["generate", place, *asked, "--tiny", "--device", "cpu"], OpenSoraV12()) == 0, capfd.readouterr().err
     assert len(list((tmp_path / "videos").rglob("mine_*.mp4"))) == 2
+
+
+def test_batch_sizes_are_searched_in_its_own_words(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["configs/opensora-v1-2/misc/bs.py", "--data-path", str(clips), "--resolution", "144p"]
+    done = run(["plan", *words, *HERE, "--target-step-seconds", "0.3"], OpenSoraV12())
+    said, complained = capfd.readouterr()
+    assert done == 0, complained
+    assert "for steps of at most 0.3 s, measured batch sizes:\nbucket_config = " in said
+    assert "--resolution 144p: --tiny has resolutions of its own" in complained
+    assert list(tmp_path.iterdir()) == []

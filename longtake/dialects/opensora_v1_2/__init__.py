@@ -1,5 +1,5 @@
-"""Open-Sora 1.2's command lines and run files, and those of Lambda's tutorial: `scripts/train.py` and
-`scripts/inference.py` with the path of a run file and a fixed list of flags.
+"""Open-Sora 1.2's command lines and run files, and those of Lambda's tutorial: `scripts/train.py`,
+`scripts/inference.py` and `scripts/misc/search_bs.py` with the path of a run file and a fixed list of flags.
 
 Each word acts, or is answered with a line that says what stands in its place, or is refused with the reason.
 """
@@ -15,14 +15,17 @@ from longtake.contracts import UserError
 from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, split, training_flags
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
 from longtake.dialects.opensora_v1_2.places import new_place, run_file
+from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
 from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
 
+_EXAMPLES = {"train": "train/stage1.py", "generate": "inference/sample.py", "plan": "misc/bs.py"}
+
 
 class OpenSoraV12:
-    """The dialect of one command line, `["train" | "generate", RUN, flags...]`; `say` gets each note on a word once, by
-    default on stderr of the first process."""
+    """The dialect of one command line, `["train" | "generate" | "plan", RUN, flags...]`; `say` gets each note on a word
+    once, by default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say, self._tiny = "train", SayOnce(say), False
@@ -40,11 +43,16 @@ class OpenSoraV12:
         if run is None:
             raise UserError(
                 f"{SCRIPTS[self._verb]}: the run file is missing; give one of your own, or one such as "
-                f"configs/opensora-v1-2/{'train/stage1.py' if self._verb == 'train' else 'inference/sample.py'}"
+                f"configs/opensora-v1-2/{_EXAMPLES[self._verb]}"
             )
         file = run_file(run, self._verb, self._say)
-        to_flags = training_flags if self._verb == "train" else inference_flags
-        return [self._verb, file, *["--tiny"] * self._tiny, *to_flags(given, self._tiny, self._say), *others]
+        if self._verb == "plan":
+            published = file != run and Path(run).stem == "bs"
+            own = search_flags(file, given, others, published, self._tiny, self._say)
+        else:
+            to_flags = training_flags if self._verb == "train" else inference_flags
+            own = to_flags(given, self._tiny, self._say)
+        return [self._verb, file, *["--tiny"] * self._tiny, *own, *others]
 
     def find(self, path: Path) -> Path | None:
         """The preset in the place of one of Open-Sora's that is named as a base."""
@@ -53,5 +61,7 @@ class OpenSoraV12:
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
         work = Translation(tree, heights, report, self._say)
-        (translate_training if self._verb == "train" else translate_inference)(work, self._tiny)
+        if self._verb == "plan":
+            translate_search(work, self._tiny)
+        (translate_inference if self._verb == "generate" else translate_training)(work, self._tiny)
         return work.tree

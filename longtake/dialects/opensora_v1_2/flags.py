@@ -9,7 +9,7 @@ from longtake.contracts import UserError
 from longtake.dialects.opensora_v1_2.places import is_of_the_old_program, is_own_checkpoint, weights_flags, weights_keys
 from longtake.dialects.translation import Say
 
-SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py"}
+SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py", "plan": "scripts/misc/search_bs.py"}
 TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 # How many words follow: 0, 1, 2 or any number.
 _SHARED = {
@@ -32,6 +32,7 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
         "image-size": "2",
         "prompt-as-path": "0",
     },
+    "plan": _SHARED,
 }
 KERNELS = "attention and norms take their fastest path by themselves"
 TEXTS = frozenset({"data-path", "outputs", "dtype"})

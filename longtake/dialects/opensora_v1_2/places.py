@@ -21,6 +21,7 @@ _PLACES = {
     **{f"lambda/stage{number}": f"train/lambda_{number}" for number in range(1, 8)},
     **{f"inference/{name}": "inference/240p" for name in ("sample", "sample_hf")},
 }
+SEARCHED = ("train/stage2", 12.0)  # the preset whose table has that of misc/bs.py, and the seconds that it asks for
 _TABLE = "write it into a file of your own, whose _base_ is opensora_v1_2/stage1: "
 _ELSEWHERE = {
     "train/demo_360p": _TABLE + 'bucket_config = {"_delete_": True, "360p": {102: (1.0, 1)}}, condition_config = None',
@@ -28,7 +29,7 @@ _ELSEWHERE = {
     "train/adapt": "the preset opensora_v1_2/adapt has the steps from PixArt-Sigma on",
     "train/stage1_feat": "make a store by `longtake data encode RUN -o FOLDER`, give it as dataset.latents",
     **dict.fromkeys(("misc/feat", "misc/extract"), "`longtake data encode RUN -o FOLDER` stores latents and texts"),
-    "misc/bs": "`longtake plan RUN --gpus N` says which micro-batches fit and what a step takes",
+    "misc/bs": "`longtake plan RUN --target-step-seconds 12 --probe`, or scripts/misc/search_bs.py, finds batch sizes",
     "misc/eval_loss": "`validation` in a run file makes videos while it trains",
 }
 
@@ -40,7 +41,9 @@ def run_file(run: str, verb: str, say: Say) -> str:
     below = _below_configs(path)
     if path.exists() or below is None or path.suffix != ".py":
         return run
-    if (new := new_place(path)) is None:
+    if verb == "plan" and below == "misc/bs.py":
+        new = FOLDER / _FAMILY / f"{SEARCHED[0]}.py"
+    elif (new := new_place(path)) is None:
         fix = _ELSEWHERE.get(below.removesuffix(".py"))
         kind = "inference/" if verb == "generate" else ("train/", "lambda/")
         known = ", ".join(f"{name}.py" for name in _PLACES if name.startswith(kind))
