@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.diffusion.config import Flow1000Config, FlowConfig, ObjectiveSection, VPredictionConfig
+    from longtake.diffusion.config import (
+        Flow1000Config,
+        FlowConfig,
+        NoisePredictionConfig,
+        ObjectiveSection,
+        VPredictionConfig,
+    )
     from longtake.diffusion.dropout import drop_text
     from longtake.diffusion.flow import RectifiedFlow, StraightFlow
     from longtake.diffusion.flow_1000 import Flow1000
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
         with_box,
         with_held,
     )
+    from longtake.diffusion.noise_prediction import NoisePrediction
     from longtake.diffusion.objective import Objective, build_objective, micro_batch_loss, sample_loss
     from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
     from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal

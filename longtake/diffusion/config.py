@@ -156,6 +156,22 @@ class VPredictionConfig(ObjectiveSection):
         return {**published_schedule(facts, place), **data}
 
 
+class NoisePredictionConfig(ObjectiveSection):
+    """The noise of DDPM, over 1,000 integer timesteps; the defaults are PixArt's."""
+
+    OBJECTIVE: ClassVar[str] = "longtake.diffusion.noise_prediction:NoisePrediction"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("ddim", "dpmpp_2m", "dpmpp_2m_sde")
+
+    type: Literal["noise_prediction"] = Field(
+        "noise_prediction", description="`noise_prediction` has 1,000 timesteps, and asks for the noise"
+    )
+    beta_start: float = Field(1e-4, gt=0, lt=1, description="variance that the first timestep adds")
+    beta_end: float = Field(0.02, gt=0, lt=1, description="variance that the last one adds; in between it is linear")
+    spacing: Literal["trailing", "linspace", "leading"] = Field(
+        "trailing", description="which timesteps solvers take; `trailing` begins at the last"
+    )
+
+
 def published_schedule(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The keys of a v-prediction schedule that a `scheduler_config.json` says. Raises `ValueError` for another kind."""
     wanted = {

@@ -23,28 +23,20 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Draw, Noised, UserError
-from longtake.diffusion.config import NUM_TIMESTEPS, Shift, VPredictionConfig
+from longtake.diffusion.config import NUM_TIMESTEPS, NoisePredictionConfig, Shift, VPredictionConfig
 from longtake.diffusion.known import PixelShape
 from longtake.diffusion.objective import Objective, sample_loss
 from longtake.diffusion.solvers import Denoise, Past, Solver, StepNoise
 from longtake.random import Purpose
 
 
-class VPrediction(Objective):
-    """The objective of v-prediction (`Objective`). Times are integers as float32: 999 is noise, 0 almost clean, and -1
-    stands for clean latents, where solvers end."""
+class OnTimesteps(Objective):
+    """What objectives on a schedule of noise have in common. Times are integers as float32: 999 is noise, 0 almost
+    clean, and -1 stands for clean latents, where solvers end, which take v."""
 
     noise_time: ClassVar[float] = NUM_TIMESTEPS - 1.0
-    config: VPredictionConfig
-
-    def __init__(self, config: VPredictionConfig, patch_size: int, quirks: frozenset[str] = frozenset()) -> None:
-        super().__init__(config, patch_size, quirks)
-        self.schedule = Schedule(config.beta_start, config.beta_end, config.snr_shift)
-
-    @property
-    def timestep(self) -> Draw:
-        config = self.config
-        return Draw(Purpose.TIMESTEP, "integer", below=config.num_timesteps, stratified=config.uniform_sampling)
+    config: VPredictionConfig | NoisePredictionConfig
+    schedule: Schedule
 
     def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
         """The integers drawn."""
@@ -54,28 +46,6 @@ class VPrediction(Objective):
         """x(t), float32 [B, C, F, h, w]; t: of any shape that broadcasts."""
         signal, level = self.schedule.factors(t)
         return signal * clean + level * noise
-
-    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """v."""
-        return self.noised_at(noise, -clean, t)
-
-    def weight(self, t: Tensor) -> Tensor:
-        """1, or with `min_snr_gamma` min(snr, gamma) / (snr + 1), the loss of x0 weighted as by Hang et al., "Efficient
-        Diffusion Training via Min-SNR Weighting Strategy", 2023; snr = a / (1 - a)."""
-        if (gamma := self.config.min_snr_gamma) is None:
-            return torch.ones_like(t)
-        alpha = self.schedule.alpha(t)
-        return torch.minimum(alpha, gamma * (1 - alpha)).float()
-
-    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
-        """The loss of each sample, float32 [B]; a share `motion_loss` of it that of the differences between
-        neighbouring frames, where there are more than two frames."""
-        plain, share = sample_loss(prediction, noised), self.config.motion_loss
-        if not share or prediction.shape[2] < 3:
-            return plain
-        counted = None if noised.counted is None else noised.counted[:, :, 1:] * noised.counted[:, :, :-1]
-        motion = replace(noised, target=noised.target.diff(dim=2), counted=counted)
-        return (1 - share) * plain + share * sample_loss(prediction.float().diff(dim=2), motion)
 
     def grid(
         self,
@@ -121,14 +91,62 @@ class VPrediction(Objective):
         return DPMPlusPlus2M(*levels, adds_noise=name == "dpmpp_2m_sde")
 
 
+class VPrediction(OnTimesteps):
+    """The objective of v-prediction (`Objective`)."""
+
+    config: VPredictionConfig
+
+    def __init__(self, config: VPredictionConfig, patch_size: int, quirks: frozenset[str] = frozenset()) -> None:
+        super().__init__(config, patch_size, quirks)
+        self.schedule = Schedule.scaled_linear(config.beta_start, config.beta_end, config.snr_shift)
+
+    @property
+    def timestep(self) -> Draw:
+        config = self.config
+        return Draw(Purpose.TIMESTEP, "integer", below=config.num_timesteps, stratified=config.uniform_sampling)
+
+    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """v."""
+        return self.noised_at(noise, -clean, t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """1, or with `min_snr_gamma` min(snr, gamma) / (snr + 1), the loss of x0 weighted as by Hang et al., "Efficient
+        Diffusion Training via Min-SNR Weighting Strategy", 2023; snr = a / (1 - a)."""
+        if (gamma := self.config.min_snr_gamma) is None:
+            return torch.ones_like(t)
+        alpha = self.schedule.alpha(t)
+        return torch.minimum(alpha, gamma * (1 - alpha)).float()
+
+    def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
+        """The loss of each sample, float32 [B]; a share `motion_loss` of it that of the differences between
+        neighbouring frames, where there are more than two frames."""
+        plain, share = sample_loss(prediction, noised), self.config.motion_loss
+        if not share or prediction.shape[2] < 3:
+            return plain
+        counted = None if noised.counted is None else noised.counted[:, :, 1:] * noised.counted[:, :, :-1]
+        motion = replace(noised, target=noised.target.diff(dim=2), counted=counted)
+        return (1 - share) * plain + share * sample_loss(prediction.float().diff(dim=2), motion)
+
+
 class Schedule:
     """How much of the clean latents' variance is left at each timestep, in float64; all of it at -1."""
 
-    def __init__(self, beta_start: float, beta_end: float, snr_shift: float) -> None:
+    def __init__(self, alphas: Tensor) -> None:
+        self._keep(alphas)
+
+    @classmethod
+    def linear(cls, beta_start: float, beta_end: float) -> Schedule:
+        """That of DDPM, which keeps a little of the clean latents at the end."""
+        return cls((1 - torch.linspace(beta_start, beta_end, NUM_TIMESTEPS, dtype=torch.float64)).cumprod(0))
+
+    @classmethod
+    def scaled_linear(cls, beta_start: float, beta_end: float, snr_shift: float) -> Schedule:
+        """Linear in the roots of the betas, shifted, and stretched to pure noise."""
         betas = torch.linspace(beta_start**0.5, beta_end**0.5, NUM_TIMESTEPS, dtype=torch.float64).square()
         alphas = (1 - betas).cumprod(0)
-        self._unshifted, self._shift = alphas, snr_shift
-        self._keep(_stretched(_shifted(alphas, snr_shift).sqrt()).square())
+        made = cls(_stretched(_shifted(alphas, snr_shift).sqrt()).square())
+        made._unshifted, made._shift = alphas, snr_shift
+        return made
 
     def _keep(self, alphas: Tensor) -> None:
         self._alphas = {torch.device("cpu"): torch.cat([torch.ones(1, dtype=torch.float64), alphas])}

@@ -8,6 +8,7 @@ only those of the whole are drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
@@ -33,6 +34,8 @@ _PARTS = {  # of ours -> what its tensors begin with in published files
     "spatial_decoder": "spatial_vae.module.decoder",
     "spatial_post_quant": "spatial_vae.module.post_quant_conv",
 }
+_SPATIAL = "spatial_vae.module."
+_WHOLE = _SPATIAL, "temporal_vae."  # beginnings of names in a file of all parts
 _CONSTANTS = ("scale", "shift")  # which the section says
 
 
@@ -57,10 +60,11 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
         """As the parts call them -> as published files do."""
         found = {}
         for name in files:
-            part = next((part for part, prefix in _PARTS.items() if name.startswith(f"{prefix}.")), None)
-            if part is not None:
-                found[part + name.removeprefix(_PARTS[part])] = name
-            elif name not in _CONSTANTS:
+            whole = name if name.startswith(_WHOLE) else f"{_SPATIAL}{name}"  # of SDXL's alone
+            part = next((part for part, prefix in _PARTS.items() if whole.startswith(f"{prefix}.")), None)
+            if part in self.parts:
+                found[part + whole.removeprefix(_PARTS[part])] = name
+            elif part is None and name not in _CONSTANTS:
                 found[name] = name
         return found
 
@@ -136,12 +140,18 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
         channels, *cells = self.latent(*chunk.shape[2:])
 
         def run() -> Tensor:
-            return self.moments(self.frame_moments(chunk).chunk(2, dim=1)[0] * self.config.spatial_scale)
+            mean, logvar = self.frame_moments(chunk).chunk(2, dim=1)
+            scale = self.config.spatial_scale
+            if self.config.spatial_only:
+                return torch.cat([mean * scale, logvar + 2 * math.log(scale)], dim=1)
+            return self.moments(mean * scale)
 
         return Tile(run, (len(chunk), 2 * channels, *cells))
 
     def latents_of_frames(self, z: Tensor, num_frames: int) -> Tensor:
         """Latents of a chunk, neither shifted nor scaled -> those of its frames, scaled."""
+        if self.config.spatial_only:
+            return z
         frames = self.parts.temporal_decoder(self.parts.temporal_post_quant(z))
         return frames[:, :, frames.shape[2] - num_frames :]
 
@@ -159,6 +169,8 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
 
     def _constants(self, like: Tensor) -> list[Tensor]:
         numbers = self.config.latent_shift, self.config.latent_scale
+        if self.config.spatial_only:
+            numbers = (0.0,) * len(numbers[0]), (1.0,) * len(numbers[1])
         return [torch.tensor(of, dtype=torch.float32, device=like.device)[:, None, None, None] for of in numbers]
 
 
@@ -270,18 +282,18 @@ def modules(config: OpenSoraVAEConfig) -> nn.Module:
         latent_channels=channels,
         norm_num_groups=config.norm_num_groups,
     )
-    return nn.ModuleDict(
-        {
-            "spatial_encoder": spatial.encoder,
-            "spatial_quant": spatial.quant_conv,
-            "temporal_encoder": TimeEncoder(config),
-            "temporal_quant": TimeConv(2 * channels, 2 * channels, kernel=1),
-            "temporal_decoder": TimeDecoder(config),
-            "temporal_post_quant": TimeConv(channels, channels, kernel=1),
-            "spatial_decoder": spatial.decoder,
-            "spatial_post_quant": spatial.post_quant_conv,
-        }
-    )
+    parts = {
+        "spatial_encoder": spatial.encoder,
+        "spatial_quant": spatial.quant_conv,
+        "temporal_encoder": TimeEncoder(config),
+        "temporal_quant": TimeConv(2 * channels, 2 * channels, kernel=1),
+        "temporal_decoder": TimeDecoder(config),
+        "temporal_post_quant": TimeConv(channels, channels, kernel=1),
+        "spatial_decoder": spatial.decoder,
+        "spatial_post_quant": spatial.post_quant_conv,
+    }
+    left_out = "temporal_" if config.spatial_only else "-"
+    return nn.ModuleDict({name: part for name, part in parts.items() if not name.startswith(left_out)})
 
 
 def build(config: OpenSoraVAEConfig, dtype: torch.dtype) -> OpenSoraAutoencoder:

@@ -19,6 +19,7 @@ class OpenSoraVAEConfig(KLSection):
 
     AUTOENCODER: ClassVar[str] = "longtake.encoders.opensora_v1_2:build"
     WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"micro_batch_size", "blend_chunks"}
+    LATER: ClassVar[frozenset[str]] = frozenset({"spatial_only"})
 
     type: Literal["opensora_vae_v1_2"] = Field("opensora_vae_v1_2", description="Open-Sora 1.2's autoencoder")
     from_pretrained: str = Field(
@@ -31,6 +32,11 @@ class OpenSoraVAEConfig(KLSection):
     blend_chunks: bool = Field(
         False,
         description="frames around the border of two chunks are coded once more as a chunk of their own, and faded in",
+    )
+    spatial_only: bool = Field(
+        False,
+        description="True: a latent frame for each frame, by the spatial part alone, of these weights or SDXL's own; "
+        "PixArt-Sigma's latents where spatial_scale = 0.13025",
     )
     block_out_channels: tuple[int, int, int, int] = Field(
         (128, 256, 512, 512), description="channels of the spatial part's levels"
@@ -54,8 +60,9 @@ class OpenSoraVAEConfig(KLSection):
     @property
     def latent(self) -> LatentShape:
         """How pixels map to latents: 17 frames to 5, n at the end to ceil(n / 4); sides are cut to whole cells."""
+        temporal = 1 if self.spatial_only else _TEMPORAL
         return LatentShape(
-            _LATENT_CHANNELS, _TEMPORAL, _SPATIAL, causal=True, chunk=self.micro_frame_size, whole_cells=True
+            _LATENT_CHANNELS, temporal, _SPATIAL, causal=True, chunk=self.micro_frame_size, whole_cells=True
         )
 
     def check(self, num_frames: int, height: int, width: int) -> None:

@@ -1,4 +1,5 @@
-"""Open-Sora 1.2, and the Lambda recipe: STDiT3, rectified flow to 1000, T5, masks of given frames."""
+"""Open-Sora 1.2, and the Lambda recipe: STDiT3, rectified flow to 1000 (before it PixArt's noise), T5, masks of given
+frames."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from longtake.data.rules import SampleRules
-from longtake.diffusion.config import Flow1000Config
+from longtake.diffusion.config import Flow1000Config, NoisePredictionConfig
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
 from longtake.families.opensora_v1_2_kinds import KIND_PATTERN, KINDS
 from longtake.families.record import Family, Text
@@ -66,7 +67,7 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
 OPENSORA_V1_2 = Family(
     name="opensora_v1_2",
     model=STDiT3Config,
-    objectives=(Flow1000Config,),
+    objectives=(Flow1000Config, NoisePredictionConfig),
     texts=(Text("t5", "text", masked=True, empty="y_embedder.y_embedding"),),
     weights="longtake.weights.stdit3:FORMAT",
     known="longtake.families.opensora_v1_2_known:FrameMasks",

@@ -40,6 +40,7 @@ class System:
     cut: parallel.TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
     kernels: tuple[str, ...] = ()  # what attention runs on and what is compiled, one line each
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
+    frozen_source: str | None = None  # the file that all parameters that are not trained are from; None: there is none
     offloaded_weights: parallel.OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
 
     def frozen(self) -> dict[str, Tensor]:
@@ -228,7 +229,7 @@ def build_system(
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
         denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype)
         device = torch.device("cpu") if parallel.offloads(mesh) else world.device
-        notes = _fill_denoiser(denoiser, device, config.seed, weights, restored)
+        notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
     notes += lora_notes(config.lora, adapters)
     encoders = build_encoders(config, world.device, world, kept=kept) if stored is None else None
@@ -246,6 +247,7 @@ def build_system(
         law=config.known_law,
         cut=cut,
         notes=notes,
+        frozen_source=None if drawn else config.model.from_pretrained,
         kernels=kernels,
     )
 
@@ -280,18 +282,20 @@ def _cut_denoiser(
 
 def _fill_denoiser(
     denoiser: nn.Module, device: torch.device, seed: int, weights: tuple[ModelWeights, str] | None, restored: bool
-) -> tuple[str, ...]:
-    """Gives every parameter memory on `device`, and its value where no checkpoint will fill it; returns notes."""
+) -> tuple[tuple[str, ...], bool]:
+    """Gives every parameter memory on `device`, and its value where no checkpoint will fill it; returns notes, and
+    whether one that does not train was drawn."""
     later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
     if weights is None:
         parallel.initialise_sharded(denoiser, device, seed, later)
-        return ()
+        return (), True
     state, said = weights
     parallel.initialise_sharded(denoiser, device, seed, later | set(state))
     for name in state:  # one tensor at a time is in memory
         if name not in later:
             fill(denoiser, models.held_as(denoiser, name, state[name]))
-    return said, *state.notes
+    frozen = {name.removesuffix("_scale") for name, p in denoiser.named_parameters() if not p.requires_grad}
+    return (said, *state.notes), not frozen <= set(state)
 
 
 def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: parallel.World) -> tuple[str, ...]:

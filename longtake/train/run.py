@@ -159,7 +159,7 @@ class RunLaunch:
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             world.on_main(lambda: save_config(place.path, config))
             if frozen := system.frozen():
-                begun = replace(begun, frozen=keep_frozen(place.path, frozen, config.model.from_pretrained))
+                begun = replace(begun, frozen=keep_frozen(place.path, frozen, system.frozen_source))
             settings, step = config.model_dump(mode="json"), start.state.clock.global_step
             trackers = Trackers(TrackedRun(place.path, config, settings, step), world.is_main)
             parts.callback(trackers.close)

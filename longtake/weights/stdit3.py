@@ -38,6 +38,7 @@ _TEXT_LENGTH = Growth(
     dims=(0,),
     cut=True,
 )
+_NO_NORMS = "no norms of queries and keys: they start at one"
 _START = (
     Growth(
         ("temporal_blocks.*",),
@@ -46,7 +47,7 @@ _START = (
     ),
     Growth(
         ("blocks.*.attn.q_norm.weight", "blocks.*.attn.k_norm.weight"),
-        note="no norms of queries and keys: they start at one",
+        note=_NO_NORMS,
         fill=None,
     ),
     Growth(("fps_embedder.*",), note="no embedder of the frame rate: it starts new, and adds nothing", fill=None),
@@ -59,7 +60,7 @@ FORMAT = Format(
             {},
             signs=(_PATCH, "fps_embedder.mlp.0.weight"),
             prefixes=("module.",),
-            growths=(_TEXT_LENGTH,),
+            growths=(Growth(("*.attn.[qk]_norm.weight",), note=_NO_NORMS, fill=None, key="qk_norm"), _TEXT_LENGTH),
             computed={"rope.freqs": lambda config: frame_frequencies(config.head_dim)},
         ),
         "pixart": Naming(
@@ -71,8 +72,8 @@ FORMAT = Format(
             computed=dict.fromkeys(
                 ("pos_embed", "pos_embed_temporal", "csize_embedder.*", "ar_embedder.*", "blocks.*.attn.sr.*")
             ),
-            note="is PixArt-Sigma, an image model that predicts noise and learns velocities from here on; what it "
-            "embeds of sizes and compresses of keys is left out",
+            note="is PixArt-Sigma, an image model that has predicted noise; what it embeds of sizes and compresses of "
+            "keys is left out",
         ),
     },
     own=lambda config: WeightLayout("published"),

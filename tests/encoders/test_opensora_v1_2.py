@@ -68,6 +68,26 @@ def test_latents_and_pixels_are_the_published_ones(weights: str, name: str) -> N
     close(ours.decode(golden["z"], frames), golden["decoded"].clamp(-1, 1))
 
 
+@pytest.mark.parametrize("alone", [False, True])
+@torch.no_grad()
+def test_the_spatial_part_alone_gives_pixarts_latents(weights: str, alone: bool, tmp_path: Path) -> None:
+    """Of the file of all parts, and of SDXL's own."""
+    golden = load_file(FOLDER / "vae_clip5.safetensors")
+    video, before = golden["video_u8"].float() / 127.5 - 1, "spatial_vae.module."
+    if alone:
+        parts = {name.removeprefix(before): of for name, of in load_file(weights).items() if name.startswith(before)}
+        save_file(parts, weights := str(tmp_path / "sdxl.safetensors"))
+    ours = autoencoder(weights, spatial_only=True, spatial_scale=0.13025)
+    posterior = ours.posterior(video)
+    close(posterior["mean"], golden["spatial_mode"] / 0.18215 * 0.13025)
+    logvar = ours.frame_moments(video).chunk(2, dim=1)[1]
+    close(posterior["std"], torch.exp(0.5 * logvar) * 0.13025)
+    assert ours.latent(*video.shape[2:]) == tuple(posterior["mean"].shape[1:])
+    flat = (posterior["mean"] / 0.13025).transpose(1, 2).flatten(0, 1)
+    pixels = ours.parts.spatial_decoder(ours.parts.spatial_post_quant(flat)).unflatten(0, (len(video), -1))
+    close(ours.decode(posterior["mean"], video.shape[2]), pixels.transpose(1, 2).clamp(-1, 1))
+
+
 def test_the_sizes_of_latents_are_the_published_ones() -> None:
     for chunk, pixels, latent in json.loads((FOLDER / "latent_size.json").read_text())["rows"]:
         config = OpenSoraVAEConfig(micro_frame_size=chunk or 10**6)

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from longtake.data import read_frames, write_video
-from longtake.models import STDiT3
+from longtake.models import STDiT3, build_denoiser
 from longtake.presets import find_preset
+from longtake.train.stages import read_run
 from tests.cli.conftest import longtake
+from tests.models.initialised import initialise
 from tests.train.conftest import clips  # a fixture
-from tests.train.runs import exact, metrics, train_here, write_config
+from tests.train.runs import exact, metrics, tensors, train_here, write_config
 
 __all__ = ["clips", "longtake"]
 
@@ -178,3 +181,24 @@ def test_stages_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips
     said = [line for line in out.splitlines() if "weights:" in line and "from" in line]
     assert len(said) == 6
     assert all("as trained" in line for line in said)
+
+
+def test_the_eight_steps_from_pixart_hand_on_weights(clips: Path, tmp_path: Path, longtake: Any) -> None:
+    words = ["--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max-steps", "1"]
+    preset, file = str(find_preset("opensora_v1_2/adapt")), tmp_path / "mine.pth"
+    model = build_denoiser(read_run(preset, [*words, "--stage", "sizes"]).value.model)
+    initialise(model, 3)
+    state = {
+        name.replace("spatial_blocks.", "blocks."): value.squeeze(2) if name.startswith("x_embedder.proj.w") else value
+        for name, value in model.state_dict().items()
+        if not name.startswith(("temporal_blocks.", "fps_embedder."))
+    }
+    torch.save({"state_dict": state}, file)
+    code, said, _ = longtake("train", preset, *words, "--model.from_pretrained", file)
+    assert code == 0
+    assert said.count("done at step 1") == 8
+    assert "no norms of queries and keys: they start at one" in said
+    folder = tmp_path / "opensora_v1_2_adapt"
+    last = "model.temporal_blocks.0.mlp.fc2.weight"
+    assert not tensors(folder / "sizes" / "frozen")[last].any()
+    assert tensors(folder / "temporal_videos" / "epoch0-global_step1")[last].any()

@@ -66,11 +66,15 @@ def test_the_recipe_has_seven_stages_that_hand_on_weights_as_trained() -> None:
 def test_before_stage_1_temporal_blocks_come_last_and_alone() -> None:
     curriculum, path = (f(str(find_preset("opensora_v1_2/adapt"))) for f in (read_curriculum, str))
     stages = [read_run(path, ["--stage", stage.name], RunWithoutTable).value for stage in curriculum.stages]
-    assert [stage.max_steps for stage in stages] == [10_000, 33_000, 8_000, 25_000, 3_000, 38_000]
-    assert ["temporal_blocks" in stage.freeze for stage in stages] == [True] * 4 + [False] * 2
-    assert [stage.train_only for stage in stages] == [None] * 5 + [("temporal_blocks",)]
-    assert [max(frames for _, frames in stage.bucket_rule.entries) for stage in stages] == [1] * 5 + [204]
+    assert [stage.max_steps for stage in stages] == [20_000, 18_000, 10_000, 33_000, 8_000, 25_000, 3_000, 38_000]
+    assert [stage.objective.type for stage in stages] == ["noise_prediction"] * 2 + ["flow_1000"] * 6
+    assert [stage.model.qk_norm for stage in stages] == [False] + [True] * 7
+    assert [stage.ae.latent.temporal for stage in stages] == [1] * 5 + [4] * 3
+    assert {stage.ae.spatial_scale for stage in stages[:5]} == {0.13025}
+    assert ["temporal_blocks" in stage.freeze for stage in stages] == [True] * 6 + [False] * 2
+    assert [stage.train_only for stage in stages] == [None] * 7 + [("temporal_blocks",)]
+    assert [max(frames for _, frames in stage.bucket_rule.entries) for stage in stages] == [1] * 7 + [204]
     ratios = {kind: ratio for kind, ratio, _ in MASKS["train/adapt"]["order_ratio_cumulative"]}
     ratios["interpolate"] = ratios.pop("intepolate")
     assert stages[-1].condition_config == pytest.approx(ratios)
-    assert (stages[0].objective.sample_method, stages[1].objective.sample_method) == ("uniform", "logit-normal")
+    assert (stages[2].objective.sample_method, stages[3].objective.sample_method) == ("uniform", "logit-normal")

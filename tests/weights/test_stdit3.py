@@ -92,7 +92,12 @@ def test_what_pixart_lacks_is_told_and_changes_nothing_of_its_answers(tmp_path: 
     config = STDiT3Config(**LOADING["model"], model_max_length=8, depth=2)
     found = ModelWeights(pixart_file(LOADING["cases"][0], tmp_path), config, FORMAT)
     said = "\n".join(found.notes)
-    for words in ("predicts noise", "no temporal blocks", "no norms of queries and keys", "no embedder of the frame"):
+    for words in (
+        "has predicted noise",
+        "no temporal blocks",
+        "no norms of queries and keys",
+        "no embedder of the frame",
+    ):
         assert words in said
     model = STDiT3(config)
     initialise(model, 0)

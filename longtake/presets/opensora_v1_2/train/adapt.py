@@ -1,7 +1,6 @@
-# From PixArt-Sigma to STDiT3, before stage 1: rectified flow, its law of times, frame rates, then temporal blocks.
-# Open-Sora 1.2 did it in eight steps on 8 GPUs, and published their lengths alone. Its first two, on PixArt's own
-# objective and latents (20,000 steps on images of many sizes, 18,000 for norms of queries and keys), are left out: here
-# the norms, and the autoencoder that it took in the sixth, are there from the start. The tables of buckets are ours.
+# From PixArt-Sigma to STDiT3, before stage 1, in eight steps: images of many sizes on PixArt's objective and latents,
+# norms of queries and keys, rectified flow, its law of times, a smaller eps, the new autoencoder with frame rates, then
+# temporal blocks. Open-Sora 1.2 published their lengths, on 8 GPUs, alone; the tables of buckets are ours.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/adapt --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/adapt --gpus 8 --gpu h100 --dataset.data-path clips.parquet --stage temporal_videos
 #     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
@@ -41,12 +40,35 @@ _masks = dict(
     image_tail=0.05,
     image_head_tail=0.05,
 )
+_pixart = dict(
+    type="opensora_vae_v1_2",
+    spatial_only=True,
+    spatial_scale=0.13025,
+    from_pretrained="PixArt-alpha/pixart_sigma_sdxlvae_T5_diffusers/vae/diffusion_pytorch_model.safetensors",
+)
+_of_images = dict(freeze=("temporal_blocks", "fps_embedder"), ae=_pixart)
 _uniform = dict(sample_method="uniform", use_timestep_transform=False)
-_of_images = ("temporal_blocks", "fps_embedder")
 stages = [
-    dict(name="flow", max_steps=10_000, objective=_uniform, eps=1e-8, freeze=_of_images),
-    dict(name="times", max_steps=33_000, eps=1e-8, freeze=_of_images),
-    dict(name="eps", max_steps=8_000, freeze=_of_images),
+    dict(
+        name="sizes",
+        max_steps=20_000,
+        model=dict(qk_norm=False),
+        objective=dict(_delete_=True, type="noise_prediction"),
+        sampling_option=dict(solver="ddim"),
+        eps=1e-8,
+        **_of_images,
+    ),
+    dict(
+        name="norms",
+        max_steps=18_000,
+        objective=dict(_delete_=True, type="noise_prediction"),
+        sampling_option=dict(solver="ddim"),
+        eps=1e-8,
+        **_of_images,
+    ),
+    dict(name="flow", max_steps=10_000, objective=_uniform, eps=1e-8, **_of_images),
+    dict(name="times", max_steps=33_000, eps=1e-8, **_of_images),
+    dict(name="eps", max_steps=8_000, **_of_images),
     dict(name="fps", max_steps=25_000, freeze=("temporal_blocks",)),
     dict(name="temporal_images", max_steps=3_000, freeze=()),
     dict(
