@@ -110,7 +110,7 @@ def with_cards(text: str) -> str:
 
 def with_stages(text: str) -> str:
     """docs/ttt_video.md."""
-    head = ("preset", "as published", "GiB on h100", "step", "80 GB", "141 GB")
+    head = ("preset", "as published", "GiB on h100", "of the host", "step", "80 GB", "141 GB")
     return between_marks(text, head, [_stage(stage) for stage in STAGES])
 
 
@@ -161,8 +161,8 @@ def _stage(preset: str) -> tuple[str, ...]:
     (found,) = published["buckets"].values()
     said = ", ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
     fitting = [_fewest_peers(preset, kind) for kind in ("h100", "h200")]
-    gib, seconds = f"{found['bytes']['total'] / 2**30:.1f}", f"{published['stage']['step_seconds']:.1f} s"
-    return f"`{preset}`", said, gib, seconds, *fitting
+    gib = (f"{found['bytes']['total'] / 2**30:.1f}", f"{published['host_bytes'] / 2**30:.0f}")
+    return f"`{preset}`", said, *gib, f"{published['stage']['step_seconds']:.1f} s", *fitting
 
 
 def _fewest_peers(preset: str, gpu: str) -> str:

@@ -36,7 +36,8 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     """What shrinks the sections of a run."""
     parts = cogvideox.tiny(model)
     kept = ("from_pretrained", "num_layers", "num_attention_heads", "attention_head_dim", "out_channels", "patch_size")
-    sizes = {name: parts["model"][name] for name in (*kept, "text_embed_dim", "time_embed_dim")}
+    kept += ("text_embed_dim", "time_embed_dim", "grad_ckpt_buffer_size")
+    sizes = {name: parts["model"][name] for name in kept if name in parts["model"]}
     return parts | {"model": {**sizes, "segment_frames": TINY_SEGMENT, "mini_batch_size": 4}}
 
 

@@ -51,7 +51,8 @@ class ModelSection(OpenSection):
         0,
         ge=0,
         le=1 << 50,
-        description="bytes of each process's host memory in which inputs of recomputed blocks wait; 0: on the device",
+        description="bytes of each process's host memory in which inputs of recomputed blocks wait, and what these "
+        "keep by the budget; 0: on the device",
     )
 
     @property

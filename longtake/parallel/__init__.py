@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from longtake.parallel.host import Lanes, host_memory, pin, pinned_like, tune_host, unpin
     from longtake.parallel.mesh import Mesh, TokenPeers
-    from longtake.parallel.offload import InputStore
+    from longtake.parallel.offload import BlockStore
     from longtake.parallel.offloaded_weights import OffloadedWeights
     from longtake.parallel.remat import Kept, check_budget, choose_kept, kept_as, offload_inputs, remat_blocks
     from longtake.parallel.shard import (

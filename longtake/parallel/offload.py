@@ -1,4 +1,5 @@
-"""Offloading of activations: inputs of recomputed blocks are kept in host memory until backward, up to a limit.
+"""Offloading of activations: inputs of recomputed blocks, and outputs that these keep, are in host memory until
+backward, up to a limit.
 
 On CUDA they are copied on separate streams while the next block computes, and prefetched one block before they are
 needed. The memory is one pinned buffer, allocated at first use and reused in every step. What does not fit stays on the
@@ -22,8 +23,8 @@ _LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 _ALIGNMENT = 512
 
 
-class InputStore:
-    """Offloads tensors that autograd saves, and brings them back for backward."""
+class BlockStore:
+    """Offloads tensors that blocks keep for backward, and brings them back."""
 
     def __init__(self, num_bytes: int, least_bytes: int = _LEAST_BYTES) -> None:
         self.room = Room(num_bytes)
@@ -48,16 +49,29 @@ class InputStore:
             for arg in args
             if isinstance(arg, Tensor) and arg.requires_grad and arg.is_contiguous() and arg.nbytes >= self._least_bytes
         }
-        put = partial(self._put, call, chosen)
-        return torch.autograd.graph.saved_tensors_hooks(put, lambda x: x.fetch() if isinstance(x, _StoredTensor) else x)
+        put = partial(self._put_chosen, call, chosen)
+        return torch.autograd.graph.saved_tensors_hooks(put, back)
 
-    def _put(self, call: _Call, chosen: set[int], tensor: Tensor) -> Tensor | _StoredTensor:
+    def keep(self, tensor: Tensor) -> Tensor | _StoredTensor:
+        """Offloads what the block that runs now has made and keeps, where it is large; `back` gives it."""
+        call = self._now and self._now()
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        if call is None or not dense or tensor.nbytes < self._least_bytes:
+            return tensor.detach()
+        return self._put(call, tensor.detach())
+
+    def _put_chosen(self, call: _Call, chosen: set[int], tensor: Tensor) -> Tensor | _StoredTensor:
         if tensor.untyped_storage()._cdata not in chosen or not tensor.is_contiguous():
             return tensor
+        return self._put(call, tensor)
+
+    def _put(self, call: _Call, tensor: Tensor) -> Tensor | _StoredTensor:
+        """A dense tensor; its strides are kept."""
         offset = self.room.take(tensor.nbytes)
         if offset is None:
             return tensor
-        host = self._host(tensor.device)[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        host = self._host(tensor.device)[offset : offset + tensor.nbytes].view(tensor.dtype)
+        host = host.as_strided(tensor.shape, tensor.stride())
         piece = _StoredTensor(call, tensor.detach(), host, offset, self._lanes)
         weakref.finalize(piece, self.room.give_back, offset).atexit = False
         call.pieces.append(weakref.ref(piece))
@@ -83,6 +97,11 @@ class InputStore:
                 )
             self._lanes = Lanes(device)
         return self._memory
+
+
+def back(kept: Any) -> Any:
+    """What `BlockStore` was given, on its device."""
+    return kept.fetch() if isinstance(kept, _StoredTensor) else kept
 
 
 class Room:

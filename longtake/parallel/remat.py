@@ -1,12 +1,13 @@
 """Activation recomputation (rematerialisation): which outputs of a block are kept for backward.
 
 A recomputed block keeps only its input. With a budget it also keeps outputs of attention and linear layers, those that
-save the most FLOPs per byte first (selective recomputation, Korthikanti et al. 2022). Inputs may be offloaded to host
+save the most FLOPs per byte first (selective recomputation, Korthikanti et al. 2022). Both may be offloaded to host
 memory (`offload`). Gradients are unchanged, bit for bit where kernels are deterministic.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from longtake.contracts import UserError
 from longtake.models.attention import MIXERS, Attention
-from longtake.parallel.offload import InputStore
+from longtake.parallel.offload import BlockStore, back
 from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
 
@@ -43,6 +46,10 @@ class Kept:
 
     def __bool__(self) -> bool:
         return self.attention or bool(self.products)
+
+    def takes(self, name: Literal["attention"] | tuple[int, int] | None) -> bool:
+        """Whether an output that `kept_as` calls so is kept."""
+        return self.attention if name == "attention" else name in self.products
 
     def __str__(self) -> str:
         return ", ".join(("attention", *self.layers) if self.attention else self.layers)
@@ -104,9 +111,14 @@ def check_budget(budget: float, compiled: bool, num_peers: int) -> None:
 
 
 def remat_blocks(
-    model: nn.Module, counts: Sequence[int], cut: TokenCut | None = None, budget: float = 0.0
+    model: nn.Module,
+    counts: Sequence[int],
+    cut: TokenCut | None = None,
+    budget: float = 0.0,
+    store: BlockStore | None = None,
 ) -> dict[str, Kept]:
     """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns what is kept, by list.
+    In `store`, given to `offload_inputs` too, outputs wait that blocks keep which are not compiled.
 
     Call it after `cut_model`, whose result is `cut`, and before `shard_model`; with peers after compilation, without
     before it, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep
@@ -117,43 +129,73 @@ def remat_blocks(
         kept = choose_kept(model, name, budget, 1 if cut is None else cut.peers.tensor)
         found[name] = kept
         for block in list(model.get_submodule(name))[:count]:
-            block.forward = partial(_remat, block.forward, cut, kept)
+            block.forward = partial(_remat, block.forward, cut, kept, store)
     return found
 
 
-def offload_inputs(model: nn.Module, counts: Sequence[int], store: InputStore) -> None:
+def offload_inputs(model: nn.Module, counts: Sequence[int], store: BlockStore) -> None:
     """Offloads the inputs of the recomputed blocks to `store` until backward. Call it after compilation."""
     for name, count in zip(model.blocks, counts, strict=True):
         for block in list(model.get_submodule(name))[:count]:
             block.forward = partial(_with_inputs_stored, block.forward, store)
 
 
-def _with_inputs_stored(forward: Callable[..., Any], store: InputStore, *args: Any) -> Any:
+def _with_inputs_stored(forward: Callable[..., Any], store: BlockStore, *args: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args)
     with store.takes(args):
         return forward(*args)
 
 
-def _remat(forward: Callable[..., Any], cut: TokenCut | None, kept: Kept, *args: Any) -> Any:
+def _remat(forward: Callable[..., Any], cut: TokenCut | None, kept: Kept, store: BlockStore | None, *args: Any) -> Any:
     options: dict[str, Any] = {}
     if cut is not None:
-        options["context_fn"] = partial(_contexts_of_peers, cut, kept)
+        options["context_fn"] = partial(_contexts_of_peers, cut, kept, store)
     elif kept:
-        options["context_fn"] = partial(_selective, kept.products)
+        options["context_fn"] = partial(_selective, kept, store)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def _selective(products: frozenset[tuple[int, int]]) -> Contexts:
-    return create_selective_checkpoint_contexts(partial(_policy, products))
+def _selective(kept: Kept, store: BlockStore | None) -> Contexts:
+    if store is None:
+        return create_selective_checkpoint_contexts(partial(_policy, kept))
+    outputs: deque[Any] = deque()
+    return _Storing(kept, outputs, store), _Restoring(kept, outputs)
 
 
-def _contexts_of_peers(cut: TokenCut, kept: Kept) -> Contexts:
+def _contexts_of_peers(cut: TokenCut, kept: Kept, store: BlockStore | None) -> Contexts:
     """Recomputation runs with the lengths of this forward, see `TokenCut.captured`."""
     if not kept:
         return nullcontext(), cut.captured()
-    forward, again = _selective(kept.products)
+    forward, again = _selective(kept, store)
     return forward, cut.captured(again)
+
+
+class _Storing(TorchDispatchMode):
+    """Keeps outputs of a forward, in `store` as far as there is room."""
+
+    def __init__(self, kept: Kept, outputs: deque[Any], store: BlockStore) -> None:
+        super().__init__()
+        self._kept, self._outputs, self._store = kept, outputs, store
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operation(*args, **(kwargs or {}))
+        if self._kept.takes(kept_as(operation, args)):
+            self._outputs.append(tree_map_only(Tensor, self._store.keep, out))
+        return out
+
+
+class _Restoring(TorchDispatchMode):
+    """Gives these outputs in the same order, in place of computing them."""
+
+    def __init__(self, kept: Kept, outputs: deque[Any]) -> None:
+        super().__init__()
+        self._kept, self._outputs = kept, outputs
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._kept.takes(kept_as(operation, args)):
+            return tree_map(back, self._outputs.popleft())
+        return operation(*args, **(kwargs or {}))
 
 
 def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple[int, int] | None:
@@ -169,9 +211,6 @@ def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple
     return None
 
 
-def _policy(
-    products: frozenset[tuple[int, int]], context: Any, operation: Any, *args: Any, **kwargs: Any
-) -> CheckpointPolicy:
-    key = kept_as(operation, args)
-    keeps = key == "attention" or key in products
+def _policy(kept: Kept, context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    keeps = kept.takes(kept_as(operation, args))
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE

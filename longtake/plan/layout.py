@@ -41,7 +41,8 @@ class Layout:
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
     remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
     budget: float = 0.0  # share of their attention's and linear layers' outputs that these keep
-    buffer_bytes: int = 0  # of the host's memory in which their inputs wait
+    buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
+    compiled: bool = False  # what compiled blocks keep stays on the device
     ema: bool = False
     compute_bytes: int = 2  # of one number in the compute dtype
     reduce_bytes: int = 4  # of one number of a gradient on its way between ranks

@@ -86,7 +86,7 @@ def _forward_and_backward(config: Any, weights: Weights, batch: MicroBatch, layo
         unit, block = weights.blocks[i], placed[i].block
         before = 0 if alone or kept else sum(whole[max(0, i - layout.prefetch) : i])
         unsharded = kept or whole[i]
-        coming = block.input if placed[i].waits else 0  # of the block before, from the host
+        coming = placed[i].host_bytes  # of the block before
         # worst: what the block has saved is there, and some of its gradients
         saved -= placed[i].held
         if not block.differentiated:
@@ -111,12 +111,12 @@ class Placed:
     again: bool  # whether it is computed again in backward
     kept: float  # bytes of outputs that it keeps then
     spared: float  # FLOPs that these spare
-    waits: bool  # whether its input waits with the host, as those of recomputed ones do while there is room
+    host_bytes: float  # of input and kept outputs, what waits with the host
 
     @cached_property
     def held(self) -> float:
         """Bytes from forward to backward."""
-        return self.kept + (not self.waits) * self.block.input if self.again else self.block.saved
+        return self.kept + self.block.input - self.host_bytes if self.again else self.block.saved
 
 
 def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed]:
@@ -125,11 +125,13 @@ def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed
     first = layout.remat or (0,) * len(counts)
     blocks, placed, room = iter(count_blocks(config, batch, layout).blocks), [], layout.buffer_bytes
     for (name, count), most in zip(counts.items(), first, strict=True):
-        alike: dict[tuple[int, bool, bool], Placed] = {}
+        alike: dict[tuple[int, bool, float], Placed] = {}
         for i, block in zip(range(count), blocks, strict=False):
-            again, waits = i < most, i < most and block.input <= room
-            room -= block.input if waits else 0
-            if (key := (id(block), again, waits)) not in alike:
-                alike[key] = Placed(block, again, *block.keeps(kept[name]), waits)
+            again, of_kept, host_bytes = i < most, block.keeps(kept[name]), 0.0
+            for size in (block.input, of_kept[0] * (not layout.compiled)) if again else ():
+                host_bytes += size if host_bytes + size <= room else 0
+            room -= host_bytes
+            if (key := (id(block), again, host_bytes)) not in alike:
+                alike[key] = Placed(block, again, *of_kept, host_bytes)
             placed.append(alike[key])
     return placed

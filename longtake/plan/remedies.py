@@ -14,6 +14,7 @@ from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
 from longtake.plan.machine import Machine
+from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import block_names
 from longtake.plan.run import EntryPlan, RunPlan, Work
 from longtake.plan.speed import update_seconds
@@ -151,12 +152,13 @@ def _budgets(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
 
 
 def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[str, Layout]]:
-    """Inputs of recomputed blocks in the host's memory: the fewest GiB, in quarters of all, that suffice."""
+    """What recomputed blocks keep in the host's memory: the fewest GiB, in quarters of all, that suffice."""
     most = 0
     for entry in plan.misfits:
         own = layout.at_degree(plan.work.degree(entry.bucket, layout))
-        blocks = count_blocks(plan.work.model, plan.work.micro_batch(entry.bucket), own).blocks
-        most = max(most, int(sum(layout.remat) * max(block.input for block in blocks)))
+        endless = replace(own, buffer_bytes=1 << 60)
+        placed = placed_blocks(plan.work.model, plan.work.micro_batch(entry.bucket), endless)
+        most = max(most, int(sum(one.host_bytes for one in placed)))
     for num_bytes in sorted({-(-most * part // (4 * _GIB)) * _GIB for part in (1, 2, 3, 4)}):
         changed = replace(layout, buffer_bytes=num_bytes)
         if num_bytes > layout.buffer_bytes and _fits(plan.work, changed, plan.machine, plan.misfits):

@@ -177,7 +177,8 @@ def layout_words(plan: RunPlan) -> str:
         words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
         parts.append(f"budget {layout.budget:g} keeps {words}")
     if layout.buffer_bytes:
-        parts.append(f"inputs of recomputed blocks in {gib(layout.buffer_bytes)} of host memory")
+        also = "" if layout.compiled or not layout.budget else " and what they keep"
+        parts.append(f"inputs of recomputed blocks{also} in {gib(layout.buffer_bytes)} of host memory")
     if layout.offload:
         parts.append("weights and optimizer in host memory")
     parts += _upkeep_words(plan)

@@ -321,6 +321,7 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
         offload=config.parallel.cpu_offload,
         budget=config.model.grad_ckpt_budget,
         buffer_bytes=config.model.grad_ckpt_buffer_size,
+        compiled=config.compile,
         bucket_sequence=config.parallel.bucket_sequence,
         sequence_attention=config.parallel.sequence_attention,
         upkeep=_read_upkeep(config),

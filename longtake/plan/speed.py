@@ -2,7 +2,7 @@
 
 Compute: (3 x forward FLOPs + what is computed again) / (peak x efficiency), and no less than the host takes to start
 the kernels one by one, to which a small model's step comes. Of a recomputed block that keeps a part, the rest takes no
-less than writing and reading it. Sharded weights, gradients and offloaded inputs travel beside it and cost only what
+less than writing and reading it. Sharded weights, gradients and what is offloaded travel beside it and cost only what
 exceeds it; exchanges of tokens between sequence and tensor peers stand in its way and cost all they take. Encoders
 run first, at the same rate; peers share the pieces of a video and the captions. The update reads and writes each owned
 number a few times. Data and waiting for slower ranks are not in it.
@@ -26,7 +26,7 @@ class MicroBatchTime:
     """Seconds of one micro-batch on the ranks that compute it together."""
 
     compute: float
-    weights_wait: float  # of moving weights, gradients and offloaded inputs, what compute does not hide
+    weights_wait: float  # of moving weights, gradients and offloaded activations, what compute does not hide
     token_exchange: float  # between sequence and tensor peers
     mfu: float  # model FLOPs over peak, those of recomputation and of encoders not counted
     encoding: float = 0.0  # of frames and captions
@@ -42,7 +42,7 @@ def forecast_time(
     """The time of a micro-batch, forward and backward; `encoder_flops`: of the rank that has most to encode."""
     counted = count_blocks(config, batch, layout)
     training = 3 * counted.flops
-    compute, launches, exchange, inputs = training / machine.rate, counted.launches, 0.0, 0.0
+    compute, launches, exchange, stored = training / machine.rate, counted.launches, 0.0, 0.0
     links = {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
     placed = placed_blocks(config, batch, layout)
     count_of = Counter(map(id, placed))
@@ -50,12 +50,12 @@ def forecast_time(
         block, count, forwards = one.block, count_of[id(one)], 2 if one.again else 1
         launches += count * (forwards * block.launches[0] + block.launches[1])
         exchange += count * sum((forwards * there + back) / links[axis] for axis, (there, back) in block.sent.items())
-        inputs += 2 * count * block.input * one.waits
+        stored += 2 * count * one.host_bytes
         if one.again:
             made = 2 * (block.saved - block.input - one.kept) if one.kept else 0.0
             compute += count * max((block.flops - one.spared) / machine.rate, made / machine.memory_rate)
     compute = max(compute, launches * machine.launch)
-    weights = max(0.0, _weights_seconds(config, layout, machine) + inputs / machine.host - compute)
+    weights = max(0.0, _weights_seconds(config, layout, machine) + stored / machine.host - compute)
     encoding = encoder_flops / machine.rate
     mfu = training / machine.gpu.peak_flops / (compute + weights + exchange + encoding)
     return MicroBatchTime(compute, weights, exchange, mfu, encoding)

@@ -265,13 +265,15 @@ def _cut_denoiser(
     parallel.check_budget(budget, config.compile, mesh.num_peers)
     attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     models.use_attention(denoiser, attention)
+    room = config.model.grad_ckpt_buffer_size
+    store = parallel.BlockStore(room) if room else None
     if budget:  # the compiler is to see what is kept
-        parallel.remat_blocks(denoiser, again, cut, budget)
+        parallel.remat_blocks(denoiser, again, cut, budget, None if config.compile else store)
     kernels = f"attention: {attention.name}", *compile_blocks(denoiser, config, world)
     if not budget:
         parallel.remat_blocks(denoiser, again, cut)
-    if config.model.grad_ckpt_buffer_size:
-        parallel.offload_inputs(denoiser, again, parallel.InputStore(config.model.grad_ckpt_buffer_size))
+    if store is not None:
+        parallel.offload_inputs(denoiser, again, store)
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from longtake.contracts import Conditions, UserError
 from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, use_attention
 from longtake.parallel import (
-    InputStore,
+    BlockStore,
     Mesh,
     ParallelConfig,
     World,
@@ -42,11 +42,11 @@ CONFIG = MMDiTConfig(
 )
 
 
-def built(counts: tuple[int, int] | None, budget: float = 0.0, store: InputStore | None = None) -> MMDiT:
+def built(counts: tuple[int, int] | None, budget: float = 0.0, store: BlockStore | None = None) -> MMDiT:
     model = MMDiT(CONFIG)
     initialise(model, 3)
     if counts is not None:
-        remat_blocks(model, counts, budget=budget)
+        remat_blocks(model, counts, budget=budget, store=store)
     if store is not None:
         offload_inputs(model, counts or (0, 0), store)
     return model
@@ -96,9 +96,9 @@ def test_what_is_kept_changes_no_gradient(budget: float) -> None:
     assert_same_gradients(again)
 
 
-def flops(budget: float | None) -> int:
+def flops(budget: float | None, store: BlockStore | None = None) -> int:
     """Of a forward and a backward, attention not counted: the counter does not know the CPU's kernel."""
-    model = built(None if budget is None else (2, 3), budget or 0.0)
+    model = built(None if budget is None else (2, 3), budget or 0.0, store)
     with FlopCounterMode(display=False) as counter:
         loss_of(model).backward()
     return counter.get_total_flops()
@@ -108,6 +108,7 @@ def test_a_larger_budget_computes_less_again_and_a_full_one_no_product_over_toke
     found = [flops(budget) for budget in (0.0, 0.25, 0.6, 1.0)]
     assert found == sorted(found, reverse=True)
     assert len(set(found)) == 4
+    assert flops(0.6, BlockStore(1 << 20, least_bytes=1)) == found[2]
     modulations = 2 * 2 * (2 * 2 * 32 * 6 * 32) + 3 * (2 * 2 * 32 * 3 * 32)  # once a sample: not among what is kept
     assert 0 <= found[-1] - flops(None) <= modulations
 
@@ -142,11 +143,12 @@ def test_what_is_kept_is_told_in_the_sizes_of_one_rank() -> None:
     assert half.products == {(80, 32), (32, 16), (32, 80)}
 
 
-def test_inputs_wait_with_the_host_and_the_memory_is_used_again() -> None:
-    store = InputStore(1 << 20, least_bytes=1000)
-    model = built((2, 3), 0.25, store)
+@pytest.mark.parametrize(("budget", "pieces"), [(0.0, 5), (0.25, 15)])  # attention and a layer too
+def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again(budget: float, pieces: int) -> None:
+    store = BlockStore(1 << 20, least_bytes=1000)
+    model = built((2, 3), budget, store)
     loss = loss_of(model)
-    assert store.room.used_bytes == 5 * 6144  # 23 tokens of two samples, in lines of 512 bytes
+    assert store.room.used_bytes == pieces * 6144  # 23 tokens of two samples, in lines of 512 bytes
     loss.backward()
     assert_same_gradients(model)
     del loss
@@ -157,7 +159,7 @@ def test_inputs_wait_with_the_host_and_the_memory_is_used_again() -> None:
 
 
 def test_what_finds_no_room_stays_on_the_device() -> None:
-    store = InputStore(6000, least_bytes=1)  # one input of a block
+    store = BlockStore(6000, least_bytes=1)  # one input of a block
     model = built((2, 3), store=store)
     loss = loss_of(model)
     assert 0 < store.room.used_bytes <= 6000
@@ -166,7 +168,7 @@ def test_what_finds_no_room_stays_on_the_device() -> None:
 
 
 def test_two_forwards_may_wait_at_once() -> None:
-    store = InputStore(1 << 20, least_bytes=1)
+    store = BlockStore(1 << 20, least_bytes=1)
     model, plain = built((2, 3), store=store), built(None)
     for each in (model, plain):
         (loss_of(each) + loss_of(each, 3)).backward()
@@ -175,7 +177,7 @@ def test_two_forwards_may_wait_at_once() -> None:
 
 
 def test_nothing_waits_without_gradients() -> None:
-    store = InputStore(1 << 20, least_bytes=1)
+    store = BlockStore(1 << 20, least_bytes=1)
     with torch.no_grad():
         loss_of(built((2, 3), store=store))
     assert store.room.most_bytes == 0
@@ -193,7 +195,7 @@ def test_room_is_given_out_in_the_first_gap_and_never_twice() -> None:
 
 def test_more_host_memory_than_there_is_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"model.grad_ckpt_buffer_size = .*choose fewer bytes"):
-        loss_of(built((2, 3), store=InputStore(1 << 60, least_bytes=1)))
+        loss_of(built((2, 3), store=BlockStore(1 << 60, least_bytes=1)))
 
 
 @pytest.mark.parametrize("key", ["grad_ckpt_budget", "grad_ckpt_buffer_size"])
@@ -227,9 +229,9 @@ def kept_by_peers(world: World) -> dict[str, float]:
         with torch.device("meta"):
             model = MMDiT(config)
         cut = cut_model(model, mesh)
-        kept = remat_blocks(model, (2, 2), cut, 0.5)
+        store = BlockStore(1 << 20, least_bytes=1)
+        kept = remat_blocks(model, (2, 2), cut, 0.5, store)
         assert all(kept.values())
-        store = InputStore(1 << 20, least_bytes=1)
         offload_inputs(model, (2, 2), store)
         shard_model(model, mesh, torch.float32)
         initialise_sharded(model, torch.device("cpu"), 3)
@@ -252,7 +254,7 @@ def test_pinned_memory_is_let_go_with_its_store(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("longtake.parallel.host.pin", lambda memory: True)
     monkeypatch.setattr("longtake.parallel.host.unpin", let_go.append)
     monkeypatch.setattr("torch.cuda.Stream", lambda device: None)
-    store = InputStore(1024)
+    store = BlockStore(1024)
     place = store._host(torch.device("cuda")).data_ptr()
     assert let_go == []
     del store
@@ -272,9 +274,10 @@ def test_offloading_on_a_gpu_gives_the_same_gradients_and_frees_inputs() -> None
         with torch.no_grad():
             for index, p in enumerate(model.parameters()):
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(index)) * 0.02)
-        remat_blocks(model, (2, 12), budget=0.12)
-        if num_bytes:
-            offload_inputs(model, (2, 12), InputStore(num_bytes))
+        store = BlockStore(num_bytes) if num_bytes else None
+        remat_blocks(model, (2, 12), budget=0.12, store=store)
+        if store is not None:
+            offload_inputs(model, (2, 12), store)
         x = torch.randn(4, 12, 16, 16, 16, generator=torch.Generator().manual_seed(1)).cuda()
         text = torch.zeros(4, 8, 8, device="cuda")
         conditions = Conditions(text=text, vector=torch.zeros(4, 8, device="cuda"))
@@ -287,6 +290,6 @@ def test_offloading_on_a_gpu_gives_the_same_gradients_and_frees_inputs() -> None
         peaks[num_bytes] = held
         grads[num_bytes] = gradients(model)
     inputs = 13 * 4 * 16 * 16 * 16 * 512 * 2
-    assert peaks[0] - peaks[1 << 30] > 0.7 * inputs
+    assert peaks[0] - peaks[1 << 30] > 1.4 * inputs  # and what attention gives is as large
     for name, grad in grads[0].items():
         assert torch.allclose(grads[1 << 30][name], grad, rtol=1e-2, atol=1e-3)

@@ -15,12 +15,14 @@ from longtake.models import TTTVideo
 from longtake.models.segments import Segments
 from longtake.models.ttt import inner_flops
 from longtake.parallel import (
+    BlockStore,
     Mesh,
     ParallelConfig,
     World,
     choose_kept,
     cut_model,
     initialise_sharded,
+    offload_inputs,
     remat_blocks,
     shard_model,
 )
@@ -110,11 +112,13 @@ def test_what_is_kept_of_recomputed_blocks_is_not_computed_again() -> None:
     """Attention and the scans of both directions, and then gradients are the same."""
     config = tiny_config("mlp", attention="sdpa")
     gradients, flops = [], []
-    for budget in (None, 0.0, 0.2):
+    for budget, store in ((None, None), (0.0, None), (0.2, None), (0.2, BlockStore(1 << 20, least_bytes=1))):
         model = TTTVideo(config)
         initialise(model, 3)
         if budget is not None:
-            remat_blocks(model, (2,), budget=budget)
+            remat_blocks(model, (2,), budget=budget, store=store)
+        if store is not None:
+            offload_inputs(model, (2,), store)
         inputs = random_inputs(config)
         with FlopCounterMode(display=False) as counter:
             model(*inputs).square().mean().backward()
@@ -124,3 +128,5 @@ def test_what_is_kept_of_recomputed_blocks_is_not_computed_again() -> None:
     assert all(torch.equal(found, gradients[0]) for found in gradients[1:])
     scans = 2 * config.num_layers * inner_flops(config, Segments(5, 6, 2), 3)
     assert flops[1] - flops[2] >= scans > 0
+    assert flops[3] == flops[2]
+    assert store.room.most_bytes > 2 * 7 * 512  # of each block the input, attention and two scans, each in two parts

@@ -10,6 +10,7 @@ from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
 from longtake.plan import Layout, Memory, MicroBatch, Upkeep, count_blocks, count_weights, forecast_memory
 from longtake.plan.blocks import Block, kept_by_lists
 from longtake.plan.layout import EIGHT_BIT_BYTES
+from longtake.plan.memory import placed_blocks
 from longtake.train.optimizer import ShardedAdamW
 from longtake.train.optimizer.ema import Ema
 from longtake.train.optimizer.quantise import block_size
@@ -192,6 +193,10 @@ def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
     fewer = activations(remat=again, buffer_bytes=int(14.5 * size.input))
     assert activations(remat=again) - fewer == pytest.approx(14 * size.input, rel=1e-4)
     assert activations(remat=again, buffer_bytes=1 << 50) < fewer
+    plenty = {"remat": again, "budget": 0.12, "buffer_bytes": 1 << 50}
+    assert activations(**plenty) < fewer < activations(**plenty, compiled=True)
+    placed = placed_blocks(ELEVEN_B, batch, Layout(**plenty))
+    assert placed[-1].host_bytes == size.input + kept[0]
 
 
 def test_attention_is_kept_only_where_its_kernel_and_its_peers_let_it_be() -> None:

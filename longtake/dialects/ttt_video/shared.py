@@ -21,8 +21,8 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RECOMPUTED = "model.grad_ckpt_settings: all blocks are recomputed, once"
 _KEPT = (
-    "a block is recomputed once, not its parts once more; --model.grad_ckpt_budget 0.19 keeps what attention and both "
-    "directions put out, where memory allows"
+    "a block is recomputed once, not its parts once more, and not what attention and both directions put out: "
+    "model.grad_ckpt_budget keeps that, as far as model.grad_ckpt_buffer_size goes in the host's memory"
 )
 REMAT = {
     "transformer_checkpoint_layer_group_size": _RECOMPUTED,

@@ -13,7 +13,8 @@ dataset = dict(fps_max=16, views=1)
 dropout_ratio = dict(t5=0.1)
 objective = dict(uniform_sampling=True)
 
-model = dict(grad_ckpt_settings=(42,))  # all blocks
+# all blocks, of which the outputs of attention and of the scans are kept, from 9s on as far as need be with the host
+model = dict(grad_ckpt_settings=(42,), grad_ckpt_budget=0.19)
 parallel = dict(replicate=8, shard=8)
 slots_per_step = 64
 

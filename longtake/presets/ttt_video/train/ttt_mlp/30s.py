@@ -2,15 +2,16 @@
 #   torchrun --nnodes 16 --nproc_per_node 8 -m longtake train ttt_video/ttt_mlp/30s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_mlp/30s --gpus 128 --gpu h100 --dataset.data-path clips.parquet
-#     7.23 B parameters on 128 x h100, 73.6 GiB of 80 GiB each to be used
-#     replicate 16, shard 4, tensor 2, zero 3, remat 42 transformer blocks, 3.25 B of the parameters train,
+#     7.23 B parameters on 128 x h100, 73.6 GiB of 80 GiB each to be used, and 72.0 GiB of the host's memory for each
+#     replicate 16, shard 4, tensor 2, zero 3, remat 42 transformer blocks, budget 0.14 keeps transformer: attention,
+#       inputs of recomputed blocks and what they keep in 72.0 GiB of host memory, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/481f  163,350      1     2.44   0.00   3.02  0.00      9.04      0.67   45.75       60.9  27.2     1
+#     480x720/481f  163,350      1     2.44   0.00   3.02  0.00      9.04      0.67   47.83       63.0  24.9     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_30s"
-model = dict(from_pretrained="outputs/ttt_mlp_18s")
+model = dict(from_pretrained="outputs/ttt_mlp_18s", grad_ckpt_budget=0.14, grad_ckpt_buffer_size=72 * 2**30)
 parallel = dict(replicate=16, shard=4, tensor=2)
 train_only = ("transformer_blocks.*.attn1", "transformer_blocks.*.ttt")
 
