@@ -45,6 +45,20 @@ _Peak = Annotated[
 _Headroom = Annotated[
     float, typer.Option(callback=finite, min=0, max=0.9, help="Share of the memory that is left free.")
 ]
+_Interruptions = Annotated[
+    float, typer.Option(callback=finite, min=1e-9, max=1e4, help="Unexpected interruptions a node and day.")
+]
+_Storage = Annotated[
+    float, typer.Option("--storage-gbs", callback=finite, min=1e-6, help="GB/s of a node to where checkpoints are kept.")
+]
+_Restart = Annotated[
+    float | None,
+    typer.Option(callback=finite, min=0, max=1e6, help="From an interruption to the next step, measured; else forecast."),
+]
+_Save = Annotated[
+    float | None,
+    typer.Option(callback=finite, min=0, max=1e6, help="The run stands still for a checkpoint, measured; else forecast."),
+]
 _Price = Annotated[
     float | None,
     typer.Option("--price-per-gpu-hour", callback=finite, min=0, max=1e6, help="Also tell the cost, in any currency."),
@@ -67,6 +81,10 @@ def plan(
     memory_gib: _Memory = None,
     peak_tflops: _Peak = None,
     headroom: _Headroom = Machine.headroom,
+    interruptions: _Interruptions = Machine.interruptions,
+    storage_gbs: _Storage = Machine.storage / 1e9,
+    restart_seconds: _Restart = None,
+    save_seconds: _Save = None,
     price: _Price = None,
     target_step_seconds: _Target = None,
     probe: Annotated[
@@ -87,6 +105,10 @@ def plan(
         bandwidth=bandwidth_efficiency,
         network=network_gbs * 1e9,
         headroom=headroom,
+        interruptions=interruptions,
+        storage=storage_gbs * 1e9,
+        restart=restart_seconds,
+        stall=save_seconds,
     )
     chosen = train.words_of_stages(source, overrides)
     if len(chosen) > 1:
@@ -159,6 +181,7 @@ def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Pa
         head = report.probe_head()
         print_table(console, head, [report.probe_row(one) for one in probed], numbers=head[2:])
     console.print(report.stage_words(plan, price))
+    console.print(planning.failure_words(plan))
     if plan.report is not None:
         console.print(plan.report.text())
     else:

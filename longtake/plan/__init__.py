@@ -2,7 +2,7 @@
 
 `parameters` counts weights and `blocks` activations, FLOPs and exchanges of the real model, from which `memory` and
 `speed` make a step; `run` applies them to a config, `remedies` finds what makes a run fit, `probe` measures real steps,
-`report` says it in words and as data, `page` draws it.
+`failures` says what interruptions cost, `report` says it in words and as data, `page` draws it.
 """
 
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.plan.blocks import count_blocks
+    from longtake.plan.failures import Failures, failure_words, forecast_failures
     from longtake.plan.layout import Layout, MicroBatch, Upkeep
     from longtake.plan.machine import Machine
     from longtake.plan.memory import Memory, forecast_memory

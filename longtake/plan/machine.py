@@ -21,6 +21,11 @@ class Machine:
     host: float = 20e9  # bytes/s between one GPU and its share of the host's memory
     launch: float = 1e-5  # seconds of the host for each kernel that it starts
     headroom: float = 0.08  # share of the memory that CUDA, NCCL and fragments take
+    storage: float = 2e9  # bytes/s between one node and where checkpoints are kept
+    interruptions: float = 419 / 54 / 2048  # unexpected ones a node-day: Llama 3 405B, arXiv:2407.21783, table 5
+    relaunch: float = 120.0  # seconds from an interruption until all ranks load again
+    restart: float | None = None  # seconds from an interruption to the next step; None: forecast
+    stall: float | None = None  # seconds that a run stands still for a checkpoint; None: forecast
 
     @property
     def usable_bytes(self) -> int:

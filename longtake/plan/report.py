@@ -10,6 +10,7 @@ from longtake.config import literal
 from longtake.models import block_counts
 from longtake.pages import duration, money, number
 from longtake.plan.blocks import kept_by_lists
+from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
 from longtake.plan.remedies import find_remedies, gib
 from longtake.plan.run import EntryPlan, RunPlan
@@ -63,6 +64,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
             "days": forecast.days,
             "gpu_hours": forecast.gpu_hours,
         },
+        "failures": failures_json(plan),
         "fits": not plan.misfits,
         "remedies": [
             {"change": remedy.words, "slower": round(remedy.slower, 4), "same_steps": remedy.same_steps}
