@@ -49,15 +49,20 @@ _Interruptions = Annotated[
     float, typer.Option(callback=finite, min=1e-9, max=1e4, help="Unexpected interruptions a node and day.")
 ]
 _Storage = Annotated[
-    float, typer.Option("--storage-gbs", callback=finite, min=1e-6, help="GB/s of a node to where checkpoints are kept.")
+    float,
+    typer.Option("--storage-gbs", callback=finite, min=1e-6, help="GB/s of a node to where checkpoints lie."),
 ]
 _Restart = Annotated[
     float | None,
-    typer.Option(callback=finite, min=0, max=1e6, help="From an interruption to the next step, measured; else forecast."),
+    typer.Option(
+        callback=finite, min=0, max=1e6, help="From an interruption to the next step; default: forecast."
+    ),
 ]
 _Save = Annotated[
     float | None,
-    typer.Option(callback=finite, min=0, max=1e6, help="The run stands still for a checkpoint, measured; else forecast."),
+    typer.Option(
+        callback=finite, min=0, max=1e6, help="A checkpoint stops the run for so long; default: forecast."
+    ),
 ]
 _Price = Annotated[
     float | None,

@@ -1,9 +1,9 @@
 """What failures cost a run: how often it is interrupted, how often to save, what share of its time then counts.
 
 The interval between checkpoints is Daly's ("A higher order estimate of the optimum checkpoint interval", 2006), whose
-first term is Young's sqrt(2 x stall x time between interruptions). A run stands still only while its tensors are copied;
-they are written while it trains, and a checkpoint that is not complete when a node fails is lost with the steps after
-the one before it. Times of one interruption are those of exponential laws, independent between nodes.
+first term is Young's sqrt(2 x stall x time between interruptions). A run stands still only while its tensors are
+copied; they are written while it trains, and a checkpoint that is not complete when a node fails is lost with the steps
+after the one before it. Nodes fail independently, at exponential times.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def failure_words(plan: RunPlan) -> str:
     best = max(1, round(failures.interval / step)) if step else 1
     said = (
         f"failures: one interruption in {duration(failures.between)} ({machine.interruptions:.2g} a node-day: "
-        f"--interruptions), the next step {duration(failures.restart)} later (--restart-seconds); a checkpoint stops the "
-        f"run for {duration(failures.stall)} (--save-seconds) and is complete {duration(failures.write)} later "
+        f"--interruptions), the next step {duration(failures.restart)} later (--restart-seconds); a checkpoint stops "
+        f"the run for {duration(failures.stall)} (--save-seconds) and is complete {duration(failures.write)} later "
         f"(--storage-gbs); ckpt_every = {best:,} ({duration(best * step)}) loses least: "
         f"goodput {failures.goodput(best * step):.2%}"
     )
