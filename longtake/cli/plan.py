@@ -54,15 +54,11 @@ _Storage = Annotated[
 ]
 _Restart = Annotated[
     float | None,
-    typer.Option(
-        callback=finite, min=0, max=1e6, help="From an interruption to the next step; default: forecast."
-    ),
+    typer.Option(callback=finite, min=0, max=1e6, help="From an interruption to the next step; default: forecast."),
 ]
 _Save = Annotated[
     float | None,
-    typer.Option(
-        callback=finite, min=0, max=1e6, help="A checkpoint stops the run for so long; default: forecast."
-    ),
+    typer.Option(callback=finite, min=0, max=1e6, help="A checkpoint stops the run for so long; default: forecast."),
 ]
 _Price = Annotated[
     float | None,
