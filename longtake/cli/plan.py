@@ -28,6 +28,13 @@ _Efficiency = Annotated[
     float, typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach.")
 ]
 _OfTransfers = Annotated[float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")]
+_Network = Annotated[
+    float, typer.Option(callback=finite, min=0.01, help="GB/s of one GPU to other nodes, one direction.")
+]
+_Probed = Annotated[bool, typer.Option("--probe", help="Also measure a step of each bucket here, on random data.")]
+_OfNode = Annotated[int, typer.Option(min=1, help="GPUs of one machine.")]
+_Html = Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")]
+_Json = Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")]
 _Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of the whole job; default: a preset's own, or 8.")]
 _Kind = Annotated[
     str | None, typer.Option(help="Their kind: h100, h200, a100, b200, 4090 ...; default: a preset's own, or h200.")
@@ -71,14 +78,12 @@ def plan(
     run: Run = None,
     gpus: _Gpus = None,
     gpu: _Kind = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")] = None,
+    html: _Html = None,
+    json_file: _Json = None,
     efficiency: _Efficiency = Machine.efficiency,
     bandwidth_efficiency: _OfTransfers = Machine.bandwidth,
-    network_gbs: Annotated[
-        float, typer.Option(callback=finite, min=0.01, help="GB/s of one GPU to other nodes, one direction.")
-    ] = Machine.network / 1e9,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of one machine.")] = Machine.gpus_per_node,
+    network_gbs: _Network = Machine.network / 1e9,
+    gpus_per_node: _OfNode = Machine.gpus_per_node,
     memory_gib: _Memory = None,
     peak_tflops: _Peak = None,
     headroom: _Headroom = Machine.headroom,
@@ -88,9 +93,7 @@ def plan(
     save_seconds: _Save = None,
     price: _Price = None,
     target_step_seconds: _Target = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Also measure a step of each bucket here, on random data.")
-    ] = False,
+    probe: _Probed = False,
 ) -> None:
     """Say what RUN needs before anything is launched: memory by part, step time, MFU, days, clips kept.
 
