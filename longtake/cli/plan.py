@@ -126,14 +126,21 @@ def plan(
         return  # of several processes the first speaks
     if probed:
         found = planning.as_measured(found, probed)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(planning.plan_json(found, probed), indent=1) + "\n")
-    if html is not None:
-        planning.write_html(html, found, str(run), probed, price)
+    _write(found, probed, json_file, html, str(run), price)
     _show(found, probed, price, html)
     if target_step_seconds is not None:  # batch sizes as written do not matter
         found = replace(found, entries=tuple(entry for entry in found.entries if not entry.largest_batch))
     planning.refuse_misfits(found)
+
+
+def _write(
+    plan: RunPlan, probed: Sequence[Probed], data: Path | None, page: Path | None, run: str, price: float | None
+) -> None:
+    """The plan as files, where these are asked for."""
+    if data is not None:
+        write_whole(data, json.dumps(planning.plan_json(plan, probed), indent=1) + "\n")
+    if page is not None:
+        planning.write_html(page, plan, run, probed, price)
 
 
 def _refuse(stage: Sequence[str], options: Mapping[str, object]) -> None:
