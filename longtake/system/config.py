@@ -179,9 +179,8 @@ class SystemConfig(EncodersConfig):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> SystemConfig:
-        if self.lora is not None and (self.freeze or self.train_only is not None):
-            key = "freeze" if self.freeze else "train_only"
-            raise ValueError(f"{key}: with lora the adapters alone train; leave one of the two out")
+        if self.lora is not None and self.train_only is not None:  # `freeze`, as in presets, says no more than lora
+            raise ValueError("train_only: with lora the adapters alone train; leave one of the two out")
         self.model.refuse_channels(self.ae.latent.channels)
         for text in self.family.texts:
             key, dim = self.model.WIDTHS[text.condition], getattr(self, text.section).dim

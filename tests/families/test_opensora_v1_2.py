@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from longtake.data import read_frames, write_video
 from longtake.models import STDiT3, build_denoiser
@@ -155,6 +156,16 @@ def test_a_run_from_a_store_is_the_run_that_encodes(longtake: Any, run: Path, tm
     online, _ = train_here(run, "--exp_name", "online", *words)
     stored, _ = train_here(run, "--exp_name", "stored", "--dataset.latents", str(store), *words)
     assert exact(stored.folder) == exact(online.folder)
+
+
+def test_adapters_take_the_place_of_what_a_run_freezes(run: Path, tmp_path: Path) -> None:
+    outcome, _ = train_here(run, "--lora.rank", "2", "--max_steps", "1", "--outputs", str(tmp_path))
+    names = set()
+    for path in outcome.folder.glob("epoch*/*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names |= set(file.keys())
+    assert names
+    assert all("lora" in name for name in names), names
 
 
 def test_it_is_planned(longtake: Any, run: Path) -> None:

@@ -193,7 +193,7 @@ def test_the_command_writes_adapters_or_merged_weights(
 
 def test_mistakes_are_told(config: Path, tmp_path: Path) -> None:
     for flags, said in (
-        (("--lora.rank", "2", "--freeze", '["img_in"]'), "with lora the adapters alone train"),
+        (("--lora.rank", "2", "--train-only", '["img_in"]'), "with lora the adapters alone train"),
         (("--lora.strength", "0.5"), "is for generation"),
         (("--lora.targets", '["to_q"]'), "names no linear layer"),
         (("--lora.from-pretrained", str(tmp_path / "none.safetensors")), "no such file"),

@@ -8,8 +8,8 @@
 #       1 micro-batch a rank a step
 #       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU      s  fits
 #     360p/17f   4,625      4     0.42   0.00   0.55  0.28      9.20      2.26   29.41       42.1  0.594     8
-#     240p/17f   2,100      9     0.42   0.00   0.55  0.28      9.20      2.26   30.26       43.0  0.629    18
-#     144p/17f     750     25     0.42   0.00   0.55  0.28      9.20      2.26   30.72       43.4  0.736    49
+#     240p/17f   2,100      9     0.42   0.00   0.55  0.28      9.20      2.26   30.25       43.0  0.629    18
+#     144p/17f     750     25     0.42   0.00   0.55  0.28      9.20      2.26   30.71       43.4  0.736    49
 _base_ = "parts.py"
 
 exp_name = "opensora_v1_2_adapt"

@@ -15,7 +15,7 @@
 #       360p/1f     925    141     0.02   0.00   0.05  0.02      9.20      2.26   24.78       36.3  5.02   353
 #       240p/1f     420    297     0.02   0.00   0.05  0.02      9.20      2.26   24.76       36.3     6   744
 #        256/1f     256    297     0.02   0.00   0.05  0.02      9.20      2.26   15.85       27.4   4.6  1162
-#     144p/102f   4,500     27     0.02   0.00   0.05  0.02      9.20      2.26   22.93       34.5  4.39    73
+#     144p/102f   4,500     27     0.02   0.00   0.05  0.02      9.20      2.26   22.95       34.5  4.39    72
 _base_ = "lambda_1.py"
 
 exp_name = "lambda_4"
@@ -23,4 +23,5 @@ model = dict(from_pretrained="outputs/lambda_3", strict_load=True)
 condition_config = None  # no frames are given any more
 warmup_steps = None
 optim = dict(schedule=[(0, 1.6e-5, "cosine"), (400, 6.4e-4, "cosine"), (800, 1.6e-4)])
-epochs = 3  # stopped by hand at step 2,100, in its fourth pass of about 600
+epochs = 10
+max_steps = 2100  # stopped by hand, in the fourth pass of about 600; the page says 3 epochs
