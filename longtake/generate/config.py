@@ -73,6 +73,10 @@ class GenerateConfig(SystemConfig):
     save_dir: str = Field("samples", description="output folder; nothing in it is overwritten")
     save_prefix: str = Field("", description="prefix of every file name")
     prompt_as_path: bool = Field(False, description="name files by the prompt and `-k`, k from 0")
+    prompt_folders: bool = Field(
+        False,
+        description="write videos to prompt-i/000000.mp4 and prompt.txt, i the number of the prompt, from 0",
+    )
     grid: bool = Field(False, description="also write a contact sheet of all videos, grid.png")
     ema: bool = Field(True, description="use the averaged weights (EMA) where the checkpoint has them")
 

@@ -202,17 +202,17 @@ def kind_of(prompt: Prompt, config: GenerateConfig) -> str:
 
 def unused_paths(folder: Path, names: Sequence[str], suffix: str) -> list[Path]:
     """A path in the folder, which is made, for a file of each name; all differ."""
-    folder.mkdir(parents=True, exist_ok=True)
     taken: dict[Path, None] = {}
     for name in names:
-        taken[free_path(folder, name, suffix, taken)] = None
+        taken[path := free_path(folder, name, suffix, taken)] = None
+        path.parent.mkdir(parents=True, exist_ok=True)
     return list(taken)
 
 
 def kind_folder(config: GenerateConfig) -> Path:
     """The output folder of a generation's videos or stills."""
     kind = "image" if config.sampling_option.num_frames == 1 else "video"
-    return Path(config.save_dir) / f"{kind}_{config.sampling_option.resolution}"
+    return Path(config.save_dir) / ("" if config.prompt_folders else f"{kind}_{config.sampling_option.resolution}")
 
 
 def free_path(folder: Path, name: str, suffix: str, taken: Collection[Path] = ()) -> Path:
@@ -235,6 +235,8 @@ def claim_path(path: Path) -> Path:
 
 
 def _file_name(prompt: Prompt, k: int, config: GenerateConfig) -> str:
+    if config.prompt_folders:
+        return f"prompt-{prompt.row}/{config.save_prefix}{k:06d}"
     if config.prompt_as_path:
         plain = "".join("_" if mark in "/\\\0\r\n" else mark for mark in prompt.text)
         plain = f"_{plain[1:]}" if plain.startswith(".") else plain

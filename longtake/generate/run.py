@@ -85,9 +85,10 @@ def generate(
     """Makes and writes every video that the config asks for. Collective: each rank makes its share.
 
     Files: `save_dir/{video|image}_{resolution}/{save_prefix}{name}[_{k}].mp4` (H.264) or `.png`, with the prompt as it
-    was encoded in a `.txt` beside it; a name in use gets a number, nothing is overwritten. `videos`: the result of
-    `plan_videos`, where known. Returns all videos, on every rank, in the order of the prompts. Raises `UserError` where
-    there is no prompt or the model cannot make the size, OSError where nothing can be written.
+    was encoded in a `.txt` beside it; by `prompt_folders` `save_dir/prompt-{row}/{k}.mp4` and `prompt.txt`. A name
+    in use gets a number, nothing is overwritten. `videos`: the result of `plan_videos`, where known. Returns all
+    videos, on every rank, in the order of the prompts. Raises `UserError` where there is no prompt or the model cannot
+    make the size, OSError where nothing can be written.
     """
     pixel_shape(system, config.sampling_option)
     videos = world.on_main(lambda: plan_videos(config)) if videos is None else list(videos)
@@ -215,6 +216,8 @@ def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateCo
             text = "\n".join(final_prompt(config, clip.text, frames) for clip in video.prompt.clips)
             with naming(path.with_suffix(".txt")):
                 path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+                if config.prompt_folders and not (first_text := path.with_name("prompt.txt")).exists():
+                    path.with_suffix(".txt").rename(first_text)
     except BaseException:
         for path in paths:
             path.with_suffix(".txt").unlink(missing_ok=True)

@@ -143,6 +143,7 @@ def test_sampling_has_the_published_words() -> None:
     option = config.sampling_option
     assert (option.num_frames, option.num_steps, option.guidance, option.resolution) == (289, 20, 4.0, "480x720")
     assert (config.prompts, config.save_dir, config.fps_save) == ("story.json", "out/cogvideo-mlp-18s", 16)
+    assert config.prompt_folders
     assert (config.model.mini_batch_size, config.t5.max_length, config.ae.scale_factor) == (64, 471, 1.0)
 
 

@@ -40,6 +40,19 @@ def test_nothing_is_ever_overwritten(make):
     assert {path.name for path in first.parent.glob("grid*")} == {"grid.png", "grid-2.png"}
 
 
+def test_each_prompt_may_have_a_folder(make, tmp_path: Path):
+    prompts = tmp_path / "p.txt"
+    prompts.write_text(f"a\n{RED}\n{BLUE}\n")
+    asked = "--prompts", str(prompts), "--start-index", "1", "--prompt_folders"
+    first, second = (make(*asked) for _ in range(2))
+    folder = tmp_path / "made" / "prompt-1"
+    assert first[0].path == folder / "000000.mp4"
+    assert first[1].path == tmp_path / "made" / "prompt-2" / "000000.mp4"
+    assert second[0].path == folder / "000000-2.mp4"
+    assert {path.name for path in folder.glob("*.txt")} == {"prompt.txt", "000000-2.txt"}
+    assert (folder / "prompt.txt").read_text() == f"{RED}. 8 FPS.\n"
+
+
 def test_a_name_that_another_generation_takes_meanwhile_is_not_overwritten(
     make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -53,14 +53,12 @@ def translate_sampling(work: Translation, words: Words, tiny: bool) -> None:
 
 
 def _prompts(work: Translation, words: Words) -> None:
-    """`eval.input_file` -> `prompts`; `output_dir` and `job.exp_name` -> `save_dir`."""
+    """`eval.input_file` -> `prompts`; `output_dir` and `job.exp_name` -> `save_dir`, `prompt_folders`."""
     if words["eval.input_file"]:
         work.put("prompts", words["eval.input_file"], words.node("eval.input_file"))
     folder = Path(words["eval.output_dir"]) / words["job.exp_name"]
     work.put("save_dir", str(folder), words.node("eval.output_dir"))
-    work.say(
-        f"eval.output_dir: videos are {folder}/NAME.mp4, with what was asked for beside them; NAME is the input file's"
-    )
+    work.put("prompt_folders", True, words.node("eval.output_dir"))
     work.put("seed", words["job.seed"], words.node("job.seed"))
 
 
