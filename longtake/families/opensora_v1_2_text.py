@@ -9,12 +9,14 @@ from __future__ import annotations
 import html
 import json
 import re
-import unicodedata
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote_plus
+
+import ftfy
+from bs4 import BeautifulSoup, MarkupResemblesLocatorWarning, ParserRejectedMarkup
 
 from longtake.contracts import UserError
 from longtake.families.record import Spoken
@@ -77,8 +79,8 @@ _WORDS = (
 )
 _JOINERS = re.compile(r"[-_]")
 _MANY_JOINERS = 3  # in a text with more, they stand for blanks
-_MOJIBAKE = re.compile(r"[ÂÃâ][\x80-\u2122]")
-_LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "Ĳ": "IJ", "ĳ": "ij"}
+# Texts are no addresses or names of files, though some look so.
+warnings.filterwarnings("ignore", category=MarkupResemblesLocatorWarning)
 
 
 def caption(text: str, fps: float | None, score: int | None, kind: str, facts: Mapping[str, Any]) -> str:
@@ -113,10 +115,12 @@ def cleaned(text: str) -> str:
 def _cleaned_once(text: str) -> str:
     text = unquote_plus(text).strip().lower()
     text = _replaced(text.replace("<person>", "person"), _LINKS)
-    text = _replaced(_without_markup(text), _MARKS)
+    with suppress(ParserRejectedMarkup):  # in which that program ends
+        text = BeautifulSoup(text, features="html.parser").text
+    text = _replaced(text, _MARKS)
     if len(_JOINERS.findall(text)) > _MANY_JOINERS:
         text = _JOINERS.sub(" ", text)
-    text = html.unescape(html.unescape(_mended(text))).strip()
+    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
     return _replaced(text, _WORDS).strip()
 
 
@@ -124,46 +128,6 @@ def _replaced(text: str, table: tuple[tuple[str, str], ...]) -> str:
     for pattern, replacement in table:
         text = re.sub(pattern, replacement, text)
     return text
-
-
-class _Markup(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.found: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.found.append(data)
-
-
-def _without_markup(text: str) -> str:
-    parser = _Markup()
-    parser.feed(text)
-    parser.close()
-    return "".join(parser.found)
-
-
-def _mended(text: str) -> str:
-    """What the library ftfy does to captions: text decoded twice is put right, quotes are straight, ligatures and wide
-    letters are plain ones, control characters go."""
-    if "<" not in text:
-        text = html.unescape(text)
-    if _MOJIBAKE.search(text):
-        with suppress(UnicodeError):
-            text = b"".join(_byte(letter) for letter in text).decode("utf-8")
-    text = "".join(_LIGATURES.get(letter, letter) for letter in text)
-    text = "".join(unicodedata.normalize("NFKC", c) if "\uff01" <= c <= "\uffef" or c == "\u3000" else c for c in text)
-    text = re.sub("[\u2018-\u201b]", "'", re.sub("[\u201c-\u201f]", '"', text))
-    text = re.sub("[\x00-\x08\x0b\x0e-\x1f\x7f\ufeff]", "", text)
-    return unicodedata.normalize("NFC", text)
-
-
-def _byte(letter: str) -> bytes:
-    """The byte that was read as this letter, in Windows' Western code page with its gaps filled. Raises
-    `UnicodeError`."""
-    try:
-        return letter.encode("cp1252")
-    except UnicodeError:
-        return letter.encode("latin-1")
 
 
 def read_prompt(prompt: str, num_clips: int) -> Spoken:

@@ -21,6 +21,19 @@ def test_texts_are_cleaned_as_there(case: dict[str, str]) -> None:
     assert cleaned(case["text"]) == case["cleaned"]
 
 
+@pytest.mark.parametrize(
+    ("text", "once"),
+    [
+        ("a <script>f()</script> cat <style>b{}</style>", "a cat"),
+        ("don\u02bct", "don't"),
+        ("a dog\x85 runs", "a dog\u2026 runs"),
+        ("a <![ b", "a <! b"),  # what the parser does not take stands as it is
+    ],
+)
+def test_markup_and_broken_text_go_as_the_libraries_of_that_program_say(text: str, once: str) -> None:
+    assert _cleaned_once(text) == once
+
+
 def facts_of(case: dict[str, Any]) -> dict[str, Any]:
     return {ours: case[theirs] for theirs, ours in RENAMED.items()}
 
