@@ -51,8 +51,6 @@ def open_system(
         part = load_weights(system, source.checkpoint, config.ema)
         say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
     else:
-        if not config.model.from_pretrained:
-            say(f"weights: none given, initialised from seed {config.seed}")
         for line in system.notes:
             say(line)
     system.keep_compute_dtype()

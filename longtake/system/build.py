@@ -290,7 +290,8 @@ def _fill_denoiser(
     later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
     if weights is None:
         parallel.initialise_sharded(denoiser, device, seed, later)
-        return (), True
+        said = f"weights: none given, the model starts from scratch by seed {seed}; model.from_pretrained takes some"
+        return () if restored else (said,), True
     state, said = weights
     parallel.initialise_sharded(denoiser, device, seed, later | set(state))
     for name in state:  # one tensor at a time is in memory

@@ -88,8 +88,10 @@ def whole(run: Path) -> Path:
 
 
 def test_it_trains_and_resumes_as_if_it_had_not_stopped(run: Path, whole: Path) -> None:
-    cut, _ = train_here(run, "--exp_name", "cut", "--max_steps", "2")
-    train_here(cut.folder, "--max_steps", "4")
+    cut, said = train_here(run, "--exp_name", "cut", "--max_steps", "2")
+    _, again = train_here(cut.folder, "--max_steps", "4")
+    from_scratch = "weights: none given, the model starts from scratch by seed 7; model.from_pretrained takes some"
+    assert (said.count(from_scratch), again.count(from_scratch)) == (1, 0)
     assert exact(cut.folder) == exact(whole)
     assert all(line["loss"] > 0 for line in metrics(whole))
 
