@@ -21,11 +21,11 @@ def show(context: typer.Context, run: Run = None) -> None:
     """
     source, overrides = run_and_overrides(context, run, "config show")
     path = Path(source)
-    of_generation = path.is_file() and train.keys_of_generation(path)
+    of_generation = path.is_file() and train.keys_of_generation(path, context.obj)
     if of_generation:
-        rows = config.describe(generate.read_generation(path, overrides))
+        rows = config.describe(generate.read_generation(path, overrides, context.obj))
     else:
-        rows = config.describe(train.read_run(source, overrides, train.RunWithoutTable))
+        rows = config.describe(train.read_run(source, overrides, train.RunWithoutTable, context.obj))
     console = track.make_console()
     if console.is_terminal:
         print_table(console, ("key", "value", "from"), [(row.key, repr(row.value), row.origin) for row in rows])

@@ -48,7 +48,7 @@ def encode_verb(
     RUN is as for `train`. The same program runs under torchrun. After an interruption the same command continues.
     """
     source, overrides = run_and_overrides(context, run, "data encode")
-    config = train.read_run(source, overrides).value
+    config = train.read_run(source, overrides, dialect=context.obj).value
     folder = output or _default_folder(config.dataset)
     console = track.make_console()
     if mend and (verify or part is not None):

@@ -12,7 +12,7 @@ import typer
 
 from longtake import data, track, train
 from longtake.cli.console import print_table
-from longtake.cli.options import CacheFolder, CacheSize, Root, file_cache, found_run
+from longtake.cli.options import CacheFolder, CacheSize, Root, file_cache, run_and_overrides
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 
@@ -122,7 +122,10 @@ def stats(
     if run is None and context.args:
         raise UserError(f"data stats: there is no option {context.args[0]}; overriding a key of a run needs --run RUN")
     cache = file_cache(cache_dir, cache_gb)
-    config = None if run is None else train.read_previewed(found_run(run), table, context.args)
+    config = None
+    if run is not None:
+        source, overrides = run_and_overrides(context, run, "data stats")
+        config = train.read_previewed(source, table, overrides, context.obj)
     console = track.make_console()
     table, start = data.table_and_root(table, root)
     found = data.table_stats(table, examples=frames if html else 0)

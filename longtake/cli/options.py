@@ -12,6 +12,7 @@ import typer
 
 from longtake import data
 from longtake.contracts import UserError
+from longtake.dialects import written_in
 from longtake.presets import find_preset, is_own, nearest_preset, run_file
 
 # Options that a verb does not know are left to the config system, which knows the keys. `--help` works anywhere.
@@ -25,12 +26,15 @@ Run = Annotated[str | None, typer.Argument(metavar="RUN", show_default=False)]
 
 
 def run_and_overrides(context: typer.Context, run: str | None, verb: str, kind: str = "train") -> tuple[str, list[str]]:
-    """RUN, or the file of the preset (of this `kind`) that it names, and the overrides behind it. Raises `UserError`
-    where RUN is missing, or a misspelt preset."""
+    """RUN, or the file of the preset (of this `kind`) that it names, and the overrides behind it. The file's dialect
+    becomes the context's, where that has none. Raises `UserError` where RUN is missing, or a misspelt preset."""
     if run is None or run.startswith("--"):
         found = "nothing" if run is None else run
         raise UserError(f"{verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`")
-    return found_run(run, kind), list(context.args)
+    source = found_run(run, kind)
+    if context.obj is None:
+        context.obj = written_in(source, context.args)
+    return source, list(context.args)
 
 
 def found_run(run: str, kind: str = "train") -> str:

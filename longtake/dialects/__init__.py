@@ -9,5 +9,6 @@ if TYPE_CHECKING:
     from longtake.dialects.opensora_v1_2 import OpenSoraV12
     from longtake.dialects.opensora_v2 import OpenSora
     from longtake.dialects.ttt_video import TTTVideoDialect
+    from longtake.dialects.written import written_in
 
 __getattr__ = lazy_exports(__name__)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import model_validator
 
 from longtake.buckets import BucketReport, bucket_picture
+from longtake.config import Dialect
 from longtake.data import clip_weights, read_numbers
 from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
@@ -43,13 +44,13 @@ class Preview:
         return html('{}<p class="note">{}</p>', bucket_picture(self.report.to_json()), self.steps)
 
 
-def read_previewed(run: str, table: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def read_previewed(run: str, table: Path, overrides: Sequence[str] = (), dialect: Dialect | None = None) -> RunConfig:
     """The config of RUN (a config file, or the folder of a run) with `table` in place of its own `dataset`'s.
 
-    `overrides` are command-line words. Raises `ConfigError`.
+    `overrides` are command-line words. `dialect`: that of RUN. Raises `ConfigError`.
     """
     own = ["--dataset.mix", "None", f"--dataset.data_path={str(table)!r}"]
-    return read_run(run, [*overrides, *own], PreviewedRun).value
+    return read_run(run, [*overrides, *own], PreviewedRun, dialect).value
 
 
 def preview_buckets(config: RunConfig, table: Path) -> Preview:

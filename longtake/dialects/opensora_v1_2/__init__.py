@@ -6,8 +6,10 @@ Each word acts, or is answered with a line that says what stands in its place, o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from longtake.config import Heights
 from longtake.config.tree import Branch
@@ -18,6 +20,7 @@ from longtake.dialects.opensora_v1_2.places import new_place, run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
 from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
+from longtake.generate import OF_TRAINING
 from longtake.system.tiny import take_tiny
 
 _EXAMPLES = {"train": "train/stage1.py", "generate": "inference/sample.py", "plan": "misc/bs.py"}
@@ -29,6 +32,17 @@ class OpenSoraV12:
 
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say, self._tiny = "train", SayOnce(say), False
+
+    @classmethod
+    def of_file(cls, tree: Mapping[str, Any], words: Sequence[str]) -> OpenSoraV12 | None:
+        """The dialect for a run file of this tree that stands in another command line; None where it has no words of
+        Open-Sora 1.2."""
+        model = tree.get("model")
+        if not isinstance(model, Mapping) or not str(model.get("type")).startswith("STDiT"):
+            return None
+        dialect = cls()
+        dialect._verb, dialect._tiny = "train" if OF_TRAINING & tree.keys() else "generate", take_tiny(words)[1]
+        return dialect
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags that have
