@@ -24,7 +24,7 @@ from longtake.encoders import (
     T5EncoderConfig,
     WordsConfig,
 )
-from longtake.encoders.cost import PUBLISHED, facts_of, largest_piece, look, peak_of_piece, seen
+from longtake.encoders.cost import PUBLISHED, facts_of, first_chunks, largest_piece, look, peak_of_piece, seen
 from longtake.train import RunConfig, RunWithoutTable, read_run
 
 
@@ -42,7 +42,7 @@ def large_pieces(section: AutoencoderSection, runs: Sequence[RunConfig]) -> dict
     """Bytes at the worst moment of pieces that follow no law, of all buckets of the runs with this encoder: by their
     frames for each cell, where those of as many frames agree on it, else by their sizes."""
     alike = [run for run in runs if facts_of(run.ae) == facts_of(section)]
-    shapes = {bucket.shape for run in alike for bucket in run.bucket_rule.buckets}
+    shapes = {part for run in alike for one in run.bucket_rule.buckets for part in first_chunks(section, one.shape)}
     by_size = {largest_piece(section, shape): shape for shape in shapes}
     peaks = {
         sizes: peak_of_piece(section, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from longtake.encoders.config import CogVideoXVAEConfig
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta, run_in_turn
 from longtake.encoders.tiles import Tiling
+from longtake.parallel import Tile
 
 # The weights were trained on chunks of so many frames, over which the normalisation takes its means: other lengths give
 # other videos.
@@ -42,34 +44,32 @@ class CogVideoXAutoencoder(TiledAutoencoder):
     def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
         return self.config.mini_batch, self.config.mini_batch
 
-    @property
-    def streams(self) -> bool:
-        """Whether videos come and go in chunks: not those whose frames are cut too, or that ranks share."""
-        return not self.config.use_tiling and self.compute is run_in_turn
-
     def stream_lengths(self, num_frames: int) -> list[int]:
         """Chunks of about a segment of `_STREAMED` frames; the first has what is over."""
-        if not self.streams:
+        if self.config.use_tiling:  # each tile has all frames
             return super().stream_lengths(num_frames)
         size = self.config.encode_frames or _FRAMES
         return [span.stop - span.start for span in chunks(num_frames, max(size, _STREAMED // size * size))]
 
     @torch.no_grad()
     def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
-        if not self.streams:
+        if self.config.use_tiling:
             yield from super().posterior_of_stream(video)
             return
-        caches: dict[int, Any] = {}
+        caches: dict[int, Any] = {}  # where ranks share groups, of this one's
+
+        def run(place: int, group: Tensor) -> Tensor:
+            moments, caches[place] = self._encode_part(group, caches.get(place))
+            return moments
+
         for chunk in video:
-            found = []
-            for place, group in enumerate(chunk.split(self.config.mini_batch)):
-                moments, caches[place] = self._encode_part(group, caches.get(place))
-                found.append(moments)
-            yield self._as_posterior(torch.cat(found))
+            groups = enumerate(chunk.split(self.config.mini_batch))  # from chunk to chunk, each has the same rank
+            tiles = [Tile(partial(run, place, group), self._encoded(tuple(group.shape))) for place, group in groups]
+            yield self._as_posterior(torch.cat(self.compute(tiles)))
 
     @torch.no_grad()
     def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
-        if not self.streams:
+        if self.config.use_tiling or self.compute is not run_in_turn:  # pieces that ranks share
             yield from super().decode_stream(latents, num_frames)
             return
         self.load_decoder()

@@ -68,9 +68,9 @@ class EncodeCost:
 
 
 def autoencoder_cost(section: AutoencoderSection, shape: Shape, batch: int) -> EncodeCost:
-    """The cost of encoding `batch` samples of (T, H, W) pixels, in pieces as they will run. The frames are there as
-    bytes, and as float32 before and after; an autoencoder that learned nothing takes no more."""
-    frames = (1 + 2 * torch.float32.itemsize) * batch * 3 * prod(shape)
+    """The cost of encoding `batch` samples of (T, H, W) pixels, in pieces as they will run. The frames of a chunk of a
+    stream are there as bytes, and as float32 before and after; an autoencoder that learned nothing takes no more."""
+    frames = (1 + 2 * torch.float32.itemsize) * batch * 3 * prod(first_chunks(section, shape)[0])
     numbers = seen(section)
     if not numbers["parts"]:
         return EncodeCost(input_bytes=frames)
@@ -82,8 +82,9 @@ def autoencoder_cost(section: AutoencoderSection, shape: Shape, batch: int) -> E
     together = max(piece[0] for piece in pieces)
 
     def num_bytes(_: int) -> int:
-        prepared, most = _bytes_of_a_sample(section, shape)
-        return batch * prepared + results + max(together * most, results)
+        (prepared, first), (_, most) = (_bytes_of_a_sample(section, part) for part in first_chunks(section, shape))
+        caches = (batch - together) * (most - first)  # of samples in turn, from chunk to chunk
+        return batch * prepared + results + max(together * most + caches, results)
 
     return EncodeCost(tuple(flops[piece] for piece in pieces), num_bytes, frames)
 
@@ -277,13 +278,20 @@ def _bytes_of_a_sample(section: Any, shape: Shape) -> tuple[int, int]:
         prepared = trace.live
     del pieces
     numbers, sizes = seen(section), largest_piece(section, shape)
-    if prod(sizes) <= numbers["most"]:
+    if prod(sizes) <= numbers["most"] and first_chunks(section, shape)[0] == shape:  # the law is that of one chunk
         return prepared, round(float(np.dot(_bytes_terms(sizes), numbers["bytes"])))
     frames, cells = sizes
     if (per_cell := numbers.get("per_cell", {}).get(str(frames))) is not None:
         return prepared, per_cell * cells
     known = numbers.get("pieces", {}).get(f"{frames}x{cells}")
     return prepared, peak_of_piece(section, shape) if known is None else known
+
+
+def first_chunks(section: Any, shape: Shape) -> tuple[Shape, Shape]:
+    """The first chunk of a stream, and the first two: the second meets what the first left, and later ones are like
+    it."""
+    lengths = _cutter(section).stream_lengths(shape[0])
+    return (lengths[0], *shape[1:]), (sum(lengths[:2]), *shape[1:])
 
 
 def largest_piece(section: Any, shape: Shape) -> tuple[int, int]:

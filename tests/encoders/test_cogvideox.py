@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from longtake.encoders import CogVideoXAutoencoder, CogVideoXVAEConfig
 from longtake.encoders.cogvideox import chunks
 from longtake.parallel import Tile
+from longtake.parallel.shared_work import deal
 from longtake.system.encoders import _build_autoencoder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "cogvideox" / "vae"
@@ -115,6 +118,31 @@ def test_a_stream_of_chunks_is_the_whole_video(frames: int, encoded: int | None)
     parts = list(ours.decode_stream(whole["mean"], frames))
     assert len(parts) == whole["mean"].shape[2] // 2
     assert torch.equal(torch.cat(parts, dim=2), ours.decode(whole["mean"], frames))
+
+
+@torch.no_grad()
+def test_ranks_that_share_groups_stream_too() -> None:
+    """Each with the caches of its own groups."""
+    ours, video = autoencoder(mini_batch=1), numbers(3, 3, 97, 16, 8)
+    whole = ours.posterior(video)["mean"]
+    chunks = video.split(ours.stream_lengths(97), dim=2)
+    made: list[list[torch.Tensor]] = []  # by the second rank, a list a chunk
+
+    def run(rank: int, tiles: Sequence[Tile]) -> list[torch.Tensor]:
+        owners = deal([math.prod(tile.shape) for tile in tiles], 2)
+        theirs = made.pop(0) if rank == 0 else [torch.zeros(tile.shape) for tile in tiles]
+        done = [
+            tile.run() if owner == rank else other for tile, owner, other in zip(tiles, owners, theirs, strict=True)
+        ]
+        assert [tuple(one.shape) for one in done] == [tuple(tile.shape) for tile in tiles]
+        if rank == 1:
+            made.append(done)
+        return done
+
+    for rank in (1, 0):
+        ours.compute = partial(run, rank)
+        found = torch.cat([part["mean"] for part in ours.posterior_of_stream(chunks)], dim=2)
+    assert torch.equal(found, whole)
 
 
 @torch.no_grad()

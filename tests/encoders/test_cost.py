@@ -92,6 +92,19 @@ def test_an_autoencoder_costs_what_whole_encodings_do(config: Any, shape: tuple[
     assert said.rank_bytes() - said.input_bytes == pytest.approx(counted_bytes(autoencoder(config), run), rel=0.1)
 
 
+@pytest.mark.parametrize(("frames", "batch"), [(145, 1), (145, 2), (1009, 1)])
+def test_a_stream_costs_one_segment_and_what_it_carries_over(frames: int, batch: int) -> None:
+    segments = COGVIDEOX.model_copy(update={"encode_frames": 48, "layers_per_block": 2})  # not published
+
+    def run(model: Any) -> None:
+        chunks = (torch.empty(batch, 3, length, 32, 48) for length in model.stream_lengths(min(frames, 145)))
+        list(model.posterior_of_stream(chunks))
+
+    said = autoencoder_cost(segments, (frames, 32, 48), batch)
+    assert said.input_bytes == 9 * batch * 3 * 49 * 32 * 48
+    assert said.rank_bytes() - said.input_bytes == pytest.approx(counted_bytes(autoencoder(segments), run), rel=0.1)
+
+
 @pytest.mark.parametrize(("tokens", "batch"), [(512, 2), (64, 8)])
 def test_t5_costs_what_its_stack_does(tokens: int, batch: int) -> None:
     facts = {**T5_XXL, "num_layers": 2}
