@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longtake.encoders.causal_layers import repeated
 from longtake.encoders.config import CogVideoXVAEConfig
 from longtake.encoders.extras import needs_extra
-from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta, run_in_turn
+from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta
 from longtake.encoders.tiles import Tiling
 from longtake.parallel import Tile
 
@@ -69,18 +69,20 @@ class CogVideoXAutoencoder(TiledAutoencoder):
 
     @torch.no_grad()
     def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
-        if self.config.use_tiling or self.compute is not run_in_turn:  # pieces that ranks share
+        if self.config.use_tiling:  # to go on, each tile would have to remember its part of the cache
             yield from super().decode_stream(latents, num_frames)
             return
         self.load_decoder()
-        caches: dict[int, Any] = {}
         made, z = 0, self._unscaled(latents)
+        groups = [
+            (self._as_pixels(tuple(group.shape)), self._decoded_parts(group))
+            for group in z.split(self.config.mini_batch)
+        ]
         for span in self._decoded_spans(z.shape[2]):
-            found = []
-            for place, group in enumerate(z.split(self.config.mini_batch)):
-                decoded, caches[place] = self._decode_part(group, span, caches.get(place))
-                found.append(decoded)
-            pixels = torch.cat(found)[:, :, : num_frames - made].float().clamp(-1, 1)
+            frames = self.latent.temporal * (span.stop - span.start - 1) + 1
+            frames += (span.start > 0) * (self.latent.temporal - 1)
+            tiles = [Tile(partial(next, parts), (*shape[:2], frames, *shape[3:])) for shape, parts in groups]
+            pixels = torch.cat(self.compute(tiles))[:, :, : num_frames - made].float().clamp(-1, 1)
             made += pixels.shape[2]
             yield pixels
 
@@ -96,11 +98,15 @@ class CogVideoXAutoencoder(TiledAutoencoder):
         return torch.cat(found, dim=2), cache
 
     def _decode_tile(self, tile: Tensor) -> Tensor:
-        found, cache = [], None
+        return torch.cat(list(self._decoded_parts(tile)), dim=2)
+
+    @torch.no_grad()
+    def _decoded_parts(self, tile: Tensor) -> Iterator[Tensor]:
+        """`_decoded` of a tile, chunk by chunk."""
+        cache = None
         for span in self._decoded_spans(tile.shape[2]):
             decoded, cache = self._decode_part(tile, span, cache)
-            found.append(decoded)
-        return torch.cat(found, dim=2)
+            yield decoded
 
     def _decoded_spans(self, num_latents: int) -> Iterator[slice]:
         return chunks(num_latents, _LATENTS, 1 if self.config.first_latent_alone else None)

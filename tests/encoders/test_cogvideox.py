@@ -143,6 +143,12 @@ def test_ranks_that_share_groups_stream_too() -> None:
         ours.compute = partial(run, rank)
         found = torch.cat([part["mean"] for part in ours.posterior_of_stream(chunks)], dim=2)
     assert torch.equal(found, whole)
+    z = whole[:, :, :5]
+    for rank in (1, 0):
+        ours.compute = partial(run, rank)
+        parts = list(ours.decode_stream(z, 17))
+    assert len(parts) == 2
+    assert torch.equal(torch.cat(parts, dim=2), autoencoder().decode(z, 17))
 
 
 @torch.no_grad()
