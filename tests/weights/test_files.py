@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,16 @@ def test_what_cannot_be_read_says_why_in_one_sentence(tmp_path: Path, name: str,
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_file_of_the_old_form_with_more_than_tensors_is_refused_in_plain_words(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1), "args": Namespace(lr=1)}, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(UserError, match=r"GLOBAL argparse.Namespace .*; save what you need of it as .safetensors") as e:
+        WeightFiles(tmp_path / "w.pth")
+    assert str(e.value).isprintable()
+
+
 def test_tensors_that_pytorch_saved_are_read_by_name_without_what_is_beside_them(tmp_path: Path) -> None:
-    torch.save({"state_dict": STATE, "epoch": 3, "optimizer": {"step": torch.ones(1)}}, tmp_path / "w.pth")
+    beside = {"epoch": 3, "optimizer": {"step": torch.ones(1)}, "args": Namespace(place=Path("x"))}
+    torch.save({"state_dict": STATE, **beside}, tmp_path / "w.pth")
     torch.save(STATE, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     names = sorted(STATE)
     for number, own in ((1, names[:2]), (2, names[2:])):
