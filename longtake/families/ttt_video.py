@@ -57,7 +57,9 @@ def root(folder: str) -> dict[str, Any] | None:
     }
 
 
-QUIRKS = {
+QUIRKS = {  # where two set a key the later one does
+    "per_query_rates": "as last_row_rates, but as PyTorch's operations there have it: each query of a mini-batch reads "
+    "by rates of its own; far slower, and last_row_rates goes before it",
     "last_row_rates": "in videos of several segments most tokens get the inner learning rate of another one, as the "
     "GPU kernels read it; such videos need a number of tokens that mini-batches divide",
     "bf16_rotations": "the rotary tables of attention are rounded to bfloat16",
@@ -65,6 +67,7 @@ QUIRKS = {
     "oscillating_guidance": "dynamic guidance goes by the timestep in place of the step, and so swings",
 }
 QUIRK_KEYS = {
+    "per_query_rates": {"model": {"rates": "per_query"}},
     "last_row_rates": {"model": {"rates": "last_row"}},
     "bf16_rotations": {"model": {"rotations": "bfloat16"}},
     "kernel_eps": {"model": {"inner_eps": 1e-6}},

@@ -40,7 +40,7 @@ class ScanOrder:
     rope: Tensor  # fp32 [2, S, 1, K/2], in the order of the scan, either way
     backward: Tensor  # [S], for each place in the backward scan the token that comes there
     places: Tensor  # [S], its inverse
-    misread: Tensor | None  # [S], whose rate each place in a scan gets, where that is another's
+    misread: Tensor | None  # [S], whose rate each place in a scan gets, where that is another's; per query [S, b]
 
     @classmethod
     def of(cls, config: TTTVideoConfig, segments: Segments, count: int, rope: Tensor) -> ScanOrder:
@@ -54,8 +54,8 @@ class ScanOrder:
         places = torch.empty_like(backward).scatter_(0, backward, tokens)
         mini_batch = _mini_batch(config, segments, count)
         misread = None
-        if config.rates == "last_row" and count > 1:
-            misread = _misread(segments, count, mini_batch, tokens)
+        if config.rates != "aligned" and count > 1:
+            misread = _misread(config.rates, segments, count, mini_batch, tokens)
         return cls(mini_batch, whole, backward, places, misread)
 
 
@@ -77,22 +77,23 @@ def inner_flops(config: TTTVideoConfig, segments: Segments, count: int) -> int:
     return 2 * scan_flops(1, tokens, *sizes)
 
 
-def _misread(segments: Segments, count: int, mini_batch: int, tokens: Tensor) -> Tensor:
-    """Whose rate the published GPU kernels give to the token at each place of a scan.
+def _misread(rates: str, segments: Segments, count: int, mini_batch: int, tokens: Tensor) -> Tensor:
+    """Whose rate the published program gives to the token at each place of a scan: its GPU kernels [S], its PyTorch
+    operations to each token for each query of its mini-batch [S, b].
 
     Rates are a matrix for each mini-batch of [texts | video], with the same row for each of its tokens; rows are put
     in segment order, columns stay, and kernels read the last row of what is then a mini-batch.
     """
     if len(tokens) % mini_batch:
         raise UserError(
-            f'model.rates = "last_row": {len(tokens)} tokens do not divide into mini-batches of {mini_batch}, as the '
+            f'model.rates = "{rates}": {len(tokens)} tokens do not divide into mini-batches of {mini_batch}, as the '
             "published program needs; choose another length of texts, or aligned rates"
         )
     texts = tokens[: count * segments.text].view(1, count, -1)
     joined = segments.join(texts, tokens[None, count * segments.text :])[0]  # place in the scan -> in [texts | video]
     places = torch.empty_like(joined).scatter_(0, joined, tokens)
-    last = joined.view(-1, mini_batch)[:, -1:] // mini_batch * mini_batch
-    return places[(last + tokens[:mini_batch]).flatten()]
+    rows = places[joined[:, None] // mini_batch * mini_batch + tokens[:mini_batch]]
+    return rows if rates == "per_query" else rows[mini_batch - 1 :: mini_batch].flatten()
 
 
 class _Reordered(torch.autograd.Function):
@@ -151,7 +152,8 @@ class Scan(nn.Module):
         steps = rate.squeeze(-1).to(torch.promote_types(rate.dtype, torch.float32)).sigmoid()
         steps = steps * (self.base_rate / (q.shape[-1] * order.mini_batch))
         if order.misread is not None:
-            steps = steps.index_select(1, order.misread)
+            steps = steps[:, order.misread]  # [B, S, N], per query [B, S, b, N]
+            steps = steps.mT if order.misread.dim() > 1 else steps
         target = _target(k, v, self.norm_weight, self.norm_bias)
         norm = self.norm_weight, self.norm_bias
         return ttt_scan(q, k, target, steps, *norm, self.state, order.mini_batch, eps=self.eps)

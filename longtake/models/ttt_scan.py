@@ -4,8 +4,9 @@ Each head carries a small network, linear or an MLP, along S tokens. A mini-batc
 by one step of gradient descent on 1/2 |LN(net(k)) - target|^2, each token with its own rate; then its tokens read the
 updated network: out = q + LN(net'(q)). Mini-batches depend on each other, tokens of one do not.
 
-The formulas stand in `oracle`, which autograd differentiates. What runs is one operator with a gradient derived by
-hand, in two bodies: batched products of PyTorch (`ttt_chunked`) and Triton's kernels (`ttt_triton`).
+The formulas stand in `oracle`, which autograd differentiates; so does it run where each query has rates of its own.
+What runs else is one operator with a gradient derived by hand, in two bodies: batched products of PyTorch
+(`ttt_chunked`) and Triton's kernels (`ttt_triton`).
 
 Shapes: B samples, S tokens, N heads, K head width, b tokens of a mini-batch, C mini-batches.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -24,6 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from longtake.models import ttt_chunked
 
 Body = Literal["auto", "oracle", "chunked", "triton"]
+Learned = tuple[tuple[Tensor, Tensor], ...]  # of each layer, tokens that it sees and gradients behind it
 
 _LINEAR = 2  # tensors of its state
 
@@ -44,15 +47,16 @@ def ttt_scan(
     """Runs the inner network along the tokens; returns [B, S, N, K] in q's dtype.
 
     q, k, target: [B, S, N, K]; `target` is what LN(net(k)) is to become, the value less the key. rate: [B, S, N], the
-    inner learning rate of a token, already divided by K and by the mini-batch. norm_weight, norm_bias: [N, K], of the
-    LayerNorm. state: where the network of each head begins, W [N, K, K] and b [N, 1, K], or of an MLP with the hidden
-    width M, W1 [N, K, M], b1 [N, 1, M], W2 [N, M, K], b2 [N, 1, K]. S need not be a multiple of `mini_batch`: tokens
-    that fill the last one have rate 0. The network is held in float32, in float64 for inputs of float64.
+    inner learning rate of a token, already divided by K and by the mini-batch; or [B, S, N, b], the rate by which the
+    query at each place reads each token of its mini-batch, of which the last row is learned by. norm_weight, norm_bias:
+    [N, K], of the LayerNorm. state: where the network of each head begins, W [N, K, K] and b [N, 1, K], or of an MLP of
+    hidden width M, W1 [N, K, M], b1 [N, 1, M], W2 [N, M, K], b2 [N, 1, K]. S need not be a multiple of `mini_batch`:
+    tokens that fill the last one have rate 0. The network is held in float32, in float64 for inputs of float64.
 
     `body`: "auto" takes the Triton kernels on CUDA in half precision where a mini-batch fits one program, else batched
     products. Every sample and head is a program of its own: directions stacked along B run in the same launch.
     """
-    if body == "oracle":
+    if body == "oracle" or rate.dim() == q.dim():
         return oracle(q, k, target, rate, norm_weight, norm_bias, state, mini_batch, eps)[0]
     dtype = torch.promote_types(q.dtype, torch.float32)
     hidden = 0 if len(state) == _LINEAR else state[0].shape[-1]
@@ -173,15 +177,19 @@ def oracle(
     dtype = torch.promote_types(q.dtype, torch.float32)
     tokens = q.shape[1]
     # [C, B, N, b, K], rates [C, B, N, b, 1]
+    is_dense = rate.dim() == q.dim()
     queries, keys, targets, rates = (
-        _mini_batches(tensor.to(dtype), mini_batch) for tensor in (q, k, target, rate.unsqueeze(-1))
+        _mini_batches(tensor.to(dtype), mini_batch)
+        for tensor in (q, k, target, rate if is_dense else rate.unsqueeze(-1))
     )
     gamma, beta = norm_weight.to(dtype).unsqueeze(1), norm_bias.to(dtype).unsqueeze(1)  # [N, 1, K]
     net = tuple(tensor.to(dtype).expand(q.shape[0], *tensor.shape) for tensor in state)
     outs = []
     for query, key, goal, step in zip(queries, keys, targets, rates, strict=True):
-        net = _learn(net, key, goal, step, gamma, beta, eps)
-        outs.append(query + F.layer_norm(_run(net, query), query.shape[-1:], eps=eps) * gamma + beta)
+        learned = _learned(net, key, goal, gamma, beta, eps)
+        before, net = net, _updated(net, learned, step[..., -1:, :].mT if is_dense else step)
+        z = _run(before, query, learned, step) if is_dense else _run(net, query)
+        outs.append(query + F.layer_norm(z, query.shape[-1:], eps=eps) * gamma + beta)
     out = torch.stack(outs, 1).transpose(2, 3).flatten(1, 2)[:, :tokens]  # [B, C, N, b, K] -> [B, S, N, K]
     return out.to(q.dtype), net
 
@@ -192,32 +200,34 @@ def _mini_batches(tensor: Tensor, mini_batch: int) -> Tensor:
     return filled.unflatten(1, (-1, mini_batch)).permute(1, 0, 3, 2, 4)
 
 
-def _run(net: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    if len(net) == _LINEAR:
-        return x @ net[0] + net[1]
-    return F.gelu(x @ net[0] + net[1], approximate="tanh") @ net[2] + net[3]
+def _run(net: tuple[Tensor, ...], x: Tensor, learned: Learned = (), rates: Tensor | None = None) -> Tensor:
+    """The network at x; with `learned`, each row of x reads it as updated by rates of its own, [..., rows, b]."""
+    for i, (w, b) in enumerate(zip(net[::2], net[1::2], strict=True)):
+        x = F.gelu(x, approximate="tanh") if i else x
+        z = x @ w + b
+        if learned:
+            seen, u = learned[i]
+            z = z - (rates * (x @ seen.mT + 1)) @ u
+        x = z
+    return x
 
 
-def _learn(
-    net: tuple[Tensor, ...], key: Tensor, goal: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, eps: float
-) -> tuple[Tensor, ...]:
-    """The network after one step on these keys."""
+def _learned(net: tuple[Tensor, ...], key: Tensor, goal: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Learned:
+    """What each layer sees of these keys, and the gradient of the loss behind it."""
     if len(net) == _LINEAR:
         w, b = net
-        u = rate * _loss_grad(key @ w + b, goal, gamma, beta, eps)
-        return w - key.mT @ u, b - u.sum(-2, keepdim=True)
+        return ((key, _loss_grad(key @ w + b, goal, gamma, beta, eps)),)
     w1, b1, w2, b2 = net
     before = key @ w1 + b1
     hidden = F.gelu(before, approximate="tanh")
     u2 = _loss_grad(hidden @ w2 + b2, goal, gamma, beta, eps)
-    u1 = rate * (u2 @ w2.mT) * _gelu_slope(before)
-    u2 = rate * u2
-    return (
-        w1 - key.mT @ u1,
-        b1 - u1.sum(-2, keepdim=True),
-        w2 - hidden.mT @ u2,
-        b2 - u2.sum(-2, keepdim=True),
-    )
+    return (key, (u2 @ w2.mT) * _gelu_slope(before)), (hidden, u2)
+
+
+def _updated(net: tuple[Tensor, ...], learned: Learned, rate: Tensor) -> tuple[Tensor, ...]:
+    """The network after one step by these gradients; rate [..., b, 1]."""
+    steps = [(x.mT @ (rate * u), (rate * u).sum(-2, keepdim=True)) for x, u in learned]
+    return tuple(part - step for part, step in zip(net, chain.from_iterable(steps), strict=True))
 
 
 def _loss_grad(z: Tensor, goal: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:

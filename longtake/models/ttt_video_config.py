@@ -50,10 +50,10 @@ class TTTVideoConfig(ModelSection):
     patch_size: PositiveInt = Field(2, description="side of a patch on the latent grid")
     segment_frames: PositiveInt = Field(12, description="latent frames of a segment, less the one that it shares")
 
-    rates: Literal["aligned", "last_row"] = Field(
+    rates: Literal["aligned", "last_row", "per_query"] = Field(
         "aligned",
         description="whose learning rate a token of a video of several segments gets: its own, or the one that the "
-        "published GPU kernels read",
+        "published GPU kernels read; `per_query`: as its PyTorch operations have them, far slower",
     )
     rotations: Literal["float32", "bfloat16"] = Field(
         "float32", description="precision of the rotary tables of attention; the published program trains with bfloat16"

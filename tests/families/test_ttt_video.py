@@ -199,6 +199,7 @@ def test_quirks_say_keys_that_a_run_leaves_out(run: Path) -> None:
     assert of() == ["aligned", "float32", 1e-8, "dynamic_by_step"]
     assert of("--compat", "ttt_video") == ["last_row", "bfloat16", 1e-6, "dynamic"]
     assert of("--compat", "last_row_rates") == ["last_row", "float32", 1e-8, "dynamic_by_step"]
+    assert of("--compat", "per_query_rates") == ["per_query", "float32", 1e-8, "dynamic_by_step"]
     assert of("--compat", "ttt_video", "--model.rates", "aligned") == ["aligned", "bfloat16", 1e-6, "dynamic"]
     with pytest.raises(ConfigError, match=r"is no quirk of this model's family"):
         of("--compat", "opensora_v2")

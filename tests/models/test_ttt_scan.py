@@ -15,7 +15,7 @@ from longtake.models.ttt_scan import _scan, oracle, segment_length, ttt_scan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ttt_video"
 STATE = {"linear": ("W1", "b1"), "mlp": ("W1", "b1", "W2", "b2")}
-CORES = [("linear", case) for case in "abc"] + [("mlp", case) for case in "abcd"]
+CORES = [("linear", case) for case in (*"abc", "dense")] + [("mlp", case) for case in (*"abcd", "dense")]
 
 
 def golden_core(kind: str, case: str) -> dict[str, Tensor]:
@@ -57,12 +57,7 @@ def with_grads(tensors: list[Tensor], mini_batch: int, body: str) -> list[Tensor
 @pytest.mark.parametrize("body", ["oracle", "chunked"])
 @pytest.mark.parametrize(("kind", "case"), CORES)
 def test_golden_inner_loops(kind: str, case: str, body: str) -> None:
-    """Results, last states and gradients of the reference.
-
-    Its case `dense`, where each query weighs the updates by rates of its own (a b x b table), is not ours: a token has
-    one rate. The reference fills that table with one row repeated, save where its interleaving mixes the rows, and its
-    GPU kernels read the last row alone.
-    """
+    """Results, last states and gradients of the reference; in `dense`, each query reads by rates of its own."""
     golden = golden_core(kind, case)
     names = ("XQ", "XK", "XV", "eta", "ttt_norm_weight", "ttt_norm_bias", *STATE[kind])
     leaves = {name: golden[name].clone().requires_grad_() for name in names}
@@ -72,7 +67,8 @@ def test_golden_inner_loops(kind: str, case: str, body: str) -> None:
         one = {name: leaf[sample : sample + 1] for name, leaf in leaves.items() if "norm" not in name}
         tokens = (in_order(one["XQ"]), in_order(one["XK"]), in_order(one["XV"] - one["XK"]))
         state = tuple(one[name][0] for name in STATE[kind])
-        rest = (in_order(one["eta"].mT)[..., 0], leaves["ttt_norm_weight"], leaves["ttt_norm_bias"], state, mini_batch)
+        rate = in_order(one["eta"]) if case == "dense" else in_order(one["eta"].mT)[..., 0]
+        rest = (rate, leaves["ttt_norm_weight"], leaves["ttt_norm_bias"], state, mini_batch)
         outs.append(ttt_scan(*tokens, *rest, body=body))
         for name, last in zip(STATE[kind], oracle(*tokens, *rest)[1], strict=True):
             assert off(last[0], golden[f"last.{name}"][sample]) < 2e-5

@@ -56,8 +56,6 @@ CASES = [(kind, case, rule) for kind, case in product(("linear", "mlp"), SEGMENT
 
 @pytest.mark.parametrize(("kind", "case", "rule"), CASES)
 def test_the_layer_equals_the_published_one(kind: str, case: str, rule: str) -> None:
-    # Not the rule `shipped`: there each query of a mini-batch reads a network of its own, which neither the published
-    # kernels nor ours make.
     tensors, count, place = golden(f"layer_{kind}"), SEGMENTS[case], rules(case)[rule]
     weights = {f"ssm.{name.removeprefix('weight.')}": value for name, value in tensors.items() if "weight.ttt" in name}
     layer = golden_layer(weights, kind, rates=rule)
