@@ -24,6 +24,12 @@ from typing import Any, NoReturn
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the parent decides what becomes of work under way
 _SECONDS_BETWEEN_LOOKS = 1.0  # whether the parent still lives, where the system does not say so
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+RESTARTS = "LONGTAKE_RESTARTS"  # the variable in which `longtake launch` counts its starts of a job after the first
+
+
+def restarts() -> int:
+    """How often this job has been started again, by torchrun, by Slurm or by `longtake launch`."""
+    return sum(int(os.environ.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", RESTARTS))
 
 
 def start(target: Callable[..., object], args: tuple[Any, ...], method: str, name: str) -> BaseProcess:

@@ -63,6 +63,7 @@ def launch(
     grace: Annotated[
         float, typer.Option(callback=finite, min=0, max=86400, help="Seconds to save and end in after Ctrl-C.")
     ] = 300.0,
+    restarts: Annotated[int, typer.Option(min=0, help="After failures that pass; lost hosts are left out.")] = 3,
     force: Annotated[
         bool, typer.Option("--force", help="In spite of busy GPUs, a run of that name, differing versions.")
     ] = False,
@@ -101,7 +102,7 @@ def launch(
     if dry_run:
         cluster.show(planned, sys.stdout)
         return 0
-    return cluster.Launcher(planned).run()
+    return cluster.launch_again_and_again(planned, restarts)
 
 
 def launch_on_slurm(

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from longtake.cluster import readiness
 from longtake.cluster.arguments import Host
 from longtake.cluster.connection import Connection, Event, ssh_command
+from longtake.cluster.diagnosis import HostEnd
 from longtake.cluster.output import Output
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.parallel.world import LOST_PEER
@@ -49,6 +50,7 @@ class Launch:
     master_port: int = 0  # 0: one that is free
     grace: float = 300.0
     force: bool = False
+    job: str | None = None  # its id, where this start is not its first
 
     def processes_of(self, host: Host, report: readiness.Report | None = None) -> int | None:
         """Processes to start on a host; None where nothing says."""
@@ -80,7 +82,7 @@ class Launcher:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.labels = [host.label for host in launch.hosts]
-        self.job = f"{time.strftime('%y%m%d%H%M%S')}-{time.time_ns() % 1_000_000_000:09d}"
+        self.job = launch.job or f"{time.strftime('%y%m%d%H%M%S')}-{time.time_ns() % 1_000_000_000:09d}"
         self.events: SimpleQueue[Event] = SimpleQueue()
         self.output = Output(self.labels, sys.stdout.buffer, sys.stderr.buffer)
         self.connections: list[Connection] = []
@@ -344,6 +346,18 @@ class Launcher:
         failed = self.output.failed_rank(own[0])
         code = failed[1] if failed is not None else self.ended[own[0]]
         return 1 if code is None else code if code > 0 else 128 - code
+
+    def ends(self) -> list[HostEnd]:
+        """How the hosts that did not end well ended, in the order of arrival; none where nothing failed by itself."""
+        if self.interrupted or not self.failures:
+            return []
+        first, found = self.failures[0][0], []
+        for when, host in self.failures:
+            failed = self.output.failed_rank(host)
+            code = self.ended[host] if failed is None else failed[1]
+            soon = when - first < _FAILED_TOGETHER_SECONDS
+            found.append(HostEnd(self.labels[host], code, self.output.lines(host), soon))
+        return found
 
     def _is_consequence(self, host: int) -> bool:
         return any(LOST_PEER in line for line in self.output.last_words(host))

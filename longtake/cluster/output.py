@@ -81,14 +81,15 @@ class Output:
 
     def last_words(self, host: int) -> list[str]:
         """The last lines of a host before its torchrun began to speak of the end."""
-        lines = self._text(host)
+        lines = self.lines(host)
         ends = [number for number, line in enumerate(lines) if _END_BEGINS.match(line)]
         return [line.rstrip() for line in lines[: ends[0] if ends else None] if line.strip()][-_SHOWN_LINES:]
 
     def failed_rank(self, host: int) -> tuple[int, int] | None:
         """Rank and exit code of the process that failed first on a host, as torchrun reports; a signal as -number."""
-        found = _RANK_FAILED.findall("\n".join(self._text(host)))
+        found = _RANK_FAILED.findall("\n".join(self.lines(host)))
         return (int(found[-1][0]), int(found[-1][1])) if found else None
 
-    def _text(self, host: int) -> list[str]:
+    def lines(self, host: int) -> list[str]:
+        """The last lines of a host, torchrun's own included."""
         return [line.decode(errors="replace") for line in list(self._last[host])]

@@ -19,6 +19,7 @@ from longtake.checkpoint import hold, last_whole, list_checkpoints
 from longtake.config import dump_config, load_config
 from longtake.contracts import UserError
 from longtake.durable import write_whole
+from longtake.processes import restarts
 from longtake.small_files import parse_json, read_small
 from longtake.train.config import RunConfig
 from longtake.train.stages import CONFIG_FILE
@@ -118,10 +119,10 @@ def _locks(file: TextIO) -> bool:
 
 
 def _begun_before(config: RunConfig) -> tuple[RunFolder, float] | None:
-    """As `_find`: the folder that this job made or took before torchrun started its processes again; None in the first
+    """As `_find`: the folder that this job made or took before its processes were started again; None in the first
     start."""
     outputs, job = Path(config.outputs), _job()
-    if job is None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+    if job is None or not restarts():
         return None
     signed = [path for path in outputs.glob(f"*/{LAUNCH_FILE}") if _signature(path) == job]
     if config.exp_name is not None:  # a job with stages signs a folder for each

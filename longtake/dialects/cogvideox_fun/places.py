@@ -14,6 +14,7 @@ from longtake.dialects.translation import Translation
 from longtake.families import COGVIDEOX
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import section_of
+from longtake.processes import restarts
 
 RUN = "run"  # the run's own folder in output_dir
 LORA_FILES = {"fun": "checkpoint-{step}.safetensors", "comfy": "checkpoint-{step}-compatible_with_comfyui.safetensors"}
@@ -124,8 +125,8 @@ def translate_places(work: Translation) -> None:
 
 
 def _is_first_start() -> bool:
-    """Whether this is the one process that looks, before any has written: rank 0, not started again by torchrun."""
-    return os.environ.get("RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    """Whether this is the one process that looks, before any has written: rank 0, not started again."""
+    return os.environ.get("RANK", "0") == "0" and not restarts()
 
 
 def _used(folder: Path) -> Path | None:
