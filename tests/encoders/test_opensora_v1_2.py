@@ -23,6 +23,13 @@ SIZES = {
 }  # fmt: skip
 
 
+OF_THE_WHOLE: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("image", "clip5", "clip17", "clip20", "clip34", "clip40", "odd")},
+    "clip34_whole": {"micro_frame_size": 1000},
+    "whole2d": {"micro_batch_size": 1000},
+}
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The published layout: one file with every part."""
@@ -44,11 +51,11 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=5e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("name", ["image", "clip5", "clip20", "clip34", "clip34_whole", "odd"])
+@pytest.mark.parametrize("name", [*OF_THE_WHOLE])
 @torch.no_grad()
 def test_latents_and_pixels_are_the_published_ones(weights: str, name: str) -> None:
     golden = load_file(FOLDER / f"vae_{name}.safetensors")
-    ours = autoencoder(weights, **({"micro_frame_size": 1000} if name == "clip34_whole" else {}))
+    ours = autoencoder(weights, **OF_THE_WHOLE[name])
     video = golden["video_u8"].float() / 127.5 - 1
     frames = video.shape[2]
     assert ours.latent(*video.shape[2:])[1:] == tuple(golden["z"].shape[2:])
@@ -86,6 +93,17 @@ def test_the_spatial_part_alone_gives_pixarts_latents(weights: str, alone: bool,
     flat = (posterior["mean"] / 0.13025).transpose(1, 2).flatten(0, 1)
     pixels = ours.parts.spatial_decoder(ours.parts.spatial_post_quant(flat)).unflatten(0, (len(video), -1))
     close(ours.decode(posterior["mean"], video.shape[2]), pixels.transpose(1, 2).clamp(-1, 1))
+
+
+@torch.no_grad()
+def test_the_part_in_time_gives_the_published_moments_and_frames(weights: str) -> None:
+    golden, ours = load_file(FOLDER / "vae_temporal_cases.safetensors"), autoencoder(weights)
+    for case in range(7):
+        x, moments = golden[f"{case}.x"], golden[f"{case}.moments"]
+        close(ours.moments(x), moments)
+        mean, logvar = moments.chunk(2, dim=1)
+        close(mean + torch.exp(0.5 * logvar.clamp(-30, 20)) * golden[f"{case}.noise"], golden[f"{case}.sample"])
+        close(ours.latents_of_frames(mean, x.shape[2]), golden[f"{case}.decoded"])
 
 
 def test_the_sizes_of_latents_are_the_published_ones() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,16 @@ from longtake.diffusion import Refs
 from longtake.families.opensora_v1_2_kinds import KIND_PATTERN, NOTHING
 from longtake.families.opensora_v1_2_known import FrameMasks
 from longtake.families.opensora_v1_2_masks import to_make
-from longtake.families.opensora_v1_2_strategy import PATTERN, MaskGroup, nearest, of_clip, placed, ratios, read_strategy
+from longtake.families.opensora_v1_2_strategy import (
+    PATTERN,
+    MaskGroup,
+    carried,
+    nearest,
+    of_clip,
+    placed,
+    ratios,
+    read_strategy,
+)
 from tests.buckets.tables import golden
 
 V1_2 = "opensora_v1_2"
@@ -154,6 +164,13 @@ def test_a_later_clip_goes_on_from_the_one_before_and_has_its_own_part_of_the_st
     assert (before.reference, len(before.pixels), before.takes_end) == (None, 17, True)
     assert (reference.reference, reference.frames) == (1, range(14, 15))
     assert law.continued("image_head", "0,,-10,0,10,0.25", 3) == "0,,-10,0,10,0.25"
+    for case in STRATEGIES["append_generated"]:
+        for before, after in zip(case["strategies"], case["strategies_after"], strict=True):
+            own = read_strategy(law.continued(before or NOTHING, carried(case["length"], case["edit"]), case["loop"]))
+            (theirs,) = [group for group in read_strategy(after) if group.clip == case["loop"]]
+            assert own == (replace(theirs, clip=0, reference=None),)  # there it is the last of the references
+    for frames, pixels in STRATEGIES["dframe_to_frame"].items():
+        assert pixels in ("AssertionError", LATENT.pixel_frames(int(frames)) if int(frames) else 0)
     for kind in ("extend", "0", "0,0,-5,0,5", " 0 , 1 ", "0,,-5,0,5,1e-2;1,2"):
         assert re.fullmatch(KIND_PATTERN, kind)
     for kind in ("", "i2v_head", "0;", "a", "0,0,0,0,1,0,0", "0,0,0,0,-1"):

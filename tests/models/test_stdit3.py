@@ -41,6 +41,19 @@ def test_outputs_and_gradients_equal_the_reference(kind: str, case: str, attenti
         close(found[name], gradient, atol=float(5e-5 * gradient.abs().max() + 1e-8), msg=name)
 
 
+def test_text_that_is_embedded_already_is_read_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The golden case `skip_y`: texts behind each other, with their lengths."""
+    model, (info, tensors) = golden_model("base"), read_golden("stdit3_base_cases")
+    [lengths] = [case["lens"] for case in info["cases"] if case["name"] == "skip_y"]
+    texts = tensors["skip_y.y"][0].split(lengths)
+    text = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    x, t, conditions = inputs_of({**tensors, "skip_y.y": text[:, None], "skip_y.mask": mask}, "skip_y")
+    monkeypatch.setattr(model, "y_embedder", torch.nn.Identity())
+    monkeypatch.setattr(model, "_check_inputs", lambda *inputs: None)
+    close(model.all_channels(x, t, conditions), tensors["skip_y.out"], atol=5e-5)
+
+
 def test_the_prediction_is_the_first_channels() -> None:
     model, (_, tensors) = golden_model("base"), read_golden("stdit3_base_cases")
     close(model(*inputs_of(tensors, "odd_x_mask")), tensors["odd_x_mask.out"][:, :4], atol=5e-5)

@@ -31,7 +31,9 @@ LEFT = {
     "num_bucket_build_workers": "the order of a pass is arithmetic on columns; no workers are needed",
 }
 FIXED = {
-    "model.skip_y_embedder": Fixed((False, None), "", "texts go through it; `longtake data encode` stores them before"),
+    "model.skip_y_embedder": Fixed(
+        (False, None), "", "it was for stored features; `longtake data encode` stores texts as T5 gives them"
+    ),
     "model.drop_path": Fixed((0, 0.0, None), "", "blocks are not left out"),
     "vae.type": Fixed(("OpenSoraVAE_V1_2",), "", "other autoencoders are not read for this model"),
     "text_encoder.type": Fixed(("t5",), "", "captions are read by T5"),
