@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -159,44 +160,65 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
     return np.asarray(picture)
 
 
-def curve(title: str, points: Sequence[tuple[float, Any]], log: bool = False) -> Html:
+Points = Sequence[tuple[float, Any]]
+
+
+def curve(title: str, points: Points, log: bool = False) -> Html:
     """(step, value) pairs as a line and its running mean; values that are no finite numbers are left out and counted.
 
     `log`: a logarithmic scale, where all values are above 0."""
-    kept = [(step, value) for step, given in points if math.isfinite(value := _float(given))]
-    if len(kept) < 2:
+    return curves(title, [points], log)
+
+
+def curves(title: str, runs: Sequence[Points], log: bool = False, by: str = "step") -> Html:
+    """Curves in one drawing, each by its running mean alone, in the colour that `keys` has for its place."""
+    kept = [[(x, value) for x, given in points if math.isfinite(value := _float(given))] for points in runs]
+    found = [np.array(points, float).T for points in kept if len(points) > 1]
+    if not found:
         return html("<div><h3>{}</h3><p>Too few steps for a curve.</p></div>", title)
-    steps, values = np.array(kept, float).T
-    sums, ends, window = np.cumsum([0, *values]), np.arange(1, len(values) + 1), max(25, len(values) // 40)
-    begins = np.maximum(0, ends - window)
-    means = (sums[ends] - sums[begins]) / (ends - begins)
-    if log := log and values.min() > 0:
-        values, means = np.log10(values), np.log10(np.maximum(means, values.min()))
-    low, high = values.min(), values.max()
+    log = log and min(values.min() for _, values in found) > 0
+    window = max(25, max(len(values) for _, values in found) // 40)
+    lines = [(steps, values, _running_mean(values, window)) for steps, values in found]
+    if log:
+        lines = [(x, np.log10(y), np.log10(np.maximum(mean, y.min()))) for x, y, mean in lines]
+    drawn = [values if len(runs) == 1 else means for _, values, means in lines]
+    low, high = min(values.min() for values in drawn), max(values.max() for values in drawn)
     if high - low < (0.1 if log else 1e-9 * abs(low) or 1e-9):
         low, high = low - 0.05 * (abs(low) or 1), high + 0.05 * (abs(high) or 1)
-    across, down = 100 / max(1, steps[-1] - steps[0]), 100 / (high - low)
-    groups = zip(
-        *(np.array_split(each, min(len(values), _MOST_POINTS)) for each in (steps, values, means)), strict=True
-    )
-    every, mean = [], []
-    for at, those, averages in groups:
-        every += [(at[0], those.min()), (at[0], those.max())]
-        mean.append((at[0], averages[0]))
+    first, last = min(steps[0] for steps, *_ in lines), max(steps[-1] for steps, *_ in lines)
+    across, down = 100 / (max(1, last - first) if by == "step" else last - first or 1), 100 / (high - low)
 
-    def line(numbers: Sequence[tuple[float, float]], look: str) -> str:
-        places = (f"{(x - steps[0]) * across:.2f} {(high - y) * down:.2f}" for x, y in numbers)
-        return f'<path d="M{"L".join(places)}" stroke="var({look})"/>'
+    def line(numbers: Points, look: str) -> str:
+        places = (f"{(x - first) * across:.2f} {(high - y) * down:.2f}" for x, y in numbers)
+        return f'<path d="M{"L".join(places)}" stroke="{look}"/>'
 
     ticks = _log_ticks(low, high) if log else [(tick, tick) for tick in _even_ticks(low, high)]
-    rules = [f'<path d="M0 {(high - y) * down:.2f}H100" stroke="var(--line)"/>' for y, _ in ticks]
-    drawing = Html("".join([*rules, line(every, "--pale"), line(mean, '--accent)" stroke-width="2')]))
+    paths = [f'<path d="M0 {(high - y) * down:.2f}H100" stroke="var(--line)"/>' for y, _ in ticks]
+    colours = [colour for colour, points in zip(cycle(_COLOURS), kept, strict=False) if len(points) > 1]
+    for colour, (steps, values, means) in zip(colours, lines, strict=True):
+        groups = zip(
+            *(np.array_split(each, min(len(values), _MOST_POINTS)) for each in (steps, values, means)), strict=True
+        )
+        every, mean = [], []
+        for at, those, averages in groups:
+            every += [(at[0], those.min()), (at[0], those.max())]
+            mean.append((at[0], averages[0]))
+        alone = len(runs) == 1
+        paths += [line(every, "var(--pale)")] * alone
+        paths.append(line(mean, f'{"var(--accent)" if alone else colour}" stroke-width="2'))
     marks = [("y", f"top:{(high - y) * down:.2f}%", number(tick)) for y, tick in ticks]
-    even = _even_ticks(steps[0], steps[-1], whole=True)
-    marks += [("x", f"left:{(tick - steps[0]) * across:.2f}%", number(tick)) for tick in even]
-    said = f"by step{', logarithmic' if log else ''}, and the mean of the last {window}"
-    said += f"; {len(points) - len(kept):,} without a finite value left out" if len(kept) < len(points) else ""
-    return _plot(title, said, "plot", drawing, marks)
+    even = _even_ticks(first, last, whole=by == "step")
+    marks += [("x", f"left:{(tick - first) * across:.2f}%", number(tick)) for tick in even]
+    said = f"by {by}{', logarithmic' if log else ''}, {'and ' if len(runs) == 1 else ''}the mean of the last {window}"
+    left_out = sum(map(len, runs)) - sum(map(len, kept))
+    said += f"; {left_out:,} without a finite value left out" if left_out else ""
+    return _plot(title, said, "plot", Html("".join(paths)), marks)
+
+
+def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    sums, ends = np.cumsum([0, *values]), np.arange(1, len(values) + 1)
+    begins = np.maximum(0, ends - window)
+    return (sums[ends] - sums[begins]) / (ends - begins)
 
 
 def histogram(title: str, values: np.ndarray, low: float, high: float) -> Html:

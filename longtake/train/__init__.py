@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from longtake.train.compare import write_comparison
     from longtake.train.config import RunConfig, RunWithoutTable
     from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
     from longtake.train.health.interrupt import EXIT_NO_FIRST_STEP, ended_by_signals
     from longtake.train.health.watchdog import EXIT_HANG
     from longtake.train.optimizer.update import WeightUpdate
     from longtake.train.preview import preview_buckets, read_previewed
-    from longtake.train.report import RunRecord, read_record, run_sections, write_report
+    from longtake.train.report import RunRecord, read_record, run_sections, write_note, write_report
     from longtake.train.run import Outcome, train, train_run
     from longtake.train.stages import keys_of_generation, read_run, words_of_stages
 

@@ -17,7 +17,7 @@ from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
 from longtake.system import System, make_example
 from longtake.train.config import RunConfig
-from longtake.train.health import StopRequest
+from longtake.train.health import NodePower, StopRequest
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder, StepRecord
 from longtake.train.saving import Saver
@@ -43,6 +43,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.clock: Clock = self.begun.clock
         self.position: dict | None = self.begun.data  # None is the start of a pass
+        self.power = NodePower(self.stream.world, self.config.log_every)
 
     def run(self, order: PassOrder, skip: int = 0) -> None:
         """Trains to the end of the run, or until a stop is asked for; saves where it ends.
@@ -71,7 +72,8 @@ class Trainer:
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
             self.position, self.pass_ended = step.state, step.ends_pass
             counted = sum(samples), tokens
-            record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults)
+            nodes = self.power.nodes
+            record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults, nodes)
             self.stopped = self.recorder.push(record)
             collect(self.clock.global_step)
             if self.stopped or self._too_many_lost:
@@ -103,15 +105,17 @@ class Trainer:
         return self.recorder.health.lost.too_many(self.config.dataset)
 
     def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
-        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [M + 3].
+        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [M + N + 3].
 
-        M is the most micro-batches that a step can have. Entries: the loss of each micro-batch (0 where there is none),
-        the number of samples that could be loaded, the square of the gradient's norm, and how many ranks were asked to
-        stop. The step's loss is the mean over its micro-batches.
+        M is the most micro-batches that a step can have, N the nodes whose power is known. Entries: the loss of each
+        micro-batch (0 where there is none), the watts of a GPU of each node (0 but every few steps), the number of
+        samples that could be loaded, the square of the gradient's norm, and how many ranks were asked to stop. The
+        step's loss is the mean over its micro-batches.
         """
         peers, count = self.stream.peers, len(step.slots)
         mesh = peers.mesh
-        sums = torch.zeros(self.stream.inputs.most_micro_batches + 3, device=self.system.device)
+        most = self.stream.inputs.most_micro_batches
+        sums = torch.zeros(most + len(self.power.nodes) + 3, device=self.system.device)
         last = len(step.turns) - 1
         for i, (turn, batch) in enumerate(zip(step.turns, step.batches, strict=True)):
             peers.use(peers.degree(batch.bucket))
@@ -122,6 +126,7 @@ class Trainer:
             (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / count)).backward()
             if turn.number is not None:
                 sums[turn.number] = loss.detach()
+        self.power.put(sums, most, self.clock.global_step + 1)
         sums[-3].fill_(step.loaded)  # `sums[-3] = ...` would copy a number from the host, and wait for the device
         sums[-2] = self.update.optimizer.grad_square_sum()
         sums[-1].fill_(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks

@@ -31,12 +31,13 @@ class StepRecord:
 
     clock: Clock  # after the step
     slots: Sequence[Slot]  # its micro-batches
-    sums: Tensor  # float32 [M + 3], see Trainer.forward_backward
+    sums: Tensor  # float32 [M + N + 3], see Trainer.forward_backward
     rates: Mapping[str, float]  # learning rates by their groups; that of most parameters comes first
     wait_seconds: float
     samples: int  # of this step, fillers not counted
     tokens: int
     faults: Sequence[ClipFault] = ()  # what this rank could not load for it
+    nodes: Sequence[str] = ()  # whose watts are among `sums`, before the last three
 
     @property
     def lr(self) -> float:
@@ -127,13 +128,21 @@ class Recorder:
         self._check_loaded(record, loaded := round(values[-3]))
         self.health.lost = self.health.lost.add(record.samples, loaded)
         if self.world.is_main:
-            self._write(record, seconds, losses, grad_norm, loaded, counts)
+            watts = dict(zip(record.nodes, values[-3 - len(record.nodes) : -3], strict=True))
+            self._write(record, seconds, losses, grad_norm, loaded, counts, watts)
         if self.health.skipped.too_many:
             self._end_for_skipped_steps(record, losses, grad_norm)
         return values[-1] > 0
 
     def _write(
-        self, record: StepRecord, seconds: float, losses: list[float], grad_norm: float, loaded: int, counts: bool
+        self,
+        record: StepRecord,
+        seconds: float,
+        losses: list[float],
+        grad_norm: float,
+        loaded: int,
+        counts: bool,
+        watts: Mapping[str, float],
     ) -> None:
         """Rank 0: the step's line, and every `log_every` steps the figures since the last time."""
         step, loss = record.clock.global_step, sum(losses) / len(losses)
@@ -158,6 +167,7 @@ class Recorder:
                 "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
                 **({"drawn": _drawn(record.slots)} if len(by_bucket) > 1 else {}),
                 **({"rates": dict(record.rates)} if len(record.rates) > 1 else {}),
+                **({"watts": {node: round(of, 1) for node, of in watts.items()}} if any(watts.values()) else {}),
                 **({} if counts else {"skipped": True, "clips": self._clips(record)}),
             }
         )

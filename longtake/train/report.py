@@ -23,9 +23,11 @@ from longtake.track import METRICS_FILE, read_lines
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.health.goodput import Seconds, read_seconds
+from longtake.train.health.launches import LaunchRecord, read_launches
 from longtake.train.stages import CONFIG_FILE, read_run
 
 _BUCKETS_FILE = "bucket_report.json"
+NOTE_FILE = "note.txt"
 _PARTS = (
     "steps that count",
     "starting",
@@ -38,7 +40,7 @@ _PARTS = (
 _MOST_FILMS, _MOST_TEXT, _MOST_CURVES, _MOST_LOST = 24, 2000, 12, 100
 _MOST_PASSES, _MOST_BUCKETS = 8, 24
 _SEVERAL = "several in one step"  # of lines that do not say how many samples each had
-_LAST = 25  # steps whose mean is the loss of a run
+LAST = 25  # steps whose mean is the loss of a run
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class RunRecord:
     buckets: pages.Html | None  # of the last launch
     seconds: Seconds
     lost: Sequence[ClipFault]
+    launches: Sequence[LaunchRecord] = ()
+    note: str = ""
 
     @property
     def step(self) -> int:
@@ -74,8 +78,25 @@ def read_record(folder: Path) -> RunRecord:
     config = read_run(str(folder), schema=RunWithoutTable).value
     metrics, buckets = folder / METRICS_FILE, folder / _BUCKETS_FILE
     lines = read_lines(metrics) if metrics.exists() else []
-    lost = list_quarantine(folder / QUARANTINE_FILE)
-    return RunRecord(folder, config, lines, _buckets(buckets) if buckets.exists() else None, read_seconds(folder), lost)
+    picture = _buckets(buckets) if buckets.exists() else None
+    lost, launches = list_quarantine(folder / QUARANTINE_FILE), read_launches(folder)
+    return RunRecord(folder, config, lines, picture, read_seconds(folder), lost, launches, _read_note(folder))
+
+
+def _read_note(folder: Path) -> str:
+    path = folder / NOTE_FILE
+    try:
+        return read_small(path).decode("utf-8", "replace").strip() if path.exists() else ""
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is no note of a run ({error}); remove it") from error
+
+
+def write_note(folder: Path, note: str) -> None:
+    """Keeps what a run is to show, for its reports; an empty note takes away the one that is there."""
+    if note.strip():
+        write_whole(folder / NOTE_FILE, note.strip() + "\n")
+    else:
+        (folder / NOTE_FILE).unlink(missing_ok=True)
 
 
 def _buckets(path: Path) -> pages.Html:
@@ -92,22 +113,36 @@ def write_report(path: Path, record: RunRecord, samples: Path | None = None) -> 
     config, films = record.config, [] if samples is None else sample_films(samples)
     last = f"{config.max_steps:,}" if config.max_steps else "no last one"
     shown = [pages.html("<h2>Samples</h2>{}", pages.grid(films, plays=True))] if films else []
+    note = [pages.html("<p>{}</p>", record.note)] if record.note else []
     figures = [
         (f"steps, of {last}", f"{record.step:,}"),
         ("samples trained on", f"{record.samples:,}"),
-        (f"loss, mean of the last {_LAST} steps", pages.number(_mean_loss(record))),
+        (f"loss, mean of the last {LAST} steps", pages.number(mean_loss(record.lines))),
         ("in all launches", pages.duration(record.total_seconds)),
         ("of the time in steps that count", pages.percent(record.seconds.goodput)),
         ("samples that could not be loaded", f"{len(record.lost):,}"),
     ]
     title = f"Run {record.folder.resolve().name}"
-    write_whole(path, pages.page(title, pages.tiles(figures), *shown, *run_sections(record)))
+    write_whole(path, pages.page(title, *note, pages.tiles(figures), *shown, *run_sections(record)))
 
 
-def _mean_loss(record: RunRecord) -> float:
-    losses = [line.get("loss") for line in record.lines[-_LAST:]]
+def mean_loss(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Of the last steps among these."""
+    losses = [line.get("loss") for line in lines[-LAST:]]
     kept = [loss for loss in losses if isinstance(loss, float) and math.isfinite(loss)]
     return sum(kept) / len(kept) if kept else math.nan
+
+
+def watts_by_node(line: Mapping[str, Any]) -> dict[str, float]:
+    """What a GPU of each node drew, where a line of metrics says so."""
+    of = line.get("watts")
+    found = of.items() if isinstance(of, dict) else ()
+    return {str(node): float(value) for node, value in found if isinstance(value, (int, float))}
+
+
+def mean_watts(line: Mapping[str, Any]) -> float:
+    """Over all nodes."""
+    return math.nan if not (found := watts_by_node(line)) else sum(found.values()) / len(found)
 
 
 def run_sections(
@@ -153,6 +188,8 @@ def _curves(record: RunRecord) -> pages.Html:
 
     shown = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "seconds": "seconds"}
     charts = pages.joined(pages.curve(title, points(name), log=name != "lr") for name, title in shown.items())
+    if watts := [(line["step"], mean_watts(line)) for line in record.lines if "watts" in line]:
+        charts = pages.joined([charts, pages.curve("watts of a GPU", watts)])
     drawn = pages.html('<div class="charts">{}</div>', charts)
     losses = [(line["step"], line["buckets"]) for line in record.lines if isinstance(line.get("buckets"), dict)]
     common = Counter(name for _, found in losses for name in found).most_common()

@@ -46,6 +46,8 @@ from longtake.train.health import (
     collective_timeout,
     ended_by_signals,
     held_signals,
+    note_end,
+    noted_launch,
     record_collectives,
     seconds_left,
 )
@@ -89,7 +91,9 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         prepared = launch.prepare(parts)
         if isinstance(prepared, Outcome):
             return prepared
-        trainer = launch.run(prepared)
+        step, reports = prepared.start.state.clock.global_step, prepared.health.watchdog.folder
+        with noted_launch(prepared.place.path, world, _device_name(world), step, reports):
+            trainer = launch.run(prepared)
     return launch.finish(prepared, trainer)
 
 
@@ -291,6 +295,7 @@ class RunLaunch:
         """The last words on rank 0, when all is closed."""
         place, last, stopwatch = prepared.place.path, prepared.saver.last, prepared.health.stopwatch
         if self.world.is_main:
+            note_end(place, trainer.stopped)
             stopwatch.write()
             self.say(str(stopwatch.seconds))
             ended = "stopped" if trainer.stopped else "done"
@@ -312,4 +317,8 @@ def _total_steps(config: RunConfig, start: Start, order: PassOrder) -> int:
 def _peak(config: RunConfig, world: World) -> float | None:
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12
-    return peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
+    return peak_flops(_device_name(world)) if world.device.type == "cuda" else None
+
+
+def _device_name(world: World) -> str:
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type

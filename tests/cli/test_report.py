@@ -40,6 +40,29 @@ def test_every_command_of_a_report_works_and_the_next_report_shows_the_video(lon
     assert int(steps[1]) == 2 * int(steps[0])
 
 
+def test_two_runs_are_compared_and_what_they_are_to_show_is_kept(longtake, mistake, folder: Path, run: Outcome):
+    other = Path(shutil.copytree(run.folder, folder.with_name("other")))
+    assert longtake("train", other, "--max-steps", run.clock.global_step + 2, "--lr", "0.001")[0] == 0
+    code, out, err = longtake("report", folder, other, "--note", "we test if a lower rate helps")
+    assert (code, out, err) == (0, f"page: {folder / 'comparison.html'}\n", "")
+    found = Page((folder / "comparison.html").read_text(encoding="utf-8"))
+    assert found.texts[0] == "my run · other"
+    steps = found.texts.index("steps")
+    assert found.texts[steps + 1 : steps + 3] == [str(run.clock.global_step), str(run.clock.global_step + 2)]
+    differ = found.section("Settings that differ")
+    assert differ[differ.index("lr") + 2] == "0.001"
+    assert longtake("report", other, folder, "-o", folder / "again.html")[0] == 0
+    for page in (folder / "again.html", folder / "comparison.html"):
+        assert "we test if a lower rate helps" in Page(page.read_text(encoding="utf-8")).texts
+    assert longtake("report", other)[0] == 0
+    assert "we test if a lower rate helps" in Page((other / "report.html").read_text(encoding="utf-8")).texts
+    assert "is given twice" in mistake("report", folder, other, folder)
+    assert "is no folder of a run" in mistake("report", folder, other / "config.py")
+    assert "--samples" in mistake("report", folder, other, "--samples", folder)
+    (other / "metrics.jsonl").unlink()
+    assert "other: has made no step yet" in mistake("report", folder, other)
+
+
 def test_mistakes_are_one_sentence(longtake, mistake, folder: Path):
     assert "is no folder of a run" in mistake("report", folder / "config.py")
     assert "no config.py in it" in mistake("report", folder.parent.parent)

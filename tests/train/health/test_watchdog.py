@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longtake.train import EXIT_HANG
-from longtake.train.health import watchdog
+from longtake.train.health import read_launches, watchdog
 from longtake.train.health.watchdog import Watchdog, collective_timeout
 from tests.train.runs import PATIENCE_SECONDS, finish, start
 
@@ -117,6 +117,7 @@ def test_a_run_that_hangs_ends_with_its_stacks(config: Path, monkeypatch: pytest
     assert code == EXIT_HANG, error
     assert "watchdog_seconds = 6: no step was finished in this many seconds after step" in error
     assert "hangs_in_the_third" in reports(config)["rank-00000.txt"]
+    assert [one.ended for one in read_launches(config.parent / "outputs" / "tiny")] == ["hung"]
 
 
 @pytest.mark.slow
