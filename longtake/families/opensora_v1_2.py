@@ -70,6 +70,7 @@ OPENSORA_V1_2 = Family(
     objectives=(Flow1000Config, NoisePredictionConfig),
     texts=(Text("t5", "text", masked=True, empty="y_embedder.y_embedding"),),
     weights="longtake.weights.stdit3:FORMAT",
+    training_folders="longtake.weights.stdit3:training_folder",
     known="longtake.families.opensora_v1_2_known:FrameMasks",
     kinds=KINDS,
     kind_pattern=KIND_PATTERN,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from longtake.buckets import BucketLaw, SizesSection
     from longtake.data import LatentSource
     from longtake.diffusion import GuidanceRule, KnownLaw
+    from longtake.weights import TrainingFolder
 
 Tree = Mapping[str, Any]
 SECTIONS_FILE = "longtake.json"  # sections of a run's config, beside weights that files of another program hold
@@ -55,6 +57,9 @@ class Family:
     objectives: tuple[type[ObjectiveSection], ...]  # the usual one first
     texts: tuple[Text, ...]
     weights: str  # the `weights.Format` of its files and adapters
+    # What opens a checkpoint that another program's training has left, as "module:name": a folder ->
+    # `weights.TrainingFolder`, None where it is none.
+    training_folders: str | None = None
     # What makes the `diffusion.KnownLaw` of the `model` and `ae` sections: what may be known of samples; None: nothing.
     known: str | None = None
     # Kinds of that law, for some `model` section, and what each makes known; first: nothing.
@@ -133,6 +138,11 @@ class Family:
     def weight_format(self) -> Any:
         """How its weights and adapters lie in files."""
         return resolve_name(self.weights)
+
+    def training_folder(self, folder: str) -> TrainingFolder | None:
+        """A checkpoint that another program's training has left in a folder; None where it holds none."""
+        opens = self.training_folders
+        return None if opens is None else resolve_name(opens)(Path(folder).expanduser())
 
     def source_of(self, latents: str) -> Callable[[Any, Any], LatentSource] | None:
         """What opens files that another program has computed; None for a store of ours."""

@@ -26,6 +26,7 @@ from longtake.train.stages import CONFIG_FILE
 
 if TYPE_CHECKING:
     from longtake.parallel import World
+    from longtake.weights import TrainingFolder
 
 QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"
@@ -41,6 +42,7 @@ class RunFolder:
     path: Path
     checkpoint: Path | None  # chosen by `starting_point`
     continues: bool  # an earlier launch made the folder; the checkpoint, if any, is its own
+    elsewhere: TrainingFolder | None = None  # the same, where another program's training has left it
     restarted: bool = False  # the launcher started the processes again; the checkpoint, if any, is resumed
 
 
@@ -82,11 +84,19 @@ def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterato
     with ExitStack() as held:
         if place.continues:
             checkpoint = last_whole(place.path, world)
+        elif (elsewhere := left_elsewhere(config)) is not None:
+            yield replace(place, checkpoint=elsewhere.path, elsewhere=elsewhere)
+            return
         elif config.load is not None:
             checkpoint = world.on_main(lambda: held.enter_context(hold(config.load, config.outputs)))
         else:
             checkpoint = None
         yield replace(place, checkpoint=checkpoint)
+
+
+def left_elsewhere(config: RunConfig) -> TrainingFolder | None:
+    """What `load` names, where another program's training has left it."""
+    return None if config.load is None else config.family.training_folder(config.load)
 
 
 def _lock(folder: Path, seconds: float) -> TextIO | None:

@@ -31,6 +31,7 @@ from longtake.train.folder import (
     RunFolder,
     give_up,
     given_up_on_error,
+    left_elsewhere,
     open_folder,
     save_config,
     starting_point,
@@ -86,6 +87,9 @@ def train_run(
 
 def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
     """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
+    if (elsewhere := left_elsewhere(config)) is not None:
+        weights = {"from_pretrained": str(elsewhere.weights)}
+        config = config.model_copy(update={"model": config.model.model_copy(update=weights)})
     launch = RunLaunch(config, world, source, console or make_console())
     with ExitStack() as parts:
         prepared = launch.prepare(parts)
@@ -186,9 +190,9 @@ class RunLaunch:
 
     def build(self, mesh: Mesh, data: RunData, place: RunFolder) -> System:
         """The model with its first weights (not those of a checkpoint)."""
-        config, latents = self.config, data.latents
+        config, latents, own = self.config, data.latents, place.checkpoint is not None and place.elsewhere is None
         facts_of_encoders = None if latents is None else latents.facts
-        system = build_system(config, mesh, self.world, facts_of_encoders, restored=place.checkpoint is not None)
+        system = build_system(config, mesh, self.world, facts_of_encoders, restored=own)
         if latents is not None and system.encoders is not None:
             latents.refuse_other_weights(system.encoders, self.world)
         return system
@@ -222,7 +226,7 @@ class RunLaunch:
         dtype, processes = str(system.dtype).removeprefix("torch."), f"{world.size} process{'es' * (world.size > 1)}"
         lines = [f"run folder: {place.path}"]
         if place.checkpoint is not None:
-            lines.append(f"starts from {place.checkpoint}, step {start.state.clock.global_step}")
+            lines += [f"starts from {place.checkpoint}, step {start.state.clock.global_step}", *start.notes]
         lines.append(f"model: {size}, compute in {dtype} on {world.device.type}, {processes}")
         lines += [*system.kernels, *system.notes, report.text()]
         if len(groups := update.optimizer.groups) > 1:

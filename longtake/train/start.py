@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
+from torch import Tensor
+
 from longtake.checkpoint import Clock, RunState, load_tensors, restore_frozen
 from longtake.contracts import UserError
 from longtake.data import read_quarantine
+from longtake.parallel import local_tensor, own_part
 from longtake.system import System
 from longtake.train.config import RunConfig
 from longtake.train.folder import QUARANTINE_FILE, RunFolder
 from longtake.train.health import LostSamples
 from longtake.train.optimizer import WeightUpdate
+from longtake.weights import ModelWeights, TrainingFolder
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Start:
 
     state: RunState  # of the checkpoint; clock and position may be moved
     skip: int = 0  # steps of the pass to leave out
+    notes: tuple[str, ...] = ()  # what the user should know of the checkpoint, one line each
 
     def finished(self, config: RunConfig) -> bool:
         """Whether the run has made all its steps."""
@@ -37,6 +42,8 @@ def restore(config: RunConfig, place: RunFolder, system: System, update: WeightU
     """
     if place.checkpoint is None:
         return _moved(config, RunState(Clock()))
+    if place.elsewhere is not None:
+        return _take_over(config, place.elsewhere, system, update)
     state = RunState.read(place.checkpoint)
     _refuse_other_scaling(place.checkpoint, state.adapters, system.adapter_scaling())
     load_tensors(place.checkpoint, update.weights(), checked=place.continues)
@@ -48,6 +55,43 @@ def restore(config: RunConfig, place: RunFolder, system: System, update: WeightU
     if not place.continues:
         state = replace(state, seconds={})
     return Start(state) if place.restarted and place.continues else _moved(config, state)
+
+
+def _take_over(config: RunConfig, folder: TrainingFolder, system: System, update: WeightUpdate) -> Start:
+    """The same from a checkpoint of another program, whose weights the system has: average, moments, counts. Its own
+    order of data is not known; as many steps of the pass are left out as it has made micro-batches for."""
+    optimizer, counts = update.optimizer, [0]
+
+    def moments() -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        for name, count, both in folder.moments(optimizer.parameters.keys()):
+            counts.append(count)
+            yield name, both
+
+    optimizer.take_moments(moments())
+    optimizer.set_updates(max(counts))
+    notes = []
+    if (ema := update.ema) is not None and folder.averages is not None:
+        averages, state = ModelWeights(folder.averages, config.model, config.family.weight_format), ema.state()
+        for name in ema.parameters.keys() & averages.keys():
+            own = state[f"ema.{name}"]
+            local_tensor(own).copy_(own_part(averages[name], own))
+    elif ema is not None:
+        ema.restart()
+        notes.append(f"{folder.path}: has no averages; they begin at its weights")
+    elif folder.averages is not None:
+        notes.append(f"ema_decay = None: {folder.averages.name} is left out")
+    done, named = folder.micro_batches, folder.place["global_step"]
+    skip = folder.place["step"] if done is None else done // config.slots_at(system.mesh.data_ranks)
+    if named != max(counts):
+        notes.append(f"its step {named:,} is its optimizer's {max(counts):,}, by which rates go; that is counted on")
+    start = _moved(config, RunState(Clock(global_step=max(counts), pass_index=folder.place["epoch"])))
+    if config.start_epoch is None and config.start_step is None:
+        notes.append(
+            "its order of clips and its random numbers are not those of this run: pass "
+            f"{folder.place['epoch']} goes on behind {skip:,} steps of this run's own order"
+        )
+        start = replace(start, skip=skip)
+    return replace(start, notes=tuple(notes))
 
 
 def _refuse_other_scaling(checkpoint: Path, saved: Mapping[str, float], here: Mapping[str, float]) -> None:

@@ -27,5 +27,6 @@ if TYPE_CHECKING:
     )
     from longtake.weights.model import ModelWeights
     from longtake.weights.torch_folder import save_torch_folder
+    from longtake.weights.training_folder import TrainingFolder
 
 __getattr__ = lazy_exports(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
@@ -18,6 +19,21 @@ SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 _WRAPPERS = ("state_dict", "model", "module")  # keys under which programs keep the tensors, beside other things
 
 
+def load_plain(file: Path) -> Any:
+    """The tensors, numbers and texts of such a file, in dicts and lists, and `_PassedOver` for anything else; mapped
+    into memory where the file allows it. Raises `UserError`."""
+    try:
+        zipped = is_zipfile(regular(file))
+        others = get_unsafe_globals_in_checkpoint(file) if zipped else []
+        with safe_globals([(_PassedOver, name) for name in others]):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # whatever the unpickler meets in a file that is none
+        raise UserError(
+            f"{file}: cannot be read as plain tensors, and code in it is not run ({_reason(error)}); save what you "
+            "need of it as .safetensors, by the program that wrote it"
+        ) from None
+
+
 class PickledTensors:
     """The tensors of such a file by name, with the methods of `safe_open`; mapped into memory where the file allows it.
 
@@ -27,17 +43,7 @@ class PickledTensors:
     """
 
     def __init__(self, file: Path) -> None:
-        try:
-            zipped = is_zipfile(regular(file))
-            others = get_unsafe_globals_in_checkpoint(file) if zipped else []
-            with safe_globals([(_PassedOver, name) for name in others]):
-                found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
-        except Exception as error:  # whatever the unpickler meets in a file that is none
-            raise UserError(
-                f"{file}: cannot be read as plain tensors, and code in it is not run ({_reason(error)}); save what you "
-                "need of it as .safetensors, by the program that wrote it"
-            ) from None
-        self._tensors = _named(found)
+        self._tensors = _named(load_plain(file))
         if not self._tensors:
             raise UserError(f"{file}: holds no tensors by name; give a file of a model's weights")
 

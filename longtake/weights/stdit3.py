@@ -6,6 +6,7 @@ pixart     PixArt-Sigma: an image model, known by its blocks, which become the s
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from longtake.models.stdit3_config import published_config
 from longtake.models.stdit3_inputs import frame_frequencies
 from longtake.weights.format import Form, Format, Growth, Naming, Shape, WeightLayout
 from longtake.weights.lora import PEFT
+from longtake.weights.training_folder import TrainingFolder, is_training_folder
 
 _PATCH = "x_embedder.proj.weight"
 _EMPTY = "y_embedder.y_embedding"
@@ -84,3 +86,8 @@ FORMAT = Format(
     lora_styles={"peft": PEFT},
 )
 PIXART = FORMAT.as_published("pixart")
+
+
+def training_folder(folder: Path) -> TrainingFolder | None:
+    """A checkpoint of Open-Sora's own training; None where the folder is none."""
+    return TrainingFolder(folder, frozenset({_EMPTY})) if is_training_folder(folder) else None

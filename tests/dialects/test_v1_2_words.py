@@ -166,13 +166,13 @@ def test_load_and_start_from_scratch_are_as_the_page_says() -> None:
     assert "does nothing" in heard.of("--start-from-scratch")
 
 
-def test_a_checkpoint_of_the_old_program_gives_its_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_old_program_gives_its_weights_or_all(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "running_states.json").write_text("{}")
     config, _ = spoken("configs/opensora-v1-2/lambda/stage2.py", "--ckpt-path", str(tmp_path))
     assert config.model.from_pretrained == str(tmp_path / "model")
-    with pytest.raises(UserError, match=r"another program; start from its weights: --ckpt-path .*ema\.pt"):
-        spoken("configs/opensora-v1-2/lambda/stage2.py", "--load", str(tmp_path))
+    config, _ = spoken("configs/opensora-v1-2/lambda/stage2.py", "--load", str(tmp_path), "--start-from-scratch")
+    assert (config.load, config.start_epoch, config.start_step) == (str(tmp_path), 0, 0)
 
 
 @pytest.mark.parametrize(

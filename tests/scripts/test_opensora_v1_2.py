@@ -8,8 +8,10 @@ import pytest
 
 from longtake.cli.app import run
 from longtake.dialects import OpenSoraV12
+from longtake.presets import find_preset
 from longtake.train import read_run
 from tests.dialects.test_v1_2_words import old_file
+from tests.families.test_opensora_v1_2_folder import write_folder
 from tests.train.conftest import clips  # a fixture
 from tests.train.runs import metrics, steps_saved
 
@@ -59,3 +61,17 @@ def test_batch_sizes_are_searched_in_its_own_words(
     assert "for steps of at most 0.3 s, measured batch sizes:\nbucket_config = " in said
     assert "--resolution 144p: --tiny has resolutions of its own" in complained
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_goes_on_from_a_checkpoint_of_the_old_program(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = ["configs/opensora-v1-2/lambda/stage2.py", "--data-path", str(clips)]
+    preset, data = str(find_preset("opensora_v1_2/lambda_2")), ("--dataset.data-path", str(clips))
+    old = write_folder(Path("009-STDiT3-XL-2", "epoch1-global_step37"), read_run(preset, ["--tiny", *data]).value.model)
+    load = ["--load", str(old), *HERE, "--max-steps", "38"]
+    assert run(["train", *stage, *load], OpenSoraV12()) == 0, capfd.readouterr().err
+    assert run(["train", *stage, *load, "--start-from-scratch"], OpenSoraV12()) == 0, capfd.readouterr().err
+    saved = sorted(path.name for path in Path("outputs").glob("*/epoch*"))
+    assert saved == ["epoch0-global_step38", "epoch2-global_step38"]  # 6 micro-batches are more than pass 1 has here

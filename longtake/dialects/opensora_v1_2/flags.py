@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from longtake.contracts import UserError
-from longtake.dialects.opensora_v1_2.places import is_of_the_old_program, is_own_checkpoint, weights_flags, weights_keys
+from longtake.dialects.opensora_v1_2.places import is_own_checkpoint, weights_flags, weights_keys
 from longtake.dialects.translation import Say
 
 SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py", "plan": "scripts/misc/search_bs.py"}
@@ -109,7 +108,6 @@ def training_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list
 def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
     """`--load P`: all of the checkpoint; with `--start-from-scratch` the data begin again."""
     (place,) = given["load"]
-    refuse_old_checkpoint(place)
     flags = [f"--load={place!r}"]
     if is_own_checkpoint(place):  # which has what does not train too, whatever the run file starts from
         flags += [f"--{key}={value!r}" for key, value in weights_keys(place).items()]
@@ -117,16 +115,6 @@ def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
         say("--start-from-scratch: start_epoch = 0, start_step = 0: the data begin again, all else goes on")
         flags += ["--start_epoch=0", "--start_step=0"]
     return flags
-
-
-def refuse_old_checkpoint(place: str) -> None:
-    """Raises `UserError` for `load` of a checkpoint that Open-Sora has written."""
-    if is_of_the_old_program(place):
-        folder = Path(place)
-        raise UserError(
-            f"--load {place}: is a checkpoint of Open-Sora, whose optimizer and data states are of another program; "
-            f"start from its weights: --ckpt-path {folder}, or from the averaged ones: --ckpt-path {folder / 'ema.pt'}"
-        )
 
 
 def truth(name: str, text: str) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 from longtake.config.tree import Node, plain
 from longtake.dialects.opensora_v1_2.flags import LEFT as LEFT_FLAGS
-from longtake.dialects.opensora_v1_2.flags import refuse_old_checkpoint
 from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts, value_of
 from longtake.dialects.translation import Fixed, Translation
 
@@ -186,7 +185,6 @@ def _start(work: Translation) -> None:
     node, scratch = work.get("load"), work.take("start_from_scratch")
     if node is None:
         return
-    refuse_old_checkpoint(str(plain(node)))
     if scratch is not None and plain(scratch):
         work.put("start_epoch", 0, scratch)
         work.put("start_step", 0, scratch)

@@ -7,7 +7,7 @@ parameters, without DTensor's dispatch, and give the same result on every mesh.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from longtake.parallel import local_tensor
+from longtake.parallel import local_tensor, own_part
 from longtake.train.config import RunConfig
 from longtake.train.optimizer.adamw import Moments, StepNumbers, kernel, update_8bit, update_fp32
 from longtake.train.optimizer.groups import groups_of
-from longtake.train.optimizer.quantise import block_size, scale_shape, table
+from longtake.train.optimizer.quantise import block_size, quantise, scale_shape, table
 from longtake.train.optimizer.rounding import rounding_key
 from longtake.train.optimizer.storage import Layout, OnDevice, OnHost
 
@@ -171,6 +171,20 @@ class ShardedAdamW:
             for one, own in zip(self.trained, self.storage.tensors, strict=True)
             for part, tensor in own.items()
         }
+
+    def take_moments(self, given: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
+        """Takes `exp_avg` and `exp_avg_sq` of parameters, by their names, from whole tensors, each rank its part."""
+        state = self.state()
+        for name, moments in given:
+            for moment, whole in moments.items():
+                key = f"optim.{name}.{moment}"
+                values = {key: whole}
+                if key not in state:  # in a byte
+                    rows = whole.float().reshape(-1, block_size(tuple(whole.shape)))
+                    parts = quantise(rows, table(moment == "exp_avg", rows.device))
+                    values = {f"{key}.codes": parts[0], f"{key}.scales": parts[1]}
+                for own, value in values.items():
+                    local_tensor(state[own]).copy_(own_part(value.view(state[own].shape), state[own]))
 
     def set_updates(self, count: int) -> None:
         """Sets how many updates were made: the bias corrections of Adam are read off it."""
