@@ -22,7 +22,7 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.train.health.launches import FILE as LAUNCHES_FILE
 from longtake.train.health.launches import LaunchRecord
-from longtake.train.report import LAST, RunRecord, mean_loss, mean_watts, watts_by_node
+from longtake.train.report import LAST, MOST_CURVES, RunRecord, mean_loss, mean_watts, watts_by_node
 
 _CHARTS = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "seconds": "seconds of a step"}
 _MOST_LAUNCHES = 30  # that are shown of a run
@@ -172,10 +172,24 @@ def _charts(runs: Sequence[_Compared], by_hours: bool) -> pages.Html:
         pages.curves(title, [run.points(key, by_hours) for run in runs], log=key != "lr", by=by)
         for key, title in _CHARTS.items()
     )
-    drawn = pages.html('<div class="charts">{}</div>', charts)
+    drawn = pages.joined([pages.html('<div class="charts">{}</div>', charts), *_by_bucket(runs, by_hours, by)])
     said = "GPU-hours are those of steps that count: seconds of each step times the processes that made it."
     parts = [pages.html('<p class="note">{}</p>', said), *([_unknown(runs)] if None in [r.hours for r in runs] else [])]
     return pages.joined([*parts, drawn]) if by_hours else drawn
+
+
+def _by_bucket(runs: Sequence[_Compared], by_hours: bool, by: str) -> Iterator[pages.Html]:
+    """The losses of buckets that several runs have, the most frequent first."""
+    found = [[(at, of) for at, of in run.points("buckets", by_hours) if isinstance(of, Mapping)] for run in runs]
+    counts = [Counter(name for _, of in points for name in of) for points in found]
+    common = [name for name, _ in sum(counts, Counter()).most_common() if sum(name in one for one in counts) > 1]
+    if len(common) > 1:
+        charts = pages.joined(
+            pages.curves(name, [[(at, of[name]) for at, of in points if name in of] for points in found], True, by)
+            for name in common[:MOST_CURVES]
+        )
+        head = f"loss by bucket, {min(len(common), MOST_CURVES)} of {len(common)}, the most frequent first"
+        yield pages.folded(head, pages.html('<div class="charts">{}</div>', charts))
 
 
 def _unknown(runs: Sequence[_Compared]) -> pages.Html:

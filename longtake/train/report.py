@@ -37,7 +37,7 @@ _PARTS = (
     "steps left out",
     "validations",
 )
-_MOST_FILMS, _MOST_TEXT, _MOST_CURVES, _MOST_LOST = 24, 2000, 12, 100
+_MOST_FILMS, _MOST_TEXT, MOST_CURVES, _MOST_LOST = 24, 2000, 12, 100
 _MOST_PASSES, _MOST_BUCKETS = 8, 24
 _SEVERAL = "several in one step"  # of lines that do not say how many samples each had
 LAST = 25  # steps whose mean is the loss of a run
@@ -197,9 +197,9 @@ def _curves(record: RunRecord) -> pages.Html:
         return drawn
     each = (
         pages.curve(name, [(step, found[name]) for step, found in losses if name in found], log=True)
-        for name, _ in common[:_MOST_CURVES]
+        for name, _ in common[:MOST_CURVES]
     )
-    head = f"loss by bucket, {min(len(common), _MOST_CURVES)} of {len(common)}, the most frequent first"
+    head = f"loss by bucket, {min(len(common), MOST_CURVES)} of {len(common)}, the most frequent first"
     return pages.joined([drawn, pages.folded(head, pages.html('<div class="charts">{}</div>', pages.joined(each)))])
 
 

@@ -119,6 +119,17 @@ def test_power_is_shown_by_run_and_node_or_the_reason_why_not(tmp_path: Path) ->
     assert said[said.index("node1") + 4] == "600"
 
 
+def test_losses_of_the_buckets_that_both_have_are_drawn(tmp_path: Path) -> None:
+    one, two = (run_of(tmp_path / name, 8, 6, 1.0, 1.0) for name in ("one", "two"))
+    for run, names in ((one, "abc"), (two, "bcd")):
+        lines = [line | {"buckets": dict.fromkeys(names, 1.0)} for line in run.lines]
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = page(*(read_record(run.folder) for run in (one, two)), at=tmp_path / "page.html").section("At equal steps")
+    assert "loss by bucket, 2 of 2, the most frequent first" in found
+    assert {"b", "c"} <= set(found)
+    assert not {"a", "d"} & set(found)
+
+
 def test_notes_are_kept_and_told_apart(tmp_path: Path) -> None:
     one, two = (run_of(tmp_path / name, 8, 6, 1.0, 1.0) for name in ("one", "two"))
     for run in (one, two):
