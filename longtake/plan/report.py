@@ -152,6 +152,8 @@ def batches_words(plan: RunPlan, probed: Sequence[Probed] = ()) -> str:
     late = [entry.name for entry in plan.entries if _seconds_of_one(plan, entry, probed) > limit]
     if late:
         lines.append(f"longer with one sample, which is what they have: {', '.join(late)}")
+    if probed and (left := [entry.name for entry in plan.entries if not entry.trains]):
+        lines.append(f"not measured but forecast, for no clip is theirs: {', '.join(left)}")
     return "\n".join(lines)
 
 

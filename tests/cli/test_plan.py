@@ -116,6 +116,7 @@ def test_batch_sizes_for_a_target_are_confirmed_by_a_probe_and_make_a_run(longta
     )
     assert said == ""
     assert f"16: (1.0, {max(1, chosen)})" in table
+    assert "not measured but forecast, for no clip is theirs: 64px/8f" in out
     assert "measured batch sizes" in page.read_text()
     own = run_file.with_name("own.py")
     own.write_text(run_file.read_text() + f"bucket_config = {table.splitlines()[0]}\n")
