@@ -57,11 +57,12 @@ def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_be
     batch = batch_of(video_of(0), times, mask=[[0.5, 0.4, 0, 0]] * 2)
     noised, conditions = make_example(everything, batch, everything.embed_nothing(), torch.ones(2), {"edit": 1.0})
     plain, _ = make_example(everything, batch, everything.embed_nothing(), torch.ones(2))
-    below, above = plain.t[:, 0].tolist()
+    below, above = plain.t.tolist()
     assert below < 400 < above
     assert torch.equal(noised.x[0], plain.x[0])
     assert torch.equal(noised.x[1], clean_of(video_of(0)))
-    assert noised.t.tolist() == [[below] * 5, [0] * 5]
+    assert noised.t.tolist() == [below, above]
+    assert conditions["x_mask"].tolist() == [[True] * 5, [False] * 5]
     assert noised.counted.flatten(1).all(1).tolist() == [True, False]
     assert conditions["mask"].eq(0.4).all()
     free, held = everything.objective.loss(torch.zeros_like(noised.x), noised).tolist()
@@ -76,13 +77,13 @@ def test_training_masks_pixels_before_they_are_encoded(everything: System) -> No
     given[2:, :2] = True
     assert torch.equal(conditions["mask"][0, 0] == 0, given.expand(5, 4, 4))
     assert torch.equal(noised.x[0, :, :, given], clean_of(video_of(0))[:, :, given])
-    assert noised.t.gt(0).all(), "no whole frame is known"
+    assert conditions["x_mask"].all(), "no whole frame is known"
 
 
 @pytest.mark.parametrize("kind", ["edit", "box"])
 def test_a_place_of_a_video_is_clean_until_it_is_released(everything: System, kind: str) -> None:
     video, seen = video_of(1), []
-    hook = everything.denoiser.register_forward_pre_hook(lambda module, args: seen.append(args[:2]))
+    hook = everything.denoiser.register_forward_pre_hook(lambda module, args: seen.append(args))
     places = everything.law.given(kind, everything.latent, SHAPE)
     inside = (places.released < 1).expand(3, 5, 4, 4)
     request = Request("a sea", 1, places=edited(places, 0.4, 5), known=(video,))
@@ -93,7 +94,7 @@ def test_a_place_of_a_video_is_clean_until_it_is_released(everything: System, ki
     noise = seeded_noise(1, LATENT)
     released = (grid[:-1] > 400).sum().item()
     assert 0 < released < 6
-    for step, ((x, t), now) in enumerate(zip(seen[:6], grid, strict=False)):
+    for step, ((x, t, conditions), now) in enumerate(zip(seen[:6], grid, strict=False)):
         if step < released:
             assert torch.equal(x[0][inside], clean[inside])
         elif step == released:
@@ -102,7 +103,8 @@ def test_a_place_of_a_video_is_clean_until_it_is_released(everything: System, ki
         else:
             assert not torch.equal(x[0][inside], clean[inside])
         whole_frames_held = kind == "edit" and step < released
-        assert t[0].expand(5).tolist() == [0 if whole_frames_held else now.item()] * 5
+        assert t[0] == now
+        assert conditions["x_mask"][0].tolist() == [not whole_frames_held] * 5
     kept, made = (clean_of(one).where(inside, clean)[:, 1:] for one in (kept, made))  # the first comes back changed
     torch.testing.assert_close(kept, clean[:, 1:])
     assert (made - clean[:, 1:]).abs().mean() > 0.01

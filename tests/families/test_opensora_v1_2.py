@@ -189,7 +189,7 @@ def test_stages_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips
     assert code == 0, err
     runs = sorted((tmp_path / "lambda").glob("stage?"))
     assert [run.name for run in runs] == [f"stage{number}" for number in range(1, 8)]
-    said = [line for line in out.splitlines() if "weights:" in line and "from" in line]
+    said = [line for line in out.splitlines() if "weights:" in line and " from /" in line]
     assert len(said) == 6
     assert all("as trained" in line for line in said)
 
