@@ -81,19 +81,19 @@ def launch(
     words = _checked(words or [])
     if hostfile is None and host is None:
         _check_run(words)
-        return _on_this_machine(words, processes, _split("--torchrun", torchrun), grace, dry_run)
+        return _on_this_machine(words, processes, split("--torchrun", torchrun), grace, dry_run)
     run_name, folder = cluster.name_and_folder(words, name)
     planned = cluster.Launch(
         hosts=cluster.read_hosts(hostfile, host, include, exclude),
         words=words,
         name=run_name,
         folder=folder,
-        workdir=workdir or _here(),
+        workdir=workdir or here(),
         python=python,
         processes=processes,
         environment=cluster.forwarded(os.environ, env or []),
-        ssh=_split("--ssh", ssh),
-        torchrun=_split("--torchrun", torchrun),
+        ssh=split("--ssh", ssh),
+        torchrun=split("--torchrun", torchrun),
         master_address=master_address,
         master_port=master_port,
         grace=grace,
@@ -189,13 +189,13 @@ def _check_run(words: list[str]) -> None:
         found_run(run, "inference" if verb == "generate" else "train")
 
 
-def _here() -> str:
+def here() -> str:
     """The current folder, by the name under which the shell knows it: behind links, hosts may have other disks."""
     named = os.environ.get("PWD", "")
     return named if named and Path(named).is_dir() and os.path.samefile(named, ".") else os.getcwd()
 
 
-def _split(option: str, words: str) -> list[str]:
+def split(option: str, words: str) -> list[str]:
     try:
         found = shlex.split(words)
     except ValueError as error:

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.cluster.arguments import Host, forwarded, name_and_folder, read_hosts, resumable
+    from longtake.cluster.arguments import Host, forwarded, name_and_folder, read_hosts
     from longtake.cluster.diagnosis import Cause, Diagnosis, HostEnd, diagnose
     from longtake.cluster.here import launch_here
     from longtake.cluster.launch import Launch, Launcher, show
+    from longtake.cluster.nodes import Nodes, Run, runs_of
     from longtake.cluster.restarts import launch_again_and_again
-    from longtake.cluster.slurm import SlurmJob, show_job, submit
+    from longtake.cluster.slurm import SlurmJob, resumable, show_job, submit
 
 __getattr__ = lazy_exports(__name__)

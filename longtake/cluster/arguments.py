@@ -42,7 +42,7 @@ def forwarded(ours: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
 def name_and_folder(words: Sequence[str], name: str | None = None) -> tuple[str, str]:
     """The name of a run (given, `exp_name` of words or file, or the file's own) and the folder in which it would train;
     empty for what does not train, and may run beside training. A folder with the date in its name cannot be known."""
-    verb, run, keys, flags = _read(words)
+    verb, run, keys, flags = read_words(words)
     path = Path(run)
     found = flags.get("exp_name") or keys.get("exp_name")
     if path.suffix not in (".py", ".toml") and len(path.parts) > 1 and "exp_name" not in flags:
@@ -55,20 +55,7 @@ def name_and_folder(words: Sequence[str], name: str | None = None) -> tuple[str,
     return name or (known if run == words[0] else f"{verb} {known}"), ""
 
 
-def resumable(words: Sequence[str], name: str) -> list[str]:
-    """Words that go on when they are run again: `train` gets a name where RUN has none, and `--resume auto` where
-    nothing says what to start from (RUN that is a folder or has stages goes on by itself)."""
-    _, run, keys, flags = _read(words)
-    if words[0] != "train" or Path(run).is_dir():
-        return list(words)
-    set_keys = {key for key in keys if keys[key] is not None} | flags.keys()
-    more = [] if "exp_name" in set_keys else ["--exp_name", name]
-    if not set_keys & {"resume", "load", "stages"}:
-        more += ["--resume", "auto"]
-    return [*words, *more]
-
-
-def _read(words: Sequence[str]) -> tuple[str, str, dict[str, Any], dict[str, str]]:
+def read_words(words: Sequence[str]) -> tuple[str, str, dict[str, Any], dict[str, str]]:
     """The verb (or a Python file's name), RUN, the keys of its file, and those given behind it."""
     verb, run = Path(words[0]).stem, next((word for word in words[1:] if not word.startswith("-")), words[0])
     run = run_file(run, "inference" if verb == "generate" else "train")

@@ -1,4 +1,4 @@
-"""One ssh connection: the host's program at its far end, orders to it, reports and output from it."""
+"""ssh connections: a program at each far end, orders to it, reports and output from it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 import secrets
 import shlex
 import subprocess
+import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from longtake.cluster.arguments import Host
 from longtake.cluster.output import Output
+from longtake.contracts import UserError
 
 # Nobody types a password for 64 hosts, and a host that does not answer must not hold up the others. A master connection
 # of the user's is used but none is made: it would outlive the launch.
@@ -28,12 +31,20 @@ SSH_OPTIONS = {
     "ClearAllForwardings": "yes",
     "LogLevel": "ERROR",
 }
-# Reads the host's program and runs it. No character in it has a meaning to any shell inside single quotes. Modules are
+# Reads the program and runs it. No character in it has a meaning to any shell inside single quotes. Modules are
 # not looked for in the home folder, where the command starts.
-_BOOTSTRAP = (
+BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; b = sys.stdin.buffer; "
     'exec(compile(b.read(int(b.readline())), "longtake-host", "exec"), {"__name__": "__main__"})'
 )
+# The program and the module that it imports, by the names that they have here.
+_SOURCE = """
+import sys, types
+for name, text in {texts!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main()
+"""
 _LONGEST_NOISE = 1 << 20  # bytes that start-up files of a shell may print
 
 
@@ -41,6 +52,7 @@ class Event(NamedTuple):
     host: int
     kind: str  # a key of the host's JSON frames, or "closed" with ssh's exit code, or "signal"
     value: Any
+    at: float  # by our clock
 
 
 def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
@@ -53,7 +65,14 @@ def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
     target = host.name if host.user is None else f"{host.user}@{host.name}"
     home = "~/" if python.startswith("~/") else ""  # the shell there is to see this
     program = home + shlex.quote(python.removeprefix(home))
-    return [*words, "--", target, f"exec {program} -u -c {shlex.quote(_BOOTSTRAP)}"]
+    return [*words, "--", target, f"exec {program} -u -c {shlex.quote(BOOTSTRAP)}"]
+
+
+def program_source(program: str) -> bytes:
+    """The text of a program for hosts, with the module that it shares with others."""
+    files = ((name, Path(__file__).with_name(f"{name}.py")) for name in ("machine", program))
+    texts = [(f"{__package__}.{name}", file.read_text(encoding="utf-8")) for name, file in files]
+    return _SOURCE.format(texts=texts).encode()
 
 
 class Connection:
@@ -73,9 +92,9 @@ class Connection:
         self._error_reader.start()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def greet(self, greeting: Mapping[str, Any]) -> None:
-        """Sends the host's program and what it has to look at."""
-        source = (Path(__file__).parent / "host.py").read_bytes()
+    def greet(self, program: str, greeting: Mapping[str, Any]) -> None:
+        """Sends a program, `host` or `node`, and what it has to look at."""
+        source = program_source(program)
         self._write(b"%d\n" % len(source) + source)
         self.send({**greeting, "nonce": self._nonce})
 
@@ -116,7 +135,7 @@ class Connection:
         code = self._ssh.wait()
         self._error_reader.join(timeout=5)  # its last words first
         self._output.flush(self.number)
-        self._events.put(Event(self.number, "closed", code))
+        self._events.put(Event(self.number, "closed", code, time.time()))
 
     def _read_frames(self) -> None:
         stream = self._ssh.stdout
@@ -135,7 +154,7 @@ class Connection:
             if kind == "J":
                 for key, value in json.loads(content).items():
                     self.reported |= key == "report"
-                    self._events.put(Event(self.number, key, value))
+                    self._events.put(Event(self.number, key, value, time.time()))
             else:
                 self._output.write(self.number, kind, content)
 
@@ -145,3 +164,64 @@ class Connection:
                 self._output.write(self.number, "E", line)
             else:
                 self._words.append(line)
+
+
+class Connections:
+    """One connection to each host of a list; what all of them report arrives in `events`."""
+
+    def __init__(self, hosts: Sequence[Host], ssh: Sequence[str], python: str) -> None:
+        self.labels = [host.label for host in hosts]
+        self.events: SimpleQueue[Event] = SimpleQueue()
+        self.output = Output(self.labels, sys.stdout.buffer, sys.stderr.buffer)
+        self.python = python
+        self._commands = [ssh_command(ssh, host, python) for host in hosts]
+        self._each: dict[int, Connection] = {}
+
+    def __getitem__(self, number: int) -> Connection:
+        return self._each[number]
+
+    def open(self, program: str, greeting: Mapping[str, Any], numbers: Sequence[int] | None = None) -> None:
+        """Starts the program on these hosts, or all of them. Raises `UserError` where ssh cannot be started."""
+        for number in range(len(self.labels)) if numbers is None else numbers:
+            command = self._commands[number]
+            try:
+                self._each[number] = Connection(number, command, self.events, self.output)
+            except FileNotFoundError:
+                raise UserError(f"--ssh {command[0]}: no such program here; install OpenSSH's client") from None
+            self._each[number].greet(program, greeting)
+
+    def gather(
+        self, kind: str, hosts: set[int], seconds: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> tuple[dict[int, Event], dict[int, int]]:
+        """Waits for one word of each host: (what they said, ssh's exit code of those that are gone instead). Raises
+        KeyboardInterrupt on a signal among the events."""
+        said: dict[int, Event] = {}
+        closed: dict[int, int] = {}
+        end = time.monotonic() + seconds
+        while hosts - said.keys() - closed.keys() and (left := end - time.monotonic()) > 0:
+            meanwhile()
+            with suppress(Empty):
+                event = self.events.get(timeout=min(left, 1.0))
+                if event.kind == "signal":
+                    raise KeyboardInterrupt
+                if event.kind == "closed":
+                    closed[event.host] = event.value
+                elif event.kind == kind:
+                    said[event.host] = event
+        return said, closed
+
+    def why_closed(self, number: int, code: int) -> str:
+        """Why a host has reported nothing, as ssh, or the shell behind it, says."""
+        said = self._each[number].complaint
+        if code == 255:
+            return f"cannot be reached: {said or 'ssh says nothing'}"
+        return f"cannot run {self.python}: {said or f'exit code {code}'}; choose another with --python"
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Lets all programs end, which have these seconds to be gone."""
+        for connection in self._each.values():
+            connection.close()
+        end = time.monotonic() + seconds
+        for connection in self._each.values():
+            connection.wait(max(0.0, end - time.monotonic()))
+            connection.abandon()

@@ -1,7 +1,7 @@
 """What a launch runs on each host: it looks around, starts torchrun, watches over it and leaves no process behind.
 
-The launcher sends the text of this file over ssh to `python -c`, so that a host needs nothing but Python to say what it
-lacks. Hence the standard library alone, and nothing from Longtake.
+The launcher sends the text of this file and of `machine` over ssh to `python -c`, so that a host needs nothing but
+Python to say what it lacks. Hence the standard library alone, and nothing else from Longtake.
 
 Both sides talk over the connection's stdin and stdout. Launcher to host: JSON objects, a line each; the first comes
 with this text, the next ones only after the report. Host to launcher: the greeting's `nonce` on a line of its own
@@ -25,8 +25,10 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any
+
+from longtake.cluster.machine import family, launched, nvidia_smi, processes
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LEFTOVER_SECONDS = 5.0  # between SIGTERM and SIGKILL for what torchrun has left behind
@@ -53,15 +55,12 @@ try:
 except ImportError:
     pass
 if importlib.util.find_spec("torch"):
-    try:
-        found["torch"] = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        found["torch"] = "unknown"
+    found["torch"] = next((one.version for one in importlib.metadata.distributions(name="torch")), "unknown")
 print(json.dumps(found))
 """
 
 
-def look(greeting: dict[str, Any], jobs: Jobs) -> dict[str, Any]:
+def look(greeting: dict[str, Any]) -> dict[str, Any]:
     """What the launcher wants to know before it starts anything."""
     report = {"address": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]}
     try:
@@ -70,7 +69,8 @@ def look(greeting: dict[str, Any], jobs: Jobs) -> dict[str, Any]:
         return {**report, "workdir": error.strerror}
     report.update(_probe())
     report.update(_devices())
-    report["same"] = jobs.register(greeting["name"], greeting["launch"], greeting["words"])
+    others = {pid: name for pid, (launch, name) in launched().items() if launch != greeting["launch"]}
+    report["same"] = sorted(pid for pid, name in others.items() if name == greeting["name"])
     report["folders"] = _folders_in_use(greeting["folder"])
     return report
 
@@ -87,24 +87,18 @@ def _devices() -> dict[str, Any]:
     """GPUs of this host and the programs on them, as nvidia-smi knows them; nothing where it is missing."""
     if shutil.which("nvidia-smi") is None:
         return {}
-    gpus = _query("--query-gpu=index,uuid", 2)
-    numbers = {uuid: int(index) for index, uuid in gpus if index.isdigit()}
-    programs = [
-        {"gpu": numbers.get(uuid), "pid": pid, "memory": memory, "program": program}
-        for uuid, pid, memory, program in _query("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", 4)
-    ]
-    return {"gpus": [[int(index), uuid] for index, uuid in gpus if index.isdigit()], "programs": programs}
-
-
-def _query(what: str, columns: int) -> list[list[str]]:
     try:
-        done = subprocess.run(
-            ["nvidia-smi", what, "--format=csv,noheader"], capture_output=True, text=True, timeout=_PROBE_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [[cell.strip() for cell in line.split(",", columns - 1)] for line in done.stdout.splitlines()]
-    return [row for row in rows if len(row) == columns] if done.returncode == 0 else []
+        numbers = {uuid: int(index) for index, uuid in nvidia_smi("--query-gpu=index,uuid") if index.isdigit()}
+        programs = nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
+    except OSError:
+        return {"gpus": [], "programs": []}
+    return {
+        "gpus": [[index, uuid] for uuid, index in numbers.items()],
+        "programs": [
+            {"gpu": numbers.get(uuid), "pid": pid, "memory": memory, "program": program}
+            for uuid, pid, memory, program in programs
+        ],
+    }
 
 
 def _folders_in_use(folder: str) -> list[str]:
@@ -119,73 +113,12 @@ def _folders_in_use(folder: str) -> list[str]:
     return used
 
 
-class Jobs:
-    """The launches on this host: a small file each, in /tmp since home folders may be on many hosts, locked as long as
-    the host's program or its torchrun lives; a file that nobody locks is removed."""
-
-    def __init__(self) -> None:
-        self.folder = os.environ.get("LONGTAKE_JOBS") or f"/tmp/longtake-jobs-{os.getuid()}"
-        self.path = ""
-        self.log = ""
-        self._file: TextIO | None = None
-
-    def register(self, name: str, launch: str, words: list[str]) -> list[dict[str, Any]]:
-        """Adds this launch, and returns the others of the same name."""
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        found = os.lstat(self.folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionError(f"{self.folder} belongs to somebody else")
-        with open(os.path.join(self.folder, ".lock"), "w") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            self._forget_old_logs()
-            others = [job for job in self._living() if job.get("name") == name and job.get("launch") != launch]
-            self.path, self.log = (f"{self.folder}/{launch}-{os.getpid()}.{end}" for end in ("json", "log"))
-            self._file = open(self.path, "w")  # noqa: SIM115 (its lock lasts as long as the launch)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            job = {"name": name, "launch": launch, "pid": os.getpid(), "words": words}
-            json.dump({**job, "started": time.strftime("%Y-%m-%d %H:%M:%S")}, self._file)
-            self._file.flush()
-        return others
-
-    def _living(self) -> list[dict[str, Any]]:
-        jobs = []
-        for path in glob.glob(os.path.join(self.folder, "*.json")):
-            with suppress(OSError, ValueError), open(path) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
-                except BlockingIOError:
-                    jobs.append(json.load(file))
-        return jobs
-
-    def _forget_old_logs(self) -> None:
-        for path in glob.glob(os.path.join(self.folder, "*.log")):
-            with suppress(OSError):
-                if time.time() - os.stat(path).st_mtime > _LOGS_KEPT_SECONDS:
-                    os.unlink(path)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """What torchrun inherits, so that the lock outlives this program if that is killed."""
-        return [self._file.fileno()] if self._file else []
-
-    def touch(self) -> None:
-        """Keeps programs that clean /tmp away."""
-        with suppress(OSError):
-            os.utime(self.path)
-
-    def close(self) -> None:
-        """The launch is over."""
-        with suppress(OSError):
-            os.unlink(self.path)
-
-
 class Wire:
     """The way back to the launcher. It never blocks; once it is broken, output goes to a file on this host."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, launch: str) -> None:
         self.broken = False
-        self._jobs = jobs
+        self._log_name = f"{launch}-{os.getpid()}.log"
         self.waiting = bytearray()  # above `_BYTES_AHEAD`, torchrun has to wait
         os.set_blocking(1, False)
 
@@ -197,7 +130,7 @@ class Wire:
         """Queues a frame and writes what the connection takes."""
         if self.broken:
             if kind != "J" and content:
-                with suppress(OSError), open(self._jobs.log, "ab") as file:
+                with suppress(OSError), open(os.path.join(_logs_folder(), self._log_name), "ab") as file:
                     file.write(content)
             return
         self.waiting += b"%s %d\n" % (kind.encode(), len(content)) + content
@@ -229,11 +162,24 @@ class Wire:
             self.flush()
 
 
+def _logs_folder() -> str:
+    """In /tmp, since home folders may be on many hosts; forgets old logs there. Raises `OSError`."""
+    folder = os.environ.get("LONGTAKE_JOBS") or f"/tmp/longtake-jobs-{os.getuid()}"
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    for path in glob.glob(os.path.join(folder, "*.log")):
+        if time.time() - os.stat(path).st_mtime > _LOGS_KEPT_SECONDS:
+            os.unlink(path)
+    return folder
+
+
 class TorchrunJob:
     """torchrun and all that it has started. Every descendant stays one of this process (a subreaper), so none is lost,
     although workers have sessions of their own; and torchrun gets SIGTERM if this process is killed."""
 
-    def __init__(self, command: list[str], descriptors: list[int]) -> None:
+    def __init__(self, command: list[str]) -> None:
         libc = ctypes.CDLL(None)
         with suppress(AttributeError):  # Linux alone has it
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -249,7 +195,6 @@ class TorchrunJob:
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=tie_to_parent,
-            pass_fds=descriptors,
         )
         self.pipes = {self.process.stdout.fileno(): "O", self.process.stderr.fileno(): "E"}
         self._kill_at: float | None = None
@@ -290,21 +235,12 @@ class TorchrunJob:
         return content
 
 
-def _descendants() -> list[int]:
+def _descendants() -> set[int]:
     """Processes that descend from this one and still run."""
-    children: dict[int, list[int]] = {}
-    for path in glob.glob("/proc/[0-9]*/stat"):
-        with suppress(OSError), open(path, errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-            if fields[0] not in "ZX":
-                children.setdefault(int(fields[1]), []).append(int(path.split("/")[2]))
-    found = list(children.get(os.getpid(), []))
-    for pid in found:  # grows while it is gone through
-        found += children.get(pid, [])
-    return found
+    return family(processes(), [os.getpid()]) - {os.getpid()}
 
 
-def _signal_all(number: int) -> list[int]:
+def _signal_all(number: int) -> set[int]:
     found = _descendants()
     for pid in found:
         with suppress(OSError):
@@ -315,9 +251,9 @@ def _signal_all(number: int) -> list[int]:
 class Watch:
     """The loop: orders in, output back, until torchrun has ended."""
 
-    def __init__(self, wire: Wire, jobs: Jobs, grace: float, patience: float) -> None:
+    def __init__(self, wire: Wire, grace: float, patience: float) -> None:
         """`grace`: seconds to end in once the launcher is gone. `patience`: so long without a word, and it is."""
-        self.wire, self.jobs, self.grace, self.patience = wire, jobs, grace, patience
+        self.wire, self.grace, self.patience = wire, grace, patience
         self.job: TorchrunJob | None = None
         self._orders = bytearray()
         self._connected = True
@@ -373,7 +309,7 @@ class Watch:
         elif do == "start":
             self._start(order["command"])
         elif do == "beat":
-            self.jobs.touch()
+            pass  # it lives
         elif self.job is None:  # nothing to stop
             self._leave()
         elif do == "stop":
@@ -403,7 +339,7 @@ class Watch:
         if self._listener is not None:
             self._listener.close()
         try:
-            self.job = TorchrunJob([sys.executable, *command], self.jobs.descriptors)
+            self.job = TorchrunJob([sys.executable, *command])
         except OSError as error:
             self.wire.tell(failed=f"{sys.executable}: {error.strerror}")
             self._connected = False
@@ -424,7 +360,6 @@ class Watch:
             ready, _, _ = select.select(list(self.job.pipes), [], [], 0.1)
             for descriptor in ready:
                 self.wire.send(self.job.pipes[descriptor], self.job.read(descriptor))
-        self.jobs.close()  # before anybody can launch the next run of the name
         self.wire.tell(ended=self.job.process.returncode)
 
 
@@ -432,18 +367,12 @@ def main() -> None:
     """Greets, reports, and follows orders."""
     greeting = json.loads(sys.stdin.buffer.readline())
     os.environ.update(greeting["environment"])
-    jobs = Jobs()
-    with closing(jobs):
-        wire = Wire(jobs)
-        wire.greet(greeting["nonce"])
-        try:
-            report = look(greeting, jobs)
-        except OSError as error:
-            report = {"probe": f"{error.filename}: {error.strerror}" if error.filename else str(error)}
-        wire.tell(report=report)
-        Watch(wire, jobs, greeting["grace"], greeting["patience"]).run()
-        wire.drain()
-
-
-if __name__ == "__main__":
-    main()
+    wire = Wire(greeting["launch"])
+    wire.greet(greeting["nonce"])
+    try:
+        report = look(greeting)
+    except OSError as error:
+        report = {"probe": f"{error.filename}: {error.strerror}" if error.filename else str(error)}
+    wire.tell(report=report)
+    Watch(wire, greeting["grace"], greeting["patience"]).run()
+    wire.drain()

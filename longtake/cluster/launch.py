@@ -9,14 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, TextIO
 
 from longtake.cluster import readiness
 from longtake.cluster.arguments import Host
-from longtake.cluster.connection import Connection, Event, ssh_command
+from longtake.cluster.connection import Connections, Event, ssh_command
 from longtake.cluster.diagnosis import HostEnd
-from longtake.cluster.output import Output
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.parallel.world import LOST_PEER
 from longtake.processes import taken_signals
@@ -81,11 +80,9 @@ def show(launch: Launch, out: TextIO) -> None:
 class Launcher:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.labels = [host.label for host in launch.hosts]
+        self.hosts = Connections(launch.hosts, launch.ssh, launch.python)
+        self.labels, self.events, self.output = self.hosts.labels, self.hosts.events, self.hosts.output
         self.job = launch.job or f"{time.strftime('%y%m%d%H%M%S')}-{time.time_ns() % 1_000_000_000:09d}"
-        self.events: SimpleQueue[Event] = SimpleQueue()
-        self.output = Output(self.labels, sys.stdout.buffer, sys.stderr.buffer)
-        self.connections: list[Connection] = []
         self.reports: dict[int, readiness.Report] = {}
         self.forcible: set[int] = set()  # hosts whose faults --force overlooks
         self.open: set[int] = set()
@@ -104,7 +101,7 @@ class Launcher:
         """
         # SIGHUP under `nohup` does not ask for an end
         asking = set(_SIGNALS) - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
-        with taken_signals(asking, lambda number: self.events.put(Event(_USER, "signal", number)), once=False):
+        with taken_signals(asking, self._hear, once=False):
             try:
                 self._connect()
                 self._agree()
@@ -113,67 +110,41 @@ class Launcher:
                 self._say("interrupted; nothing was started")
                 return EXIT_INTERRUPTED
             finally:
-                for connection in self.connections:
-                    connection.close()
-                end = time.monotonic() + _LEAVE_SECONDS  # the hosts' programs are to be gone too
-                for connection in self.connections:
-                    connection.wait(max(0.0, end - time.monotonic()))
+                self.hosts.close(_LEAVE_SECONDS)
         return self._conclude()
+
+    def _hear(self, number: int) -> None:
+        self.events.put(Event(_USER, "signal", number, time.time()))
 
     # --- before the start
 
     def _connect(self) -> None:
         launch = self.launch
-        for number, host in enumerate(launch.hosts):
-            command = ssh_command(launch.ssh, host, launch.python)
-            try:
-                self.connections.append(Connection(number, command, self.events, self.output))
-            except FileNotFoundError:
-                raise UserError(f"--ssh {command[0]}: no such program here; install OpenSSH's client") from None
-        self.open = set(range(len(self.connections)))
         greeting = {
             "launch": self.job,
             "name": launch.name,
             "folder": launch.folder,
             "workdir": launch.workdir,
-            "words": list(launch.words),
-            "environment": {**launch.environment, "PYTHONUNBUFFERED": "1", "LONGTAKE_LAUNCH": self.job},
+            "environment": {
+                **launch.environment,
+                "PYTHONUNBUFFERED": "1",
+                "LONGTAKE_LAUNCH": self.job,  # by these two, `node` finds the run's processes
+                "LONGTAKE_RUN": launch.name,
+            },
             "grace": launch.grace,
             "patience": _PATIENCE_SECONDS,
         }
-        for connection in self.connections:
-            connection.greet(greeting)
-        self.reports, closed = self._gather("report", set(self.open))
-        faults = {}
-        for number, code in closed.items():  # as ssh, or the shell behind it, says
-            said = self.connections[number].complaint
-            faults[number] = f"cannot be reached: {said or 'ssh says nothing'}"
-            if code != 255:
-                reason = said or f"exit code {code}"
-                faults[number] = f"cannot run {launch.python}: {reason}; choose another with --python"
+        self.hosts.open("host", greeting)
+        self.open = set(range(len(self.labels)))
+        self.reports, closed = self._gather("report", self.open)
+        faults = {number: self.hosts.why_closed(number, code) for number, code in closed.items()}
         silent = self.open - self.reports.keys() - faults.keys()
         faults |= dict.fromkeys(silent, "did not answer in time; is its disk or network slow?")
         self._refuse(faults | self._judge())
 
     def _gather(self, kind: str, hosts: set[int]) -> tuple[dict[int, Any], dict[int, int]]:
-        """Waits for one word of each host: (what they said, ssh's exit code of those that are gone instead). Raises
-        KeyboardInterrupt on a signal: nothing has been started yet."""
-        said: dict[int, Any] = {}
-        closed: dict[int, int] = {}
-        end = time.monotonic() + _LOOK_SECONDS
-        while hosts - said.keys() - closed.keys() and (left := end - time.monotonic()) > 0:
-            self._beat()
-            try:
-                event = self.events.get(timeout=min(left, 1.0))
-            except Empty:
-                continue
-            if event.kind == "signal":
-                raise KeyboardInterrupt
-            if event.kind == "closed":
-                closed[event.host] = event.value
-            elif event.kind == kind:
-                said[event.host] = event.value
-        return said, closed
+        said, closed = self.hosts.gather(kind, hosts, _LOOK_SECONDS, self._beat)
+        return {number: event.value for number, event in said.items()}, closed
 
     def _judge(self) -> dict[int, str]:
         """What the reports say against the launch. Without --force that is more."""
@@ -229,9 +200,11 @@ class Launcher:
         where = f"does not reach {self.labels[0]} at {address} port {port}"
         remedy = "look at the firewall, or choose with --master-addr and --master-port"
         self._refuse({number: f"{where}: {fault}; {remedy}" for number, fault in reached.items() if fault})
-        for number, connection in enumerate(self.connections):
-            processes = launch.processes_of(launch.hosts[number], self.reports[number])
-            connection.send({"do": "start", "command": launch.command(number, processes, address, port, self.job)})
+        for number, host in enumerate(launch.hosts):
+            processes = launch.processes_of(host, self.reports[number])
+            self.hosts[number].send(
+                {"do": "start", "command": launch.command(number, processes, address, port, self.job)}
+            )
 
     def _master_address(self) -> str:
         """Where the first host is reached by the others: the address at which its SSH server was reached."""
@@ -245,7 +218,7 @@ class Launcher:
 
     def _ask(self, hosts: Sequence[int], order: Mapping[str, Any], kind: str) -> dict[int, Any]:
         for number in hosts:
-            self.connections[number].send(order)
+            self.hosts[number].send(order)
         said, closed = self._gather(kind, set(hosts))
         self._refuse(dict.fromkeys((set(hosts) - said.keys()) | closed.keys(), "the connection was lost"))
         return said
@@ -260,9 +233,9 @@ class Launcher:
             self._beat()
             if self.end_at is not None and time.monotonic() > self.end_at:
                 for number in self.open:
-                    self.connections[number].abandon()
+                    self.hosts[number].abandon()
             if self.output.closed and not self.signals:  # nobody reads: `longtake launch ... | head`
-                self.events.put(Event(_USER, "signal", signal.SIGPIPE))
+                self._hear(signal.SIGPIPE)
             with suppress(Empty):
                 self._take(self.events.get(timeout=1.0))
 
@@ -271,8 +244,8 @@ class Launcher:
         if (now := time.monotonic()) >= self.next_beat:
             self.next_beat = now + _BEAT_SECONDS
             for number in sorted(self.open):
-                if self.connections[number].reported:
-                    self.connections[number].send({"do": "beat"})
+                if self.hosts[number].reported:
+                    self.hosts[number].send({"do": "beat"})
 
     def _take(self, event: Event) -> None:
         if event.kind == "signal":
@@ -281,7 +254,7 @@ class Launcher:
             self.ended[event.host] = event.value
             self.open.discard(event.host)
             self.output.flush(event.host)
-            self.connections[event.host].close()
+            self.hosts[event.host].close()
             if event.value != 0:
                 self._fail(event.host)
         elif event.kind == "failed":
@@ -320,7 +293,7 @@ class Launcher:
 
     def _send_all(self, order: Mapping[str, Any]) -> None:
         for number in sorted(self.open):
-            self.connections[number].send(order)
+            self.hosts[number].send(order)
 
     # --- after the end
 
@@ -366,7 +339,7 @@ class Launcher:
         label, code, failed = self.labels[host], self.ended[host], self.output.failed_rank(host)
         if code is None:
             what = "the connection was lost; what runs there ends by itself"
-            if complaint := self.connections[host].complaint:
+            if complaint := self.hosts[host].complaint:
                 what += f" ({complaint})"
         elif failed is None:
             what = f"torchrun ended with {_end_of(code)}"

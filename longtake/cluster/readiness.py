@@ -60,8 +60,7 @@ def busy(report: Report, gpus: Sequence[int] | None) -> str | None:
 def same_run(report: Report, name: str) -> str | None:
     """Whether a run of the name is there already."""
     if report["same"]:
-        job = report["same"][0]
-        return f"a run named {name} is there since {job['started']} (pid {job['pid']})"
+        return f"a run named {name} is there (pid {report['same'][0]}); `longtake stop` ends it"
     if report["folders"]:
         return f"a run is training in {report['folders'][0]}"
     return None

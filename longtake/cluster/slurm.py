@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from longtake.cluster.arguments import read_words
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 
 _WARNING = signal.SIGUSR1  # training takes it, its workers do not hear it; submitit's own choice is SIGUSR2
@@ -69,6 +70,19 @@ class SlurmJob:
             "slurm_srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={self.cpus_per_task}"],
             "slurm_additional_parameters": {"requeue": True, "signal": f"USR1@{self.warning_seconds}", **self.more},
         }
+
+
+def resumable(words: Sequence[str], name: str) -> list[str]:
+    """Words that go on when they are run again: `train` gets a name where RUN has none, and `--resume auto` where
+    nothing says what to start from (RUN that is a folder or has stages goes on by itself)."""
+    _, run, keys, flags = read_words(words)
+    if words[0] != "train" or Path(run).is_dir():
+        return list(words)
+    set_keys = {key for key in keys if keys[key] is not None} | flags.keys()
+    more = [] if "exp_name" in set_keys else ["--exp_name", name]
+    if not set_keys & {"resume", "load", "stages"}:
+        more += ["--resume", "auto"]
+    return [*words, *more]
 
 
 def show_job(job: SlurmJob, out: TextIO) -> None:

@@ -30,6 +30,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 StrictModes no
 PermitRootLogin yes
+SetEnv LONGTAKE_JOBS={folder}/jobs PATH={folder}/{name}-tools:{path}
 """
 # As a shell whose start-up files print.
 _TALKATIVE = """ForceCommand /bin/sh -c 'echo "Welcome to beta"; eval "$SSH_ORIGINAL_COMMAND"'\n"""
@@ -63,8 +64,16 @@ class Site:
 
     @property
     def jobs(self) -> Path:
-        """Where the hosts note what runs on them."""
+        """Where the hosts keep what is said after a connection is lost. The variable marks what runs there."""
         return self.folder / "jobs"
+
+    def tool(self, host: str, name: str, text: str) -> Path:
+        """Writes a program that this host finds first on its path."""
+        tool = self.folder / f"{host}-tools" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(text)
+        tool.chmod(0o755)
+        return tool
 
 
 @contextmanager
@@ -82,7 +91,8 @@ def site(folder: Path) -> Iterator[Site]:
         client += _CLIENT.format(name=name, port=port, folder=folder)
         settings = folder / f"{name}.sshd"
         talkative = _TALKATIVE if name == "beta" else ""
-        settings.write_text(_SERVER.format(port=port, folder=folder) + talkative)
+        server = _SERVER.format(port=port, folder=folder, name=name, path=os.environ["PATH"])
+        settings.write_text(server + talkative)
         servers.append(_serve(settings, port))
     (folder / "known_hosts").write_text(known)
     (folder / "ssh_config").write_text(client)
@@ -149,12 +159,10 @@ def words_of(number: int) -> list[bytes]:
 
 
 def _belongs(process: Path, place: Site) -> bool:
-    """By the variable that says where jobs are noted, by ssh's configuration, or by the note that it holds open."""
+    """By the variable that the servers set, or by ssh's configuration."""
     if f"LONGTAKE_JOBS={place.jobs}".encode() in (process / "environ").read_bytes().split(b"\0"):
         return True
-    if str(place.folder / "ssh_config").encode() in (process / "cmdline").read_bytes().split(b"\0"):
-        return True
-    return any(os.readlink(file).startswith(str(place.jobs)) for file in (process / "fd").iterdir())
+    return str(place.folder / "ssh_config").encode() in (process / "cmdline").read_bytes().split(b"\0")
 
 
 def _runs(process: Path) -> bool:

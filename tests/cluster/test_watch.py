@@ -141,7 +141,7 @@ def test_a_run_of_the_same_name_stops_the_launch_unless_forced(planned: Launch, 
     try:
         until(lambda: up(tmp_path))
         said = refused(planned)
-        assert said.count("a run named waiting is there since") == 2
+        assert said.count("a run named waiting is there (pid ") == 2
         assert "--force launches all the same" in said
         (tmp_path / "end").touch()
         assert run(replace(planned, force=True)) == 0
@@ -149,15 +149,6 @@ def test_a_run_of_the_same_name_stops_the_launch_unless_forced(planned: Launch, 
         (tmp_path / "end").touch()
         first.join()
     assert run(planned) == 0  # what has ended is in nobody's way
-
-
-def test_a_note_of_a_dead_launch_is_no_run(planned: Launch, place: Site, tmp_path: Path):
-    (tmp_path / "end").touch()
-    place.jobs.mkdir(mode=0o700, exist_ok=True)
-    note = place.jobs / "old-1.json"
-    note.write_text('{"name": "waiting", "launch": "old", "pid": 1, "started": "then", "words": []}')
-    assert run(planned) == 0
-    assert not note.exists()
 
 
 @pytest.mark.parametrize("folder", ["waiting", "waiting-2", "waiting/stage1"])

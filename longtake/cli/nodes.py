@@ -1,0 +1,208 @@
+"""`longtake nodes HOSTS` and `longtake stop HOSTS --run NAME | --all`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longtake import cluster
+from longtake.cli.console import print_table
+from longtake.cli.launch import here, split
+from longtake.cli.options import finite
+from longtake.contracts import UserError, visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LATE_SECONDS = 5.0  # a node that is slower is shown as it was asked for
+HEAD = ("node", "procs", "power", "temp", "memory", "clocks", "ECC", "Xid", "clock offset", "disk free", "runs")
+_THROTTLING = (  # bits of nvidia-smi's mask; idling and a limit that somebody has set are no faults
+    (0x4, "power cap"),
+    (0x8, "slowed"),
+    (0x10, "sync boost"),
+    (0x20, "hot"),
+    (0x40, "too hot"),
+    (0x80, "power brake"),
+)
+_Hosts = Annotated[Path, typer.Argument(metavar="HOSTS", help="File of lines `host` or `user@host:port`.")]
+_Include = Annotated[str | None, typer.Option(help="These hosts alone: `a,b`.")]
+_Exclude = Annotated[str | None, typer.Option(help="All hosts but these: `a,b`.")]
+_Python = Annotated[str, typer.Option(help="Python on the hosts, 3.8 or later; nothing else is needed there.")]
+_Ssh = Annotated[str, typer.Option(help="The ssh command, such as `ssh -F site_config`.")]
+
+
+def nodes(
+    hosts: _Hosts,
+    once: Annotated[bool, typer.Option("--once", help="One table; also where nobody watches a terminal.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known, each GPU by itself, once.")] = False,
+    every: Annotated[float, typer.Option(callback=finite, min=0.1, help="Seconds between two looks.")] = 2.0,
+    include: _Include = None,
+    exclude: _Exclude = None,
+    workdir: Annotated[str | None, typer.Option(help="Folder whose disk is shown; default: this one.")] = None,
+    python: _Python = "python3",
+    ssh: _Ssh = "ssh",
+) -> int:
+    """Show how many nodes are: GPU programs, power, heat, memory, errors, clocks, disk, runs. Ctrl-C ends it.
+
+    Exit status with --once or --json: 1 where a node has not answered.
+    """
+    with closing(connect(hosts, include, exclude, ssh, python)) as asked:
+        order = {"do": "look", "workdir": workdir or here()}
+        answers = asked.ask_all(order)
+        if as_json:
+            print(
+                json.dumps([{"node": asked.labels[number], **answer} for number, answer in answers.items()], indent=1)
+            )
+        elif once or not sys.stdout.isatty():
+            from rich.console import Console
+
+            print_table(Console(), HEAD, [row(asked.labels[n], answer) for n, answer in answers.items()], HEAD[1:3])
+        else:
+            with suppress(KeyboardInterrupt):
+                _watch(asked, order, answers, every)
+            return 0
+    return int(any("fault" in answer for answer in answers.values()))
+
+
+def connect(
+    hosts: Path, include: str | None = None, exclude: str | None = None, ssh: str = "ssh", python: str = "python3"
+) -> cluster.Nodes:
+    """Connections to the hosts of a file."""
+    chosen = cluster.read_hosts(hosts, None, include, exclude)
+    return cluster.Nodes(chosen, split("--ssh", ssh), python, cluster.forwarded(os.environ, []))
+
+
+def _watch(asked: cluster.Nodes, order: Mapping[str, Any], answers: dict[int, dict[str, Any]], every: float) -> None:
+    from rich.live import Live
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_table([row(asked.labels[n], answer) for n, answer in answers.items()]), refresh=True)
+            time.sleep(every)
+            answers = asked.ask_all(order, _LATE_SECONDS)
+
+
+def _table(rows: list[list[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=time.strftime("%H:%M:%S"), title_justify="left")
+    for name in HEAD:
+        table.add_column(name, overflow="fold")
+    for cells in rows:
+        table.add_row(*map(visible, cells))
+    return table
+
+
+def row(label: str, answer: Mapping[str, Any]) -> list[str]:
+    """The cells of a node's line under `HEAD`; `-` for what it has not, `?` for what may not be seen."""
+    if "fault" in answer:
+        return [label, *["-"] * (len(HEAD) - 2), answer["fault"]]
+    gpus, programs = answer["gpus"], answer["programs"]
+    runs = cluster.runs_of({0: answer})
+    known = {pid for run in runs for pid, _ in run.pids}
+    said = sorted({run.name for run in runs})
+    if others := len(set(programs) - known):
+        said.append(f"({others} other GPU program{'s'[: others > 1]})")
+    if "nvidia_smi" in answer:
+        said.insert(0, answer["nvidia_smi"])
+    memory, total = (sum(_known(gpus, key)) / 1024 for key in ("memory_mib", "memory_total_mib"))
+    watts, celsius, ecc = (_known(gpus, key) for key in ("power_watts", "celsius", "ecc_uncorrected"))
+    return [
+        label,
+        str(len(programs)) if gpus else "-",
+        f"{sum(watts) / len(watts):.0f} W" if watts else "-",
+        f"{max(celsius):.0f} C" if celsius else "-",
+        f"{memory:.0f}/{total:.0f} GiB" if total else "-",
+        _clocks(gpus),
+        f"{sum(ecc):.0f}" if ecc else "-",
+        _xids(answer["xids"]),
+        f"{answer['clock_offset_seconds'] * 1e3:+.0f} ms",
+        f"{answer['disk_free_bytes'] / 1e9:.0f} GB ({100 * answer['disk_free_bytes'] / answer['disk_bytes']:.0f} %)",
+        ", ".join(said) or "-",
+    ]
+
+
+def _known(gpus: list[dict[str, Any]], key: str) -> list[float]:
+    return [gpu[key] for gpu in gpus if gpu[key] is not None]
+
+
+def _clocks(gpus: list[dict[str, Any]]) -> str:
+    """The slowest GPU's clock, what it could be, and why it is less."""
+    known = [gpu for gpu in gpus if gpu["clock_mhz"] is not None and gpu["clock_max_mhz"] is not None]
+    if not known:
+        return "-"
+    slowest = min(known, key=lambda gpu: gpu["clock_mhz"])
+    masks = [int(gpu["throttling"] or 0) for gpu in gpus]
+    why = [f"{name} x{count}" for bit, name in _THROTTLING if (count := sum(bool(mask & bit) for mask in masks))]
+    return " ".join([f"{slowest['clock_mhz']:.0f}/{slowest['clock_max_mhz']:.0f} MHz", *why])
+
+
+def _xids(found: list[dict[str, Any]] | None) -> str:
+    """Each error since the node has started, how often, and how long ago the last one was."""
+    if not found:
+        return "?" if found is None else "-"
+    counts = Counter(one["xid"] for one in found)
+    codes = " ".join(f"{xid} x{count}" if count > 1 else str(xid) for xid, count in sorted(counts.items()))
+    minutes = min(one["seconds_ago"] for one in found) / 60
+    return f"{codes} ({f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.0f} h'} ago)"
+
+
+def stop(
+    hosts: _Hosts,
+    run: Annotated[str | None, typer.Option("--run", help="The run's name, as `longtake nodes` shows it.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All training runs of this user there.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --all.")] = False,
+    grace: Annotated[
+        float, typer.Option(callback=finite, min=0, max=86400, help="Seconds to save and end in, before SIGKILL.")
+    ] = 300.0,
+    include: _Include = None,
+    exclude: _Exclude = None,
+    python: _Python = "python3",
+    ssh: _Ssh = "ssh",
+) -> int:
+    """End a run on many nodes: SIGTERM, upon which training saves, and SIGKILL for what is left.
+
+    Shows its processes first; touches no others, and none of other users. Exit status: 1 where something is left, or a
+    node has not answered.
+    """
+    if (run is None) != everything:
+        raise UserError("stop: name one run with --run NAME, or all of yours with --all")
+    with closing(connect(hosts, include, exclude, ssh, python)) as asked:
+        answers = asked.ask_all({"do": "runs"})
+        runs = cluster.runs_of(answers)
+        chosen = [one for one in runs if (one.trains if everything else one.name == run)]
+        for number, answer in answers.items():
+            if "fault" in answer:
+                print(f"{asked.labels[number]}: {answer['fault']}", file=sys.stderr)
+        if not chosen:
+            others = ", ".join(sorted({one.name for one in runs})) or "none"
+            print(f"nothing to stop: no {'training run' if everything else f'run named {run}'} (runs there: {others})")
+            return int(not everything or any("fault" in answer for answer in answers.values()))
+        rows = [_described(asked.labels[one.node], one) for one in chosen]
+        from rich.console import Console
+
+        print_table(Console(), ("node", "run", "processes", "command"), rows)
+        if everything and not yes and not typer.confirm(f"Stop these {len(rows)}?"):
+            return 1
+        print(f"SIGTERM; SIGKILL after {grace:g} s", flush=True)
+        left = asked.stop(chosen, grace)
+        for number in sorted({one.node for one in chosen}):
+            print(
+                f"{asked.labels[number]}: {'something is left, or it answers no more' if number in left else 'ended'}"
+            )
+    return int(bool(left) or any("fault" in answer for answer in answers.values()))
+
+
+def _described(label: str, run: cluster.Run) -> list[str]:
+    pids = [str(pid) for pid, _ in run.pids]
+    shown = " ".join(pids[:8]) + (f" ... {len(pids)} in all" if len(pids) > 8 else "")
+    return [label, run.name, shown, " ".join(run.words)]
