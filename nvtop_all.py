@@ -38,5 +38,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except (UserError, OSError) as error:
-        complain(str(error))
+        complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
         sys.exit(EXIT_MISTAKE)
