@@ -257,7 +257,7 @@ class Watch:
         self.job: TorchrunJob | None = None
         self._orders = bytearray()
         self._connected = True
-        self._hung_up = False  # a signal has ended the connection, or the host shuts down
+        self._hung_up = 0  # by a signal: the connection has ended, the host shuts down, or `longtake stop`
         self._heard = time.monotonic()
         self._listener: socket.socket | None = None
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -268,6 +268,8 @@ class Watch:
         while self._connected or self.job:
             self._wait()
             if self._connected and (self._hung_up or time.monotonic() - self._heard > self.patience):
+                if self._hung_up == signal.SIGINT:
+                    self.wire.tell(stopped=True)
                 self._leave()
             if self.job is None:
                 continue
@@ -351,7 +353,7 @@ class Watch:
             self.job.stop(self.grace)
 
     def _hang_up(self, number: int, frame: object) -> None:
-        self._hung_up = True
+        self._hung_up = number
 
     def _finish(self) -> None:
         self.job.sweep()

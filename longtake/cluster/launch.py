@@ -248,7 +248,7 @@ class Launcher:
                     self.hosts[number].send({"do": "beat"})
 
     def _take(self, event: Event) -> None:
-        if event.kind == "signal":
+        if event.kind == "signal" or (event.kind == "stopped" and not self.signals):
             self._interrupt()
         elif event.kind == "ended":
             self.ended[event.host] = event.value

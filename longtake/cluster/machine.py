@@ -50,9 +50,10 @@ def family(table: dict[int, Process], members: Iterable[int]) -> set[int]:
 
 
 def read_words(pid: int, name: str) -> list[str]:
-    """The command line (`cmdline`) of a process, or its variables (`environ`). Raises `OSError`."""
-    with open(f"/proc/{pid}/{name}", "rb") as file:
+    """The command line (`cmdline`) of a process, or its variables (`environ`); none where it has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read().decode(errors="replace").split("\0")[:-1]
+    return []
 
 
 def launched() -> dict[int, tuple[str, str]]:
@@ -60,10 +61,9 @@ def launched() -> dict[int, tuple[str, str]]:
     found = {}
     for pid, process in processes().items():
         if process.user == os.getuid():
-            with suppress(OSError):
-                variables = dict(word.partition("=")[::2] for word in read_words(pid, "environ"))
-                if "LONGTAKE_RUN" in variables:
-                    found[pid] = (variables.get("LONGTAKE_LAUNCH", ""), variables["LONGTAKE_RUN"])
+            variables = dict(word.partition("=")[::2] for word in read_words(pid, "environ"))
+            if "LONGTAKE_RUN" in variables:
+                found[pid] = (variables.get("LONGTAKE_LAUNCH", ""), variables["LONGTAKE_RUN"])
     return found
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 from longtake.cluster.machine import family, launched, nvidia_smi, processes, read_words
@@ -80,20 +81,25 @@ def runs() -> dict[str, Any]:
     found: dict[object, dict[str, Any]] = {}
     launches = launched()
     for pid in ours:
-        with suppress(OSError):
-            words = read_words(pid, "cmdline")
-            training = _training(words)  # the same for torchrun and all that it has started
-            launch, name = launches.get(pid, (tuple(training), None))
-            if launch:
-                run = {"name": name, "words": training or words, "pids": []}
-                found.setdefault(launch, run)["pids"].append(pid)
+        words = read_words(pid, "cmdline")
+        training = _training(words)  # the same for torchrun and all that it has started
+        launch, name = launches.get(pid, (tuple(training), None))
+        if launch:
+            run = {"name": name, "words": training or words, "pids": []}
+            found.setdefault(launch, run)["pids"].append(pid)
     for run in found.values():
         pids = family(ours, run["pids"])
-        run["pids"] = [[pid, ours[pid].started] for pid in sorted(pids)]
         # A signal for the first ones alone: they pass it on, and a second one would have training stop unsaved.
-        run["first"] = [one for one in run["pids"] if ours[one[0]].parent not in pids]
+        first = {pid: ours[pid].parent for pid in pids if ours[pid].parent not in pids}
+        first = {parent if _is_host_program(parent) else pid for pid, parent in first.items()}
+        run["pids"], run["first"] = ([[pid, ours[pid].started] for pid in sorted(some)] for some in (pids, first))
     with open("/proc/sys/kernel/random/boot_id") as file:  # the same under all names of a machine
         return {"machine": file.read().strip(), "runs": list(found.values())}
+
+
+def _is_host_program(pid: int) -> bool:
+    """Whether it is that of a launch, which tells the launcher what it has been asked to do."""
+    return any("longtake-host" in word for word in read_words(pid, "cmdline"))
 
 
 def _training(words: list[str]) -> list[str]:
@@ -118,12 +124,13 @@ def _training(words: list[str]) -> list[str]:
 
 
 def signal(number: int, pids: list[list[int]]) -> dict[str, Any]:
-    """Sends it to those (number, start) that still run, and says which these are; 0 only asks."""
+    """Sends it to those (number, start) that still run, and says which these are; 0 only asks. A host's program gets
+    SIGINT for SIGTERM, which it would take for the end of the machine."""
     table = processes()
     alive = [[pid, started] for pid, started in pids if pid in table and table[pid].started == started]
     for pid, _ in alive:
         with suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, SIGINT if number == SIGTERM and _is_host_program(pid) else number)
     return {"alive": alive}
 
 

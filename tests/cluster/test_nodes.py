@@ -20,6 +20,7 @@ import pytest
 from longtake import cluster
 from longtake.cli import nodes as verbs
 from longtake.cluster import Launch, Run, node
+from longtake.cluster.launch import Launcher
 from longtake.cluster.machine import family, processes
 from tests.cluster.servers import ROOT, Site
 from tests.cluster.test_watch import WAITS, planned, run, until, up
@@ -117,7 +118,8 @@ def test_stop_ends_the_run_and_no_other(planned: Launch, place: Site, tmp_path: 
     other = tmp_path / "train_other.py"
     other.write_text(WAITS)
     beside = subprocess.Popen([sys.executable, other.name], cwd=tmp_path, env={**os.environ, "RANK": "9"})
-    launched = threading.Thread(target=run, args=(replace(planned, name="to stop"),))
+    launcher, codes = Launcher(replace(planned, name="to stop")), list[int]()
+    launched = threading.Thread(target=lambda: codes.append(launcher.run()))
     launched.start()
     try:
         until(lambda: up(tmp_path) and (tmp_path / "up9").exists())
@@ -129,6 +131,7 @@ def test_stop_ends_the_run_and_no_other(planned: Launch, place: Site, tmp_path: 
         assert code == 0
         assert "SIGTERM; SIGKILL after 300 s\nalpha: ended\n" in out
         launched.join(60)
+        assert (codes, launcher.ends()) == ([130], [])  # nothing that a launch would start again
         assert beside.poll() is None
     finally:
         beside.kill()
