@@ -202,7 +202,7 @@ def stop(
     return int(bool(left) or any("fault" in answer for answer in answers.values()))
 
 
-def _described(label: str, run: cluster.Run) -> list[str]:
+def _described(label: str, run: cluster.RunOnNode) -> list[str]:
     pids = [str(pid) for pid, _ in run.pids]
     shown = " ".join(pids[:8]) + (f" ... {len(pids)} in all" if len(pids) > 8 else "")
     return [label, run.name, shown, " ".join(run.words)]

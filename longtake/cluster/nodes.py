@@ -19,7 +19,7 @@ Answer = dict[str, Any]  # of a node's program: see `node`; `fault` alone where 
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOnNode:
     """A run of this user's on one node."""
 
     node: int
@@ -91,7 +91,7 @@ class Nodes:
         """The answers of all nodes to one order."""
         return self.ask(dict.fromkeys(range(len(self.labels)), order), seconds)
 
-    def stop(self, runs: Sequence[Run], grace: float) -> set[int]:
+    def stop(self, runs: Sequence[RunOnNode], grace: float) -> set[int]:
         """Ends these runs: SIGTERM, and SIGKILL `grace` seconds later for what is left. Returns the nodes on which
         something is left even then, or that do not answer any more."""
         lost: set[int] = set()
@@ -119,11 +119,11 @@ class Nodes:
         return lost | left.keys()
 
 
-def runs_of(answers: Mapping[int, Answer]) -> list[Run]:
+def runs_of(answers: Mapping[int, Answer]) -> list[RunOnNode]:
     """The runs that nodes have told of; those of a machine that has several names under the first one."""
-    found: dict[object, Run] = {}
+    found: dict[object, RunOnNode] = {}
     for node, answer in answers.items():
         for run in answer.get("runs", []):
             key = (answer["machine"], str(run["first"]))
-            found.setdefault(key, Run(node, run["name"], run["words"], run["pids"], run["first"]))
+            found.setdefault(key, RunOnNode(node, run["name"], run["words"], run["pids"], run["first"]))
     return list(found.values())

@@ -19,7 +19,7 @@ import pytest
 
 from longtake import cluster
 from longtake.cli import nodes as verbs
-from longtake.cluster import Launch, Run, node
+from longtake.cluster import Launch, RunOnNode, node
 from longtake.cluster.launch import Launcher
 from longtake.cluster.machine import family, processes
 from tests.cluster.servers import ROOT, Site
@@ -212,7 +212,7 @@ class Told:
     """Two nodes with a training run and a generation each, and no connection."""
 
     labels = ("node1", "node2")
-    stopped: tuple[Run, ...] = ()
+    stopped: tuple[RunOnNode, ...] = ()
 
     def __init__(self, *_: object) -> None:
         pass
@@ -229,7 +229,7 @@ class Told:
             for number in range(2)
         }
 
-    def stop(self, runs: list[Run], grace: float) -> set[int]:
+    def stop(self, runs: list[RunOnNode], grace: float) -> set[int]:
         Told.stopped = tuple(runs)
         return set()
 
