@@ -17,7 +17,7 @@ from longtake.models.stdit3_config import published_config
 from longtake.models.stdit3_inputs import frame_frequencies
 from longtake.weights.format import Form, Format, Growth, Naming, Shape, WeightLayout
 from longtake.weights.lora import PEFT
-from longtake.weights.training_folder import TrainingFolder, is_training_folder
+from longtake.weights.training_folder import TrainingFolder, newest_in
 
 _PATCH = "x_embedder.proj.weight"
 _EMPTY = "y_embedder.y_embedding"
@@ -89,5 +89,6 @@ PIXART = FORMAT.as_published("pixart")
 
 
 def training_folder(folder: Path) -> TrainingFolder | None:
-    """A checkpoint of Open-Sora's own training; None where the folder is none."""
-    return TrainingFolder(folder, frozenset({_EMPTY})) if is_training_folder(folder) else None
+    """A checkpoint of Open-Sora's own training, or the newest in the folder of a run; None where there is none."""
+    newest = newest_in(folder)
+    return None if newest is None else TrainingFolder(newest, frozenset({_EMPTY}))

@@ -14,6 +14,7 @@ Masters in float32 and random states are not in it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,9 +34,12 @@ _PLACE, _GROUPS, _INDEX = "running_states.json", "pytorch_optim_group.bin", "pyt
 _COPY = "copy the folder again, or start from its weights alone: model.from_pretrained"
 
 
-def is_training_folder(folder: Path) -> bool:
-    """Whether a folder is such a checkpoint."""
-    return (folder / _PLACE).is_file() and (folder / "model").is_dir()
+def newest_in(folder: Path) -> Path | None:
+    """The folder itself where it is such a checkpoint, else the one of the highest step in it; None where there is
+    none."""
+    steps = {path: re.search(r"global_step(\d+)$", path.name) for path in folder.glob("epoch*-global_step*")}
+    inner = sorted((path for path in steps if steps[path]), key=lambda path: int(steps[path][1]), reverse=True)
+    return next((one for one in (folder, *inner) if (one / _PLACE).is_file() and (one / "model").is_dir()), None)
 
 
 @dataclass(frozen=True)
