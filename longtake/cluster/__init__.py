@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from longtake.cluster.here import launch_here
     from longtake.cluster.launch import Launch, Launcher, show
     from longtake.cluster.nodes import Nodes, RunOnNode, runs_of
-    from longtake.cluster.restarts import launch_again_and_again
+    from longtake.cluster.restarts import launch_again_and_again, next_launch
     from longtake.cluster.slurm import SlurmJob, resumable, show_job, submit
 
 __getattr__ = lazy_exports(__name__)

@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 
-from longtake.cluster.diagnosis import diagnose
+from longtake.cluster.diagnosis import Diagnosis, diagnose
 from longtake.cluster.launch import Launch, Launcher
 from longtake.contracts import EXIT_INTERRUPTED
 from longtake.processes import RESTARTS
@@ -21,26 +21,34 @@ def launch_again_and_again(launch: Launch, restarts: int) -> int:
     Later starts have the job's id of the first, so that training goes on in the same folder from its last checkpoint,
     and leave out hosts that were lost or have lost a GPU: at another number of GPUs the order of samples is the same.
     """
-    for count in range(restarts + 1):
+    while True:
         launcher = Launcher(launch)
         code = launcher.run()
         if code in (0, EXIT_INTERRUPTED) or not (ends := launcher.ends()):
             return code
         found = diagnose(ends)
         _say(f"diagnosis: {found}")
-        hosts = [host for host in launch.hosts if host.label not in found.without]
-        if not found.cause.passes or not hosts or count == restarts:
+        launch_after = next_launch(replace(launch, job=launcher.job), found, restarts)
+        if launch_after is None:
             return code
+        launch = launch_after
         out = f", without {', '.join(sorted(found.without))}" if found.without else ""
-        _say(f"starts again ({count + 1} of {restarts}){out}")
-        first = launch.master_address if hosts[0] == launch.hosts[0] else None
-        environment = {**launch.environment, RESTARTS: str(count + 1)}
-        launch = replace(launch, hosts=hosts, environment=environment, master_address=first, job=launcher.job)
+        _say(f"starts again ({launch.environment[RESTARTS]} of {restarts}){out}")
         try:
             time.sleep(_PAUSE_SECONDS)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
-    raise AssertionError("the loop returns")
+
+
+def next_launch(launch: Launch, found: Diagnosis, restarts: int) -> Launch | None:
+    """The launch that follows one which failed so; None where none helps, or as many were made as may be."""
+    count = int(launch.environment.get(RESTARTS, "0")) + 1
+    hosts = [host for host in launch.hosts if host.label not in found.without]
+    if not found.cause.passes or not hosts or count > restarts:
+        return None
+    first = launch.master_address if hosts[0] == launch.hosts[0] else None
+    environment = {**launch.environment, RESTARTS: str(count)}
+    return replace(launch, hosts=hosts, environment=environment, master_address=first)
 
 
 def _say(sentence: str) -> None:
