@@ -2,7 +2,7 @@
 
 python benchmarks/goodput.py                      24 and 128 nodes of 8 GPUs, the 11B model's second stage
 python benchmarks/goodput.py --nodes 128 --interruptions 0.02
-python benchmarks/goodput.py --tiny               two days of 24 nodes, to see that it runs
+python benchmarks/goodput.py --tiny               half a day of 24 nodes that fail often, to see that it runs
 
 Times are simulated, what decides is Longtake's own: `plan` says the time of a step, of a save and of a restart and
 chooses the interval; checkpoints are real folders, written, kept and swept as in a run, and found again by
@@ -208,23 +208,20 @@ def main() -> None:
     args = parser.parse_args()
     runs = []
     for nodes in args.nodes or ([24] if args.tiny else [24, 128]):
-        machine = replace(Machine(gpu_named("h200")), interruptions=args.interruptions)
+        machine = replace(Machine(gpu_named("h200")), interruptions=0.5 if args.tiny else args.interruptions)
         found = plan_run(read_run(find_preset(RUN), [], RunWithoutTable).value, 8 * nodes, machine)
         costs, step = forecast_failures(found), found.forecast.step_seconds
-        started = clock.perf_counter()
+        every, started = max(1, round(costs.interval / step)), clock.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            play = Play(
-                Path(folder), nodes, costs, step, max(1, round(costs.interval / step)), np.random.default_rng(args.seed)
-            )
-            figures = play.run(2.0 if args.tiny else args.days)
-        runs.append(
-            {**figures, "interruptions": args.interruptions, "played_in_seconds": clock.perf_counter() - started}
-        )
-    rows = [
-        (run["nodes"], run["gpus"], sum(run["failures"].values()), run["launched_by_hand"], run["ckpt_every"])
-        + tuple(f"{run[key]:.2%}" for key in ("forecast", "goodput", "share_of_all_nodes"))
-        for run in runs
-    ]
+            play = Play(Path(folder), nodes, costs, step, every, np.random.default_rng(args.seed))
+            figures = play.run(0.5 if args.tiny else args.days)
+        figures |= {"interruptions": machine.interruptions, "played_in_seconds": clock.perf_counter() - started}
+        runs.append(figures)
+    rows = []
+    for run in runs:
+        shares = (f"{run[key]:.2%}" for key in ("forecast", "goodput", "share_of_all_nodes"))
+        counts = (run["nodes"], run["gpus"], sum(run["failures"].values()), run["launched_by_hand"], run["ckpt_every"])
+        rows.append((*counts, *shares))
     head = ("nodes", "GPUs", "failures", "by hand", "ckpt_every", "forecast", "goodput", "of all nodes")
     print_table(head, rows)
     write_json(args.json, "goodput", {"run": RUN, "target": TARGET, "runs": runs})

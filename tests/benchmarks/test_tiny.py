@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         "fetch",
         "finetune",
         "generate",
+        "goodput",
         "optimizer",
         "order",
         "plan",
