@@ -10,8 +10,8 @@ chooses the interval; checkpoints are real folders, written, kept and swept as i
 new start helps and on which hosts; seconds are counted by the run's own stopwatch.
 
 Failures come at exponential times, of the kinds and in the numbers of Llama 3 405B's 54 days on 16,384 GPUs
-(arXiv:2407.21783, table 5). A lost node comes back after a day and is taken in at the next start; where no start helps,
-or after three of one launch, somebody launches again after half an hour. A node that is away costs its share of the
+(arXiv:2407.21783, table 5). Where no new start helps, or after three of one launch, somebody launches again after half
+an hour, on all nodes that are there: a lost one is repaired after a day. A node that is away costs its share of the
 time of all: `share_of_all_nodes` counts it, `goodput` is the run's own figure.
 """
 
