@@ -37,7 +37,7 @@ BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; b = sys.stdin.buffer; "
     'exec(compile(b.read(int(b.readline())), "longtake-host", "exec"), {"__name__": "__main__"})'
 )
-# The program and the module that it imports, by the names that they have here.
+# The program and the modules that it imports, by the names that they have here.
 _SOURCE = """
 import sys, types
 for name, text in {texts!r}:
@@ -69,8 +69,8 @@ def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
 
 
 def program_source(program: str) -> bytes:
-    """The text of a program for hosts, with the module that it shares with others."""
-    files = ((name, Path(__file__).with_name(f"{name}.py")) for name in ("machine", program))
+    """The text of a program for hosts, with the modules that it may import."""
+    files = ((name, Path(__file__).with_name(f"{name}.py")) for name in ("machine", "nccl", program))
     texts = [(f"{__package__}.{name}", file.read_text(encoding="utf-8")) for name, file in files]
     return _SOURCE.format(texts=texts).encode()
 

@@ -1,7 +1,7 @@
 """What a launch runs on each host: it looks around, starts torchrun, watches over it and leaves no process behind.
 
-The launcher sends the text of this file and of `machine` over ssh to `python -c`, so that a host needs nothing but
-Python to say what it lacks. Hence the standard library alone, and nothing else from Longtake.
+The launcher sends the text of this file, of `machine` and of `nccl` over ssh to `python -c`, so that a host needs
+nothing but Python to say what it lacks. Hence the standard library alone, and nothing else from Longtake.
 
 Both sides talk over the connection's stdin and stdout. Launcher to host: JSON objects, a line each; the first comes
 with this text, the next ones only after the report. Host to launcher: the greeting's `nonce` on a line of its own
@@ -29,6 +29,7 @@ from contextlib import suppress
 from typing import Any
 
 from longtake.cluster.machine import family, launched, nvidia_smi, processes
+from longtake.cluster.nccl import derive
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LEFTOVER_SECONDS = 5.0  # between SIGTERM and SIGKILL for what torchrun has left behind
@@ -72,6 +73,10 @@ def look(greeting: dict[str, Any]) -> dict[str, Any]:
     others = {pid: name for pid, (launch, name) in launched().items() if launch != greeting["launch"]}
     report["same"] = sorted(pid for pid, name in others.items() if name == greeting["name"])
     report["folders"] = _folders_in_use(greeting["folder"])
+    if greeting["hosts"] > 1 and report.get("gpus"):
+        derived = derive([address for (address,) in nvidia_smi("--query-gpu=pci.bus_id")], report["address"])
+        report["nccl"] = {name: row for name, row in derived.items() if name not in os.environ}
+        os.environ.update({name: value for name, (value, _) in report["nccl"].items()})
     return report
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any, TextIO
 
-from longtake.cluster import readiness
+from longtake.cluster import nccl, readiness
 from longtake.cluster.arguments import Host
 from longtake.cluster.connection import Connections, Event, ssh_command
 from longtake.cluster.diagnosis import HostEnd
@@ -122,6 +122,7 @@ class Launcher:
         launch = self.launch
         greeting = {
             "launch": self.job,
+            "hosts": len(launch.hosts),
             "name": launch.name,
             "folder": launch.folder,
             "workdir": launch.workdir,
@@ -229,6 +230,8 @@ class Launcher:
         """Until every connection is closed: counts ends, passes signals on."""
         hosts = ", ".join(self.labels[:8]) + (" ..." if len(self.labels) > 8 else "")
         self._say(f"{self.launch.name} starts on {len(self.labels)} host{'s'[: len(self.labels) > 1]}: {hosts}")
+        for line in nccl.explain(self.labels, self.reports, self.launch.environment):
+            self._say(line)
         while self.open:
             self._beat()
             if self.end_at is not None and time.monotonic() > self.end_at:

@@ -17,7 +17,7 @@ import pytest
 from longtake.cluster import Host, Launch
 from longtake.cluster.launch import Launcher
 from longtake.contracts import UserError
-from tests.cluster.servers import ROOT, Site, processes_of_launches, programs, wait_for_end, words_of
+from tests.cluster.servers import NAMES, ROOT, Site, processes_of_launches, programs, wait_for_end, words_of
 from tests.train.runs import PATIENCE_SECONDS
 
 # torchrun starts its workers in sessions of their own and passes SIGTERM on; so does this.
@@ -174,6 +174,26 @@ def test_busy_gpus_stop_the_launch_if_it_would_use_them(planned: Launch, tmp_pat
     assert run(replace(one, environment=seen | {"CUDA_VISIBLE_DEVICES": "1"})) == 0
     two = replace(planned, environment=seen | {"CUDA_VISIBLE_DEVICES": "1"}, force=True)
     assert "beta: has the GPUs of alpha" in refused(two)
+
+
+def test_what_nccl_is_told_is_said_and_arrives(
+    planned: Launch, place: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "end").touch()
+    (tmp_path / "program.py").write_text('import os\nprint("has", os.environ["NCCL_DEBUG"], os.environ["NCCL_ALGO"])\n')
+    hers = {**planned.environment, "NCCL_ALGO": "Ring"}
+    tools = [
+        place.tool(host, "nvidia-smi", SMI.replace("-aa", f"-{host}-a").replace("-bb", f"-{host}-b")) for host in NAMES
+    ]
+    try:
+        assert run(replace(planned, environment=hers, force=True)) == 0
+    finally:
+        for tool in tools:
+            tool.unlink()
+    said = capsys.readouterr()
+    assert sorted(said.out.splitlines()) == ["[alpha] has WARN Ring", "[beta] has WARN Ring"]
+    assert "  NCCL_DEBUG=WARN  all hosts  errors are told with their reason\n" in said.err
+    assert "  NCCL_ALGO=Ring   as given\n" in said.err
 
 
 def test_a_port_that_is_taken_is_named(planned: Launch, place: Site):
