@@ -23,7 +23,7 @@ from longtake.contracts import UserError, visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-_LATE_SECONDS = 5.0  # a node that is slower is shown as it was asked for
+_FIRST_SECONDS = 5.0  # before the live table begins; other nodes come into it later
 HEAD = ("node", "procs", "power", "temp", "memory", "clocks", "ECC", "Xid", "clock offset", "disk free", "runs")
 _THROTTLING = (  # bits of nvidia-smi's mask; idling and a limit that somebody has set are no faults
     (0x4, "power cap"),
@@ -55,30 +55,38 @@ def nodes(
 
     Exit status with --once or --json: 1 where a node has not answered.
     """
-    with closing(connect(hosts, include, exclude, ssh, python)) as asked:
+    live = not once and not as_json and sys.stdout.isatty()
+    with closing(connect(hosts, include, exclude, ssh, python, _FIRST_SECONDS if live else None)) as asked:
         order = {"do": "look", "workdir": workdir or here()}
         answers = asked.ask_all(order)
+        if live:
+            with suppress(KeyboardInterrupt):
+                _watch(asked, order, answers, every)
+            return 0
         if as_json:
             print(
                 json.dumps([{"node": asked.labels[number], **answer} for number, answer in answers.items()], indent=1)
             )
-        elif once or not sys.stdout.isatty():
+        else:
             from rich.console import Console
 
             print_table(Console(), HEAD, [row(asked.labels[n], answer) for n, answer in answers.items()], HEAD[1:3])
-        else:
-            with suppress(KeyboardInterrupt):
-                _watch(asked, order, answers, every)
-            return 0
     return int(any("fault" in answer for answer in answers.values()))
 
 
 def connect(
-    hosts: Path, include: str | None = None, exclude: str | None = None, ssh: str = "ssh", python: str = "python3"
+    hosts: Path,
+    include: str | None = None,
+    exclude: str | None = None,
+    ssh: str = "ssh",
+    python: str = "python3",
+    seconds: float | None = None,
 ) -> cluster.Nodes:
-    """Connections to the hosts of a file."""
+    """Connections to the hosts of a file. `seconds`: to wait for them at most."""
     chosen = cluster.read_hosts(hosts, None, include, exclude)
-    return cluster.Nodes(chosen, split("--ssh", ssh), python, cluster.forwarded(os.environ, []))
+    environment = cluster.forwarded(os.environ, [])
+    patience = {} if seconds is None else {"seconds": seconds}
+    return cluster.Nodes(chosen, split("--ssh", ssh), python, environment, **patience)
 
 
 def _watch(asked: cluster.Nodes, order: Mapping[str, Any], answers: dict[int, dict[str, Any]], every: float) -> None:
@@ -88,7 +96,7 @@ def _watch(asked: cluster.Nodes, order: Mapping[str, Any], answers: dict[int, di
         while True:
             live.update(_table([row(asked.labels[n], answer) for n, answer in answers.items()]), refresh=True)
             time.sleep(every)
-            answers = asked.ask_all(order, _LATE_SECONDS)
+            answers = asked.ask_all(order)
 
 
 def _table(rows: list[list[str]]) -> Table:

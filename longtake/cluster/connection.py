@@ -193,22 +193,26 @@ class Connections:
     def gather(
         self, kind: str, hosts: set[int], seconds: float, meanwhile: Callable[[], object] = lambda: None
     ) -> tuple[dict[int, Event], dict[int, int]]:
-        """Waits for one word of each host: (what they said, ssh's exit code of those that are gone instead). Raises
-        KeyboardInterrupt on a signal among the events."""
+        """Waits for one word of each host, and takes what others have said: (what they said, ssh's exit code of those
+        that are gone instead). Raises KeyboardInterrupt on a signal among the events."""
         said: dict[int, Event] = {}
         closed: dict[int, int] = {}
         end = time.monotonic() + seconds
-        while hosts - said.keys() - closed.keys() and (left := end - time.monotonic()) > 0:
+        while True:
             meanwhile()
-            with suppress(Empty):
+            left = max(0.0, end - time.monotonic()) if hosts - said.keys() - closed.keys() else 0.0
+            try:
                 event = self.events.get(timeout=min(left, 1.0))
-                if event.kind == "signal":
-                    raise KeyboardInterrupt
-                if event.kind == "closed":
-                    closed[event.host] = event.value
-                elif event.kind == kind:
-                    said[event.host] = event
-        return said, closed
+            except Empty:
+                if left == 0.0:
+                    return said, closed
+                continue
+            if event.kind == "signal":
+                raise KeyboardInterrupt
+            if event.kind == "closed":
+                closed[event.host] = event.value
+            elif event.kind == kind:
+                said[event.host] = event
 
     def why_closed(self, number: int, code: int) -> str:
         """Why a host has reported nothing, as ssh, or the shell behind it, says."""

@@ -36,7 +36,15 @@ class RunOnNode:
 class Nodes:
     """The program `node` on each of the hosts, as long as the connection lasts."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: Sequence[str], python: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        ssh: Sequence[str],
+        python: str,
+        environment: Mapping[str, str],
+        seconds: float = _CONNECT_SECONDS,
+    ) -> None:
+        """`seconds`: to wait for all to come up; who comes later is asked then."""
         self._connections = Connections(hosts, ssh, python)
         self.labels = self._connections.labels
         self.close = self._connections.close
@@ -44,7 +52,7 @@ class Nodes:
         self._asked: set[int] = set()  # and have not answered yet
         self._closed: dict[int, tuple[float, str]] = {}  # when and why
         self._open(range(len(hosts)))
-        self._gather(set(self._asked), _CONNECT_SECONDS)
+        self._gather(set(self._asked), seconds)
 
     def ask(self, orders: Mapping[int, Mapping[str, Any]], seconds: float = 20.0) -> dict[int, Answer]:
         """The answers to an order for each node. One that has not answered the last one yet is not asked anew."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_json_has_each_gpu_and_a_clock_that_is_ours(tools: Site, capsys: Capture
     assert beta["nvidia_smi"].endswith("GPU is lost.")
     assert beta["xids"] is None
     assert away.keys() == {"node", "fault"}
+
+
+def test_a_node_that_hangs_holds_nobody_up(place: Site):
+    tools = [place.tool("alpha", "slow", f'#!/bin/sh\nexec {sys.executable} "$@"\n')]
+    tools.append(place.tool("beta", "slow", "#!/bin/sh\nexec cat >/dev/null\n"))
+    found = cluster.Nodes([cluster.Host("alpha"), cluster.Host("beta")], place.ssh.split(), "slow", {}, seconds=0.1)
+    try:
+        until(lambda: "alive" in found.ask_all({"do": "signal", "number": 0, "pids": []}, 0.2)[0])
+        begun = time.monotonic()
+        answers = found.ask_all({"do": "signal", "number": 0, "pids": []})
+        assert time.monotonic() - begun < 10  # `beta` is not waited for
+        assert (answers[0]["alive"], answers[1]) == ([], {"fault": "no answer within 20 s"})
+    finally:
+        found.close()
+        for tool in tools:
+            tool.unlink()
 
 
 def test_a_clock_that_is_ahead_is_seen(monkeypatch: pytest.MonkeyPatch, place: Site):
