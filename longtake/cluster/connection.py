@@ -22,15 +22,10 @@ from longtake.contracts import UserError
 
 # Nobody types a password for 64 hosts, and a host that does not answer must not hold up the others. A master connection
 # of the user's is used but none is made: it would outlive the launch.
-SSH_OPTIONS = {
-    "BatchMode": "yes",
-    "ConnectTimeout": "30",
-    "ServerAliveInterval": "15",
-    "ServerAliveCountMax": "4",
-    "ControlMaster": "no",
-    "ClearAllForwardings": "yes",
-    "LogLevel": "ERROR",
-}
+_SSH_OPTIONS = (
+    "BatchMode=yes ConnectTimeout=30 ServerAliveInterval=15 ServerAliveCountMax=4 ControlMaster=no "
+    "ClearAllForwardings=yes LogLevel=ERROR"
+).split()
 # Reads the program and runs it. No character in it has a meaning to any shell inside single quotes. Modules are
 # not looked for in the home folder, where the command starts.
 BOOTSTRAP = (
@@ -57,9 +52,7 @@ class Event(NamedTuple):
 
 def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
     """The words that start the host's program; nothing of the run is in them, since `ps` shows them to everybody."""
-    words = [*ssh, "-T"]
-    for name, value in SSH_OPTIONS.items():
-        words += ["-o", f"{name}={value}"]
+    words = [*ssh, "-T", *(f"-o{option}" for option in _SSH_OPTIONS)]
     if host.port is not None:
         words += ["-p", str(host.port)]
     target = host.name if host.user is None else f"{host.user}@{host.name}"
