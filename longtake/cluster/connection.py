@@ -25,7 +25,7 @@ from longtake.contracts import UserError
 _SSH_OPTIONS = (
     "BatchMode=yes ConnectTimeout=30 ServerAliveInterval=15 ServerAliveCountMax=4 ControlMaster=no "
     "ClearAllForwardings=yes LogLevel=ERROR"
-).split()
+)
 # Reads the program and runs it. No character in it has a meaning to any shell inside single quotes. Modules are
 # not looked for in the home folder, where the command starts.
 BOOTSTRAP = (
@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
     """The words that start the host's program; nothing of the run is in them, since `ps` shows them to everybody."""
-    words = [*ssh, "-T", *(f"-o{option}" for option in _SSH_OPTIONS)]
+    words = [*ssh, "-T", *(f"-o{option}" for option in _SSH_OPTIONS.split())]
     if host.port is not None:
         words += ["-p", str(host.port)]
     target = host.name if host.user is None else f"{host.user}@{host.name}"
@@ -140,7 +140,7 @@ class Connection:
             if not line or passed > _LONGEST_NOISE:
                 return
         while header := stream.readline(64):
-            kind, length = header.decode().split()
+            kind, length = header.decode()
             content = stream.read(int(length))
             if len(content) < int(length):
                 return
