@@ -140,7 +140,7 @@ class Connection:
             if not line or passed > _LONGEST_NOISE:
                 return
         while header := stream.readline(64):
-            kind, length = header.decode()
+            kind, length = header.decode().split()
             content = stream.read(int(length))
             if len(content) < int(length):
                 return
