@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longtake import __version__
-from longtake.cli import checkpoint, config, data, demo, generate, launch, nodes, plan, preset, report, train
+from longtake.cli import checkpoint, config, data, demo, generate, health, launch, nodes, plan, preset, report, train
 from longtake.cli.console import EXIT_MISTAKE, complain
 from longtake.cli.options import GROUP, OPEN_ENDED, help_without_verb
 from longtake.contracts import UserError, WeightsMisfit
@@ -43,7 +43,7 @@ app = typer.Typer(
 for verb in (train.train, generate.generate, demo.demo, plan.plan):
     app.command(context_settings=OPEN_ENDED)(verb)
 app.command()(launch.launch)
-for verb in (nodes.nodes, nodes.stop):
+for verb in (nodes.nodes, nodes.stop, health.health):
     app.command()(verb)
 app.command(launch.SLURM, hidden=True)(launch.launch_on_slurm)
 app.command()(report.report)

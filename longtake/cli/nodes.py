@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 _FIRST_SECONDS = 5.0  # before the live table begins; other nodes come into it later
 HEAD = ("node", "procs", "power", "temp", "memory", "clocks", "ECC", "Xid", "clock offset", "disk free", "runs")
-_THROTTLING = (  # bits of nvidia-smi's mask; idling and a limit that somebody has set are no faults
-    (0x4, "power cap"),
-    (0x8, "slowed"),
-    (0x10, "sync boost"),
-    (0x20, "hot"),
-    (0x40, "too hot"),
-    (0x80, "power brake"),
-)
 _Hosts = Annotated[Path, typer.Argument(metavar="HOSTS", help="File of lines `host` or `user@host:port`.")]
 _Include = Annotated[str | None, typer.Option(help="These hosts alone: `a,b`.")]
 _Exclude = Annotated[str | None, typer.Option(help="All hosts but these: `a,b`.")]
@@ -150,7 +142,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> str:
         return "-"
     slowest = min(known, key=lambda gpu: gpu["clock_mhz"])
     masks = [int(gpu["throttling"] or 0) for gpu in gpus]
-    why = [f"{name} x{count}" for bit, name in _THROTTLING if (count := sum(bool(mask & bit) for mask in masks))]
+    why = [f"{name} x{count}" for bit, name in cluster.THROTTLING if (count := sum(bool(mask & bit) for mask in masks))]
     return " ".join([f"{slowest['clock_mhz']:.0f}/{slowest['clock_max_mhz']:.0f} MHz", *why])
 
 

@@ -15,6 +15,14 @@ from longtake.cluster.connection import Connections
 _AGAIN_SECONDS = 10.0  # before another try at a node that cannot be reached
 _CONNECT_SECONDS = 40.0  # ssh gives up after 30
 _DEATH_SECONDS = 30.0
+THROTTLING = (  # bits of nvidia-smi's mask; idling and a limit that somebody has set are no faults
+    (0x4, "power cap"),
+    (0x8, "slowed"),
+    (0x10, "sync boost"),
+    (0x20, "hot"),
+    (0x40, "too hot"),
+    (0x80, "power brake"),
+)
 Answer = dict[str, Any]  # of a node's program: see `node`; `fault` alone where there is none
 
 

@@ -17,9 +17,9 @@ from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
 from longtake.system import System, make_example
 from longtake.train.config import RunConfig
-from longtake.train.health import NodePower, StopRequest
+from longtake.train.health import NodePower, RankTimes, StopRequest
 from longtake.train.optimizer import WeightUpdate
-from longtake.train.record import Recorder, StepRecord
+from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream
 from longtake.train.validating import Validator
@@ -44,6 +44,7 @@ class Trainer:
         self.clock: Clock = self.begun.clock
         self.position: dict | None = self.begun.data  # None is the start of a pass
         self.power = NodePower(self.stream.world, self.config.log_every)
+        self.ranks = RankTimes(self.system, self.stream, self.config.log_every)
 
     def run(self, order: PassOrder, skip: int = 0) -> None:
         """Trains to the end of the run, or until a stop is asked for; saves where it ends.
@@ -65,6 +66,7 @@ class Trainer:
                 break
             rates = self.update.optimizer.rates(self.clock.global_step)
             sums = self.forward_backward(step, empty)
+            ranks = self.ranks.step(step, self.clock.global_step + 1)
             skip = self.recorder.health.skipped.judge(sums)
             self.update(self.clock.global_step + 1, rates, sums[-2], skip)
             samples = [int(slot.weights.sum()) for slot in step.slots]
@@ -72,8 +74,8 @@ class Trainer:
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
             self.position, self.pass_ended = step.state, step.ends_pass
             counted = sum(samples), tokens
-            nodes = self.power.nodes
-            record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults, nodes)
+            seen = self.power.nodes, None if ranks is None else HostCopy(ranks)
+            record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults, *seen)
             self.stopped = self.recorder.push(record)
             collect(self.clock.global_step)
             if self.stopped or self._too_many_lost:

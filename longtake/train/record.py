@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class StepRecord:
     tokens: int
     faults: Sequence[ClipFault] = ()  # what this rank could not load for it
     nodes: Sequence[str] = ()  # whose watts are among `sums`, before the last three
+    ranks: HostCopy | None = None  # see RankTimes.step
 
     @property
     def lr(self) -> float:
@@ -54,7 +56,7 @@ class HostCopy:
             self._numbers = pinned_like(numbers).copy_(numbers, non_blocking=True)
             self._there = torch.cuda.current_stream(numbers.device).record_event()
 
-    def read(self) -> list[float]:
+    def read(self) -> list[Any]:
         """The numbers; kernels queued after the copy keep running."""
         if self._there is not None:
             self._there.synchronize()
@@ -164,10 +166,12 @@ class Recorder:
                 "lr": record.lr,
                 "samples": loaded,
                 "seconds": round(seconds, 4),
+                "wait": round(record.wait_seconds, 4),
                 "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
                 **({"drawn": _drawn(record.slots)} if len(by_bucket) > 1 else {}),
                 **({"rates": dict(record.rates)} if len(record.rates) > 1 else {}),
                 **({"watts": {node: round(of, 1) for node, of in watts.items()}} if any(watts.values()) else {}),
+                **({"ranks": _of_ranks(record.ranks)} if record.ranks is not None else {}),
                 **({} if counts else {"skipped": True, "clips": self._clips(record)}),
             }
         )
@@ -247,3 +251,9 @@ def _drawn(slots: Sequence[Slot]) -> dict[str, int]:
     for slot in slots:
         found[slot.bucket.name] += int((slot.weights > 0).sum())
     return dict(found)
+
+
+def _of_ranks(figures: HostCopy) -> dict[str, Any]:
+    """What each rank has taken for itself, of `RankTimes.step`."""
+    seconds, waits, work = ([float(f"{value:.4g}") for value in of] for of in zip(*figures.read(), strict=True))
+    return {"seconds": seconds, "wait": waits, "tflop": work[0]}

@@ -14,7 +14,7 @@ from longtake.track import StepMeter
 from tests.train.runs import metrics, train_here, write_config
 
 KEYS = {
-    "step", "pass", "loss", "loss_bits", "digest", "grad_norm", "lr", "samples", "seconds", "buckets",
+    "step", "pass", "loss", "loss_bits", "digest", "grad_norm", "lr", "samples", "seconds", "wait", "buckets",
 }  # fmt: skip
 CURVES = {
     "loss", "grad_norm", "lr", "pass", "samples", "step_seconds", "clips_per_second", "tokens_per_second",
@@ -84,7 +84,7 @@ def test_every_figure_that_a_run_writes_down_has_its_meaning_in_the_table(tmp_pa
     tags = {re.sub(r"^(loss|lr)/.*", r"\1/", tag) for tag in events.Tags()["scalars"]}
     named = {re.sub(r"^(loss|lr)/.*", r"\1/", name) for name in told[0]}
     assert named == tags | meter.read().keys() | {"cuda_gib"}
-    assert told[1] == {key for line in metrics(outcome.folder) for key in line} | {"skipped", "clips", "watts"}
+    assert told[1] == {key for line in metrics(outcome.folder) for key in line} | {"skipped", "clips", "watts", "ranks"}
 
 
 def test_weights_and_biases_writes_a_run_without_network(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
