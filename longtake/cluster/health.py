@@ -132,9 +132,8 @@ class RunHealth:
         yield from (Figure("longtake_launches", count, {"ended": ended}) for ended, count in ends.items())
         yield Figure("longtake_finished", bool(launches) and launches[-1].ended in ("done", "stopped"))
         yield from (Figure("longtake_host_gpu_watts", value, {"host": host}) for host, value in self._watts.items())
-        if self._ranks:
-            hosts = [host for host, count in launches[-1].hosts.items() for _ in range(count)] if launches else []
-            yield from self._of_ranks(hosts)
+        if launches and launches[-1].processes == len(self._ranks.get("seconds", ())):  # else of a start before
+            yield from self._of_ranks([host for host, count in launches[-1].hosts.items() for _ in range(count)])
         disk = shutil.disk_usage(self._folder)
         yield Figure("longtake_disk_free_ratio", disk.free / disk.total, {"node": ""})
 
@@ -148,7 +147,7 @@ class RunHealth:
         order = sorted(range(len(self._ranks["seconds"])), key=self._scores.relative().__getitem__)
         for name, values in figures.items():
             for rank in order:
-                yield Figure(name, values[rank], {"rank": rank, "host": hosts[rank] if rank < len(hosts) else ""})
+                yield Figure(name, values[rank], {"rank": rank, "host": hosts[rank]})
 
 
 def _num_lines(path: Path) -> int:
