@@ -46,6 +46,7 @@ METRICS = {  # all that is told, and what it means
     "longtake_node_up": "1 where the node has answered, else 0.",
     "longtake_node_clock_offset_seconds": "The node's clock against this machine's.",
     "longtake_node_xid_timestamp_seconds": "When a GPU last had this error (Xid) in the kernel's log.",
+    "longtake_node_gpu_fault": "1 where nvidia-smi gives a complaint in place of figures, as for a lost GPU, else 0.",
     "longtake_gpu_watts": "Power draw.",
     "longtake_gpu_celsius": "Temperature.",
     "longtake_gpu_utilization_ratio": "Share of the time in which a kernel ran.",
@@ -164,6 +165,7 @@ def node_samples(nodes: Nodes, workdir: str) -> Iterator[Figure]:
         if "fault" in answer:
             continue
         yield Figure("longtake_node_clock_offset_seconds", answer["clock_offset_seconds"], node)
+        yield Figure("longtake_node_gpu_fault", "nvidia_smi" in answer, node)
         yield Figure("longtake_disk_free_ratio", answer["disk_free_bytes"] / answer["disk_bytes"], node)
         ages: dict[tuple[str, int], float] = {}
         for error in answer["xids"] or ():

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 from longtake import cluster
 from longtake.cluster.scores import Scores
 from longtake.contracts import UserError
+from tests.cluster.servers import Site
 from tests.train.runs import run_command
 
 RANKS, SLOW, EVERY, LAST = 192, 77, 10, 100
@@ -140,6 +142,15 @@ def test_a_node_that_does_not_answer_costs_its_own_figures_only() -> None:
     assert sum("xid" in name for name in found) == 1  # the last of its kind
 
 
+def test_figures_come_from_real_nodes(run: Path, place: Site, capsys: Any) -> None:
+    words = ["--hosts", place.hostfile, "--ssh", place.ssh, "--python", sys.executable]
+    code, said, error = run_command(capsys, ["health", run, "--once", *words])
+    assert (code, error) == (0, "")
+    for node in ("alpha", "beta"):
+        assert re.search(rf'^longtake_node_up\{{run=".*",node="{node}"\}} 1$', said, re.MULTILINE)
+        assert re.search(rf'^longtake_disk_free_ratio\{{run=".*",node="{node}"\}} 0\.\d+$', said, re.MULTILINE)
+
+
 def test_board_and_alerts_ask_for_what_is_told_and_all_that_has_a_meaning_is_told(run: Path) -> None:
     samples = [*cluster.RunHealth(run).samples(), *cluster.node_samples(_Nodes(), "/")]
     assert {sample.name for sample in samples} == cluster.METRICS.keys()
@@ -147,7 +158,8 @@ def test_board_and_alerts_ask_for_what_is_told_and_all_that_has_a_meaning_is_tol
     board = json.loads((cluster.MONITORING / "board.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked += [str(variable["query"]) for variable in board["templating"]["list"]]
-    asked += re.findall(r"expr: (.*)", (cluster.MONITORING / "alerts.yaml").read_text())
+    asked += re.findall(r"expr: (.*?)\n +(?:for|labels):", (cluster.MONITORING / "alerts.yaml").read_text(), re.DOTALL)
+    assert len(asked) > 30
     names = set(re.findall(r"\blongtake_\w+", " ".join(asked)))
     assert names <= cluster.METRICS.keys()
     assert len(names) > 20
