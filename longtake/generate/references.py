@@ -21,6 +21,8 @@ def reference_faults(
     paths: Sequence[str], windows: Sequence[Window], config: GenerateConfig, key: str = "ref"
 ) -> list[str]:
     """What is wrong with the reference files of one prompt, a clause for each. Images are decoded to find out."""
+    if windows and not paths:
+        return [f"{key}: known frames are asked for, and there is no file that they are taken from"]
     faults = []
     for _, window, files in (piece for one in windows for piece in pieces_of(one, paths)):
         path = files[-1]

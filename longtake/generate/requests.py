@@ -17,7 +17,7 @@ from longtake.data import ClipError, read_frames, read_image, resize_crop, to_un
 from longtake.data.clips.captions import read_frame_numbers
 from longtake.data.clips.video import is_image
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import NOTHING_KNOWN, Refs, Window
+from longtake.diffusion import NOTHING_KNOWN, ONE_REF, Refs, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts, split_paths
 from longtake.generate.references import frame_numbers, frames_of, known_pixels, reference_faults
@@ -292,7 +292,8 @@ def _clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, 
             yield prompt.row, f'cond_type = "{kind}": {fault}'
             return
         config = config.model_copy(update={"cond_type": kind})
-    windows = windows_taken(prompt, refs_taken(prompt, refs, config), config) if law and refs else ()
+    asked = law is not None and (refs or prompt.kind is not None)
+    windows = windows_taken(prompt, refs_taken(prompt, refs, config) if refs else ONE_REF, config) if asked else ()
     faults = reference_faults(refs, (*windows, *([every] if refs and strength < 1 else ())), config)
     if len(refs) > 1 and kind in config.kinds and kind != config.family.kind_of_nothing and not windows:
         faults.append(f'cond_type = "{kind}": {len(refs)} references leave no frame of {len(every.pixels)} to be made')

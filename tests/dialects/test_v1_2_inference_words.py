@@ -77,6 +77,10 @@ def test_the_flags_of_the_page_act() -> None:
     assert (config.model.from_pretrained, config.model.strict_load) == ("a/ema.pt", False)
 
 
+def test_a_rate_that_is_given_twice_is_that_of_the_video() -> None:
+    assert spoken(SAMPLE, "--prompt", "a", "--fps", "12", "--save-fps", "12")[0].fps_save == 12
+
+
 def test_lengths_have_the_published_names() -> None:
     known = golden("image_size.json", "opensora_v1_2")["get_num_frames"]
     assert {name: count for name, count in known.items() if name in inference.LENGTHS} == inference.LENGTHS
@@ -115,6 +119,8 @@ def test_processes_share_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--watermark", "True"], "videos have no mark"),
         (["--frame-interval", "2"], "frames follow each other"),
         (["--fps", "24", "--save-fps", "12"], "is not fps = 24"),
+        (["--save-fps", "12"], "is not fps = 24"),
+        (["--fps", "12"], "is not fps = 12"),
         (["--loop", "2", "--condition-frame-length", "7"], "must be a multiple of 5"),
         (["--reference-path", "x.png", "y.png"], "must be as many as the prompts, 1"),
     ],

@@ -141,6 +141,11 @@ def test_strategies_that_ask_for_too_much_are_cut_or_refused(longtake: Any, whol
     for strategy, words in (("0,0,0,0,99,0.5", ()), ("0,0,0,0,99", ("--edit-ratio", 0.5)), ("0,0,0,0,7", ())):
         code, said = asked(strategy, "ref.mp4", *words)
         assert code == 0, said
+    for tail in ('"mask_strategy": "0"', '"mask_strategy": "1,0,0,0,1"'):
+        words = ("--prompt", f"a {{{tail}}}", "--num-clips", 2, "--carries", "extend")
+        code, out, err = longtake("generate", whole, *words, "--num-frames", 8, "--save-dir", tmp_path)
+        assert code == 2, out + err
+        assert "there is no file that they are taken from" in " ".join(err.split())
     code, said = asked("1,0,-5,0,5", "short.mp4", "--num-clips", 2, "--carries", "extend")
     assert code == 0, said
     assert "short.mp4': has 3 frames at 24 FPS, so it gives 3 latent frames, not 5" in said

@@ -33,6 +33,15 @@ def test_what_is_not_here_is_said(flag: list[str], capsys: pytest.CaptureFixture
     assert ("is not here; " if flag else "there is nothing to do") in capsys.readouterr().err
 
 
+def test_numbers_and_tables_are_those_that_are_written(tmp_path: Path) -> None:
+    (tmp_path / "clips.csv").write_text("path,text,resolution,aes\na.mp4,a,2073601,5.0\nb.mp4,b,2073600,-1\n")
+    assert main([str(tmp_path / "cl*.csv"), "--hwmax", "2073600"]) == 0
+    with (tmp_path / "clips_hwmax2073600.csv").open(newline="") as file:
+        assert [row["path"] for row in csv.DictReader(file)] == ["b.mp4"]
+    assert main([str(tmp_path / "clips_hwmax2073600.csv"), "--aesmin", "0"]) == 0
+    assert (tmp_path / "clips_hwmax2073600_aesmin0.0.csv").read_text().count("\n") == 1
+
+
 def test_every_flag_is_on_the_page_of_migrating() -> None:
     page = (ROOT / "docs" / "migrating.md").read_text().partition("\n## Open-Sora 1.2")[2]
     words = {f"--{name.replace('_', '-')}" for name in (*CONDITIONS, *REFUSED)}

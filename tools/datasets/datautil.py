@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from glob import glob
 from pathlib import Path
 
 from longtake.cli.app import run
@@ -20,7 +21,7 @@ CONDITIONS = {
     "remove_empty_path": ("_noemptypath", "path IS NOT NULL AND length(trim(path)) > 0"),
     "fmin": ("_fmin{}", "num_frames >= {}"),
     "fmax": ("_fmax{}", "num_frames <= {}"),
-    "fpsmax": ("_fpsmax{}", "num_frames = 1 OR fps <= {}"),
+    "fpsmax": ("_fpsmax{}", "fps IS NULL OR fps <= {}"),
     "hwmax": ("_hwmax{}", "resolution <= {}"),
     "aesmin": ("_aesmin{}", "aes >= {}"),
     "matchmin": ("_matchmin{}", "match >= {}"),
@@ -28,13 +29,13 @@ CONDITIONS = {
     "img_only": ("_img", "num_frames = 1"),
     "vid_only": ("_vid", "num_frames > 1"),
 }
-_NUMBERS = ("fmin", "fmax", "fpsmax", "hwmax", "aesmin", "matchmin", "flowmin")
+_WHOLE, _FLOATS = ("fmin", "fmax", "hwmax"), ("fpsmax", "aesmin", "matchmin", "flowmin")
 _ORDER = "the order of a pass is made by the run's seed"
 _TABLE = "change the table by a program of your own; Longtake's commands filter, merge and probe"
 _PATHS = "paths are read relative to the table's folder or dataset.root"
 # What has no counterpart: flag -> what to do in its place.
 REFUSED = {
-    **dict.fromkeys(("shuffle", "sort", "sort_ascending"), _ORDER),
+    **dict.fromkeys(("shuffle", "seed", "sort", "sort_ascending"), _ORDER),
     **dict.fromkeys(
         ("difference", "intersection", "load_caption", "append_text", "update_text", "train_column"), _TABLE
     ),
@@ -53,15 +54,18 @@ REFUSED = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("input", nargs="+", type=Path, help="tables with a column path; several become one")
+    parser.add_argument(
+        "input", nargs="+", help="tables with a column path, or patterns such as 'part*.csv'; several become one"
+    )
     parser.add_argument("--output", type=Path, help="the last table; its suffix says the format")
     parser.add_argument("--format", default="csv", choices=("csv", "parquet"), help="of the tables that are written")
     parser.add_argument("--num-workers", type=int, default=0, help="processes that read files")
     parser.add_argument("--root", help="folder that relative paths start from; default: the table's")
-    for name in ("--info", "--video-info", "--decode-check"):
+    for name in ("--info", "--video-info", "--decode-check", "--disable-parallel"):
         parser.add_argument(name, action="store_true")
     for name in CONDITIONS:
-        kind = {"type": float} if name in _NUMBERS else {"action": "store_true"}
+        number = int if name in _WHOLE else float if name in _FLOATS else None
+        kind = {"action": "store_true"} if number is None else {"type": number}
         parser.add_argument(f"--{name.replace('_', '-')}", **kind)
     for name in REFUSED:
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="*", help=argparse.SUPPRESS)
@@ -70,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def steps(words: argparse.Namespace) -> list[list[str]]:
     """The commands of `longtake data`, each with the table that it writes at its end, behind `-o`."""
-    first: Path = words.input[0]
-    stem, found = "+".join(path.stem for path in words.input), list[list[str]]()
-    tables = [str(path) for path in words.input]
+    tables = [name for word in words.input for name in sorted(glob(word)) or [word]]
+    first = Path(tables[0])
+    stem, found = "+".join(Path(name).stem for name in tables), list[list[str]]()
 
     def add(verb: str, suffix: str, *more: str) -> None:
         nonlocal stem, tables
@@ -86,12 +90,13 @@ def steps(words: argparse.Namespace) -> list[list[str]]:
     if words.info or words.video_info or words.decode_check:
         more = ["--root", words.root] if words.root else []
         more += ["--decode-check"] * words.decode_check
-        add("probe", "_info", "--workers", str(words.num_workers), *more)
+        workers = 0 if words.disable_parallel else words.num_workers
+        suffix = "_vinfo" if words.video_info else "_info"
+        add("probe", suffix, "--workers", str(workers), *more)
     for name, (suffix, condition) in CONDITIONS.items():
         value = getattr(words, name)
-        if value not in (None, False):
-            number = f"{value:g}" if name in _NUMBERS else ""
-            add("filter", suffix.format(number), "--where", condition.format(number))
+        if value is not None and value is not False:
+            add("filter", suffix.format(value), "--where", condition.format(value))
     if found and words.output is not None:
         found[-1][-1] = str(words.output)
     return found

@@ -140,16 +140,17 @@ def _sizes(work: Translation) -> None:
 
 
 def _rates(work: Translation) -> None:
-    """`save_fps` is the rate that the model is told; frames are not left out of a video."""
+    """`save_fps` is the rate that the model is told; frames are not left out of a video. A preset has one for both."""
+    own = work.get("fps_save")
     saved, told = work.take("save_fps"), work.get("fps")
-    if saved is None or plain(saved) is None:
-        return
-    if told is None:
-        work.put("fps_save", plain(saved), saved)
+    saved = saved if value_of(saved) is not None else own
+    told = told if told is not None else own
+    if saved is None or told is None:
+        if saved is not None:
+            work.put("fps_save", plain(saved), saved)
     elif plain(saved) != plain(told):
-        work.refuse(
-            "save_fps", saved, f"is not fps = {plain(told)}, which the model is told", "write the same for both"
-        )
+        rule = f"is not fps = {plain(told)}, which the model is told"
+        work.refuse("save_fps", saved, rule, "write the same for both, as --fps and --save-fps")
 
 
 def _loops(work: Translation) -> None:
