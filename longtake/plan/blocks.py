@@ -284,10 +284,12 @@ class _Run:
 
         def own(tensor: Tensor) -> Tensor:
             if id(tensor) not in known:
-                known[id(tensor)] = _Like.of(tensor).made()
+                needs_grad = tensor.requires_grad or trains  # only the first has none that trains before it
+                known[id(tensor)] = _Like(tensor.shape, tensor.dtype, needs_grad).made()
             return known[id(tensor)]
 
         block = self._blocks[kind]
+        trains = any(p.requires_grad for p in block.parameters())
         shared = [one for one in _tensors(called) if id(one) not in handed]
         known = {id(one): one.detach().requires_grad_(one.requires_grad) for one in shared}
         shared = list(known.values())

@@ -30,6 +30,7 @@ TINY = MMDiTConfig(
 FULL_WIDTH = MMDiTConfig(depth=1, depth_single_blocks=2, attention="sdpa")
 FULL_WIDTH_MATH = FULL_WIDTH.model_copy(update={"attention": "math"})
 MANY_SINGLE = FULL_WIDTH.model_copy(update={"depth_single_blocks": 8})
+MANY_DOUBLE = FULL_WIDTH.model_copy(update={"depth": 6, "depth_single_blocks": 1})
 ELEVEN_B = MMDiTConfig(attention="sdpa")
 
 
@@ -115,16 +116,20 @@ STEPS = {
         {"batch": 64, "shard": 2, "sequence": 4, "sequence_attention": "ring", "zero": 2, "remat": (1, 2)},
     ),
     "adapters": (FULL_WIDTH, (33, 32, 32), 512, {"lora": LoraConfig(rank=32)}),
+    "adapters on many blocks": (MANY_DOUBLE, (33, 32, 32), 512, {"lora": LoraConfig(rank=32)}),
     "adapters on 4 bits, remat": (FULL_WIDTH, (33, 32, 32), 512, {"lora": LoraConfig(base="nf4"), "remat": (1, 2)}),
     "the last blocks": (FULL_WIDTH, (33, 32, 32), 512, {"train_only": ("single_blocks.1", "final_layer")}),
     "all axes": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 2, "sequence": 2, "tensor": 2}),
 }
 
 
+WITHIN = {"tiny": 0.06, "tiny, remat": 0.06, "one GPU": 0.1, "adapters on many blocks": 0.01}  # others: 0.03
+
 # Each kind of term of the forecast, and each pair that meets in one; the other cases have none of their own.
 AT_ONCE = (
     *("gradients above all", "some remat", "keeps half but scores", "peers keep half", "zero 2", "accumulation"),
-    *("ring of peers", "adapters on 4 bits, remat", "the last blocks", "all axes"),
+    *("ring of peers", "adapters on many blocks", "adapters on 4 bits, remat", "the last blocks"),
+    "all axes",
 )
 
 
@@ -132,7 +137,7 @@ AT_ONCE = (
     "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in STEPS]
 )
 def test_the_most_that_a_step_holds_is_foretold_within_a_few_percent(name: str) -> None:
-    check_step(*STEPS[name], within={"tiny": 0.06, "tiny, remat": 0.06, "one GPU": 0.1}.get(name, 0.03))
+    check_step(*STEPS[name], within=WITHIN.get(name, 0.03))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 #     5.57 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used
 #     zero 3, remat 42 transformer blocks, 132.12 M of the parameters train, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1     5.70   0.00   0.98  0.00      1.14      0.16    5.31       13.3  15.5     2
+#     512px/49f  13,312      1     5.70   0.00   0.98  0.00      1.14      0.16    5.38       13.4  15.5     2
 _base_ = "lora_2b.py"
 
 model = dict(

@@ -7,9 +7,9 @@
 #     shard 8, zero 2, remat 0 spatial + 0 temporal blocks, 595.16 M of the parameters train,
 #       1 micro-batch a rank a step
 #       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU      s  fits
-#     360p/17f   4,625      4     0.42   0.00   0.55  0.28      9.20      2.26   29.41       42.1  0.594     8
-#     240p/17f   2,100      9     0.42   0.00   0.55  0.28      9.20      2.26   30.25       43.0  0.629    18
-#     144p/17f     750     25     0.42   0.00   0.55  0.28      9.20      2.26   30.71       43.4  0.736    49
+#     360p/34f   9,250      2     0.42   0.00   0.55  0.28      9.20      2.26   30.44       43.2  0.579     4
+#     240p/17f   2,100      9     0.42   0.00   0.55  0.28      9.20      2.26   31.40       44.1  0.629    17
+#     144p/17f     750     25     0.42   0.00   0.55  0.28      9.20      2.26   31.85       44.6  0.736    47
 _base_ = "parts.py"
 
 exp_name = "opensora_v1_2_adapt"
