@@ -122,7 +122,7 @@ def draw_clip(text: str, draws: Sequence[float] | np.ndarray, wide: float = 0.25
     free = room - np.abs(move)
     first = radius + free * [start_x, start_y] + np.maximum(-move, 0)
     share = np.linspace(0, 1, num_frames)[:, None]
-    coverage = _cover(shape, first + share * move, radius, height, width)[..., None]
+    coverage = cover(shape, first + share * move, radius, height, width)[..., None]
     ground = np.full(3, 40 + 150 * grey)
     paint = np.array(COLOURS[colour]) * (0.85 + 0.15 * shade)
     return np.rint(ground + coverage * (paint - ground)).astype(np.uint8)
@@ -140,7 +140,7 @@ def _travel(speed: float, num_frames: int, room: np.ndarray, frame: np.ndarray, 
     return float(least + speed * (most - least))
 
 
-def _cover(shape: str, centres: np.ndarray, radius: float, height: int, width: int) -> np.ndarray:
+def cover(shape: str, centres: np.ndarray, radius: float, height: int, width: int) -> np.ndarray:
     """How much of each pixel the shape covers, float64 [T, H, W] in [0, 1]; centres [T, 2] as x, y in pixels. By the
     signed distance to the edge, which a pixel's width blends: smooth motion also below one pixel."""
     x = np.arange(width)[None, None, :] + 0.5 - centres[:, 0, None, None]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from longtake import random
 from longtake.contracts import Conditions, UserError
 from longtake.models import layers
-from longtake.models.cogvideox import AdaNorm, JointBlock, Runs
+from longtake.models.cogvideox import AdaNorm, CogVideoX, JointBlock, Runs
 from longtake.models.cogvideox_positions import THETA
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, Halo, SequencePlan, TensorSplit, check_conditions
@@ -180,7 +180,7 @@ class TTTVideo(nn.Module):
         """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
 
         Linear layers: uniform within +-1/sqrt(fan in); inner networks and the weights of their rates: normal with
-        deviation 0.02, their biases zero; gates 0.1; norms one and zero.
+        deviation 0.02, their biases zero; gates 0.1; norms one and zero. `init="zero_gate"`: as CogVideoX's.
         """
         layer, _, kind = name.rpartition(".")
         if layer.endswith("_gate"):
@@ -188,6 +188,8 @@ class TTTVideo(nn.Module):
         if kind in ("W1", "W2") or name.endswith("ttt.rate.weight"):
             values = torch.from_numpy(random.parameter_normals(seed, name, math.prod(shape)))
             return (STD * values).view(*shape).to(torch.get_default_device())
+        if self.config.init == "zero_gate" and layer.endswith(CogVideoX.zero_gates):
+            return torch.zeros(*shape)
         if layer in self._fan_in and not layer.endswith("ttt.rate"):
             return linear_uniform(name, shape, self._fan_in[layer], seed)
         return torch.ones(*shape) if kind.endswith("weight") else torch.zeros(*shape)

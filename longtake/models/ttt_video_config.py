@@ -41,6 +41,10 @@ class TTTVideoConfig(ModelSection):
     )
     ttt_base_lr: PositiveFloat = Field(0.1, description="the largest learning rate of an update; 1 for ttt_linear")
 
+    init: Literal["torch", "zero_gate"] = Field(
+        "torch", description="how parameters start; `zero_gate`: blocks as identity, but for their mixers"
+    )
+
     num_layers: NonNegativeInt = Field(42, description="blocks")
     num_attention_heads: PositiveInt = Field(48, description="attention heads")
     attention_head_dim: PositiveInt = Field(64, description="width of a head")
