@@ -7,6 +7,7 @@ frame, in place and in size.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtake.data.shapes import COLOURS, DIRECTIONS
+from longtake.data.stories import scenes
 
 MIN_TRAVEL = 0.12  # of the frame's width (or height, for up and down) from the first to the last frame
 _MIN_CHROMA = 40.0  # of 255: below this nothing in the clip counts as coloured
@@ -68,8 +70,11 @@ def is_continuous(frames: np.ndarray) -> bool:
 
 
 def is_right(prompt: str, judgement: Judgement) -> tuple[bool, bool | None]:
-    """Whether the colour and the direction are those a prompt names; None for a direction it does not name."""
+    """Whether the colour and the direction are those a prompt names; None for a direction it does not name. Of a shape
+    that is gone, whether nothing is coloured."""
     words = prompt.lower().replace(",", " ").replace(".", " ").split()
+    if "gone" in words:
+        return judgement.colour is None, None
     colour = next((word for word in words if word in COLOURS), None)
     direction = next((word for word in words if word in DIRECTIONS), None)
     if colour is None:
@@ -77,10 +82,15 @@ def is_right(prompt: str, judgement: Judgement) -> tuple[bool, bool | None]:
     return judgement.colour == colour, None if direction is None else judgement.direction == direction
 
 
+def scenes_of(prompt: str, frames: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Each scene of a story, whose prompt is a JSON array, by itself; of another prompt the whole clip."""
+    return scenes(json.loads(prompt), frames) if prompt.startswith("[") else [(prompt, frames)]
+
+
 def score(clips: Iterable[tuple[str, np.ndarray]]) -> Accuracy:
-    """Judges (prompt, frames uint8 [T, H, W, 3]) pairs and counts what is right."""
+    """Judges (prompt, frames uint8 [T, H, W, 3]) pairs, stories scene by scene, and counts what is right."""
     results, even = [], []
-    for prompt, frames in clips:
+    for prompt, frames in (scene for clip in clips for scene in scenes_of(*clip)):
         results.append(is_right(prompt, judge(frames)))
         if results[-1][1] is not None:
             even.append(is_continuous(frames))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from longtake.demo.extras import Check
-from longtake.demo.judge import Accuracy, Judgement, is_right
+from longtake.demo.judge import Accuracy, Judgement, is_right, judge, scenes_of
 from longtake.durable import write_whole
 from longtake.pages import (
     Html,
@@ -34,7 +35,13 @@ from longtake.train import RunRecord, run_sections
 class ShownSample:
     prompt: str
     frames: np.ndarray  # uint8 [T, H, W, 3]
-    judgement: Judgement
+    seen: Sequence[tuple[str, Judgement]]  # of each scene, what it was to show and what it does
+
+    @classmethod
+    def of(cls, prompt: str, frames: np.ndarray) -> ShownSample:
+        scenes = [(text, judge(part)) for text, part in scenes_of(prompt, frames)]
+        words = "; ".join(json.loads(prompt)) if len(scenes) > 1 else prompt
+        return cls(words, frames, scenes)
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,12 @@ def _section(group: Group, fps: float) -> Html:
 
 def _figure(sample: ShownSample, fps: float) -> Html:
     """A video, its prompt, and whether that is what the judge saw."""
-    seen = sample.judgement
-    colour, direction = is_right(sample.prompt, seen)
+    verdict = joined(_verdict(text, seen) for text, seen in sample.seen)
+    return figure(film(sample.frames, fps, sample.prompt), sample.prompt, verdict)
+
+
+def _verdict(text: str, seen: Judgement) -> Html:
+    colour, direction = is_right(text, seen)
     words = [seen.colour or "no colour", *([] if direction is None else [seen.direction or "no motion"])]
     kind, mark = ("good", "✓") if colour and direction is not False else ("bad", "✗")
-    verdict = html(f'<b class="{kind}">{mark} {{}}</b>', ", ".join(words))
-    return figure(film(sample.frames, fps, sample.prompt), sample.prompt, verdict)
+    return html(f'<b class="{kind}">{mark} {{}}</b> ', ", ".join(words))

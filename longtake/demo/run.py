@@ -24,7 +24,7 @@ from longtake.contracts import UserError
 from longtake.data import ClipTable, probe_table, read_image
 from longtake.data.shapes import FPS, make_shapes, split_prompts
 from longtake.demo.extras import Check, draw_stills, least_psnr, sample_few, seen_table, split_table, stills_of
-from longtake.demo.judge import Accuracy, judge, score
+from longtake.demo.judge import Accuracy, score
 from longtake.demo.place import REPORT, USUAL, Note, choose_folder, find_run, free_folder, read_note
 from longtake.demo.report import Group, ShownSample, write_report
 from longtake.demo.systems import DemoSystem, demo_system, has_several_buckets, kinds
@@ -74,15 +74,20 @@ def run_demo(
     torchrun every process calls it; rank 0 speaks and writes. Ctrl-C ends it with a word on how to go on. Raises
     `UserError` for a mistake in the overrides.
     """
+    from longtake.demo.stories import StoryDemo
+
     asked, folder, chosen = folder, choose_folder(folder), demo_system(system)
     note = read_note(folder, overrides, num_clips, num_stills, system)
     _refuse_own_keys(note.overrides, chosen)
     source, table = str(find_run(folder) or chosen.run), _table(folder)
     shown = table if chosen.held_back is None else seen_table(table)
     own = ["--dataset.data-path", str(shown), "--outputs", str(folder), "--exp-name", "run"]
+    if chosen.stages and Path(source) == chosen.run:
+        own += ["--stage", chosen.stages[-1]]
     config = read_run(source, [*own, *note.overrides]).value
     with start_world(config.device) as world:
-        demo = Demo(folder, note, world, console if world.is_main else Console(quiet=True), chosen, config, of_adapters)
+        kind = StoryDemo if chosen.stages else Demo
+        demo = kind(folder, note, world, console if world.is_main else Console(quiet=True), chosen, config, of_adapters)
         try:
             outcome = demo.take(source)
         except KeyboardInterrupt:
@@ -135,12 +140,12 @@ class Demo:
             real = self.world.on_main(self.clips)
         self.begin("train")
         with self.timed("train"):
-            run = train(self.config, self.world, source, self.console)
+            run = self.train(source)
         if run.stopped:
             return DemoOutcome(self.folder, run, seconds=self.note.seconds)
         self.begin("generate and judge")
         with self.timed("generate and judge"):
-            base = self.open(run, "--grid")
+            base = self.open(run.checkpoint, "--grid")
             self.samples(base)
         for name, extra in self.extras().items():
             self.begin(name)
@@ -167,6 +172,10 @@ class Demo:
             found["learn a colour with adapters"] = self.adapt
         return found
 
+    def train(self, source: str) -> Outcome:
+        """The training run, or what is left of it."""
+        return train(self.config, self.world, source, self.console)
+
     def begin(self, what: str) -> None:
         """Says which part begins."""
         self.part += 1
@@ -175,20 +184,14 @@ class Demo:
     def clips(self) -> Accuracy:
         """Makes the clips and last their table, or takes those that are there; returns what the judge sees in them.
         Rank 0."""
-        table, num_files = _table(self.folder), self.note.num_clips + self.note.num_stills
+        table = _table(self.folder)
         with self.bar() as bar:
 
             def shown(text: str) -> Callable[[int, int], None]:
-                task = bar.add_task(text, total=num_files)
+                task = bar.add_task(text, total=None)
                 return lambda done, total: bar.update(task, completed=done, total=total)
 
-            if not table.exists():
-                share = _SHARE if has_several_buckets(self.config) else 0.0
-                sizes = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills if share else 0}
-                every = round(FPS / self.config.fps_save)
-                looks = {"wide": share, "long": share, "every": every}
-                made = make_shapes(table.parent, **sizes, **looks, progress=shown("making clips"))
-                probe_table(made, table, progress=shown("probing"))
+            self.make_clips(table, shown)
             if self.system.held_back is not None:
                 split_table(table, self.system.held_back)
             clips = ClipTable.open(table)
@@ -199,9 +202,19 @@ class Demo:
         self.say(f"the judge, which is shown pixels alone, names {seen} correctly")
         return real
 
-    def open(self, run: Outcome, *flags: str) -> Sampler:
-        """What makes videos with the averaged weights of a run."""
-        source = resolve_source(str(run.checkpoint), ["--batch-size", str(_VIDEOS_AT_ONCE), *flags])
+    def make_clips(self, table: Path, shown: Callable[[str], Callable[[int, int], None]]) -> None:
+        """Makes the clips and their table, where it is not there. `shown` begins a bar."""
+        if not table.exists():
+            share = _SHARE if has_several_buckets(self.config) else 0.0
+            sizes = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills if share else 0}
+            every = round(FPS / self.config.fps_save)
+            looks = {"wide": share, "long": share, "every": every}
+            made = make_shapes(table.parent, **sizes, **looks, progress=shown("making clips"))
+            probe_table(made, table, progress=shown("probing"))
+
+    def open(self, place: Path | None, *flags: str) -> Sampler:
+        """What makes videos with the averaged weights of a checkpoint, or of a run's newest."""
+        source = resolve_source(str(place), ["--batch-size", str(_VIDEOS_AT_ONCE), *flags])
         return Sampler(source.config, open_system(source, self.world, self.say))
 
     def samples(self, base: Sampler) -> None:
@@ -216,7 +229,7 @@ class Demo:
         total = sum(len(kind.prompts) for kind in self.kinds)
         self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
 
-    def videos(self, name: str, title: str, num_shown: int, asked: Sampler) -> None:
+    def videos(self, name: str, title: str, num_shown: int, asked: Sampler) -> list[Video]:
         """Generates videos, and judges them as one group."""
         with self.bar() as bar:
             task = bar.add_task("generating", total=None)
@@ -227,6 +240,7 @@ class Demo:
             videos = generate(asked.system, asked.config, self.world, lambda line: None, update)
         if self.world.is_main:
             self.groups[name] = _judged(title, num_shown, videos)
+        return videos
 
     def from_stills(self, run: Outcome, base: Sampler) -> bool:
         """Videos that go on from a still that training has not seen, by prompts of the main bucket."""
@@ -253,7 +267,8 @@ class Demo:
         trained = self.train_adapters(run)
         if trained.stopped:
             return False
-        adapted, unused = self.open(trained), self.open(trained, "--lora.strength", "0")
+        last = trained.checkpoint
+        adapted, unused = self.open(last), self.open(last, "--lora.strength", "0")
         alike = base.config.sampling_option.model_dump()
         after = adapted.asked(alike, prompt=prompts, num_sample=2, save_dir=str(folder / "after"))
         self.videos("held_back_after", f"{colour}, with adapters trained on it", 6, after)
@@ -325,7 +340,7 @@ def _judged(title: str, num_shown: int, videos: Sequence[Video]) -> Group:
     """Reads files back, judges all, and picks the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
     picks = np.linspace(0, len(pairs) - 1, min(num_shown, len(pairs))).round().astype(int)
-    shown = [ShownSample(*pairs[pick], judge(pairs[pick][1])) for pick in picks]
+    shown = [ShownSample.of(*pairs[pick]) for pick in picks]
     return Group(title, score(pairs), shown)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 from longtake import presets
 from longtake.contracts import UserError
 from longtake.data.shapes import COLOURS, split_prompts
+from longtake.data.stories import split_stories
 from longtake.generate.sample import shape_asked
 from longtake.system.config import SamplingOption
 from longtake.train import RunConfig
+from longtake.train.stages import read_curriculum
 
 FOLDER = presets.FOLDER / "demo"
 HELD_BACK = "magenta"  # the colour that a run is not shown, where adapters learn it later
@@ -25,6 +28,7 @@ class DemoSystem:
     name: str
     run: Path
     adapters: Path | None
+    stages: tuple[str, ...] = ()  # of a curriculum of stories
 
     @property
     def held_back(self) -> str | None:
@@ -50,7 +54,24 @@ def demo_system(name: str) -> DemoSystem:
     if name not in names:
         raise UserError(f"--system {name}: there is no such demo; choose {' or '.join(names)}")
     adapters = FOLDER / f"{name}{_ADAPTERS}.py"
-    return DemoSystem(name, FOLDER / f"{name}.py", adapters if adapters.exists() else None)
+    run = FOLDER / f"{name}.py"
+    curriculum = read_curriculum(str(run))
+    stages = () if curriculum is None else tuple(stage.name for stage in curriculum.stages)
+    return DemoSystem(name, run, adapters if adapters.exists() else None, stages)
+
+
+def stories(config: RunConfig) -> list[DemoKind]:
+    """What is generated of stories, none of which is trained on: the shape always there, and gone for one scene."""
+    option = SamplingOption(**config.sampling_option.model_dump(exclude_none=True))
+    frames, height, width = shape_asked(config, option)
+    own, (_, told, _, gone) = (frames, option.aspect_ratio), split_stories()
+    return [
+        DemoKind(name, f"{title}: {height} x {width}, {frames} frames", list(map(json.dumps, asked)), 12, *own)
+        for name, title, asked in (
+            ("told", "Three scenes", told),
+            ("gone", "Gone for the second", gone),
+        )
+    ]
 
 
 def has_several_buckets(config: RunConfig) -> bool:

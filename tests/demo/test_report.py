@@ -23,10 +23,10 @@ def clip(text: str) -> np.ndarray:
 
 def write(path: Path, of: RunRecord) -> None:
     film, still = clip(RED), clip("a blue square")
-    samples = [ShownSample(RED, film, judge(film)), ShownSample("a blue circle moves left", film, judge(film))]
+    samples = [ShownSample.of(RED, film), ShownSample.of("a blue circle moves left", film)]
     groups = [
         Group("Main", Accuracy(0.983, 0.967, 0.95, 60, 0.9), samples),
-        Group("Stills", Accuracy(0.5, math.nan, 0.5, 6, math.nan), [ShownSample(HOSTILE, still, judge(still))]),
+        Group("Stills", Accuracy(0.5, math.nan, 0.5, 6, math.nan), [ShownSample.of(HOSTILE, still)]),
     ]
     seconds = {"train": 90.0, "generate": 30.0}
     write_report(path, of, groups, Accuracy(1.0, 1.0, 1.0, 1620, 1.0), seconds, [("device", "<none>")])

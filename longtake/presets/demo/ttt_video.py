@@ -1,0 +1,80 @@
+# The run of `longtake demo --system ttt_video`: a small TTT-Video learns stories of moving shapes, one scene first and
+# then three, each with a caption of its own. The first stage has no mixer, as CogVideoX has none: a single segment has
+# nothing to hear of.
+#   longtake demo --system ttt_video                             makes clips, trains, generates, judges, reports
+#   longtake train demo/ttt_video --stage scene --dataset.data_path clips.csv   trains the first stage alone
+#
+# A latent frame holds 4 frames, so a scene's motion lies in its tokens; of these each has fewer numbers (2x2 pixels, 48)
+# than the model is wide, for v is part noise, which has to pass through it.
+
+exp_name = "demo_ttt_video"
+seed = 42
+dtype = "bf16"
+cpu_threads = 1  # its operations are too small for more; the run without a mixer has the other core
+parallel = dict(zero=2)
+
+dataset = dict(data_path="clips.parquet", cache_mb=256)
+
+_words = 64
+
+bucket_config = {"8px": {16: (1.0, 32)}}
+
+ae = dict(type="pixel", temporal=4, spatial=2, overlap=True)
+t5 = dict(type="words", dim=_words, max_length=5)
+
+model = dict(
+    type="ttt_video",
+    mixer="ttt_linear",
+    directions="parallel",
+    mini_batch_size=16,
+    init="zero_gate",
+    num_layers=3,
+    num_attention_heads=4,
+    attention_head_dim=32,
+    out_channels=3 * 4 * 2 * 2,
+    text_embed_dim=_words,
+    time_embed_dim=128,
+    patch_size=1,
+    segment_frames=1,
+)
+
+objective = dict(type="v_prediction", snr_shift=6.0)
+dropout_ratio = dict(t5=0.1)
+
+lr = 2e-3
+eps = 1e-8
+optim = dict(lr=lr, eps=eps, betas=(0.9, 0.98), weight_decay=0.01)
+warmup_steps = 50
+decay_fraction = 0.4
+final_lr_ratio = 0.02
+grad_clip = 1.0
+ema_decay = 0.995
+
+slots_per_step = 1
+num_workers = 1
+prefetch_factor = 4
+log_every = 100
+ckpt_every = 400
+keep_n_latest = 2
+
+fps_save = 4
+sampling_option = dict(
+    resolution="8px",
+    aspect_ratio="1:1",
+    num_frames=16,
+    num_steps=20,
+    solver="ddim",
+    guidance=3.0,
+    guidance_rule=None,
+)
+
+stages = [
+    dict(
+        name="scene",
+        bucket_config={"8px": {"_delete_": True, 8: (1.0, 32)}},
+        sampling_option=dict(num_frames=8),
+        model=dict(mixer="none"),
+        max_steps=2500,
+    ),
+    dict(name="story", max_steps=800),
+]
