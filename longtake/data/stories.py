@@ -1,7 +1,7 @@
 """Made-up stories: a coloured shape that moves scene by scene, with a caption for each, as real mp4 files.
 
-They are the data of TTT-Video's demo. Only the first caption names the shape and its colour; later ones say `it`. In
-some stories it is gone for the second scene, and out of sight in the frames which that one shares with the first: what
+They are the data of TTT-Video's demo. Only the first caption names the shape and its colour; later ones say `it`. Every
+scene is a shot of its own, in which the shape crosses the middle of the frame. In some stories it is gone for the second scene, and out of sight in the frames which that one shares with the first: what
 it looks like when it returns stands nowhere but in the first scene.
 """
 
@@ -23,9 +23,10 @@ from longtake.random import Purpose, hash64, uniforms
 
 FPS = 4
 GONE = "then it is gone"
-SHARED, SCENE = 4, 4  # frames of a latent frame, of which two scenes share one, and of a scene besides
-_SPEED = 0.055, 0.07  # share of the frame that the shape crosses from one frame to the next
-_NUM_DRAWS = 10
+SHARED, SCENE = 2, 4  # frames of a latent frame, of which two scenes share one, and of a scene besides
+_SPEED = 0.07, 0.08  # share of the frame that the shape crosses from one frame to the next
+_OFF_CENTRE = 0.03  # share of the frame by which a story may lie beside its middle, either way
+_NUM_DRAWS = 6
 _HELDOUT = 9  # one story in so many is not trained on
 
 Story = tuple[str, ...]  # a caption for each scene
@@ -94,29 +95,21 @@ def make_stories(
 
 
 def draw_story(story: Sequence[str], draws: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The frames of a story, uint8 [T, H, W, 3], by 10 uniforms in [0, 1)."""
-    size, speed, grey, shade, *places = (float(draw) for draw in draws)
+    """The frames of a story, uint8 [T, H, W, 3], by 6 uniforms in [0, 1)."""
+    size, speed, grey, shade, *off_centre = (float(draw) for draw in draws)
     side = SQUARE[0]
-    radius = side * (0.15 + 0.04 * size)
-    room = side - 2 * radius
-    moves = np.zeros((SHARED + SCENE * len(story), 2))  # from each frame to the next
-    seen = np.ones(len(moves), bool)
+    step = side * (_SPEED[0] + speed * (_SPEED[1] - _SPEED[0]))
+    parts, seen = [], np.ones(SHARED + SCENE * len(story), bool)
     for number, text in enumerate(story):
-        span = slice(SHARED + SCENE * number if number else 0, SHARED + SCENE * (number + 1))
+        count = SCENE if number else SHARED + SCENE
+        start = len(seen) - SCENE * (len(story) - number) if number else 0
         if text == GONE:
-            seen[span.start - SHARED : span.stop] = False
-        else:
-            moves[span] = DIRECTIONS[text.split()[-1]]
-    step = _SPEED[0] + speed * (_SPEED[1] - _SPEED[0])
-    centres = np.empty_like(moves)
-    for part in np.split(np.arange(len(moves)), np.flatnonzero(np.diff(seen)) + 1):
-        way = np.concatenate([np.zeros((1, 2)), moves[part[1:]].cumsum(0)])
-        extent = np.ptp(way, 0)
-        way *= min(step * side, room / max(1.0, extent.max()))
-        low, extent = way.min(0), np.ptp(way, 0)
-        place, places = places[:2], places[2:]
-        centres[part] = radius - low + (room - extent) * place + way
-    coverage = cover(story[0].split()[2], centres, radius, side, side)[..., None] * seen[:, None, None, None]
-    ground = np.full(3, 40 + 150 * grey)
-    paint = np.array(COLOURS[story[0].split()[1]]) * (0.85 + 0.15 * shade)
-    return np.rint(ground + coverage * (paint - ground)).astype(np.uint8)
+            seen[start - SHARED : start + SCENE] = False
+        way = np.array(DIRECTIONS.get(text.split()[-1], (0, 0))) * step
+        parts.append((np.arange(count) - (count - 1) / 2)[:, None] * way)
+    centres = side * (0.5 + _OFF_CENTRE * (2 * np.array(off_centre) - 1)) + np.concatenate(parts)
+    colour, shape = story[0].split()[1:3]
+    coverage = cover(shape, centres, side * (0.18 + 0.03 * size), side, side)[..., None]
+    ground = np.full(3, 60 + 80 * grey)
+    paint = np.array(COLOURS[colour]) * (0.9 + 0.1 * shade)
+    return np.rint(ground + coverage * seen[:, None, None, None] * (paint - ground)).astype(np.uint8)

@@ -41,3 +41,22 @@ def test_the_demo_of_cogvideox_fun_in_short(tmp_path: Path) -> None:
     page = outcome.report.read_text()
     assert "From a still, main bucket" in page
     assert "adapters at strength 0 are the run without" in page
+
+
+@pytest.mark.slow
+def test_the_demo_of_stories_in_short(tmp_path: Path) -> None:
+    """A few steps: all of its parts run, and the same call finishes what was interrupted. What it learns
+    `benchmarks/demo.py` measures."""
+    words = ["--max-steps", "40", "--warmup-steps", "10", "--sampling_option.num_steps", "4", "--device", "cpu"]
+    outcome = run_demo(tmp_path / "demo", make_console(), words, num_clips=96, system="ttt_video")
+    named = {"told": 216, "gone": 96, "gone_back": 32}
+    counts = {name: found.count for name, found in outcome.accuracy.items()}
+    assert counts == named | {f"without_{name}": count for name, count in named.items()}
+    assert set(outcome.checks) == {"gone_back", "without_gone_back"}
+    mixers = [read_run(str(outcome.folder / place)).value.model.mixer for place in ("scene", "run", "without/story")]
+    assert mixers == ["none", "ttt_linear", "none"]
+    starts = [read_run(str(outcome.folder / place)).value.model.from_pretrained for place in ("run", "without/story")]
+    assert starts[0] == starts[1] == str(outcome.folder / "scene" / "epoch26-global_step40")
+    page = outcome.report.read_text()
+    assert "then it is gone; then it moves" in page
+    assert "colour of the shape that is back, without a mixer" in page
