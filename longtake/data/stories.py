@@ -1,8 +1,9 @@
 """Made-up stories: a coloured shape that moves scene by scene, with a caption for each, as real mp4 files.
 
 They are the data of TTT-Video's demo. Only the first caption names the shape and its colour; later ones say `it`. Every
-scene is a shot of its own, in which the shape crosses the middle of the frame. In some stories it is gone for the second scene, and out of sight in the frames which that one shares with the first: what
-it looks like when it returns stands nowhere but in the first scene.
+scene is a shot of its own, in which the shape crosses the middle of the frame. In some stories it is gone for the
+second scene, and out of sight in the frames which that one shares with its neighbours: what it looks like when it
+returns stands nowhere but in the first scene.
 """
 
 from __future__ import annotations
@@ -76,9 +77,7 @@ def make_stories(
     told, _, gone, _ = split_stories()
     singles = [(caption(*way),) for way in product(COLOURS, SHAPES, DIRECTIONS)]
     kinds = [singles] if num_scenes == 1 else [told, gone]
-    draws = uniforms(
-        hash64("stories", seed), 0, Purpose.SAMPLING, 0, np.arange(num_clips), _NUM_DRAWS
-    )
+    draws = uniforms(hash64("stories", seed), 0, Purpose.SAMPLING, 0, np.arange(num_clips), _NUM_DRAWS)
     rows = []
     for number in range(num_clips):
         stories = kinds[number % len(kinds)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from longtake.data.shapes import draw_clip
-from longtake.demo.judge import Accuracy, judge
+from longtake.demo.judge import Accuracy
 from longtake.demo.report import Group, ShownSample, write_report
 from longtake.train import RunRecord
 from tests.pages import Page
