@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.demo.run import DemoOutcome, run_demo
+    from longtake.demo.run import DemoOutcome
+    from longtake.demo.start import run_demo
 
 __getattr__ = lazy_exports(__name__)

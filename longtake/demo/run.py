@@ -20,26 +20,23 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from longtake import __version__
-from longtake.contracts import UserError
 from longtake.data import ClipTable, probe_table, read_image
 from longtake.data.shapes import FPS, make_shapes, split_prompts
-from longtake.demo.extras import Check, draw_stills, least_psnr, sample_few, seen_table, split_table, stills_of
+from longtake.demo.extras import Check, draw_stills, least_psnr, sample_few, split_table, stills_of
 from longtake.demo.judge import Accuracy, score
-from longtake.demo.place import REPORT, USUAL, Note, choose_folder, find_run, free_folder, read_note
+from longtake.demo.place import REPORT, Note, find_run, free_folder
 from longtake.demo.report import Group, ShownSample, write_report
-from longtake.demo.systems import DemoSystem, demo_system, has_several_buckets, kinds
+from longtake.demo.systems import DemoSystem, has_several_buckets, kinds
 from longtake.durable import replace
 from longtake.generate import GenerateConfig, Video, generate, open_system, read_video, resolve_source
 from longtake.pages import duration, percent
-from longtake.parallel import World, start_world
+from longtake.parallel import World
 from longtake.system import System
 from longtake.train import Outcome, RunConfig, read_record, read_run, train
 
-NUM_CLIPS, NUM_STILLS = 2400, 240
 _SHARE = 0.4  # of the files are wide, and as many long
 _VIDEOS_AT_ONCE = 32
 _OF_BOTH = "device", "dtype", "cpu_threads", "num_workers"  # keys that adapters train with as the run did
-_OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")
 
 
 @dataclass(frozen=True)
@@ -57,46 +54,6 @@ class DemoOutcome:
     def stopped(self) -> bool:
         """Whether it was interrupted; the same call goes on."""
         return self.report is None
-
-
-def run_demo(
-    folder: Path,
-    console: Console,
-    overrides: Sequence[str] = (),
-    num_clips: int = NUM_CLIPS,
-    num_stills: int = NUM_STILLS,
-    system: str = USUAL,
-    of_adapters: Sequence[str] = (),
-) -> DemoOutcome:
-    """Runs the demo in `folder`, going on where an interrupted one left off; beside a finished one in `folder-2`, ...
-
-    `overrides` are of the training run, and remembered; `of_adapters` of that of adapters, where there is one. Under
-    torchrun every process calls it; rank 0 speaks and writes. Ctrl-C ends it with a word on how to go on. Raises
-    `UserError` for a mistake in the overrides.
-    """
-    from longtake.demo.stories import StoryDemo
-
-    asked, folder, chosen = folder, choose_folder(folder), demo_system(system)
-    note = read_note(folder, overrides, num_clips, num_stills, system)
-    _refuse_own_keys(note.overrides, chosen)
-    source, table = str(find_run(folder) or chosen.run), _table(folder)
-    shown = table if chosen.held_back is None else seen_table(table)
-    own = ["--dataset.data-path", str(shown), "--outputs", str(folder), "--exp-name", "run"]
-    if chosen.stages and Path(source) == chosen.run:
-        own += ["--stage", chosen.stages[-1]]
-    config = read_run(source, [*own, *note.overrides]).value
-    with start_world(config.device) as world:
-        kind = StoryDemo if chosen.stages else Demo
-        demo = kind(folder, note, world, console if world.is_main else Console(quiet=True), chosen, config, of_adapters)
-        try:
-            outcome = demo.take(source)
-        except KeyboardInterrupt:
-            demo.say("interrupted")
-            outcome = DemoOutcome(folder, seconds=note.seconds)
-        if outcome.stopped:
-            which = "" if system == USUAL else f" --system {system}"
-            demo.say(f"to go on with the demo: longtake demo --folder {shlex.quote(str(asked))}{which}")
-        return outcome
 
 
 @dataclass(frozen=True)
@@ -184,7 +141,7 @@ class Demo:
     def clips(self) -> Accuracy:
         """Makes the clips and last their table, or takes those that are there; returns what the judge sees in them.
         Rank 0."""
-        table = _table(self.folder)
+        table = table_of(self.folder)
         with self.bar() as bar:
 
             def shown(text: str) -> Callable[[int, int], None]:
@@ -285,7 +242,7 @@ class Demo:
         """The run of adapters upon the demo's run."""
         source = str(find_run(self.folder, "adapters") or self.system.adapters)
         preset = read_run(source).value
-        mix = [(str(_table(self.folder).with_name(Path(path).name)), weight) for path, weight in preset.dataset.mix]
+        mix = [(str(table_of(self.folder).with_name(Path(path).name)), weight) for path, weight in preset.dataset.mix]
         own = ["--dataset.mix", repr(mix), "--outputs", str(self.folder), "--exp-name", "adapters"]
         own += ["--model.from-pretrained", str(run.folder)]
         own += [word for key in _OF_BOTH for word in (f"--{key}", repr(getattr(self.config, key)))]
@@ -332,7 +289,7 @@ def _flags_of(section: str, words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _table(folder: Path) -> Path:
+def table_of(folder: Path) -> Path:
     return folder / "clips" / "clips.parquet"
 
 
@@ -354,14 +311,3 @@ def _accuracy_table(groups: Iterable[Group]) -> Table:
         shares = (a.colour, a.direction, a.both, a.continuity)
         table.add_row(group.title, str(a.count), *map(percent, shares))
     return table
-
-
-def _refuse_own_keys(overrides: Sequence[str], system: DemoSystem) -> None:
-    """Raises `UserError` for a key that the demo sets itself."""
-    for word in overrides:
-        name = word.removeprefix("--").split("=")[0].replace("-", "_")
-        if word.startswith("--") and name in _OWN_KEYS:
-            raise UserError(
-                f"{word.split('=')[0]}: the demo makes its own clips and folders; choose the place with --folder, "
-                f"or train on other clips with longtake train {system.run} --dataset.data-path clips.csv"
-            )

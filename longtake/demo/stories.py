@@ -51,12 +51,10 @@ class StoryDemo(Demo):
     def train(self, source: str) -> Outcome:
         first = self.system.stages[0]
         known = find_run(self.folder, first)
+        place = str(known or self.system.run)
         own = ["--dataset.data-path", str(self.singles), "--outputs", str(self.folder), "--exp-name", first]
         own += [] if known else ["--stage", first]
-        before = train(
-            read_run(str(known or self.system.run), [*own, *self.note.overrides]).value,
-            self.world, str(self.system.run), self.console,
-        )  # fmt: skip
+        before = train(read_run(place, [*own, *self.note.overrides]).value, self.world, place, self.console)
         if before.stopped:
             return before
         weights = {"from_pretrained": str(before.checkpoint)}
