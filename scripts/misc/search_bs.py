@@ -3,7 +3,7 @@
 torchrun --standalone --nproc_per_node 1 scripts/misc/search_bs.py configs/opensora-v1-2/misc/bs.py \
     --data-path clips.csv --resolution 240p
 
-The same as `longtake plan RUN --target-step-seconds S --probe`, which prints the bucket_config that it finds.
+The same as `longtake plan RUN --target-step-seconds 12 --probe`, which prints the bucket_config that it finds.
 """
 
 from __future__ import annotations

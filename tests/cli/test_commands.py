@@ -119,7 +119,9 @@ SUGGESTED = {
         "longtake data probe clips/clips.csv -o checked.parquet --decode-check"
     ),
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
-    "longtake plan RUN --gpus N": "longtake plan RUN.py --gpus 1",
+    "longtake plan RUN --target-step-seconds 12 --probe": (
+        "longtake plan RUN.py --gpus 1 --target-step-seconds 12 --probe"
+    ),
     "longtake demo --folder {}{}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
     "longtake train custom --dataset.data-path {}": None,
