@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from longtake import data
+from longtake import data, dialects
 from longtake.contracts import UserError
-from longtake.dialects import written_in
 from longtake.presets import find_preset, is_own, nearest_preset, run_file
 
 # Options that a verb does not know are left to the config system, which knows the keys. `--help` works anywhere.
@@ -33,7 +32,7 @@ def run_and_overrides(context: typer.Context, run: str | None, verb: str, kind: 
         raise UserError(f"{verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`")
     source = found_run(run, kind)
     if context.obj is None:
-        context.obj = written_in(source, context.args)
+        context.obj = dialects.written_in(source, context.args)
     return source, list(context.args)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtake import durable
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.generate.config import GenerateConfig
@@ -215,7 +216,7 @@ def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateCo
             with naming(path.with_suffix(".txt")):
                 path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
                 if config.prompt_folders and not (first_text := path.with_name("prompt.txt")).exists():
-                    path.with_suffix(".txt").rename(first_text)
+                    durable.replace(path.with_suffix(".txt"), first_text, synced=False)
     except BaseException:
         for path in paths:
             path.with_suffix(".txt").unlink(missing_ok=True)

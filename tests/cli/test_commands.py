@@ -120,7 +120,7 @@ SUGGESTED = {
     ),
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
     "longtake plan RUN --target-step-seconds 12 --probe": (
-        "longtake plan RUN.py --gpus 1 --target-step-seconds 12 --probe"
+        "longtake plan RUN.py --gpus 1 --target-step-seconds 0.02 --probe"
     ),
     "longtake demo --folder {}{}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
