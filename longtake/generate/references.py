@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop
+from longtake.data.clips.remote import is_url
 from longtake.data.clips.video import is_image
 from longtake.diffusion import Window
 from longtake.generate.config import GenerateConfig
@@ -28,6 +29,8 @@ def reference_faults(
         path = files[-1]
         try:
             path = file_of(window, files)
+            if is_url(path):
+                raise ClipError("is an address, and references are files; fetch it")
             if is_image(path):
                 read_image(path)
             frame_numbers(path, window, config)

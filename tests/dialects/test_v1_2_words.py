@@ -152,6 +152,8 @@ def test_flags_outrank_the_file_and_the_preset(tmp_path: Path) -> None:
     assert [learning_rate(config, step) for step in (0, 100, 500, 900)] == pytest.approx([1.6e-5, 6.4e-4, 5e-5, 5e-5])
     assert (config.outputs, config.wandb, config.seed) == ("o", True, 7)
     assert len(heard.lines) == 3
+    config, _ = spoken("configs/opensora-v1-2/lambda/stage4.py", "--warmup-steps", "0")
+    assert [learning_rate(config, step) for step in (0, 400)] == pytest.approx([6.4e-4, 1.6e-4])
     config, _ = spoken(write(tmp_path, old_file("lambda_1")), *flags, "--flash-attn", "False")
     assert (config.lr, config.warmup_steps, config.outputs, config.seed) == (5e-5, 100, "o", 7)
 
@@ -171,6 +173,9 @@ def test_a_checkpoint_of_the_old_program_gives_its_weights_or_all(tmp_path: Path
     (tmp_path / "running_states.json").write_text("{}")
     config, _ = spoken("configs/opensora-v1-2/lambda/stage2.py", "--ckpt-path", str(tmp_path))
     assert config.model.from_pretrained == str(tmp_path / "model")
+    (tmp_path / "running_states.json").unlink()  # as where the weights alone were copied
+    config, _ = spoken("configs/opensora-v1-2/lambda/stage2.py", "--ckpt-path", str(tmp_path))
+    assert config.model.from_pretrained == str(tmp_path / "model")
     config, _ = spoken("configs/opensora-v1-2/lambda/stage2.py", "--load", str(tmp_path), "--start-from-scratch")
     assert (config.load, config.start_epoch, config.start_step) == (str(tmp_path), 0, 0)
 
@@ -183,6 +188,10 @@ def test_a_checkpoint_of_the_old_program_gives_its_weights_or_all(tmp_path: Path
         ('mask_ratios = {"image_head": 1.5}', "together at most 1"),
         ('lr_schedule = "cosine"', "must be 1cycle"),
         ('lr_schedule = "1cycle"\nmax_lr = 1e-3', "min_lr.* must be a number"),
+        (
+            'lr_schedule = "1cycle"\nmin_lr = max_lr = 1e-3\ncooldown_steps = 1\nwarmup_steps = 1.5',
+            "must be a whole number",
+        ),
         ('dataset = dict(type="VideoTextDataset")', "must be .*VariableVideoTextDataset"),
         ("dataset = dict(frame_interval=2)", "frames follow each other"),
         ('vae = dict(type="VideoAutoencoderKL")', "must be .*OpenSoraVAE_V1_2"),

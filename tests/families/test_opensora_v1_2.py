@@ -146,6 +146,8 @@ def test_strategies_that_ask_for_too_much_are_cut_or_refused(longtake: Any, whol
         code, out, err = longtake("generate", whole, *words, "--num-frames", 8, "--save-dir", tmp_path)
         assert code == 2, out + err
         assert "there is no file that they are taken from" in " ".join(err.split())
+    words = ("--prompt", "a", "--cond-type", "0", "--ref", "https://example.com/a.png", "--num-frames", 8)
+    assert "references are files; fetch it" in " ".join(longtake("generate", whole, *words)[2].split())
     code, said = asked("1,0,-5,0,5", "short.mp4", "--num-clips", 2, "--carries", "extend")
     assert code == 0, said
     assert "short.mp4': has 3 frames at 24 FPS, so it gives 3 latent frames, not 5" in said

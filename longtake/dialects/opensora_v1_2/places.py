@@ -11,7 +11,6 @@ from longtake.dialects.translation import Say
 from longtake.presets import FOLDER
 
 _FAMILY = "opensora_v1_2"
-_STATE_FILE = "running_states.json"  # in every checkpoint of Open-Sora
 PICKLES = (".pt", ".pth")
 # Below configs/opensora-v1-2: the old file -> the preset. `train/stage4` to `stage7` are in no repository; Lambda's
 # page names the last of them.
@@ -69,11 +68,6 @@ def _below_configs(path: Path) -> str | None:
     return "/".join(parts[len(parts) - parts[::-1].index("opensora-v1-2") :])
 
 
-def is_of_the_old_program(place: str) -> bool:
-    """Whether a path is a checkpoint that Open-Sora has written."""
-    return (Path(place).expanduser() / _STATE_FILE).is_file()
-
-
 def is_own_checkpoint(place: str) -> bool:
     """Whether a path is a checkpoint, or the folder of a run, of Longtake."""
     folder = Path(place).expanduser()
@@ -85,10 +79,10 @@ def weights_keys(place: str) -> dict[str, object]:
     keys: dict[str, object] = {"model.from_pretrained": place}
     if Path(place).suffix in PICKLES:  # PixArt-Sigma among them, which lacks much of the model
         keys["model.strict_load"] = False
-    elif is_of_the_old_program(place):
-        keys["model.from_pretrained"] = str(Path(place) / "model")
     elif is_own_checkpoint(place):
         keys["model.from_part"] = "model"
+    elif (Path(place).expanduser() / "model").is_dir():  # a checkpoint of Open-Sora, or as much as was copied of one
+        keys["model.from_pretrained"] = str(Path(place) / "model")
     return keys
 
 

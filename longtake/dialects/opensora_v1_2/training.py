@@ -154,7 +154,9 @@ def _rates(work: Translation) -> None:
         if isinstance(numbers[name], bool) or not isinstance(numbers[name], (int, float)):
             work.refuse(name, words[name] or kind, 'must be a number where lr_schedule is "1cycle"')
             return
-    steps = int(plain(warm)) if isinstance(plain(warm), int) else 0
+    if isinstance(steps := plain(warm), bool) or not isinstance(steps, int) or steps < 0:
+        work.refuse("warmup_steps", warm, "must be a whole number from 0")
+        return
     _put_cycle(work, kind, (numbers["min_lr"], numbers["max_lr"], lr), steps, int(numbers["cooldown_steps"]), law)
 
 
@@ -165,7 +167,8 @@ def _put_cycle(
     lowest, highest, last = rates
     shape = ("cosine",) if law == "cos" else ()
     work.take("warmup_steps")
-    work.put("optim.schedule", [(0, lowest, *shape), (warm, highest, *shape), (warm + cool, last)], node)
+    points = {0: (lowest, *shape), warm: (highest, *shape), warm + cool: (last,)}  # of one step the later counts
+    work.put("optim.schedule", [(step, *rate) for step, rate in points.items()], node)
 
 
 def _reshaped(work: Translation) -> None:
