@@ -64,6 +64,11 @@ class Launch:
         return [str(word) for word in (*words, *program, *self.words)]
 
 
+def say(sentence: str) -> None:
+    """A line of the launch's own."""
+    print(f"longtake launch: {sentence}", file=sys.stderr, flush=True)
+
+
 def show(launch: Launch, out: TextIO) -> None:
     """Prints what would be run on each host; nothing is connected."""
     address = launch.master_address or (launch.hosts[0].name if len(launch.hosts) > 1 else "127.0.0.1")
@@ -107,7 +112,7 @@ class Launcher:
                 self._agree()
                 self._follow()
             except KeyboardInterrupt:
-                self._say("interrupted; nothing was started")
+                say("interrupted; nothing was started")
                 return EXIT_INTERRUPTED
             finally:
                 self.hosts.close(_LEAVE_SECONDS)
@@ -177,7 +182,7 @@ class Launcher:
                 self.forcible.add(number)
         if launch.force:
             for number in sorted(faults.keys() & whole.keys()):
-                self._say(f"--force, in spite of {self.labels[number]}: {faults.pop(number)}")
+                say(f"--force, in spite of {self.labels[number]}: {faults.pop(number)}")
         for label, fault in readiness.shared_gpus(taken):
             faults.setdefault(self.labels.index(label), fault)
         return faults
@@ -229,9 +234,9 @@ class Launcher:
     def _follow(self) -> None:
         """Until every connection is closed: counts ends, passes signals on."""
         hosts = ", ".join(self.labels[:8]) + (" ..." if len(self.labels) > 8 else "")
-        self._say(f"{self.launch.name} starts on {len(self.labels)} host{'s'[: len(self.labels) > 1]}: {hosts}")
+        say(f"{self.launch.name} starts on {len(self.labels)} host{'s'[: len(self.labels) > 1]}: {hosts}")
         for line in nccl.explain(self.labels, self.reports, self.launch.environment):
-            self._say(line)
+            say(line)
         while self.open:
             self._beat()
             if self.end_at is not None and time.monotonic() > self.end_at:
@@ -261,7 +266,7 @@ class Launcher:
             if event.value != 0:
                 self._fail(event.host)
         elif event.kind == "failed":
-            self._say(f"{self.labels[event.host]}: {event.value}")
+            say(f"{self.labels[event.host]}: {event.value}")
         elif event.kind == "closed":
             self.open.discard(event.host)
             if event.host not in self.ended:  # else it is the end of what has ended
@@ -273,7 +278,7 @@ class Launcher:
         self.failures.append((time.monotonic(), host))
         if not self.signals and len(self.failures) == 1:
             if self.open:
-                self._say(f"{self.labels[host]} has failed; stopping the others")
+                say(f"{self.labels[host]} has failed; stopping the others")
             self._stop_all(min(self.launch.grace, _FAILED_GRACE_SECONDS))
 
     def _interrupt(self) -> None:
@@ -281,10 +286,10 @@ class Launcher:
         if self.signals == 1:
             self.interrupted = not self.failures
             grace = self.launch.grace
-            self._say(f"stopping all hosts, which have {grace:g} s to save; once more (Ctrl-C) kills them")
+            say(f"stopping all hosts, which have {grace:g} s to save; once more (Ctrl-C) kills them")
             self._stop_all(grace)
         elif self.signals == 2:
-            self._say("killing what runs on all hosts")
+            say("killing what runs on all hosts")
             self._send_all({"do": "kill"})
             self.end_at = time.monotonic() + _OVERTIME_SECONDS
         else:
@@ -307,7 +312,7 @@ class Launcher:
         if self.interrupted:
             lost = sorted(self.labels[host] for host, code in self.ended.items() if code is None)
             outcome = f"the connection was lost to {', '.join(lost)}" if lost else "all hosts have ended"
-            self._say(f"interrupted; {outcome}")
+            say(f"interrupted; {outcome}")
             return EXIT_INTERRUPTED
         first, cause = self.failures[0]
         own = [
@@ -318,7 +323,7 @@ class Launcher:
         own.sort(key=self._is_consequence)  # stable: else in the order of arrival
         for host in own:
             if host == own[0] or not self._is_consequence(host):
-                self._say(self._describe(host))
+                say(self._describe(host))
         failed = self.output.failed_rank(own[0])
         code = failed[1] if failed is not None else self.ended[own[0]]
         return 1 if code is None else code if code > 0 else 128 - code
@@ -350,9 +355,6 @@ class Launcher:
             what = f"rank {failed[0]} ended with {_end_of(failed[1])}"
         lines = self.output.last_words(host)
         return "\n  ".join([f"{label}: {what}" + ("; its last lines:" if lines else ""), *lines])
-
-    def _say(self, sentence: str) -> None:
-        print(f"longtake launch: {sentence}", file=sys.stderr, flush=True)
 
 
 def _end_of(code: int) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 
 from longtake.cluster.diagnosis import Diagnosis, diagnose
-from longtake.cluster.launch import Launch, Launcher
+from longtake.cluster.launch import Launch, Launcher, say
 from longtake.contracts import EXIT_INTERRUPTED
 from longtake.processes import RESTARTS
 
@@ -27,13 +26,13 @@ def launch_again_and_again(launch: Launch, restarts: int) -> int:
         if code in (0, EXIT_INTERRUPTED) or not (ends := launcher.ends()):
             return code
         found = diagnose(ends)
-        _say(f"diagnosis: {found}")
+        say(f"diagnosis: {found}")
         launch_after = next_launch(replace(launch, job=launcher.job), found, restarts)
         if launch_after is None:
             return code
         launch = launch_after
         out = f", without {', '.join(sorted(found.without))}" if found.without else ""
-        _say(f"starts again ({launch.environment[RESTARTS]} of {restarts}){out}")
+        say(f"starts again ({launch.environment[RESTARTS]} of {restarts}){out}")
         try:
             time.sleep(_PAUSE_SECONDS)
         except KeyboardInterrupt:
@@ -49,7 +48,3 @@ def next_launch(launch: Launch, found: Diagnosis, restarts: int) -> Launch | Non
     first = launch.master_address if hosts[0] == launch.hosts[0] else None
     environment = {**launch.environment, RESTARTS: str(count)}
     return replace(launch, hosts=hosts, environment=environment, master_address=first)
-
-
-def _say(sentence: str) -> None:
-    print(f"longtake launch: {sentence}", file=sys.stderr, flush=True)

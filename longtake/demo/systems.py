@@ -50,7 +50,8 @@ class DemoKind:
 
 def demo_system(name: str) -> DemoSystem:
     """The system of a name. Raises `UserError` where there is none."""
-    names = [path.stem for path in sorted(FOLDER.glob("*.py")) if not path.stem.endswith(_ADAPTERS)]
+    runs = (one.path for one in presets.presets() if one.path.parent == FOLDER)
+    names = [path.stem for path in runs if not path.stem.endswith(_ADAPTERS)]
     if name not in names:
         raise UserError(f"--system {name}: there is no such demo; choose {' or '.join(names)}")
     adapters = FOLDER / f"{name}{_ADAPTERS}.py"

@@ -5,12 +5,9 @@
 # Few large space-time patches (8x8 pixels of all 16 frames are one token) make steps cheap, and many steps are what
 # counts here; predicting the clean clip, weighted as velocity, keeps such large patches coherent. As long as the
 # longest clip, they hold its whole motion; overlapping, they show no edges.
+_base_ = "parts.py"
 
 exp_name = "demo"
-seed = 42
-dtype = "bf16"
-cpu_threads = 1  # its operations are too small for more; the loader has the other core
-parallel = dict(zero=2)  # weights this small stay gathered between forward and backward
 
 dataset = dict(
     data_path="clips.parquet",
@@ -54,20 +51,10 @@ objective = dict(predict="clean", shift=None, timestep_mean=1.5, timestep_std=1.
 dropout_ratio = dict(t5=0.1, clip=0.1)
 
 lr = 1.5e-3
-eps = 1e-8
-optim = dict(lr=lr, eps=eps, betas=(0.9, 0.98), weight_decay=0.01)
-warmup_steps = 50
-decay_fraction = 0.4
-final_lr_ratio = 0.02
-grad_clip = 1.0
-ema_decay = 0.995
+optim = dict(lr=lr)
 
 max_steps = 3000
-num_workers = 1
-prefetch_factor = 4
-log_every = 100
 ckpt_every = 600
-keep_n_latest = 2
 
 fps_save = 8
 sampling_option = dict(resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=30, guidance=2.0, flow_shift=3.0)

@@ -6,12 +6,9 @@
 #
 # A token has fewer numbers (4x4 pixels of 2 frames, 96) than the model is wide: v is part noise, which has to pass
 # through it. With 2 blocks nothing of the first scene gets to the third by frames that neighbours share: that takes 3.
+_base_ = "parts.py"
 
 exp_name = "demo_ttt_video"
-seed = 42
-dtype = "bf16"
-cpu_threads = 1  # its operations are too small for more; the run without a mixer has the other core
-parallel = dict(zero=2)
 
 dataset = dict(data_path="clips.parquet", cache_mb=256)
 
@@ -41,21 +38,8 @@ model = dict(
 objective = dict(type="v_prediction", snr_shift=6.0)
 dropout_ratio = dict(t5=0.1)
 
-lr = 2e-3
-eps = 1e-8
-optim = dict(lr=lr, eps=eps, betas=(0.9, 0.98), weight_decay=0.01)
-warmup_steps = 50
-decay_fraction = 0.4
-final_lr_ratio = 0.02
-grad_clip = 1.0
-ema_decay = 0.995
-
 slots_per_step = 1
-num_workers = 1
-prefetch_factor = 4
-log_every = 100
 ckpt_every = 400
-keep_n_latest = 2
 
 fps_save = 4
 sampling_option = dict(
