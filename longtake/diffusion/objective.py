@@ -38,6 +38,10 @@ class Objective(ABC):
     def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
         """Times in training, float32 [B], for latents (C, F, h, w); drawn: [B], by the law `timestep`."""
 
+    def time_at(self, level: float) -> float:
+        """The time at a share of the way from data, 0, to noise, 1."""
+        return level * self.noise_time
+
     @abstractmethod
     def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x(t), float32 [B, C, F, h, w]; t: float32, of any shape that broadcasts."""
@@ -75,10 +79,12 @@ class Objective(ABC):
         draws: Mapping[str, Tensor],
         weights: Tensor | None = None,
         shape: PixelShape | None = None,
+        level: float | None = None,
     ) -> Noised:
         """Training examples, float32; draws: standard normals "noise" [B, C, F, h, w], and "timestep" [B].
 
-        shape: (T, H, W) of the bucket's pixels, for laws of time that depend on it. Latents of weight 0 are taken as
+        shape: (T, H, W) of the bucket's pixels, for laws of time that depend on it. level: the noise of all samples, a
+        share of the way from data to noise, in place of times that are drawn. Latents of weight 0 are taken as
         zeros, so that not even an infinite one reaches the network (0 times infinity would be a NaN in every gradient).
         """
         clean = latents.float()
@@ -87,7 +93,10 @@ class Objective(ABC):
             raise ValueError(f"draws['noise'] has shape {tuple(noise.shape)}, the latents {tuple(clean.shape)}")
         if weights is not None:
             clean = torch.where(as_column(weights.to(clean) > 0), clean, 0.0)
-        t = self.times(draws["timestep"].to(clean.device), tuple(clean.shape[1:]), shape)
+        if level is None:
+            t = self.times(draws["timestep"].to(clean.device), tuple(clean.shape[1:]), shape)
+        else:
+            t = clean.new_full((len(clean),), self.time_at(level))
         column = as_column(t)
         return Noised(self.noised_at(clean, noise, column), t, self.target(clean, noise, column), self.weight(t))
 

@@ -42,6 +42,9 @@ class OnTimesteps(Objective):
         """The integers drawn."""
         return drawn.float()
 
+    def time_at(self, level: float) -> float:
+        return round(level * self.noise_time)
+
     def noised_at(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x(t), float32 [B, C, F, h, w]; t: of any shape that broadcasts."""
         signal, level = self.schedule.factors(t)

@@ -6,6 +6,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.evaluate.config import ValidationConfig
+    from longtake.evaluate.heldout import level_losses
     from longtake.evaluate.validation import FOLDER, Validation, forget_after, missing, plan_validation
 
 __getattr__ = lazy_exports(__name__)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from longtake.system.examples import (
         any_masked,
         black_out,
+        clean_example,
         companion_conditions,
         kinds_apart,
         make_example,

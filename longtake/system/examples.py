@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -46,6 +47,31 @@ def wanted_draws(config: SystemConfig, draws: Mapping[str, Draw], posterior: boo
     return found
 
 
+@dataclass(frozen=True)
+class CleanExample:
+    """A batch as the denoiser knows it, still without noise."""
+
+    latents: Tensor  # float32 [B, C, F, h, w]
+    conditions: Conditions
+    known: Known | None
+    draws: Mapping[str, Tensor]  # on the device
+    weights: Tensor  # [B], on the device
+    shape: tuple[int, int, int]  # (T, H, W) of its pixels
+
+    @torch.no_grad()
+    def noised(
+        self, system: System, leave_out_known: bool = False, level: float | None = None
+    ) -> tuple[Noised, Conditions]:
+        """The example with the noise and at the times of its draws, or at one noise level (`Objective.noise`)."""
+        noised = system.objective.noise(self.latents, self.draws, self.weights, self.shape, level)
+        conditions = self.conditions
+        if self.known is not None:
+            loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
+            readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
+            noised, conditions = read_known(noised, conditions, self.known, readers, system.objective.noise_time)
+        return noised, conditions
+
+
 def make_example(
     system: System,
     batch: Batch,
@@ -57,28 +83,39 @@ def make_example(
 ) -> tuple[Noised, Conditions]:
     """What the denoiser is given for a batch, and what it is asked for. Without gradients.
 
+    As for `clean_example`. leave_out_known: known places do not count in the loss, whatever the family's own way.
+    """
+    return clean_example(system, batch, nothing, weights, kinds, dropout).noised(system, leave_out_known)
+
+
+@torch.no_grad()
+def clean_example(
+    system: System,
+    batch: Batch,
+    nothing: Conditions,
+    weights: Tensor,
+    kinds: Weights | None = None,
+    dropout: Mapping[str, float] | None = None,
+) -> CleanExample:
+    """The latents and conditions of a batch.
+
     nothing: the conditions that stand for no text. weights: [B], on the device. kinds: how often each kind of known
-    places is trained on; None: nothing is known. dropout: condition -> share of samples without it. leave_out_known:
-    known places do not count in the loss, whatever the family's own way.
+    places is trained on; None: nothing is known. dropout: condition -> share of samples without it.
     """
     draws = {name: draw.to(system.device, non_blocking=True) for name, draw in batch.draws.items()}
-    with torch.no_grad():
-        latents = system.encode(batch)
-        conditions = system.conditions(batch)
-        texts = system.config.family.texts
-        uniforms = {text.condition: draws[DROPOUT][:, i] for i, text in enumerate(texts)} if dropout else {}
-        conditions = drop_text(conditions, nothing, uniforms, dropout or {})
-        conditions = conditions.updated(**system.facts_of(batch.bucket.shape, batch.fps, batch.size))
-        if companions := companions_of_batch(system, batch):
-            conditions = conditions.updated(companions.masks, **companions)
-        noised = system.objective.noise(latents, draws, weights, batch.bucket.shape)
-        if system.law is not None:
-            known = keep_known(known_of_batch(system, system.law, batch, latents, kinds), weights)
-            conditions = conditions.updated(**system.known_conditions(known))
-            loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
-            readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
-            noised, conditions = read_known(noised, conditions, known, readers, system.objective.noise_time)
-    return noised, conditions
+    latents = system.encode(batch)
+    conditions = system.conditions(batch)
+    texts = system.config.family.texts
+    uniforms = {text.condition: draws[DROPOUT][:, i] for i, text in enumerate(texts)} if dropout else {}
+    conditions = drop_text(conditions, nothing, uniforms, dropout or {})
+    conditions = conditions.updated(**system.facts_of(batch.bucket.shape, batch.fps, batch.size))
+    if companions := companions_of_batch(system, batch):
+        conditions = conditions.updated(companions.masks, **companions)
+    known = None
+    if system.law is not None:
+        known = keep_known(known_of_batch(system, system.law, batch, latents, kinds), weights)
+        conditions = conditions.updated(**system.known_conditions(known))
+    return CleanExample(latents, conditions, known, draws, weights, batch.bucket.shape)
 
 
 def companions_of_batch(system: System, batch: Batch) -> Conditions:
