@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -83,6 +85,11 @@ class OrderInputs:
             what += int(mixed(hashes).sum())
         return f"{which % 2**64:016x}", f"{what % 2**64:016x}"
 
+    def know_digests(self, digests: Sequence[str] | None) -> None:
+        """Spares the count of `clip_digests`: those of equal inputs, where they were kept."""
+        if digests:
+            vars(self).setdefault("clip_digests", tuple(digests))
+
     def fingerprint(self, pass_index: int) -> str:
         """A hash of everything that, changed in the middle of a pass, begins an era."""
         parts = [json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table]
@@ -104,14 +111,21 @@ class OrderInputs:
         A clip of weight w has floor(w) copies, and one more where a uniform number of this pass falls below the
         rest. Where every clip has exactly one copy, `rows` is None: sample i is row i.
         """
-        weights = np.asarray(self.weights, np.float64)
-        if (weights == 1).all():
+        if (np.asarray(self.weights) == 1).all():
             return None, np.asarray(self.clip_ids, np.uint64)
-        copies = np.broadcast_to(np.floor(weights), (self.num_clips,)).astype(np.int64)
-        rest = weights - np.floor(weights)
+        starts = range(0, max(1, self.num_clips), _ROWS_AT_ONCE >> 2)
+        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))), "copies") as pool:
+            parts = list(pool.map(lambda start: self._copies(pass_index, start, _ROWS_AT_ONCE >> 2), starts))
+        return np.concatenate([rows for rows, _ in parts]), np.concatenate([ids for _, ids in parts])
+
+    def _copies(self, pass_index: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """`samples` of `count` rows from `start` on."""
+        ids = np.asarray(self.clip_ids[start : start + count], np.uint64)
+        weights = np.broadcast_to(np.asarray(self.weights), (self.num_clips,))[start : start + count].astype(np.float64)
+        copies = np.floor(weights).astype(np.int64)
+        rest = weights - copies
         if rest.any():
-            draws = uniforms(self.seed, self.stage, Purpose.COPY, pass_index, self.clip_ids, 1)[:, 0]
-            copies = copies + (draws < rest)
-        rows = np.repeat(np.arange(self.num_clips), copies)
+            copies += uniforms(self.seed, self.stage, Purpose.COPY, pass_index, ids, 1)[:, 0] < rest
+        own = np.repeat(np.arange(len(ids)), copies)
         first = np.repeat(np.cumsum(copies) - copies, copies)
-        return rows, sample_ids(np.asarray(self.clip_ids, np.uint64)[rows], np.arange(len(rows)) - first)
+        return own + start, sample_ids(ids[own], np.arange(len(own)) - first)

@@ -173,7 +173,16 @@ def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | N
     anew. Raises UserError if no clip fits a bucket, clip ids repeat, the state is of another run, or the clips are
     those of the state with other numbers: a clip's bucket, and with it what was taken, follows from them.
     """
-    state = _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
+    return plan_from(inputs, pass_index, settled_state(inputs, pass_index, state))
+
+
+def settled_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where an order begins: the state, or the start of the pass, or that of a new era. Raises as `plan_pass`."""
+    return _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
+
+
+def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) -> PassOrder:
+    """The order from a state that is of these inputs."""
     rows, ids = inputs.samples(pass_index)
     eras = tuple(Era(read_law(era["rule"]), view_of(pass_index, era["views"]), era["last"]) for era in state["eras"])
     found = sort_samples(Sweep(inputs, pass_index, rows, ids, eras, state["window_start"]))
@@ -222,9 +231,11 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
                 f"order state: {name} is {present}, but the state was written with {state[name]}; keep it within a"
                 " pass, or begin a new pass"
             )
-    fresh = _empty_state(inputs, pass_index)
-    if state["inputs"] == fresh["inputs"]:
+    fingerprint = inputs.fingerprint(pass_index)
+    if state["inputs"] == fingerprint:
+        inputs.know_digests(state.get("clips"))
         return dict(state)
+    fresh = _empty_state(inputs, pass_index, fingerprint)
     taken = bool(state["last"] or state["eras"])
     (which, what), (which_now, what_now) = state.get("clips", ("", "")), inputs.clip_digests
     if taken and which == which_now and what != what_now:

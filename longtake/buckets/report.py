@@ -13,6 +13,7 @@ from longtake.contracts import Bucket, UserError
 
 REPORT_VERSION = 1  # of the report as plain data
 _NUM_EXAMPLES = 5
+_ROWS_AT_ONCE = 1 << 18
 _TRANSIENT = {Unused.SKIPPED, Unused.NOT_KEPT, Unused.NO_COPY, Unused.SEEN}  # another pass may train on these
 _REMEDIES = {
     Unused.TOO_SMALL: "add a lower resolution",
@@ -165,13 +166,11 @@ def make_report(
     if rows is None:
         clips = samples
     else:
-        # distinct (row, bucket) pairs: a clip counts once in each bucket that has a copy of it
-        used = found.codes >= 0
-        pairs = rows[used] * len(buckets) + found.codes[used]
-        pairs.sort(kind="stable")  # rows ascend already, so little is left to do
-        distinct = pairs[np.diff(pairs, prepend=-1) != 0]
-        clips = np.bincount(distinct % len(buckets), minlength=len(buckets))
-        reasons = _reason_of_rows(found.codes, rows, num_clips)
+        clips, reasons = np.zeros(len(buckets), np.int64), np.full(num_clips, Unused.NO_COPY, found.codes.dtype)
+        starts = np.searchsorted(rows, range(0, num_clips, _ROWS_AT_ONCE)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+            if start < stop:
+                clips += _count_rows(found.codes[start:stop], rows[start:stop], reasons, len(buckets))
     lines, num_slots = [], 0
     for index in np.flatnonzero(samples).tolist():
         bucket, count = buckets[index], int(samples[index])
@@ -197,11 +196,16 @@ def _share_cut(kept: np.ndarray, whole: np.ndarray) -> float:
     return 1 - float(kept.sum() / whole.sum()) if whole.sum() else 0.0
 
 
-def _reason_of_rows(codes: np.ndarray, rows: np.ndarray, num_clips: int) -> np.ndarray:
-    """int32 [num_clips]: 0 or above where any copy is used, else the reason nearest to success over the copies."""
-    out = np.full(num_clips, Unused.NO_COPY, np.int32)
-    if len(rows):
-        starts = np.flatnonzero(np.diff(rows, prepend=-1))
-        best = np.maximum.reduceat(codes, starts)
-        out[rows[starts]] = np.where(best >= 0, best, np.minimum.reduceat(codes, starts))
-    return out
+def _count_rows(codes: np.ndarray, rows: np.ndarray, reasons: np.ndarray, num_buckets: int) -> np.ndarray:
+    """int64 [B]: rows with a copy in each bucket. Writes into `reasons`, of all rows of the table: 0 or above where any
+    copy is used, else the reason nearest to success over the copies.
+
+    `rows`: at least one, ascending; all copies of a row are here.
+    """
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    best = np.maximum.reduceat(codes, starts)
+    reasons[rows[starts]] = np.where(best >= 0, best, np.minimum.reduceat(codes, starts))
+    # distinct (row, bucket) pairs: a clip counts once in each bucket that has a copy of it
+    pairs = (rows * num_buckets + codes)[codes >= 0]
+    pairs.sort(kind="stable")  # rows ascend already, so little is left to do
+    return np.bincount(pairs[np.diff(pairs, prepend=-1) != 0] % num_buckets, minlength=num_buckets)

@@ -83,7 +83,7 @@ def open_stream(
         quarantined=read_quarantine(quarantine),
     )
     loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
-    return StepStream(inputs, loader, peers, world, quarantine, say)
+    return StepStream(inputs, loader, peers, world, quarantine, say, data.table.source)
 
 
 def _order_inputs(

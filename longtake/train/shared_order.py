@@ -7,11 +7,12 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from longtake.buckets import OrderInputs, PassOrder, open_order, order_summary, plan_pass, write_order
+from longtake.buckets import OrderInputs, PassOrder, open_order, order_summary, plan_kept, write_order
 from longtake.parallel import World
 
 _PREFIX = "longtake-order-"
@@ -19,14 +20,21 @@ _LOCK = "planner.lock"  # held by the planning process as long as it lives
 _SETTLED_SECONDS = 60.0  # a younger one may be about to take its lock
 
 
-def plan_shared(inputs: OrderInputs, pass_index: int, state: dict | None, world: World) -> PassOrder:
-    """`plan_pass` by one rank of each machine; the others read its arrays through memory maps.
+def plan_shared(
+    inputs: OrderInputs,
+    pass_index: int,
+    state: dict | None,
+    world: World,
+    table: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> PassOrder:
+    """`plan_kept` by one rank of each machine; the others read its arrays through memory maps.
 
     The files lie in the temporary folder (`TMPDIR`) only until every rank has opened them; what a killed
     process left there is removed by the next one. Any error of one rank, a full disk too, is raised on all.
     """
     if world.size == 1:
-        return plan_pass(inputs, pass_index, state)
+        return plan_kept(inputs, pass_index, state, table, say)
     folder = Path(tempfile.gettempdir()) / world.broadcast(f"{_PREFIX}{secrets.token_hex(8)}")
     lock: IO[str] | None = None
 
@@ -41,7 +49,7 @@ def plan_shared(inputs: OrderInputs, pass_index: int, state: dict | None, world:
         lock = open(folder / _LOCK, "w")  # noqa: SIM115 - held until all ranks have opened the files
         fcntl.flock(lock, fcntl.LOCK_EX)
         _remove_leftovers(folder.parent)
-        order = plan_pass(inputs, pass_index, state)
+        order = plan_kept(inputs, pass_index, state, table, say)
         write_order(order, folder)
         return order_summary(order)
 

@@ -58,6 +58,7 @@ class StepStream:
     world: World
     quarantine: Path
     say: Callable[[str], None]  # puts a line on this rank's terminal
+    table: Path | None = None  # the clip table's file, beside which orders are kept
 
     def __post_init__(self) -> None:
         self._feed = DeviceFeed(self.world.device)
@@ -69,7 +70,7 @@ class StepStream:
         Rank 0's view of the quarantine is everybody's, so no two ranks plan different passes.
         """
         known = self.world.on_main(lambda: read_quarantine(self.quarantine))
-        return plan_shared(replace(self.inputs, quarantined=known), pass_index, state, self.world)
+        return plan_shared(replace(self.inputs, quarantined=known), pass_index, state, self.world, self.table, self.say)
 
     def steps(self, order: PassOrder, skip: int, epochs: int, whole: bool = True) -> Iterator[StepInput]:
         """The steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done.

@@ -100,8 +100,8 @@ def test_every_rank_has_the_same_order_and_it_is_planned_once(
     local_ranks: list[int], temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = []
-    planned = shared_order.plan_pass
-    monkeypatch.setattr(shared_order, "plan_pass", lambda *args: plans.append(args) or planned(*args))
+    planned = shared_order.plan_kept
+    monkeypatch.setattr(shared_order, "plan_kept", lambda *args: plans.append(args) or planned(*args))
     orders = on_ranks(local_ranks, made())
     digests = [[step_digest(order.step(index)) for index in range(order.num_steps)] for order in orders]
     assert all(digest == digests[0] for digest in digests)
