@@ -48,7 +48,7 @@ _SENTENCES = {
     Unused.NOT_KEPT: "not kept by the keep draws of this pass",
     Unused.INVALID: "number of frames, height or width missing or below 1",
     Unused.QUARANTINED: "in quarantine: it failed to load in an earlier pass",
-    Unused.NO_COPY: "given no copy in this pass by its weight in the mix",
+    Unused.NO_COPY: "given no copy in this pass by its weight in the mix, or held back for validation",
     Unused.SEEN: "passed earlier in this pass, under other settings",
 }
 

@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longtake import __version__
-from longtake.cli import checkpoint, config, data, demo, generate, health, launch, nodes, plan, preset, report, train
+from longtake.cli import (
+    checkpoint,
+    config,
+    data,
+    demo,
+    generate,
+    health,
+    launch,
+    nodes,
+    now,
+    plan,
+    preset,
+    report,
+    train,
+)
 from longtake.cli.console import EXIT_MISTAKE, complain
 from longtake.cli.options import GROUP, OPEN_ENDED, help_without_verb
 from longtake.contracts import UserError, WeightsMisfit
@@ -47,6 +61,7 @@ for verb in (nodes.nodes, nodes.stop, health.health):
     app.command()(verb)
 app.command(launch.SLURM, hidden=True)(launch.launch_on_slurm)
 app.command()(report.report)
+app.command()(now.now)
 for name, group in {"preset": preset, "data": data, "config": config, "checkpoint": checkpoint}.items():
     app.add_typer(group.app, name=name)
 

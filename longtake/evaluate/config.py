@@ -1,18 +1,22 @@
-"""The config section of the videos that a run makes while it trains."""
+"""The config section of what a run makes and measures of itself while it trains."""
 
 from __future__ import annotations
+
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from longtake.config import Section
 from longtake.system.config import SamplingDefaults
 
+LOSSES_FILE = "validation.jsonl"  # in the folder of a run: the held-out losses of each validation
+
 
 class ValidationConfig(Section):
-    """Which videos are made at every validation: always the same prompts, start images and seeds."""
+    """What every validation makes and measures: always the same prompts, seeds, clips and noise."""
 
     prompts: str | tuple[str, ...] = Field(
-        description="a list of prompts, or a .txt or .csv file of prompts, as in generate.md"
+        (), description="a list of prompts, or a .txt or .csv file of prompts, as in generate.md; (): no videos"
     )
     references: tuple[str, ...] = Field(
         (),
@@ -27,12 +31,34 @@ class ValidationConfig(Section):
         SamplingDefaults(), description="keys that differ from those of the run's sampling_option"
     )
     batch_size: int = Field(1, ge=1, description="videos sampled at once on each rank")
-    ema: bool = Field(True, description="use the averaged weights (EMA) where the run has them")
+    ema: bool | Literal["both"] = Field(
+        True,
+        description='use the averaged weights (EMA) where the run has them; "both": the loss of the raw ones too',
+    )
+    data_path: str | None = Field(None, description="table or folder of held-out clips, whose loss is measured")
+    heldout: float = Field(
+        0.0, ge=0.0, le=0.5, description="share of the training clips that is held back in place of `data_path`"
+    )
+    clips: int = Field(64, ge=1, description="most held-out clips that are measured, always the same ones")
+    levels: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.1, 0.3, 0.5, 0.7, 0.9),
+        min_length=1,
+        description="noise levels that their loss is measured at, as shares of the way from data to noise",
+    )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether a held-out loss is measured."""
+        return self.data_path is not None or self.heldout > 0
 
     @model_validator(mode="after")
     def _each_prompt_has_a_reference(self) -> ValidationConfig:
-        if not self.prompts:
-            raise ValueError('prompts = (): there is nothing to make; write prompts = ["a red circle moves left"]')
+        if not (self.prompts or self.holds_out):
+            raise ValueError(
+                'prompts = (): there is nothing to make; write prompts = ["a red circle moves left"], or heldout = 0.01'
+            )
+        if self.data_path is not None and self.heldout:
+            raise ValueError(f"heldout = {self.heldout:g}: data_path names the held-out clips; keep one of the two")
         if isinstance(self.prompts, str) and self.references:
             raise ValueError(
                 f"references: prompts = {self.prompts!r} is a file; name the images in its column ref, or list the "

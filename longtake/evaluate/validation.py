@@ -7,20 +7,23 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
 from longtake import durable
 from longtake.config.dump import plain_data
 from longtake.contracts import UserError
-from longtake.evaluate.config import ValidationConfig
+from longtake.evaluate.config import LOSSES_FILE, ValidationConfig
 from longtake.generate import GenerateConfig, Prompt, Video, read_prompts
+from longtake.generate.options import seed_of, suffix_of
 from longtake.generate.prompts import in_one_sentence, split_paths
 from longtake.generate.requests import prompt_faults, refs_of, shape_of
 from longtake.generate.run import make_all
 from longtake.parallel import World
 from longtake.system import System, SystemConfig, said_sampling, trained_size
 from longtake.system.export import system_part
+from longtake.track import mend_lines
 
 FOLDER = "validation"
 _STEP = re.compile(r"step(\d+)")
@@ -32,14 +35,16 @@ class Validation:
 
     config: GenerateConfig
     prompts: tuple[Prompt, ...]
-    ema: bool
+    ema: bool | Literal["both"]
 
     def videos(self, folder: Path) -> list[Video]:
         """The videos, to be written into `folder`. Each has a seed of its own, the same every time."""
         option = self.config.sampling_option
         first = option.seed if option.seed is not None else self.config.seed
-        suffix = ".png" if option.num_frames == 1 else ".mp4"
-        return [Video(p, first + p.row, folder / f"{p.name}{suffix}", refs_of(p, self.config)) for p in self.prompts]
+        return [
+            Video(p, seed_of(p, first + p.row), folder / (p.name + suffix_of(p, self.config)), refs_of(p, self.config))
+            for p in self.prompts
+        ]
 
     def make(
         self,
@@ -80,10 +85,10 @@ class Validation:
 def plan_validation(run: SystemConfig, section: ValidationConfig) -> Validation:
     """What a run's validations make. Raises `UserError` for prompts, references and sizes that cannot be used."""
     faults: list[str] = []
-    prompts = _prompts(section, run, faults)
+    prompts = _prompts(section, run, faults) if section.prompts else []
     config = _request(run, section, any(prompt.refs for prompt in prompts))
     config.check_shape(*shape_of(config))
-    faults += prompt_faults(prompts, config)
+    faults += prompt_faults(prompts, config) if prompts else []
     if faults:
         raise in_one_sentence("validation", faults, "name other files, or mend their prompts")
     return Validation(config, tuple(prompts), section.ema)
@@ -138,7 +143,8 @@ def missing(run: Path, step: int) -> bool:
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Removes the validations of later steps, which the run will make again."""
+    """Removes the validations of later steps, and their losses, which the run will make again."""
+    mend_lines(run / LOSSES_FILE, step)
     for path in (run / FOLDER).glob("step*"):
         if (found := _STEP.fullmatch(path.name)) and int(found[1]) > step:
             shutil.rmtree(path)

@@ -19,6 +19,9 @@ from longtake.small_files import parse_json
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
 _COLUMNS = ("text", "name", "neg", "ref", "mask", "cond_type", "carries", "strength", "edit_ratio")
+# Columns with options of a row's own, and what their cells are.
+OPTIONS = {"seed": int, "resolution": str, "aspect_ratio": str, "num_frames": int, "num_steps": int}
+OPTIONS |= {"guidance": float, "lora_strength": float}
 _MAX_FAULTS = 20  # listed in one error
 STORYBOARDS = (".json", ".jsonl")
 _OF_SCENES = {"text": str, "requires_scene_transition": bool, "neg_text": (str, type(None))}
@@ -40,6 +43,7 @@ class Prompt:
     carries: str | None = None  # kind of known frames that a later clip of a video takes from those before it
     brings: tuple[tuple[str, str], ...] = ()  # companions by name: files, `;` between several
     repeat: int = 0  # which of the further clips that its row stands for, from 1
+    options: tuple[tuple[str, Any], ...] = ()  # of `OPTIONS`, where its row says them
     then: tuple[Prompt, ...] = ()  # the later clips of its video
 
     @property
@@ -65,11 +69,12 @@ def read_prompts(
     `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and optional
     columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
     table's folder or else to the working directory), or a text file with one prompt a line, named `{file}_0000`, ...
-    `ref` is the default for prompts without their own. Columns named as `companions` hold files too. A row with
-    `carries`, a kind of known frames, is one more clip of the video above; or a `.json` or `.jsonl` of storyboards, see
-    `_from_storyboards`, of a model whose segments have texts of their own. Raises `UserError` where both or neither are
-    given, or the file is malformed; all faulty rows of a table are reported at once, or appended to `faults` where it
-    is a list. scene_marks: what ends a scene, and what begins the next; None: the model has one text for a video.
+    `ref` is the default for prompts without their own. Columns named as `companions` hold files too; those of `OPTIONS`
+    are options of a row's own. A row with `carries`, a kind of known frames, is one more clip of the video above; or a
+    `.json` or `.jsonl` of storyboards, see `_from_storyboards`, of a model whose segments have texts of their own.
+    Raises `UserError` where both or neither are given, or the file is malformed; all faulty rows of a table are
+    reported at once, or appended to `faults` where it is a list. scene_marks: what ends a scene, and what begins the
+    next; None: the model has one text for a video.
     """
     if prompt is not None and file is not None:
         raise UserError(f"prompts = {file!r}: prompt is given too; keep one of the two")
@@ -211,7 +216,7 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
         if surplus := row.get(None):  # a comma in unquoted text
             cells = len(columns) + len(surplus)
             faults.append(f"row {number + 1} has {cells} cells for {len(columns)} columns (a comma wants quotes)")
-        cell = {column: (row.get(column) or "").strip() for column in _COLUMNS}
+        cell = {column: (row.get(column) or "").strip() for column in (*_COLUMNS, *OPTIONS)}
         name = cell["name"] or f"{path.stem}_{number:04d}"
         if not cell["text"]:
             faults.append(f"text is empty in row {number + 1}")
@@ -220,7 +225,7 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
         if cell["carries"] and not prompts:
             faults.append("carries stands in row 1, which has no video above it")
         if cell["carries"] and (
-            alone := next((key for key in ("ref", "mask", "name", "cond_type") if cell[key]), None)
+            alone := next((key for key in ("ref", "mask", "name", "cond_type", *OPTIONS) if cell[key]), None)
         ):
             faults.append(f"{alone} is given in row {number + 1}, which carries on the video above")
         shares = {key: _share(cell[key], f"{key} in row {number + 1}", faults) for key in ("strength", "edit_ratio")}
@@ -228,7 +233,8 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
         brings = tuple((name, ";".join(files)) for name in companions if (files := _beside(path, row.get(name) or "")))
         rest = {"mask": next(iter(masks), None), "brings": brings, **shares}
         rest |= {"kind": cell["cond_type"] or None, "carries": cell["carries"] or None}
-        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, **rest))
+        options = tuple((key, _option(key, cell[key], number + 1, faults)) for key in OPTIONS if cell[key])
+        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, options=options, **rest))
     return prompts
 
 
@@ -236,6 +242,14 @@ def _beside(table: Path, cell: str) -> tuple[str, ...]:
     """The files that a cell of a table names, relative to its folder where they are there."""
     places = [Path(part).expanduser() for part in split_paths(cell)]
     return tuple(str(beside if (beside := table.parent / place).exists() else place) for place in places)
+
+
+def _option(key: str, text: str, row: int, faults: list[str]) -> Any:
+    """What a cell of a column in `OPTIONS` says."""
+    try:
+        return OPTIONS[key](text)
+    except ValueError:
+        faults.append(f"{key} in row {row} is {text!r}, not {'a whole' if OPTIONS[key] is int else 'a'} number")
 
 
 def _share(text: str, place: str, faults: list[str]) -> float | None:

@@ -19,6 +19,7 @@ from longtake.data.clips.video import is_image
 from longtake.data.rules import MASK, Companion
 from longtake.diffusion import NOTHING_KNOWN, ONE_REF, Refs, Window
 from longtake.generate.config import GenerateConfig
+from longtake.generate.options import own_config, seed_of, suffix_of
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence, read_prompts, split_paths
 from longtake.generate.references import frame_numbers, frames_of, known_pixels, reference_faults
 from longtake.generate.sample import Request, edited, in_segments, shape_asked
@@ -90,10 +91,9 @@ def plan_videos(config: GenerateConfig) -> list[Video]:
     option, folder, each = config.sampling_option, kind_folder(config), config.num_sample
     first = option.seed if option.seed is not None else config.seed
     chosen = [(prompt, k) for prompt in prompts_of(config) for k in range(each)]
-    suffix = ".png" if option.num_frames == 1 else ".mp4"
-    paths = unused_paths(folder, [_file_name(prompt, k, config) for prompt, k in chosen], suffix)
+    paths = unused_paths(folder, [_file_name(p, k, config) + suffix_of(p, config) for p, k in chosen])
     return [
-        Video(prompt, first + prompt.row * each + k, path, refs_of(prompt, config))
+        Video(prompt, seed_of(prompt, first + prompt.row * each) + k, path, refs_of(prompt, config))
         for (prompt, k), path in zip(chosen, paths, strict=True)
     ]
 
@@ -200,11 +200,12 @@ def kind_of(prompt: Prompt, config: GenerateConfig) -> str:
     return config.kind if prompt.kind is None else prompt.kind
 
 
-def unused_paths(folder: Path, names: Sequence[str], suffix: str) -> list[Path]:
-    """A path in the folder, which is made, for a file of each name; all differ."""
+def unused_paths(folder: Path, names: Sequence[str]) -> list[Path]:
+    """A path in the folder, which is made, for each file name, or with the first number that is free; all differ."""
     taken: dict[Path, None] = {}
     for name in names:
-        taken[path := free_path(folder, name, suffix, taken)] = None
+        stem, _, suffix = name.rpartition(".")
+        taken[path := free_path(folder, stem, f".{suffix}", taken)] = None
         path.parent.mkdir(parents=True, exist_ok=True)
     return list(taken)
 
@@ -263,7 +264,7 @@ def prompt_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str
         )
     first: dict[str, int] = {}
     for prompt in {replace(prompt, text="", name="", negative=None): prompt for prompt in reversed(prompts)}.values():
-        for row, fault in _clip_faults(prompt, config):
+        for row, fault in _clip_faults(prompt, own_config(prompt, config)):
             first[fault] = min(row, first.get(fault, row))
     for row, fault in _segment_faults(prompts, config):
         first.setdefault(fault, row)

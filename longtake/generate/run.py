@@ -17,6 +17,7 @@ from longtake import durable
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.generate.config import GenerateConfig
+from longtake.generate.options import adapter_strength, own_config
 from longtake.generate.requests import (
     STILLS_FOLDER,
     Video,
@@ -114,7 +115,7 @@ def make_stills(
     own = config.of_stills()
     folder, bare = Path(config.save_dir) / STILLS_FOLDER, [video for video in videos if not video.refs]
 
-    paths = world.on_main(lambda: unused_paths(folder, [video.path.stem for video in bare], ".png"))
+    paths = world.on_main(lambda: unused_paths(folder, [f"{video.path.stem}.png" for video in bare]))
     firsts = [replace(video.prompt, then=(), strength=None) for video in bare]
     stills = [replace(video, path=path, prompt=prompt) for video, path, prompt in zip(bare, paths, firsts, strict=True)]
     if not stills:
@@ -137,18 +138,20 @@ def make_all(
     """Samples and writes videos, in batches over the ranks; all are written when it returns, with their final paths,
     which differ where another generation took a name meanwhile. Collective.
 
-    Videos with and without references, and of other chains, have rounds of their own, so that all ranks run as many
-    steps and guidance branches.
+    Videos with and without references, of other chains, and of other options have rounds of their own, so that all
+    ranks run as many steps and guidance branches.
     """
     size, mesh = config.batch_size, system.mesh
     written: dict[Path, Path] = {}
     done = 0
     groups: dict[Any, list[Video]] = {}
     for video in sorted(videos, key=lambda video: not video.refs):
-        clips = video.prompt.clips
-        alike = bool(video.refs), *((one.strength, one.carries, *(name for name, _ in one.brings)) for one in clips)
+        clips = ((one.strength, one.carries, *(name for name, _ in one.brings)) for one in video.prompt.clips)
+        options = (option for option in video.prompt.options if option[0] != "seed")
+        alike = bool(video.refs), *options, *clips
         groups.setdefault(alike, []).append(video)
     for group in groups.values():
+        own, first_prompt = own_config(group[0].prompt, config), group[0].prompt
         batches = [group[i : i + size] for i in range(0, len(group), size)]
         for first in range(0, len(batches), mesh.data_ranks):
             number = first + mesh.data_rank  # a rank without a batch repeats the last: sampling is collective
@@ -159,11 +162,12 @@ def make_all(
                 if progress is not None:
                     progress(done + count * share, len(videos))
 
-            chunks = stream_batch(system, batch, config, on_step)
-            if number < len(batches) and mesh.peer_index == 0:  # peers make the same videos
-                written |= zip((video.path for video in batch), _write(batch, chunks, config), strict=True)
-            for _ in chunks:  # all of them are made on every rank
-                pass
+            with adapter_strength(system.denoiser, first_prompt):
+                chunks = stream_batch(system, batch, own, on_step)
+                if number < len(batches) and mesh.peer_index == 0:  # peers make the same videos
+                    written |= zip((video.path for video in batch), _write(batch, chunks, own), strict=True)
+                for _ in chunks:  # all of them are made on every rank
+                    pass
             done += count
     places = {planned: path for own in world.gather(written) for planned, path in own.items()}
     return [replace(video, path=places[video.path]) for video in videos]

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from longtake.track.devices import GPUS, Gpu, gpu_named, peak_flops
     from longtake.track.meters import StepMeter, memory
     from longtake.track.progress import TrainingProgress, make_console
-    from longtake.track.trackers import METRICS_FILE, TrackedRun, TrackedVideo, Trackers, read_lines
+    from longtake.track.trackers import (
+        METRICS_FILE,
+        TrackedRun,
+        TrackedVideo,
+        Trackers,
+        append_line,
+        mend_lines,
+        read_lines,
+    )
 
 __getattr__ = lazy_exports(__name__)

@@ -99,7 +99,7 @@ class MetricsFile(Tracker):
 
     def __init__(self, run: TrackedRun) -> None:
         self._path = run.folder / METRICS_FILE
-        _mend_lines(self._path, run.resume_step)
+        mend_lines(self._path, run.resume_step)
         self._stream = self._path.open("a", encoding="utf-8")
 
     def log_line(self, record: Mapping[str, Any]) -> None:
@@ -242,6 +242,12 @@ class Trackers:
         self._closing.close()
 
 
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Adds a record, with `step` among it, to a file of lines as `MetricsFile` writes them."""
+    with naming(path), path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+
+
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, oldest first; a last line that was cut off is left out."""
     return [record for _, record in _whole_lines(Path(path))]
@@ -264,7 +270,7 @@ def _record(line: str) -> dict[str, Any] | None:
     return None
 
 
-def _mend_lines(path: Path, last_step: int | None) -> None:
+def mend_lines(path: Path, last_step: int | None) -> None:
     """Drop lines that were cut off, and those after `last_step`; the file is replaced in one move or not at all."""
     if not path.exists():
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from longtake.train.asking import ask_run, is_training
     from longtake.train.compare import write_comparison
     from longtake.train.config import RunConfig, RunWithoutTable
     from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all

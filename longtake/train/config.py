@@ -130,11 +130,13 @@ class RunConfig(SystemConfig, TrackingConfig):
     ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")
     keep_every: int | None = Field(None, ge=1, description="checkpoints of steps divisible by this are kept as well")
-    validate_every: int = Field(0, ge=0, description="steps between validations; 0: none by steps")
+    validate_every: int = Field(
+        0, ge=0, description="steps between validations, one before the first step among them; 0: none by steps"
+    )
     validate_every_passes: int = Field(
         0, ge=0, description="passes between validations, made at a pass's end, the first pass's among them; 0: none"
     )
-    validation: ValidationConfig | None = Field(None, description="videos that the run makes of itself while it trains")
+    validation: ValidationConfig | None = Field(None, description="what the run shows and measures of itself")
     async_io: bool = Field(True, description="write checkpoints beside the run, which waits for a copy only")
     lora_files: dict[str, str] = Field(
         {},

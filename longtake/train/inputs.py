@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from longtake.buckets import OrderInputs
 from longtake.checkpoint import RunState, SlotSizes
-from longtake.contracts import Bucket
+from longtake.contracts import Bucket, UserError
 from longtake.data import (
     ClipTable,
     MixedTable,
@@ -21,11 +23,14 @@ from longtake.data import (
     StoredDataset,
     clip_weights,
     machine_bytes,
+    open_clips,
     order_columns,
     read_quarantine,
 )
 from longtake.encode import FittingStore, open_fitting_store
+from longtake.evaluate import FOLDER
 from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees
+from longtake.random import Purpose, uniforms
 from longtake.system import System, refuse_sharded_text, stored_windows, wanted_draws
 from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
@@ -42,11 +47,20 @@ class RunData:
 
     table: Table
     latents: FittingStore | None  # None: the run encodes by itself
+    held_out: Table | None = None  # that of `validation.data_path`
 
     @property
     def tables(self) -> tuple[ClipTable, ...]:
         """The tables of a mix, or the one there is."""
         return self.table.tables if isinstance(self.table, MixedTable) else (self.table,)
+
+
+def open_held_out_table(config: RunConfig) -> Table | None:
+    """The table of held-out clips, where one is named. Raises `UserError` as `open_clips` does."""
+    if config.validation is None or config.validation.data_path is None:
+        return None
+    dataset = config.dataset.model_copy(update={"data_path": config.validation.data_path, "mix": None})
+    return open_clips(dataset, config.sample_rules.columns)
 
 
 def open_latents(config: RunConfig, table: Table, world: World) -> FittingStore | None:
@@ -64,15 +78,65 @@ def open_stream(
     config: RunConfig, system: System, data: RunData, state: RunState, world: World, folder: Path, say: Say
 ) -> StepStream:
     """The steps of a run in `folder` from the moment of `state` on; its loader is to be closed. Collective."""
-    rule, quarantine = config.bucket_rule, folder / QUARANTINE_FILE
-    peers = _bucket_peers(config, system, rule.buckets)
+    peers = _bucket_peers(config, system, config.bucket_rule.buckets)
     inputs = _order_inputs(config, system, peers, data.table, state, world)
+    quarantine = folder / QUARANTINE_FILE
+    loader = _open_loader(config, system, data.table, data.latents, quarantine, world, say)
+    return StepStream(inputs, loader, peers, world, quarantine, say, data.table.source)
+
+
+def open_held_out(
+    config: RunConfig, system: System, data: RunData, peers: BucketPeers, world: World, folder: Path, say: Say
+) -> StepStream:
+    """The held-out clips as steps of one pass, always the same: those of `validation.data_path`, or the ones that are
+    held back of the run's own. Collective."""
+    section, rule = config.validation, config.bucket_rule
+    assert section is not None, "a run without validations"
+    table, latents = (data.table, data.latents) if data.held_out is None else (data.held_out, None)
+    numbers = _held_back_numbers(table.clip_ids)
+    numbers = np.where(numbers < (section.heldout or 1.0), numbers, np.inf)
+    last = np.sort(numbers)[: section.clips][-1:]  # the same clips stay as long as the table has them
+    chosen = np.isfinite(numbers) & (numbers <= last) if last.size else np.zeros(0, bool)
+    if not chosen.any():
+        raise UserError(
+            f"validation.heldout = {section.heldout:g}: holds none of {len(table)} clips back; write a larger share"
+        )
+    inputs = OrderInputs(
+        config.seed,
+        config.stage_number,
+        peers.mesh.data_ranks,
+        rule,
+        weights=chosen.astype(float),
+        **order_columns(table),
+    )
+    quarantine = folder / FOLDER / QUARANTINE_FILE
+    world.on_main(lambda: quarantine.parent.mkdir(exist_ok=True))
+    loader = _open_loader(config, system, table, latents, quarantine, world, say)
+    return StepStream(inputs, loader, peers, world, quarantine, say)
+
+
+def _held_back_numbers(clip_ids: np.ndarray) -> np.ndarray:
+    """A number in [0, 1) for each clip: those below `validation.heldout` are held back, in every run."""
+    return uniforms(0, 0, Purpose.VALIDATION, 0, np.asarray(clip_ids, np.uint64), 1)[:, 0]
+
+
+def _open_loader(
+    config: RunConfig,
+    system: System,
+    table: Table,
+    latents: FittingStore | None,
+    quarantine: Path,
+    world: World,
+    say: Say,
+) -> SlotLoader:
+    """What makes batches of the clips of a table, or of their latents; to be closed. Collective."""
+    rule = config.bucket_rule
     make: Callable[..., SlotDataset] = SlotDataset
-    if data.latents is not None:
-        windows = stored_windows(config, config.condition_config, rule.buckets, data.latents.store)
-        make = partial(StoredDataset, data.latents.store, windows=windows)
+    if latents is not None:
+        windows = stored_windows(config, config.condition_config, rule.buckets, latents.store)
+        make = partial(StoredDataset, latents.store, windows=windows)
     dataset = make(
-        data.table,
+        table,
         config.dataset,
         seed=config.seed,
         stage=config.stage_number,
@@ -82,8 +146,7 @@ def open_stream(
         law=rule,
         quarantined=read_quarantine(quarantine),
     )
-    loader = SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
-    return StepStream(inputs, loader, peers, world, quarantine, say, data.table.source)
+    return SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
 
 
 def _order_inputs(
@@ -98,12 +161,15 @@ def _order_inputs(
     cost = None
     if config.dataset.balance:
         cost = cost_model(config, system, slots, state.data, world, peers)
+    weights = clip_weights(config.dataset, table.num_frames, table.weights)
+    if config.validation is not None and config.validation.heldout:
+        weights = np.where(_held_back_numbers(table.clip_ids) < config.validation.heldout, 0.0, weights)
     return OrderInputs(
         seed=config.seed,
         stage=config.stage_number,
         slots_per_step=slots,
         rule=rule,
-        weights=clip_weights(config.dataset, table.num_frames, table.weights),
+        weights=weights,
         views=config.dataset.views,
         cost=cost,
         slot_sizes=_slot_sizes(config, peers, rule.buckets, state.slot_sizes),

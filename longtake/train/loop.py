@@ -17,7 +17,7 @@ from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
 from longtake.system import System, make_example
 from longtake.train.config import RunConfig
-from longtake.train.health import NodePower, RankTimes, StopRequest
+from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
@@ -80,7 +80,11 @@ class Trainer:
             collect(self.clock.global_step)
             if self.stopped or self._too_many_lost:
                 break
-            if config.ckpt_every and self.clock.global_step % config.ckpt_every == 0:
+            asked = self.recorder.take_requests()
+            if asked & REQUESTS["sample"] and self.validate(now=True):
+                break
+            by_steps = config.ckpt_every and self.clock.global_step % config.ckpt_every == 0
+            if by_steps or asked & REQUESTS["save"]:
                 self.stopped = self.save() and self.clock.global_step != config.max_steps
                 if self.stopped:
                     break
@@ -96,10 +100,11 @@ class Trainer:
             lost, quarantine = self.recorder.health.lost, self.stream.quarantine
             raise self.stream.world.on_main(lambda: lost.refusal(config.dataset, quarantine))
 
-    def validate(self) -> bool:
-        """Makes the validation of this moment where one is due; returns whether a stop was asked for meanwhile."""
+    def validate(self, now: bool = False) -> bool:
+        """Makes the validation of this moment where one is due, or is asked for now; returns whether a stop was asked
+        for meanwhile."""
         if self.validator is not None:
-            self.stopped = self.validator.make_due(self.clock, self.pass_ended)
+            self.stopped = self.validator.make_due(self.clock, self.pass_ended, now)
         return self.stopped
 
     @property
@@ -111,7 +116,7 @@ class Trainer:
 
         M is the most micro-batches that a step can have, N the nodes whose power is known. Entries: the loss of each
         micro-batch (0 where there is none), the watts of a GPU of each node (0 but every few steps), the number of
-        samples that could be loaded, the square of the gradient's norm, and how many ranks were asked to stop. The
+        samples that could be loaded, the square of the gradient's norm, and the ranks' flags (`StopRequest`). The
         step's loss is the mean over its micro-batches.
         """
         peers, count = self.stream.peers, len(step.slots)
@@ -131,7 +136,7 @@ class Trainer:
         self.power.put(sums, most, self.clock.global_step + 1)
         sums[-3].fill_(step.loaded)  # `sums[-3] = ...` would copy a number from the host, and wait for the device
         sums[-2] = self.update.optimizer.grad_square_sum()
-        sums[-1].fill_(self.stop.asked or self.saver.failed)  # `save` says why it failed, on all ranks
+        sums[-1].fill_(self.stop.flags(self.saver.failed))  # `save` says why it failed, on all ranks
         if mesh.size > 1:
             dist.all_reduce(sums)
         return sums

@@ -20,7 +20,7 @@ from longtake.data import ClipTable, MixedTable
 from longtake.parallel import World, pinned_like
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
-from longtake.train.health import Health
+from longtake.train.health import Health, read_flags
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share", "goodput")
 _LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must outlive a bad clip
@@ -88,6 +88,7 @@ class Recorder:
         self._in_a_row = 0  # samples of the steps since the last one of which a sample could be loaded
         self._first_fault: ClipFault | None = None  # that this rank met in those steps
         self._any_loaded = False
+        self._requests = 0
 
     def push(self, record: StepRecord) -> bool:
         """Takes in a step and reads the one before it; returns whether any rank was asked to stop by then.
@@ -108,6 +109,11 @@ class Recorder:
         with self.meter.paused():
             yield
         self._last_time += time.perf_counter() - start
+
+    def take_requests(self) -> int:
+        """What was asked of the run by the last step that was read: bits of `REQUESTS`, each once."""
+        found, self._requests = self._requests, 0
+        return found
 
     def flush(self) -> bool:
         """Reads the last step too (waits for the device)."""
@@ -134,7 +140,9 @@ class Recorder:
             self._write(record, seconds, losses, grad_norm, loaded, counts, watts)
         if self.health.skipped.too_many:
             self._end_for_skipped_steps(record, losses, grad_norm)
-        return values[-1] > 0
+        stop, requests = read_flags(values[-1])
+        self._requests |= requests
+        return stop
 
     def _write(
         self,

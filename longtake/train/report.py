@@ -18,6 +18,7 @@ from longtake.config.section import Section
 from longtake.contracts import ClipFault, UserError
 from longtake.data import ClipError, list_quarantine, short_film
 from longtake.durable import write_whole
+from longtake.evaluate import LOSSES_FILE
 from longtake.small_files import read_object, read_small
 from longtake.track import METRICS_FILE, read_lines
 from longtake.train.config import RunConfig, RunWithoutTable
@@ -55,6 +56,7 @@ class RunRecord:
     lost: Sequence[ClipFault]
     launches: Sequence[LaunchRecord] = ()
     note: str = ""
+    validations: Sequence[dict[str, Any]] = ()  # held-out losses, a line for each step and kind of weights
 
     @property
     def step(self) -> int:
@@ -80,7 +82,10 @@ def read_record(folder: Path) -> RunRecord:
     lines = read_lines(metrics) if metrics.exists() else []
     picture = _buckets(buckets) if buckets.exists() else None
     lost, launches = list_quarantine(folder / QUARANTINE_FILE), read_launches(folder)
-    return RunRecord(folder, config, lines, picture, read_seconds(folder), lost, launches, _read_note(folder))
+    losses = folder / LOSSES_FILE
+    validations = read_lines(losses) if losses.exists() else []
+    told = lost, launches, _read_note(folder), validations
+    return RunRecord(folder, config, lines, picture, read_seconds(folder), *told)
 
 
 def _read_note(folder: Path) -> str:
@@ -190,7 +195,7 @@ def _curves(record: RunRecord) -> pages.Html:
     charts = pages.joined(pages.curve(title, points(name), log=name != "lr") for name, title in shown.items())
     if watts := [(line["step"], mean_watts(line)) for line in record.lines if "watts" in line]:
         charts = pages.joined([charts, pages.curve("watts of a GPU", watts)])
-    drawn = pages.html('<div class="charts">{}</div>', charts)
+    drawn = pages.html('<div class="charts">{}</div>', pages.joined([charts, *_held_out(record.validations)]))
     losses = [(line["step"], line["buckets"]) for line in record.lines if isinstance(line.get("buckets"), dict)]
     common = Counter(name for _, found in losses for name in found).most_common()
     if len(common) < 2:
@@ -201,6 +206,24 @@ def _curves(record: RunRecord) -> pages.Html:
     )
     head = f"loss by bucket, {min(len(common), MOST_CURVES)} of {len(common)}, the most frequent first"
     return pages.joined([drawn, pages.folded(head, pages.html('<div class="charts">{}</div>', pages.joined(each)))])
+
+
+def _held_out(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
+    """The held-out loss: the whole, by noise level and by bucket; of the averaged weights where there are some."""
+    weights = "ema" if any(line.get("weights") == "ema" for line in lines) else "raw"
+    kept = {
+        line["step"]: line for line in lines if line.get("weights") == weights and isinstance(line.get("loss"), float)
+    }
+    if not kept:
+        return
+    yield pages.curve("held-out loss", [(step, line["loss"]) for step, line in kept.items()], log=True)
+    levels, buckets = ({name for line in kept.values() for name in line[key]} for key in ("levels", "buckets"))
+    for name in sorted(levels, key=float):
+        points = [(step, line["levels"].get(name)) for step, line in kept.items()]
+        yield pages.curve(f"held-out loss at noise level {name}", points, log=True)
+    for name in sorted(buckets)[:MOST_CURVES] if len(buckets) > 1 else ():
+        points = [(step, line["buckets"].get(name, {}).get("loss")) for step, line in kept.items()]
+        yield pages.curve(f"held-out loss of {name}", points, log=True)
 
 
 def _data(record: RunRecord) -> pages.Html:

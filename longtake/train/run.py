@@ -52,7 +52,15 @@ from longtake.train.health import (
     record_collectives,
     seconds_left,
 )
-from longtake.train.inputs import RunData, open_latents, open_stream, slot_sizes_kept
+from longtake.train.heldout import HeldOut
+from longtake.train.inputs import (
+    RunData,
+    open_held_out,
+    open_held_out_table,
+    open_latents,
+    open_stream,
+    slot_sizes_kept,
+)
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder
@@ -144,6 +152,7 @@ class RunLaunch:
         mesh = Mesh.create(config.parallel, world)
         check_bucket_sequence(config.parallel, mesh.sequence)
         table = world.on_all(lambda: open_clips(config.dataset, config.sample_rules.columns))
+        held_out = world.on_all(lambda: open_held_out_table(config))
         validation = plan_validations(config, world)
         with ExitStack() as until_the_first_step:
             with held_signals():
@@ -154,7 +163,7 @@ class RunLaunch:
             watchdog = Watchdog(config.watchdog_seconds, reports, world.rank, world.size)
             parts.callback(watchdog.close)
             first_step.report = watchdog.report
-            data = RunData(table, open_latents(config, table, world))
+            data = RunData(table, open_latents(config, table, world), held_out)
             system = self.build(mesh, data, place)
             update = WeightUpdate(system.denoiser, config)
             start = restore(config, place, system, update)
@@ -265,8 +274,9 @@ class RunLaunch:
         """All steps, to the last checkpoint."""
         config, world, system, update = self.config, self.world, prepared.system, prepared.update
         step = prepared.start.state.clock.global_step
+        left = seconds_left(config.time_limit, time.time() - self.began)
         with (
-            StopRequest(world.is_main, seconds_left(config.time_limit, time.time() - self.began)) as stop,
+            StopRequest(world.is_main, left, prepared.place.path) as stop,
             TrainingProgress(
                 _total_steps(config, prepared.start, prepared.order),
                 step,
@@ -289,9 +299,13 @@ class RunLaunch:
         """Who makes the run's validations; None where it has none. Collective."""
         if prepared.validation is None:
             return None
-        system, place, world = with_encoders(prepared.system, self.config, self.world), prepared.place, self.world
-        parts = system, prepared.update, prepared.stream.peers, place.path, world, recorder, stop
-        validator = Validator(prepared.validation, self.config, *parts)
+        config, place, world = self.config, prepared.place, self.world
+        system, peers, held_out = with_encoders(prepared.system, config, world), prepared.stream.peers, None
+        if config.validation.holds_out:
+            clips = open_held_out(config, system, prepared.data, peers, world, place.path, self.say)
+            held_out = HeldOut(config, system, clips, clips.plan(0, None), world)
+        parts = system, prepared.update, peers, place.path, world, recorder, stop, held_out
+        validator = Validator(prepared.validation, config, *parts)
         validator.begin(prepared.start.state.clock.global_step, place.continues)
         return validator
 

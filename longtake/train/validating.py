@@ -1,19 +1,22 @@
-"""Validations in the course of a run: when one is due, from which weights, and where its videos go."""
+"""Validations in the course of a run: when one is due, from which weights, and where its videos and losses go."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from longtake.checkpoint import Clock
-from longtake.evaluate import FOLDER, Validation, forget_after, missing, plan_validation
+from longtake.evaluate import FOLDER, LOSSES_FILE, Validation, forget_after, missing, plan_validation
 from longtake.generate import Video, read_video
 from longtake.parallel import BucketPeers, World, gather_anew
 from longtake.system import System, build_encoders, encoders_on_host, find_encoders
-from longtake.track import TrackedVideo
+from longtake.track import TrackedVideo, append_line
 from longtake.train.config import RunConfig
 from longtake.train.health import StopRequest
+from longtake.train.heldout import HeldOut, curves
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder
 
@@ -24,15 +27,21 @@ def plan_validations(config: RunConfig, world: World) -> Validation | None:
     section = config.validation
     if section is None:
         return None
-    if config.dataset.latents is not None:  # else the run looks for them anyway
+    if config.dataset.latents is not None and needs_encoders(config):  # else the run looks for them anyway
         world.on_all(lambda: find_encoders(config))
     return world.on_all(lambda: plan_validation(config, section))
+
+
+def needs_encoders(config: RunConfig) -> bool:
+    """Whether validations encode and decode, also of a run that trains from stored latents."""
+    section = config.validation
+    return section is not None and bool(section.prompts or section.data_path)
 
 
 def with_encoders(system: System, config: RunConfig, world: World) -> System:
     """A system that can make videos: one that trains from stored latents gets encoders, in the host's memory between
     their uses. Collective."""
-    if system.encoders is not None:
+    if system.encoders is not None or not needs_encoders(config):
         return system
     encoders = build_encoders(encoders_on_host(config), world.device, world)
     if (cut := system.cut) is not None:
@@ -44,7 +53,9 @@ def is_due(config: RunConfig, clock: Clock, pass_ended: bool) -> bool:
     """Whether a validation belongs to this moment."""
     steps, passes = config.validate_every, config.validate_every_passes
     by_pass = bool(passes) and pass_ended and clock.pass_index % passes == 0
-    return clock.global_step > 0 and ((bool(steps) and clock.global_step % steps == 0) or by_pass)
+    if clock.global_step == 0:
+        return bool(steps or passes)
+    return (bool(steps) and clock.global_step % steps == 0) or by_pass
 
 
 @dataclass
@@ -61,20 +72,21 @@ class Validator:
     world: World
     recorder: Recorder
     stop: StopRequest
+    held_out: HeldOut | None = None
     done: int | None = None  # the last step of which it is made, or need not be
 
     def begin(self, step: int, continues: bool) -> None:
         """The launch begins at this step; `continues`: in the folder of an earlier one. Collective."""
         if not continues:
-            self.done = step
+            self.done = step or None
             return
         self.world.on_main(lambda: forget_after(self.folder, step))
         self.done = None if self.world.on_main(lambda: missing(self.folder, step)) else step
 
-    def make_due(self, clock: Clock, pass_ended: bool) -> bool:
-        """Makes the validation of this moment where one is due; returns whether the run is to stop, which leaves it to
-        the next launch. Collective."""
-        if self.done == clock.global_step or not is_due(self.config, clock, pass_ended):
+    def make_due(self, clock: Clock, pass_ended: bool, now: bool = False) -> bool:
+        """Makes the validation of this moment where one is due, or asked for `now`; returns whether the run is to stop,
+        which leaves it to the next launch. Collective."""
+        if self.done == clock.global_step or not (now or is_due(self.config, clock, pass_ended)):
             return False
         health, step = self.recorder.health, clock.global_step
         if self.recorder.flush():
@@ -86,21 +98,38 @@ class Validator:
         return False
 
     def _make(self, step: int) -> bool:
-        """Whether all videos are made; False where a stop was asked for meanwhile."""
+        """Whether all of it is made; False where a stop was asked for meanwhile."""
         health, ema = self.recorder.health, self.update.ema if self.validation.ema else None
-        self.peers.use(self.system.mesh.sequence)
+        both = ema is not None and self.validation.ema == "both"
 
-        def watch(share: float) -> None:
+        def watch(share: float = 0.0) -> None:
             health.first_step.done()
             health.watchdog.beat(step)
 
+        def losses() -> dict[str, Any] | None:
+            return {} if self.held_out is None else self.held_out.losses(watch, lambda: self.stop.asked)
+
+        self.world.free_memory()
+        found = {"raw": losses() if both else {}}
         with ema.in_place() if ema is not None else nullcontext():
+            found["ema" if ema is not None else "raw"] = losses()
+            self.peers.use(self.system.mesh.sequence)
             videos = self.validation.make(self.system, self.folder, step, self.world, watch, lambda: self.stop.asked)
             gather_anew(self.system.denoiser)
         self.world.free_memory()
-        if videos is not None and self.world.is_main:
+        if videos is None or None in found.values():
+            return False
+        if self.world.is_main:
+            self._note(step, {weights: of for weights, of in found.items() if of})
             self.recorder.trackers.show(step, [self._tracked(video) for video in videos])
-        return videos is not None
+        return True
+
+    def _note(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Writes down the held-out losses by the weights they are of."""
+        for weights, of in found.items():
+            append_line(self.folder / LOSSES_FILE, {"step": step, "weights": weights, **of})
+            prefix = "validation/raw/" if weights == "raw" and len(found) > 1 else "validation/"
+            self.recorder.trackers.log(step, dict(curves(of, prefix)))
 
     def _tracked(self, video: Video) -> TrackedVideo:
         frames, rate = read_video(video.path), self.validation.config.fps_save

@@ -37,6 +37,16 @@ def test_a_table_gives_texts_names_and_negative_prompts(tmp_path: Path):
     ]
 
 
+def test_a_row_has_options_of_its_own(tmp_path: Path):
+    file = write(tmp_path / "t.csv", "text,seed,num_frames,guidance,lora_strength\na cat,7,1,2.5,0\na dog,,,,\n")
+    cat, dog = read_prompts(None, file)
+    assert dict(cat.options) == {"seed": 7, "num_frames": 1, "guidance": 2.5, "lora_strength": 0.0}
+    assert dog.options == ()
+    wrong = write(tmp_path / "w.csv", "text,seed,guidance\na cat,x,much\n")
+    with pytest.raises(UserError, match="seed in row 1 is 'x', not a whole number; guidance in row 1 is 'much', not a"):
+        read_prompts(None, wrong)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

@@ -12,6 +12,7 @@ from longtake.cli import main
 from longtake.data import write_image
 from longtake.generate import generate_from, read_video, resolve_source
 from longtake.parallel import start_world
+from longtake.track import read_lines
 from tests.train.runs import (
     assert_one_sentence,
     assert_same_bits,
@@ -26,6 +27,7 @@ from tests.train.runs import (
 PROMPTS = ["a red circle moves left", "a blue square moves up", "a green triangle moves down"]
 SAMPLING = {"num_steps": 2, "guidance": 1.5, "resolution": "32px", "num_frames": 8, "aspect_ratio": "1:1"}
 VALIDATION = {"prompts": PROMPTS, "sampling_option": SAMPLING}
+HELD_OUT = {"heldout": 0.3, "levels": [0.2, 0.8], "ema": "both"}
 OF_IMAGES = {  # a model that can be given a frame
     "ae": {"type": "pixel", "temporal": 1, "spatial": 8},
     "model": {
@@ -80,9 +82,9 @@ def test_a_run_with_validations_is_the_run_without(plain: Path, watched: Path) -
     assert exact(watched) == exact(plain.parent)
     assert_same_bits(last(watched), plain)
     videos = made(watched)
-    assert list(videos) == ["step000003", "step000006"]
+    assert list(videos) == ["step000000", "step000003", "step000006"]
     assert all(list(found) == ["prompt_0000", "prompt_0001", "prompt_0002"] for found in videos.values())
-    first, second = videos.values()
+    _, first, second = videos.values()
     assert any((first[name] != second[name]).any() for name in first)
     assert (watched / "validation" / "step000003" / "prompt_0001.txt").read_text().startswith(PROMPTS[1])
 
@@ -105,7 +107,7 @@ def test_videos_go_to_tensorboard_with_their_prompts(watched: Path) -> None:
     read.Reload()
     assert sorted(read.Tags()["images"]) == [f"validation/prompt_000{i}" for i in range(3)]
     shown = read.Images("validation/prompt_0002")
-    assert [one.step for one in shown] == [3, 6]
+    assert [one.step for one in shown] == [0, 3, 6]
     assert shown[0].encoded_image_string.startswith(b"GIF89a")
     assert read.SummaryMetadata("validation/prompt_0002").summary_description == PROMPTS[2]
 
@@ -113,7 +115,7 @@ def test_videos_go_to_tensorboard_with_their_prompts(watched: Path) -> None:
 def test_a_resumed_run_neither_repeats_nor_skips_a_validation(watched: Path, clips: Path, tmp_path: Path) -> None:
     """Stopped before a validation, at one and behind it."""
     folder = write_config(tmp_path, clips, validation=VALIDATION, validate_every=3)
-    for stop, count in ((2, 0), (3, 6), (4, 6), (8, 12)):
+    for stop, count in ((2, 6), (3, 12), (4, 12), (8, 18)):
         before = {path: path.stat().st_mtime_ns for path in folder.glob("validation/*/*")}
         folder = train_here(folder, "--max-steps", str(stop))[0].folder
         after = {path: path.stat().st_mtime_ns for path in folder.glob("validation/*/*")}
@@ -133,15 +135,20 @@ def test_what_a_killed_launch_left_undone_or_did_too_early_is_put_right(
     train_here(first.folder, "--max-steps", "3")  # makes no step, but what is owed
     assert list(made(first.folder)) == ["step000003"]
     train_here(first.folder, "--max-steps", "8")
-    assert_same_videos(made(first.folder), made(watched))
+    later = {step: found for step, found in made(watched).items() if step != "step000000"}
+    assert_same_videos(made(first.folder), later)
 
 
 def test_validations_by_passes_come_at_their_ends(clips: Path, tmp_path: Path) -> None:
     own = {"validation": VALIDATION, "validate_every_passes": 2, "max_steps": 13}
     first, _ = train_here(write_config(tmp_path, clips, **own), "--max-steps", "4")
-    assert list(made(first.folder)) == ["step000004"]
+    assert list(made(first.folder)) == ["step000000", "step000004"]
     train_here(first.folder, "--max-steps", "13")
-    assert list(made(first.folder)) == ["step000004", "step000012"]  # of passes 0 and 2, of four steps each
+    assert list(made(first.folder)) == [
+        "step000000",
+        "step000004",
+        "step000012",
+    ]  # of passes 0, 2
 
 
 @pytest.mark.parametrize(
@@ -167,11 +174,61 @@ def test_two_processes_make_each_video_once_and_train_as_without(
     assert exact(runs["watched"]) == exact(runs["plain"])
     assert_same_bits(last(runs["watched"]), last(runs["plain"]))
     videos = made(runs["watched"])
-    assert list(videos) == ["step000002", "step000004"]
+    assert list(videos) == ["step000000", "step000002", "step000004"]
     for found in videos.values():
         assert list(found) == ["prompt_0000", "prompt_0001", "prompt_0002"]
         given = {name: np.abs(frames[0].astype(float) - 200).mean() for name, frames in found.items()}
         assert given["prompt_0001"] < 10 < min(given["prompt_0000"], given["prompt_0002"])
+
+
+def losses(folder: Path) -> dict[tuple[int, str], dict]:
+    return {(line["step"], line["weights"]): line for line in read_lines(folder / "validation.jsonl")}
+
+
+def test_the_loss_of_clips_held_back_moves_with_the_weights_alone(clips: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, clips, validation=HELD_OUT, validate_every=2, lr=1e-9, initial_lr=0.0)
+    still, said = train_here(config, "--max-steps", "4", "--exp-name", "still")
+    assert "or held back for validation" in said
+    found = losses(still.folder)
+    assert list(found) == [(step, weights) for step in (0, 2, 4) for weights in ("raw", "ema")]
+    first, *others = found.values()
+    assert first["clips"] == sum(of["clips"] for of in first["buckets"].values()) > 3
+    assert set(first["levels"]) == {"0.2", "0.8"}
+    for other in others:
+        assert other["clips"] == first["clips"]
+        assert other["loss"] == pytest.approx(first["loss"], rel=1e-6)
+    moved, _ = train_here(config, "--max-steps", "4", "--lr", "3e-3", "--exp-name", "moved")
+    assert losses(moved.folder)[0, "raw"] == first
+    assert losses(moved.folder)[4, "raw"]["loss"] < 0.999 * losses(moved.folder)[4, "ema"]["loss"] < first["loss"]
+
+
+def test_held_out_tables_leave_the_training_as_it_is(plain: Path, clips: Path, tmp_path: Path) -> None:
+    """In two launches, whose curve is that of one; a killed launch's line behind its checkpoint is made anew."""
+    section = {"data_path": str(clips), "clips": 12}
+    config = write_config(tmp_path, clips, validation=section, validate_every=4)
+    whole, _ = train_here(config, "--exp-name", "whole")
+    assert exact(whole.folder) == exact(plain.parent)
+    parts, _ = train_here(config, "--max-steps", "4", "--exp-name", "parts")
+    late = (whole.folder / "validation.jsonl").read_text().splitlines()[-1]
+    with (parts.folder / "validation.jsonl").open("a") as file:
+        file.write(late + "\n")
+    train_here(parts.folder, "--max-steps", "8")
+    assert read_lines(parts.folder / "validation.jsonl") == read_lines(whole.folder / "validation.jsonl")
+
+
+@pytest.mark.parametrize("layout", [pytest.param(("--parallel.sequence", "2"), marks=pytest.mark.slow), ()], ids=str)
+def test_the_held_out_loss_does_not_depend_on_the_processes(
+    clips: Path, tmp_path: Path, layout: tuple[str, ...]
+) -> None:
+    config = write_config(tmp_path, clips, validation=HELD_OUT, validate_every=2, max_steps=2)
+    alone, _ = train_here(config, "--exp-name", "alone")
+    code, _, error = finish(start("train", config, "--exp-name", "two", *layout, processes=2))
+    assert code == 0, error
+    ours, theirs = losses(alone.folder), losses(tmp_path / "outputs" / "two")
+    assert list(ours) == list(theirs)
+    for moment, line in ours.items():
+        assert theirs[moment]["clips"] == line["clips"]
+        assert theirs[moment]["loss"] == pytest.approx(line["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +236,12 @@ def test_two_processes_make_each_video_once_and_train_as_without(
     [
         ({"prompts": PROMPTS[:1], "references": ["gone.png"]}, ("validation: ref 'gone.png'", "no such file")),
         ({"prompts": PROMPTS, "references": ["a.png"]}, ("validation", "1 for 3 prompts")),
-        ({"prompts": []}, ("validation", "nothing to make")),
+        ({"prompts": []}, ("validation", "nothing to make", "heldout = 0.01")),
+        ({"data_path": "a.csv", "heldout": 0.1}, ("validation", "keep one of the two")),
+        ({"data_path": "gone.csv"}, ("gone.csv",)),
         ({"prompts": PROMPTS, "sampling_option": {"steps": 3}}, ("validation.sampling_option.steps",)),
     ],
-    ids=["image", "count", "none", "key"],
+    ids=["image", "count", "none", "key", "both", "table"],
 )
 def test_a_mistake_is_refused_before_the_run_has_a_folder(
     clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], validation: dict, said: tuple[str, ...]

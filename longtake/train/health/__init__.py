@@ -12,10 +12,13 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.train.health.goodput import Stopwatch
     from longtake.train.health.interrupt import (
+        REQUESTS,
         FirstStepTimer,
         StopRequest,
         ended_by_signals,
         held_signals,
+        read_flags,
+        request_file,
         seconds_left,
     )
     from longtake.train.health.launches import LaunchRecord, note_end, noted_launch, read_launches

@@ -1,4 +1,5 @@
-"""Stopping well: a signal ends a run after the current step, and a run that never starts gives up."""
+"""Stopping well: a signal ends a run after the current step, and a run that never starts gives up; and what else is
+asked of a run that trains, by files in its folder."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from longtake.processes import leave_at_once, taken_signals
 
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
+REQUESTS = {"sample": 1, "save": 2, "stop": 4}  # bits of what may be asked of a run by `longtake now`
+_REQUEST_UNIT = 1 << 20  # of these bits in the number that ranks add up: above any count of ranks
+_LOOK_SECONDS = 1.0  # between two looks for such files
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -37,11 +43,13 @@ class StopRequest(ExitStack):
     """Turns the first SIGINT, SIGTERM or SIGUSR1 (a scheduler's warning) into a request that the loop reads; a second
     one of the same acts as usual. So does the end of `seconds`, where there is one.
 
-    The request travels in the step's reduction, so all ranks stop after the same step.
+    The request travels in the step's reduction, so all ranks stop after the same step; so do requests by files in
+    `folder`, which rank 0 looks for and removes.
     """
 
-    def __init__(self, announce: bool = True, seconds: float | None = None) -> None:
+    def __init__(self, announce: bool = True, seconds: float | None = None, folder: Path | None = None) -> None:
         super().__init__()
+        self.folder, self._looked = folder, 0.0
         self.asked = False
         self.announce = announce  # rank 0 alone speaks
         self.seconds = seconds
@@ -55,6 +63,19 @@ class StopRequest(ExitStack):
             self.callback(timer.cancel)
         return self
 
+    def flags(self, failed: bool = False) -> int:
+        """What this rank has to say in a step's reduction; `failed`: it must stop for another reason."""
+        found = 0
+        if self.announce and self.folder is not None and time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            for name, bit in REQUESTS.items():
+                with suppress(OSError):  # mostly: it is not there
+                    request_file(self.folder, name).unlink()
+                    found |= bit
+        if found & REQUESTS["stop"]:
+            self._stop(b"`longtake now stop`: stopping after this step with a checkpoint")
+        return found * _REQUEST_UNIT + (self.asked or failed)
+
     def _ask(self, number: int) -> None:
         self._stop(b"stopping after this step with a checkpoint; press Ctrl-C again to stop at once")
 
@@ -65,6 +86,17 @@ class StopRequest(ExitStack):
         self.asked = True
         if self.announce:  # not by print: a signal may have come in the middle of one
             os.write(2, b"\n" + why + b"\n")
+
+
+def read_flags(total: float) -> tuple[bool, int]:
+    """Of the sum of all ranks' flags: whether any is to stop, and the bits of `REQUESTS`."""
+    requests, stops = divmod(int(total), _REQUEST_UNIT)
+    return stops > 0, requests
+
+
+def request_file(folder: Path, name: str) -> Path:
+    """The file in a run's folder by which something is asked of it."""
+    return folder / f".now-{name}"
 
 
 def seconds_left(minutes: float | None, passed: float) -> float | None:

@@ -1,0 +1,62 @@
+"""Options that a row of a table of prompts has of its own: size, length, seed, steps, guidance, adapters' strength."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+from torch import nn
+
+from longtake.contracts import UserError
+from longtake.generate.config import GenerateConfig
+from longtake.generate.prompts import Prompt
+from longtake.generate.sample import shape_asked
+from longtake.models import LoraLinear
+
+
+def own_config(prompt: Prompt, config: GenerateConfig) -> GenerateConfig:
+    """The generation of one prompt. Raises `UserError` for options of its row that its model cannot make."""
+    options = {key: value for key, value in prompt.options if key not in ("seed", "lora_strength")}
+    if not options:
+        return config
+    place = f"row {prompt.row + 1} of the prompts"
+    if config.use_t2i2v:
+        raise UserError(f"{place}: has options of its own, and use_t2i2v makes all videos alike; leave one of both out")
+    try:
+        tree = {**dict(config), "sampling_option": {**config.sampling_option.model_dump(), **options}}
+        own = GenerateConfig.model_validate(tree)
+        own.check_shape(*shape_asked(own, own.sampling_option))
+    except (ValidationError, UserError) as error:
+        said = str(error) if isinstance(error, UserError) else error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"{place}: {said}") from None
+    return own
+
+
+def seed_of(prompt: Prompt, usual: int) -> int:
+    """The seed of a prompt's first video."""
+    return int(_options(prompt).get("seed", usual))
+
+
+def suffix_of(prompt: Prompt, config: GenerateConfig) -> str:
+    """The suffix of a prompt's files."""
+    return ".png" if _options(prompt).get("num_frames", config.sampling_option.num_frames) == 1 else ".mp4"
+
+
+@contextmanager
+def adapter_strength(model: nn.Module, prompt: Prompt) -> Iterator[None]:
+    """Inside, a model's adapters have the strength that a prompt's row says, if any."""
+    wanted = _options(prompt).get("lora_strength")
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)] if wanted is not None else []
+    usual = [layer.strength for layer in layers]
+    for layer in layers:
+        layer.strength = float(wanted or 0)
+    try:
+        yield
+    finally:
+        for layer, strength in zip(layers, usual, strict=True):
+            layer.strength = strength
+
+
+def _options(prompt: Prompt) -> Mapping[str, object]:
+    return dict(prompt.options)
