@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from longtake.contracts import Batch
 from longtake.data import Fetched, Parcel
 from longtake.parallel import Lanes, host_memory
 
@@ -66,7 +65,7 @@ class DeviceFeed:
         would wait for it."""
         if self._lanes is None:
             while (parcel := fetched.parcel()) is not None:
-                yield parcel, _num_loaded(parcel.batch)
+                yield parcel, parcel.num_loaded
             return
         coming = self._send(fetched.parcel(), self._lanes)
         while coming is not None:
@@ -82,8 +81,4 @@ class DeviceFeed:
         if parcel is None:
             return None
         sent, copied = self.buffers.send(parcel, lanes)
-        return sent, _num_loaded(parcel.batch), copied
-
-
-def _num_loaded(batch: Batch) -> int:
-    return int(batch.weights.count_nonzero())
+        return sent, parcel.num_loaded, copied

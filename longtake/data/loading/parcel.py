@@ -44,6 +44,11 @@ class Parcel:
         """The batch; its tensors are views of `data`."""
         return _walk(self.plan, Place, lambda place: _view(self.data, place))
 
+    @property
+    def num_loaded(self) -> int:
+        """How many samples train."""
+        return int(_view(self.data, self.plan.weights).count_nonzero())
+
     def on(self, data: Tensor) -> Parcel:
         """The same parcel with its bytes in another place; `data` may be longer than needed."""
         return Parcel(self.plan, data[: len(self.data)])
