@@ -109,7 +109,10 @@ class LearnedTextEncoder(nn.Module, ABC):
         if self.joint_calls is not None:
             self.joint_calls.begin()
         with outside_inference_mode():
-            found = self.compute(texts, self._embed, self.shape)
+            each = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # repeated ones are embedded once
+            found = self.compute(list(each), self._embed, self.shape)
+            if len(each) < len(texts):
+                found = torch.stack([found[each[text]] for text in texts])
         if is_empty:
             self._empty = found
         return found

@@ -6,7 +6,7 @@ import datetime
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,9 @@ T = TypeVar("T")
 _GLOO_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 LOST_PEER = "the connection to another process of the run is lost"
 _LAST_HOST_SECONDS = 1.0  # torchrun looks at its processes ten times a second
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_REGISTERS = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_LOCAL_REGISTER")
+_OFF = ("", "0", "false", "n", "no")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together by torchrun
 
 
@@ -141,6 +144,8 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         )
     place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
+        if settings := allocator_settings(os.environ):
+            torch._C._accelerator_setAllocatorSettings(settings)
         torch.cuda.set_device(place)
         options["device_id"] = place
     if (restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) and size > 1:
@@ -159,6 +164,14 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     finally:
         dist.destroy_process_group()
     _outlast_other_hosts()
+
+
+def allocator_settings(environment: Mapping[str, str]) -> str | None:
+    """What PyTorch's allocator is told before the first allocation: segments that grow, so that buckets of many sizes
+    leave no holes. None where the user has settings of his own, or NCCL registers buffers, which must not grow."""
+    own = any(name in environment for name in _ALLOCATOR)
+    registered = any(environment.get(name, "0").lower() not in _OFF for name in _REGISTERS)
+    return None if own or registered else "expandable_segments:True"
 
 
 def _outlast_other_hosts() -> None:

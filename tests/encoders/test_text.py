@@ -64,6 +64,18 @@ def test_t5_pads_to_its_length_and_attends_to_the_padding(weights: Path, describ
     assert tokens[1, 5].abs().max() > 0  # padding is embedded
 
 
+def test_captions_that_repeat_are_embedded_once_in_one_forward(described: dict[str, Any]) -> None:
+    text, _ = built(described)
+    forwards: list[int] = []
+    text.module.register_forward_pre_hook(
+        lambda module, args, kwargs: forwards.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    once = text.embed(CAPTIONS)
+    again = text.embed([CAPTIONS[place] for place in (2, 0, 2, 1, 1)])
+    assert forwards == [3, 3]
+    torch.testing.assert_close(again, once[[2, 0, 2, 1, 1]], rtol=0, atol=1e-6)
+
+
 def test_with_mask_padding_is_not_seen_and_is_zero(weights: Path, described: dict[str, Any]) -> None:
     text, _ = built(described, mask=True)
     short, long = (built(described, mask=True, max_length=n)[0].embed(CAPTIONS[:1]) for n in (8, 10))

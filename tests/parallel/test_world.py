@@ -22,6 +22,7 @@ from longtake.parallel import (
     shard_model,
     start_world,
 )
+from longtake.parallel.world import allocator_settings
 from tests.forks import on_processes
 from tests.train.runs import free_port
 
@@ -149,6 +150,12 @@ def test_a_world_is_left_after_an_error() -> None:
     with pytest.raises(UserError), start_world("cpu"):
         raise UserError("no")
     assert not dist.is_initialized()
+
+
+def test_segments_grow_unless_the_user_or_nccl_has_a_say() -> None:
+    assert allocator_settings({"NCCL_LOCAL_REGISTER": "0"}) == "expandable_segments:True"
+    assert allocator_settings({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}) is None
+    assert allocator_settings({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
