@@ -49,7 +49,7 @@ def encode_verb(
     """
     source, overrides = run_and_overrides(context, run, "data encode")
     config = train.read_run(source, overrides, dialect=context.obj).value
-    folder = output or _default_folder(config.dataset)
+    folder = output or encode.store_folder(config.dataset)
     console = track.make_console()
     if mend and (verify or part is not None):
         other = "--verify" if verify else f"--part {part}"
@@ -134,8 +134,3 @@ def _to_make(found: encode.VerifyResult) -> str:
     count = len(found.shards)
     shards = [f"{count} shard{'s' if count > 1 else ''}"] if count else []
     return ", ".join([*shards, *(found.files or ["the index"])])
-
-
-def _default_folder(dataset: data.DatasetConfig) -> Path:
-    table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]
-    return Path(dataset.latents or Path(table).with_suffix(".latents"))

@@ -65,7 +65,12 @@ class DatasetConfig(Section):
         0, ge=0, le=10_000, description="number of different windows of a clip over all passes; 0: one a pass"
     )
     latents: str | None = Field(
-        None, description="store made by `longtake data encode`: training then holds no autoencoder and no text encoder"
+        None,
+        description="store made by `longtake data encode`: training then holds no autoencoder and no text encoder; "
+        '"auto": the one beside the table, made first where it is small enough',
+    )
+    latents_max_gb: float = Field(
+        200, ge=0, description='size up to which `latents = "auto"` makes a store, GB; no more than half the free disk'
     )
     empty_prompt: str | None = Field(
         None,
@@ -83,6 +88,11 @@ class DatasetConfig(Section):
         if limit is None or not 0 <= limit <= (1 if isinstance(limit, float) else limit):
             raise ValueError(f'max_bad = {value!r}: write a share such as "5%" or 0.05, or a whole number of samples')
         return value
+
+    @property
+    def stored(self) -> bool:
+        """Whether the run trains from a latent store that is named."""
+        return self.latents not in (None, "auto")
 
     def most_bad(self, tried: int) -> float:
         """How many of `tried` samples may be bad. Before the hundredth sample, a share is that of a hundred."""

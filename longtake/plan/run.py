@@ -144,7 +144,7 @@ class Work:
 
     def encoder_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
         """Of the rank with most to do among so many that share a micro-batch; none where latents come from a store."""
-        if self.config.dataset.latents is not None:
+        if self.config.dataset.stored:
             return 0.0
         costs = self.encoding(bucket.shape, batch)
         return sum(cost.rank_flops(ranks) for cost in costs.values()) + self.known_flops(bucket, batch, ranks)
@@ -272,7 +272,7 @@ def _encoder_bytes(config: RunConfig, ranks_per_node: int) -> int:
 
 def _stores_all(config: RunConfig) -> bool:
     """Whether everything comes from a latent store, so that nothing is encoded."""
-    return config.dataset.latents is not None and config.dataset.latents_missing == "refuse"
+    return config.dataset.stored and config.dataset.latents_missing == "refuse"
 
 
 def _read_upkeep(config: RunConfig) -> Upkeep:

@@ -20,6 +20,7 @@ from longtake.checkpoint import Clock, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
 from longtake.data import caption_lines, open_clips
 from longtake.durable import write_whole
+from longtake.encode import choose_store
 from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
@@ -98,7 +99,10 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
     if (elsewhere := left_elsewhere(config)) is not None:
         weights = {"from_pretrained": str(elsewhere.weights)}
         config = config.model_copy(update={"model": config.model.model_copy(update=weights)})
-    launch = RunLaunch(config, world, source, console or make_console())
+    console = console or make_console()
+    if config.dataset.latents == "auto":
+        config = _with_store(config, world, console)
+    launch = RunLaunch(config, world, source, console)
     with ExitStack() as parts:
         prepared = launch.prepare(parts)
         if isinstance(prepared, Outcome):
@@ -107,6 +111,14 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         with noted_launch(prepared.place.path, world, _device_name(world), step, reports):
             trainer = launch.run(prepared)
     return launch.finish(prepared, trainer)
+
+
+def _with_store(config: RunConfig, world: World, console: Console) -> RunConfig:
+    """The run with `dataset.latents` decided, as its folder keeps it: later starts decide nothing."""
+    what = config.dataset, config.bucket_rule, config.stage_number
+    folder = choose_store(config, *what, world, config.num_workers, console.print, config.condition_config)
+    dataset = config.dataset.model_copy(update={"latents": folder and str(folder)})
+    return config.model_copy(update={"dataset": dataset})
 
 
 @dataclass(frozen=True)

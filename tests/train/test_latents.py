@@ -72,6 +72,23 @@ def test_the_losses_are_those_of_the_encoders_bit_by_bit(
     assert exact(stored.folder) == online
 
 
+def test_auto_makes_a_small_store_first_and_trains_online_from_a_large_one(
+    tmp_path: Path, clips: Path, online: Losses
+) -> None:
+    table = shutil.copy(clips, tmp_path / "clips.parquet")
+    config = write_config(tmp_path, clips, dataset={"data_path": str(table), "root": str(clips.parent)})
+    words = ("--dataset.latents", "auto", "--max_steps", "4")
+    large, said = train(config, "large", None, *words, "--dataset.latents_max_gb", "0")
+    assert "the run encodes by itself" in said
+    small, said = train(config, "small", None, *words)
+    assert "are encoded first" in said
+    assert "no encoder is loaded" in said
+    assert exact(small.folder) == exact(large.folder) == online[:4]
+    _, said = train_here(small.folder, "--max_steps", "5")
+    assert "'auto'" not in said
+    assert exact(small.folder) == online[:5]
+
+
 def test_a_run_goes_on_from_the_store_and_back_to_the_encoders(config: Path, store: Path, online: Losses) -> None:
     begun, _ = train(config, "begun", store, "--max_steps", "3")
     train_here(begun.folder, "--max_steps", "5")

@@ -1,0 +1,123 @@
+"""`dataset.latents = "auto"`: what a store of a run's latents would take, and whether the run makes one first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from longtake.buckets import BucketLaw
+from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
+from longtake.data.latents.store import INDEX_NAMES
+from longtake.encode.plan import encode_inputs, view_samples
+from longtake.encode.run import EncodeOptions, encode
+from longtake.parallel import World
+from longtake.system import SystemConfig, windows_of
+from longtake.system.encoders import encoding_costs
+
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_ENCODING_FLOPS = 300e12  # a second, of convolutions on an H200: taken, not measured
+
+
+@dataclass(frozen=True)
+class StoreSize:
+    """What all views of all samples take, those that cannot be read included."""
+
+    samples: int
+    views: int
+    latent_bytes: float
+    text_bytes: float
+    flops: float
+
+    def __str__(self) -> str:
+        hours, parts = self.flops / _ENCODING_FLOPS / 3600, (self.latent_bytes, self.text_bytes)
+        latents, texts = (f"{size / 1e12:.3g} TB" if size >= 1e11 else f"{size / 1e9:.3g} GB" for size in parts)
+        cost = f", about {hours:,.1f} GPU-hours at {_ENCODING_FLOPS / 1e12:.0f} TFLOP/s" if self.flops else ""
+        return (
+            f"{self.samples:,} samples in {self.views} view{'s' * (self.views > 1)} are {latents} of latents and at "
+            f"most {texts} of captions{cost}; windows, captions and buckets of a clip then come again every "
+            f"{self.views} passes, noise, times and dropout do not"
+        )
+
+
+def store_folder(dataset: DatasetConfig) -> Path:
+    """Where the store of a run lies by default: `dataset.latents`, else beside the table."""
+    table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]
+    return Path(dataset.latents) if dataset.stored else Path(table).with_suffix(".latents")
+
+
+def store_size(
+    config: SystemConfig,
+    dataset: DatasetConfig,
+    rule: BucketLaw,
+    stage: int,
+    table: ClipTable | MixedTable,
+    kinds: Mapping[str, float] | None = None,
+) -> StoreSize:
+    """From the first view, the others being like it; nothing is read of clips or weights."""
+    rows, _, codes = view_samples(encode_inputs(config.seed, dataset, rule, table, stage), 0)
+    ae, latent, views = config.ae, config.ae.latent, dataset.views
+    windows, values, flops = windows_of(config, kinds, rule.buckets, latent), 0.0, 0.0
+    for index, count in enumerate(np.bincount(codes, minlength=len(rule.buckets)).tolist()):
+        if not count:
+            continue
+        shape = rule.buckets[index].shape
+        channels, frames, *sides = latent(*shape)
+        frames += sum(len(window.frames) for window in windows.get(shape[0], {}).values())
+        values += count * channels * frames * prod(sides)
+        flops += count * sum(cost.flops for cost in encoding_costs(config, shape, 1).values())
+    texts = 0
+    for text in config.family.texts:
+        section = getattr(config, text.section)
+        length = 1 if text.pooled else section.max_length
+        texts += length * section.dim * _BYTES[getattr(section, "dtype", "fp32")]
+    captions = len(np.unique(rows)) * min(views, len(dataset.captions or "1"))
+    moments = (2 if ae.is_random else 1) * _BYTES[getattr(ae, "dtype", "fp32")]
+    return StoreSize(views * len(rows), views, views * values * moments, captions * texts, views * flops)
+
+
+def choose_store(
+    config: SystemConfig,
+    dataset: DatasetConfig,
+    rule: BucketLaw,
+    stage: int,
+    world: World,
+    workers: int,
+    say: Callable[[str], None],
+    kinds: Mapping[str, float] | None = None,
+) -> Path | None:
+    """The store that a run with `latents = "auto"` trains from, made here where it is not there and small enough; None
+    where the run encodes by itself. The samples are the same either way. Collective."""
+    folder = store_folder(dataset)
+
+    def decide() -> tuple[bool, str]:
+        size = store_size(config, dataset, rule, stage, open_clips(dataset, config.sample_rules.columns), kinds)
+        if all((folder / f"{name}.arrow").is_file() for name in INDEX_NAMES.values()):
+            return True, f"{size}; they are in {folder}"
+        parent = next(each for each in folder.absolute().parents if each.is_dir())
+        limit = min(dataset.latents_max_gb * 1e9, shutil.disk_usage(parent).free / 2)
+        if size.latent_bytes + size.text_bytes <= limit:
+            return True, f"{size}; they are encoded first, in {folder}"
+        why = f"above {limit / 1e9:,.0f} GB (dataset.latents_max_gb, and half of what is free), so the run encodes"
+        return False, f"{size}; {why} by itself; `longtake data encode RUN -o {folder}` makes the store"
+
+    stored, said = world.on_main(decide)
+    if world.is_main:
+        say(f"dataset.latents = 'auto': {said}")
+    if not stored:
+        return None
+    options = EncodeOptions(folder, num_workers=workers)
+    tenths = set(range(10))
+
+    def progress(done: int, total: int) -> None:
+        if world.is_main and done and (tenth := 10 * done // total) in tenths:
+            tenths.difference_update(range(tenth + 1))
+            say(f"encoded {done:,} of {total:,} samples and captions of this process")
+
+    encode(config, dataset, rule, stage, options, world, progress, kinds)
+    world.free_memory()
+    return folder
