@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from longtake.checkpoint.folder import PARTIAL_SUFFIX, check_all, damage_sentence, glance, parse_name, read_marker
+from longtake.checkpoint.leases import is_leased
 from longtake.checkpoint.writer import MARKER
 from longtake.contracts import UserError
 from longtake.durable import replace
@@ -156,7 +157,7 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
     """Remove the oldest complete checkpoints of a run and return their paths. One process calls it (rank 0).
 
     `keep_n_latest`: how many of the newest stay; -1 keeps all. `keep_every`: steps divisible by it stay as well.
-    A removal that is cut off leaves no half checkpoint. One that is being read (`held`) stays until the next call."""
+    A removal that is cut off leaves no half checkpoint. One that is being read (`held`, `leased`) stays for now."""
     assert keep_n_latest == -1 or keep_n_latest > 0, keep_n_latest  # the config has refused others
     if keep_n_latest == -1:
         return []
@@ -164,6 +165,8 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
     old = [info for info in complete[:-keep_n_latest] if not (keep_every and info.step % keep_every == 0)]
     removed = []
     for info in old:
+        if is_leased(info.path):
+            continue
         lock = _lock(info.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock is not None:
             with lock:

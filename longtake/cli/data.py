@@ -14,7 +14,7 @@ from longtake.cli.console import Counted
 from longtake.cli.options import OPEN_ENDED, CacheFolder, CacheSize, Root, file_cache, group, read_part
 
 app = group("Clip tables: make, filter, join and look at them.")
-for verb in (data_tables.shard, data_tables.filter_rows, data_tables.merge, data_tables.split):
+for verb in (data_tables.shard, data_tables.filter_rows, data_tables.merge, data_tables.split, data_tables.captions):
     app.command(verb.__name__.removesuffix("_rows"))(verb)
 app.command(context_settings=OPEN_ENDED)(data_tables.stats)
 app.command("encode", context_settings=OPEN_ENDED)(data_encode.encode_verb)

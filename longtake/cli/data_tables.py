@@ -95,6 +95,27 @@ def split(
     _print_left_out(console, parts[0].left_out, parts[0].first_unreadable)
 
 
+def captions(
+    table: Table,
+    from_files: Annotated[bool, typer.Option("--from-files", help="Take the .txt files beside the clips.")] = False,
+    find: Annotated[str | None, typer.Option(help="Text that --replace takes the place of, in every caption.")] = None,
+    replace: Annotated[str, typer.Option(help="What stands in the place of --find.")] = "",
+    prefix: Annotated[str, typer.Option(help="Put in front, such as a trigger word, where it is not yet.")] = "",
+    edit: Annotated[bool, typer.Option("--edit", help="Open them in $EDITOR, a line for each clip.")] = False,
+    column: Annotated[str, typer.Option(help="The column of the captions.")] = "text",
+) -> None:
+    """Change the captions of TABLE in place: from files, then --find, then --prefix, then in an editor."""
+    changes = [data.caption_from_file] if from_files else []
+    if find:
+        changes.append(lambda place, text: text.replace(find, replace))
+    if prefix:
+        changes.append(lambda place, text: text if text.startswith(prefix) else prefix + text)
+    if not (changes or edit):
+        raise UserError(f"data captions {table}: nothing to change; add --from-files, --find, --prefix or --edit")
+    changed, rows = data.edit_captions(table, changes, column, edit)
+    track.make_console().print(f"{changed:,} of {rows:,} captions changed in {table}")
+
+
 def _print_left_out(console: Console, left_out: Mapping[str, int], first_unreadable: tuple[int, str] | None) -> None:
     for what, count in left_out.items():
         console.print(f"left out: {count:,} {what}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from longtake.data.loading.quarantine import append_quarantine, list_quarantine, read_quarantine
     from longtake.data.probing.one_file import probe_file
     from longtake.data.probing.probe import probe_table
+    from longtake.data.tables.captions import caption_from_file, edit_captions
     from longtake.data.tables.convert import make_shards
     from longtake.data.tables.mix import MixedTable, clip_weights, open_clips, order_columns, table_and_root
     from longtake.data.tables.rows import read_numbers

@@ -28,6 +28,11 @@ class DatasetConfig(Section):
     captions: dict[str, NonNegativeFloat] | None = Field(
         None, min_length=1, description="caption columns and their probabilities (any scale); None: column text"
     )
+    caption_prefix: str | dict[str, str] = Field(
+        "",
+        description="what stands before every caption that does not begin with it, such as a trigger word; of a mix "
+        "also by its paths, as in {'mine.csv': 'ohwx dog, '}",
+    )
     balance: bool = Field(True, description="fill the slots of a step with equal predicted time; False: at random")
     cost: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | Literal["measure"] | None = Field(
         None,
@@ -105,6 +110,15 @@ class DatasetConfig(Section):
         if (self.data_path is None) == (self.mix is None):
             found = "neither is given" if self.mix is None else "both are given"
             raise ValueError(f"data_path, mix: {found}; give one table as data_path, or several with weights as mix")
+        return self
+
+    @model_validator(mode="after")
+    def _prefixes_are_of_tables(self) -> DatasetConfig:
+        names = {path for path, _ in self.mix or ()} | {self.data_path}
+        for name in self.caption_prefix if isinstance(self.caption_prefix, dict) else ():
+            if name not in names:
+                known = ", ".join(sorted(filter(None, names)))
+                raise ValueError(f"caption_prefix: {name!r} is no table of this dataset; choose one of {known}")
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from longtake.track.progress import TrainingProgress, make_console
     from longtake.track.trackers import (
         METRICS_FILE,
+        WANDB_ID_FILE,
         TrackedRun,
         TrackedVideo,
         Trackers,

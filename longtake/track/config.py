@@ -12,5 +12,6 @@ class TrackingConfig(Section):
 
     tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
     wandb: bool = Field(False, description="also log to Weights & Biases")
+    wandb_shared: bool = Field(False, description="`longtake watch` may write into the W&B run while it trains")
     wandb_project: str = Field("longtake", description="its project")
     wandb_entity: str | None = Field(None, description="the user or team it belongs to; None: the account's default")

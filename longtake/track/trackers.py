@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 METRICS_FILE = "metrics.jsonl"
-_WANDB_ID_FILE = "wandb_id.txt"
+WANDB_ID_FILE = "wandb_id.txt"
 _MOST_SIDE = 256  # pixels of a video in an event file
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class TrackedRun:
     config: TrackingConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # the whole config of the run, as plain data
     resume_step: int | None = None  # the step this start resumes from; what was written after it is removed
+    joins: Path | None = None  # the folder of another run, whose W&B run it writes into, on a step axis of its own
 
 
 @dataclass(frozen=True)
@@ -172,30 +173,34 @@ class WeightsAndBiases(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
-        id_file = run.folder / _WANDB_ID_FILE
+        id_file = (run.joins or run.folder) / WANDB_ID_FILE
         if not id_file.exists():
             write_whole(id_file, secrets.token_hex(4))
         facts = {"project": run.config.wandb_project, "entity": run.config.wandb_entity}
         facts |= {"name": run.folder.name, "config": dict(run.settings)}
         facts |= {"id": id_file.read_text(encoding="ascii").strip(), "dir": str(run.folder), "resume": "allow"}
+        if run.config.wandb_shared:
+            own = {"x_label": "watch", "x_primary": False, "x_update_finish_state": False} if run.joins else {}
+            facts["settings"] = wandb.Settings(mode="shared", **own)
         try:
             self._run = wandb.init(**facts)
         except wandb.errors.Error as error:
             raise UserError(
                 f"wandb = True: Weights & Biases did not start ({error}); run `wandb login`, or set WANDB_MODE=offline"
             ) from error
-        self._run.define_metric("global_step")
-        self._run.define_metric("*", step_metric="global_step")
+        self._axis = "watch/step" if run.joins else "global_step"
+        self._run.define_metric(self._axis)
+        self._run.define_metric("watch/*" if run.joins else "*", step_metric=self._axis)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"global_step": step, **values})
+        self._run.log({self._axis: step, **values})
 
     def show(self, step: int, videos: Sequence[TrackedVideo]) -> None:
         import wandb
 
         shown = {video.name: wandb.Image if video.path.suffix == ".png" else wandb.Video for video in videos}
         media = {video.name: shown[video.name](str(video.path), caption=video.caption) for video in videos}
-        self._run.log({"global_step": step, **media})
+        self._run.log({self._axis: step, **media})
 
     def close(self) -> None:
         self._run.finish()

@@ -264,9 +264,20 @@ class SlotDataset(Dataset[Batch]):
 
     def _suffixed(self, text: str, row: int, rate: float) -> str:
         score = self.table.motion_score[row] if self.config.vmaf else None
+        text = self.prefixed(text, row)
         facts = {"source_fps": self.table.fps[row], "fps_max": self.config.fps_max}
         facts |= {column: self.table.caption(row, column) for column in self.rules.facts}
         return caption(text, rate, score, self.rules.caption, facts=facts)
+
+    def prefixed(self, text: str, row: int) -> str:
+        """A caption with the `caption_prefix` of the table that its row is of."""
+        prefix = self.config.caption_prefix
+        if not isinstance(prefix, str):
+            of_mix = self.config.mix is not None and isinstance(self.table, MixedTable)
+            name = self.config.mix[self.table.number_of(row)][0] if of_mix else self.config.data_path
+            prefix = prefix.get(str(name), "")
+        bare = prefix.rstrip(" ,")
+        return text if text.startswith(bare) else prefix + text if text else bare
 
 
 def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tuple[list[int], np.ndarray]]:

@@ -139,11 +139,15 @@ class MixedTable:
         table, own = self._place(row)
         return table.caption(own, column) if column in table.captions else ""
 
-    def _place(self, row: int) -> tuple[ClipTable, int]:
-        """The table of a row, and its number there."""
+    def number_of(self, row: int) -> int:
+        """Which of the tables a row is of."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row}: the tables have {len(self)} rows")
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def _place(self, row: int) -> tuple[ClipTable, int]:
+        """The table of a row, and its number there."""
+        number = self.number_of(row)
         return self.tables[number], row - int(self._starts[number])
 
 

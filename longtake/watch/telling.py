@@ -1,0 +1,67 @@
+"""Taking alarms to people: the terminal, a log in the run's folder, a command, a webhook; each once, until it ends."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from longtake.small_files import parse_json
+from longtake.watch.alarms import Alarm
+
+FILE = "alarms.jsonl"
+_SECONDS = 30.0  # that a command or webhook may take
+
+
+@dataclass
+class Teller:
+    """Tells of the alarms of one run; what it has told stands in its log, so a restart does not tell it again."""
+
+    run: Path
+    say: Callable[[str], None]
+    command: str | None = None  # gets the alarm as JSON on its standard input
+    webhook: str | None = None  # an address that gets it by POST
+    _told: dict[tuple[str, str], Alarm] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (path := self.run / FILE).exists():
+            for line in filter(None, path.read_text("utf-8").splitlines()):
+                of = parse_json(line)
+                alarm = Alarm(**{key: of[key] for key in Alarm.__dataclass_fields__})
+                self._told[alarm.kind, alarm.subject] = alarm
+                if of["ended"]:
+                    del self._told[alarm.kind, alarm.subject]
+
+    def tell(self, alarms: Sequence[Alarm]) -> None:
+        """Takes what is new among the alarms of now to people, and notes what has ended."""
+        now = {(alarm.kind, alarm.subject): alarm for alarm in alarms}
+        for key, alarm in now.items():
+            if key not in self._told:
+                self.say(f"ALARM {self.run}: {alarm}")
+                self._note(alarm, ended=False)
+        for key in self._told.keys() - now.keys():
+            self.say(f"{self.run}: over: {self._told[key].kind}, of step {self._told[key].step}")
+            self._note(self._told[key], ended=True)
+        self._told = now
+
+    def _note(self, alarm: Alarm, ended: bool) -> None:
+        line = {"time": round(time.time(), 1), "run": str(self.run), "ended": ended, "text": str(alarm)} | asdict(alarm)
+        text = json.dumps(line)
+        with (self.run / FILE).open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+        if self.command is not None:
+            try:
+                subprocess.run(shlex.split(self.command), input=text, text=True, timeout=_SECONDS, check=True)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                self.say(f"--on-alarm {self.command!r}: {error}")
+        if self.webhook is not None:
+            request = urllib.request.Request(self.webhook, text.encode(), {"Content-Type": "application/json"})
+            try:
+                urllib.request.urlopen(request, timeout=_SECONDS).close()
+            except (OSError, ValueError) as error:
+                self.say(f"--webhook {self.webhook}: {error}")

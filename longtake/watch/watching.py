@@ -1,0 +1,244 @@
+"""The loop of `longtake watch`: checkpoints as they come, newest first, and alarms over the curves of their runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longtake.checkpoint import CheckpointInfo, held, leased, list_checkpoints
+from longtake.contracts import UserError
+from longtake.durable import write_whole
+from longtake.evaluate import LOSSES_FILE
+from longtake.generate import Video, read_video
+from longtake.parallel import start_world
+from longtake.track import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo, Trackers, read_lines
+from longtake.train import RunConfig, RunWithoutTable, is_training, read_run
+from longtake.train.health import read_launches
+from longtake.train.heldout import curves
+from longtake.train.stages import CONFIG_FILE
+from longtake.watch.alarms import Curves, alarms
+from longtake.watch.judging import FOLDER, Judge, for_one_process, lines_of, steps_saved, write_lines
+from longtake.watch.page import write_page
+from longtake.watch.telling import Teller
+
+_FREE_MIB = 600  # of memory that a GPU nobody uses may have taken
+_LAST_BYTES = 1 << 25  # of metrics.jsonl that alarms look at
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How runs are watched."""
+
+    overrides: tuple[str, ...] = ()  # of their configs, such as --validation.prompts FILE
+    device: str = "auto"
+    every: float = 30.0  # seconds between two looks
+    once: bool = False  # what there is now, and no more
+    metrics: str | None = None  # a command: `Judge.command`
+    on_alarm: str | None = None
+    webhook: str | None = None
+    pick: str = "all"  # checkpoints: all, last, first-of-pass
+    wandb_run: str | None = None  # id of the W&B run that is written into, or "new"; None: that of the run
+
+
+@dataclass
+class _Watched:
+    """One run that is watched."""
+
+    run: Path
+    config: RunConfig
+    changed: float  # when its config was written
+    teller: Teller
+    trackers: Trackers
+
+    def due(self, failed: set[Path], pick: str) -> CheckpointInfo | None:
+        """The newest whole checkpoint that is not judged yet, as it is now."""
+        judged = {(line["step"], line.get("saved")) for line in lines_of(self.run)}
+        found = [info for info in list_checkpoints(self.run) if info.complete and info.path not in failed]
+        if pick == "first-of-pass":
+            found = sorted({info.epoch: info for info in reversed(found)}.values(), key=lambda info: info.step)
+        elif pick == "last":
+            found = found[-1:]
+        return next((info for info in reversed(found) if (info.step, _saved(info)) not in judged), None)
+
+
+def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
+    """Looks after runs until Ctrl-C, or once. Raises `UserError` for what is no run, or has nothing to validate."""
+    os.nice(19 - os.nice(0))
+    with ExitStack() as stack:
+        watched = [stack.enter_context(_watched(run, options, say)) for run in runs]
+        device, world, judge, failed = None, None, None, set[Path]()
+        told = False
+        while True:
+            for one in watched:
+                one.teller.tell(alarms(curves_of(one.run)))
+            due = [(one, info) for one in watched if (info := one.due(failed, options.pick)) is not None]
+            if due and device is None:
+                device = _free_device(options.device, [one for one, _ in due])
+                if device is not None:
+                    world = stack.enter_context(start_world(device))
+                elif not told:
+                    told = True
+                    for one, _ in due:
+                        say(f"{one.run}: no free GPU is here: {_left_to(one)}")
+            if due and world is not None:
+                one, info = max(due, key=lambda pair: pair[1].when)
+                if judge is None or judge.run != one.run or _changed(one.run) != one.changed:
+                    if judge is not None:
+                        judge.close()
+                    one.config, one.changed = _read(one.run, options), _changed(one.run)
+                    judge = Judge(one.run, for_one_process(one.config, info.path), world, options.metrics, say)
+                    stack.callback(judge.close)
+                if not _judge(one, info, judge, say):
+                    failed.add(info.path)
+                continue
+            if options.once:
+                return
+            time.sleep(options.every)
+
+
+def _judge(one: _Watched, info: CheckpointInfo, judge: Judge, say: Say) -> bool:
+    """Validates a checkpoint, and takes what it shows to trackers, lines and the page; False where it cannot be."""
+    try:
+        with held(info.path), leased(info.path):
+            found = list(judge.judge(info.path, info.step))
+    except (OSError, UserError) as error:
+        if info.path.exists():
+            say(f"{info.path}: {error}")
+        return False
+    kept = [line for line in lines_of(one.run) if line["step"] != info.step]
+    write_lines(one.run, [*kept, *({**line, "saved": _saved(info)} for line, _ in found)])
+    for line, videos in found:
+        prefix = "watch/raw/" if line["weights"] == "raw" and len(found) > 1 else "watch/"
+        figures = {f"{prefix}{name}": value for name, value in line.get("videos", {}).items()}
+        one.trackers.log(info.step, {**(dict(curves(line, prefix)) if "loss" in line else {}), **figures})
+        one.trackers.show(info.step, [_tracked(video, prefix, judge) for video in videos])
+        loss = f"held-out loss {line['loss']:.5g}, " if "loss" in line else ""
+        say(f"{one.run}: step {info.step}, {line['weights']} weights: {loss}{len(videos)} videos")
+    page = write_page(one.run)
+    say(f"page: {page}")
+    return True
+
+
+def _tracked(video: Video, prefix: str, judge: Judge) -> TrackedVideo:
+    rate = judge.validation.config.fps_save
+    return TrackedVideo(f"{prefix}{video.prompt.name}", video.prompt.text, video.path, read_video(video.path), rate)
+
+
+def curves_of(run: Path) -> Curves:
+    """The curves of a run, as its folder has them; validations of the run itself are among them."""
+    own = run / LOSSES_FILE
+    lines = [*(read_lines(own) if own.exists() else []), *lines_of(run)]
+    weights = "ema" if any(line["weights"] == "ema" for line in lines) else "raw"
+    by_step: dict[int, Mapping[str, Any]] = {}
+    for line in lines:
+        if line["weights"] == weights:
+            by_step[line["step"]] = {**by_step.get(line["step"], {}), **line}
+    steps = sorted(by_step.items())
+    names = {name for line in by_step.values() for name in line.get("buckets", {})}
+    return Curves(
+        losses=_training_losses(run / METRICS_FILE),
+        held_out=[(step, float(line["loss"])) for step, line in steps if "loss" in line],
+        buckets={
+            name: [(step, float(of[name]["loss"])) for step, line in steps if name in (of := line.get("buckets", {}))]
+            for name in sorted(names)
+        },
+        motion=_figure(steps, "motion_of_data"),
+        diversity=_figure(steps, "diversity"),
+        checkpoints=steps_saved(run),
+    )
+
+
+def _figure(steps: Sequence[tuple[int, Mapping[str, Any]]], name: str) -> list[tuple[int, float]]:
+    return [(step, line["videos"][name]) for step, line in steps if name in line.get("videos", {})]
+
+
+def _training_losses(path: Path) -> list[tuple[int, float]]:
+    found = []
+    if path.exists():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            for text in file.read().splitlines():
+                with suppress(ValueError, KeyError, TypeError):
+                    line = json.loads(text)
+                    found.append((int(line["step"]), float(line["loss"])))
+    return found
+
+
+@contextmanager
+def _watched(run: Path, options: WatchOptions, say: Say) -> Iterator[_Watched]:
+    """A run to be watched, which nobody else watches meanwhile."""
+    config = _read(run, options)
+    folder = run / FOLDER
+    folder.mkdir(exist_ok=True)
+    with (folder / ".lock").open("a") as lock, ExitStack() as stack:
+        try:
+            with suppress(PermissionError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{run}: another `longtake watch` looks after it; end that one first") from None
+        own = options.wandb_run is not None
+        joins = config.wandb and (own or config.wandb_shared or not is_training(run))
+        if own and options.wandb_run != "new":
+            write_whole(folder / WANDB_ID_FILE, str(options.wandb_run))
+        if config.wandb and not joins:
+            say(f"{run}: nothing goes to Weights & Biases while it trains; train with wandb_shared = True for that")
+        told = config.model_copy(update={"wandb": joins})
+        trackers = Trackers(TrackedRun(folder, told, joins=folder if own else run))
+        stack.callback(trackers.close)
+        yield _Watched(run, config, _changed(run), Teller(run, say, options.on_alarm, options.webhook), trackers)
+
+
+def _read(run: Path, options: WatchOptions) -> RunConfig:
+    """A run's config, as it validates its checkpoints here."""
+    trained = read_run(str(run), schema=RunWithoutTable).value.validation
+    if trained is None and not any(word.startswith("--validation") for word in options.overrides):
+        raise UserError(f"{run}: has no `validation` section; add --validation.prompts prompts.csv")
+    config = read_run(str(run), [*options.overrides, "--validate_every", "1"], RunWithoutTable).value
+    share = config.validation.heldout if config.validation is not None else 0
+    if share != (trained.heldout if trained is not None else 0):
+        raise UserError(
+            f"--validation.heldout {share:g}: the run has not held back these clips; name other ones as "
+            "--validation.data_path"
+        )
+    return config
+
+
+def _left_to(one: _Watched) -> str:
+    every = read_run(str(one.run), schema=RunWithoutTable).value.validate_every
+    done = f"validations are left to its validate_every = {every}" if every else "it makes no validations itself either"
+    return f"{done}; checkpoints wait until one is free, and alarms go on"
+
+
+def _free_device(wanted: str, due: Sequence[_Watched]) -> str | None:
+    """Where checkpoints are validated: "cpu" where that is wanted, or runs train there too; else a GPU that nobody
+    uses, the only one that this process sees from then on; None where there is none."""
+    trained = {launch.device for one in due for launch in read_launches(one.run)[-1:]}
+    if wanted == "cpu" or (wanted == "auto" and trained <= {"cpu"}):
+        return "cpu"
+    query = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        rows = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+        free = [uuid.strip() for uuid, used in (row.split(",") for row in rows) if int(used) < _FREE_MIB]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    if not free:
+        return None
+    os.environ["CUDA_VISIBLE_DEVICES"] = free[-1]
+    return "cuda"
+
+
+def _changed(run: Path) -> float:
+    return (run / CONFIG_FILE).stat().st_mtime
+
+
+def _saved(info: CheckpointInfo) -> str:
+    return info.when.isoformat()

@@ -1,0 +1,120 @@
+"""`longtake watch` on a real tiny run: newest first, once each, with page, curves and leases; and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from longtake import watch
+from longtake.checkpoint import list_checkpoints
+from longtake.contracts import UserError
+from longtake.train import train_run
+from longtake.watch import watching
+from tests.pages import Page
+from tests.train.runs import write_config
+
+PROMPTS = ["a red circle moves left", "a blue square moves up"]
+SAMPLING = {"num_steps": 2, "guidance": 1.5, "resolution": "32px", "num_frames": 8, "aspect_ratio": "1:1"}
+VALIDATION = {"prompts": PROMPTS, "sampling_option": SAMPLING, "heldout": 0.3, "levels": [0.5], "ema": "both"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
+    config = write_config(
+        tmp_path_factory.mktemp("watched"),
+        clips,
+        validation=VALIDATION,
+        validate_every=6,
+        ckpt_every=3,
+        tensorboard=True,
+    )
+    return train_run(str(config), ("--max-steps", "6"), Console(file=io.StringIO())).folder
+
+
+def watched(run: Path, **options: object) -> list[str]:
+    said: list[str] = []
+    watch.watch_runs([run], watch.WatchOptions(once=True, **options), said.append)
+    return said
+
+
+def test_checkpoints_are_validated_once_newest_first_and_as_the_run_does_itself(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    script = "import json, os, sys; print(json.dumps({'files': len(os.listdir(sys.argv[1]))}))"
+    said = watched(run, metrics=f'{sys.executable} -c "{script}"')
+    validated = [line for line in said if ": step " in line]
+    assert [line.split("step ")[1].split(",")[0] for line in validated] == ["6", "6", "3", "3"]
+    lines = [json.loads(line) for line in (run / "watch" / "validation.jsonl").read_text().splitlines()]
+    own = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
+    at_6 = {line["weights"]: line["loss"] for line in own if line["step"] == 6}
+    assert {line["weights"]: line["loss"] for line in lines if line["step"] == 6} == pytest.approx(at_6, rel=1e-5)
+    assert lines[0]["videos"].keys() >= {
+        "motion",
+        "flicker",
+        "sharpness",
+        "drift",
+        "variety",
+        "motion_of_data",
+        "files",
+    }
+    made = (run / "watch" / "validation" / "step000006" / "prompt_0000.mp4").read_bytes()
+    assert made == (run / "validation" / "step000006" / "prompt_0000.mp4").read_bytes()
+    script = re.compile("<script>.*?</script>", re.DOTALL)  # of the two columns: no other page has one
+    page = Page(script.sub("", (run / "watch.html").read_text("utf-8")))
+    assert {"Curves", "Side by side", "Prompts by checkpoints", *PROMPTS} <= {text.split(".")[0] for text in page.texts}
+    assert len(page.pictures) == 3 * len(PROMPTS)  # step 0 of the run itself among them
+    assert list((run / "watch" / "tensorboard").iterdir())
+    assert not list((run / ".leases").iterdir())
+    assert watched(run) == []  # a restart finds all of it done
+    newer = list_checkpoints(run)[-1].path / "COMPLETE"
+    newer.write_text(newer.read_text().replace('"saved_at": "20', '"saved_at": "21'))  # the run has made it again
+    assert sum(": step 6" in line for line in watched(run)) == 2
+
+
+def test_without_a_free_gpu_it_leaves_validations_to_the_run_and_says_so(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    monkeypatch.setattr(
+        watching.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError("nvidia-smi"))
+    )
+    (said,) = watched(run, device="cuda")
+    assert "no free GPU is here: validations are left to its validate_every = 6" in said
+    assert not (run / "watch" / "validation").exists()
+
+
+def test_alarms_are_told_once_to_the_terminal_the_log_and_a_command_and_when_they_end(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    whole = (run / "metrics.jsonl").read_text()
+    bad = "".join(json.dumps({"step": step, "loss": "NaN"}) + "\n" for step in range(7, 12))
+    (run / "metrics.jsonl").write_text(whole + bad)
+    words = {"device": "cuda", "on_alarm": f"tee -a {tmp_path / 'heard'}"}
+    first, second = (watched(run, **words) for _ in range(2))
+    (alarm,) = [line for line in first if line.startswith("ALARM")]
+    assert "nan since step 7" in alarm
+    assert "go back to the checkpoint of step 6" in alarm
+    assert not any("nan" in line for line in second)
+    (run / "metrics.jsonl").write_text(whole)
+    assert any("over: nan" in line for line in watched(run, **words))
+    heard = [json.loads(line) for line in (tmp_path / "heard").read_text().replace("}{", "}\n{").splitlines()]
+    assert [(line["kind"], line["ended"]) for line in heard] == [("nan", False), ("nan", True)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("--validation.heldout", "0.1"), "has not held back these clips"),
+        (("--validation.clip", "3"), "validation.clip"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(trained: Path, overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        watched(trained, overrides=overrides)
