@@ -11,13 +11,13 @@ from typing import NamedTuple
 from longtake.contracts import UserError
 
 
-class _Preset(NamedTuple):
+class _Videos(NamedTuple):
     num_frames: int
     resolution: str
     batch_size: int
 
 
-PRESETS = {"low4s": _Preset(102, "360p", 8), "low16s": _Preset(408, "360p", 2), "high4s": _Preset(102, "720p", 2)}
+PRESETS = {"low4s": _Videos(102, "360p", 8), "low16s": _Videos(408, "360p", 2), "high4s": _Videos(102, "720p", 2)}
 PROMPTS = "samples/prompts.txt"
 _PLACES = ("outputs_speedrun", "outputs")
 
