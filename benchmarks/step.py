@@ -17,6 +17,9 @@ model by itself, like with like: weights and compute in one dtype, forward and b
 sharding, eager and compiled block by block. Contenders take turns, and the fastest of all repeats counts. The
 comparison is left out where diffusers is not installed, and on more than one rank.
 
+On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at 740 TFLOP/s
+and the fastest attention kernel found at this shape would take alone, over the step.
+
 MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
 `full ms` is the step of that depth: measured time x FLOPs of the whole / FLOPs of the blocks that ran.
 """
@@ -24,39 +27,28 @@ MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from machine import gib, now, percent, print_table, write_json
-from step_models import LATENT, SUBJECTS, Size, blocks_of, draws_of, objective_of, random_conditions, with_blocks
+from step_limits import GpuWatch, attention_rates, limit_seconds, time_by_class
+from step_models import LATENT, SUBJECTS, Size, blocks_of, random_conditions, with_blocks
 from step_overhead import TARGET_OVERHEAD, measure_overhead
+from step_run import How, OurStep, our_blocks
 
-from longtake.contracts import Bucket, Conditions, Slot
-from longtake.data.loading.draws import draw
-from longtake.diffusion import drop_text, micro_batch_loss
-from longtake.models import MMDiTConfig, build_denoiser
+from longtake.contracts import Bucket, Conditions
+from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import ModelSection
-from longtake.parallel import (
-    BlockCompiler,
-    Mesh,
-    ParallelConfig,
-    World,
-    initialise_sharded,
-    remat_blocks,
-    shard_model,
-    start_world,
-)
+from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.plan import Layout, MicroBatch, forecast_memory
 from longtake.system.encoders import device_dtype
 from longtake.track import peak_flops
 from longtake.train.config import RunConfig
-from longtake.train.optimizer import ShardedAdamW, clip_scale
-from longtake.train.optimizer.ema import Ema
 
 PHASES = ("data", "encode", "forward", "backward", "optimizer")
 DEFAULTS = RunConfig(  # of a run; of the model's section nothing is read
@@ -75,6 +67,7 @@ class Case:
     pixels: tuple[int, int, int]  # T, H, W
     batch: int
     text_tokens: int
+    peers: int = 1  # sequence peers that are emulated; pixels and text are one rank's share
 
     @property
     def bucket(self) -> Bucket:
@@ -90,7 +83,17 @@ class Case:
 
     def flops(self, config: ModelSection) -> int:
         """Model FLOPs of one rank's micro-batch, forward and backward."""
-        return 3 * self.batch * denoiser_class(config).forward_flops(config, self.latent_shape, self.text_tokens)
+        own = 3 * self.batch * denoiser_class(config).forward_flops(config, self.latent_shape, self.text_tokens)
+        return own + (self.peers - 1) * self._own_attention(config)  # of a peer: 1 / P of the heads, P times the tokens
+
+    @property
+    def attention_flops(self) -> int:
+        """Those of attention among them."""
+        return self.peers * self._own_attention(self.model)
+
+    def _own_attention(self, config: ModelSection) -> int:
+        width = denoiser_class(config).heads(config) * config.head_dim
+        return 3 * self.batch * sum(blocks_of(config)) * 4 * (self.tokens + self.text_tokens) ** 2 * width
 
     def conditions(self, **place: Any) -> Conditions:
         """Made-up ones, on a device and in a dtype."""
@@ -104,14 +107,17 @@ def main() -> None:
         _report_overhead(arguments)
         return
     with start_world(arguments.device) as world:
+        if arguments.seconds is None:
+            arguments.seconds = 10.0 if world.device.type == "cuda" and not arguments.tiny else 0.0
         cases = _cases(arguments, world)
         figures = [measure(case, world, arguments) for case in cases]
     if not world.is_main:
         return
     head = ("model", "blocks", "TxHxW", "tokens", "batch", *(f"{phase} ms" for phase in PHASES), "step ms", "tokens/s")
-    print_table(
-        (*head, "MFU", "full ms", "GiB", "GiB forecast", "peer eager", "peer compiled"), list(map(_row, figures))
-    )
+    tail = ("MFU", "of limit", "full ms", "GiB", "GiB forecast", "peer eager", "peer compiled")
+    print_table((*head, *tail), list(map(_row, figures)))
+    for line in figures if arguments.profile else ():
+        print("  ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(line["classes_ms"].items())))
     print("peer: its forward and backward over our model's, above 1 we are faster")
     write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
 
@@ -120,9 +126,8 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     """The figures of one case: ours first alone, for its peak memory, then in turns with the peer."""
     dtype = device_dtype(DEFAULTS.dtype, world.device)
     mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
-    remat = tuple(arguments.remat or [0] * len(blocks_of(case.model)))
-    compiled_step = world.device.type == "cuda" if arguments.compiled_step is None else arguments.compiled_step
-    step = OurStep(case, mesh, world, dtype, remat, compiled_step)
+    how = _how(arguments, case, world)
+    step = OurStep(case, mesh, world, dtype, how, DEFAULTS)
     _reset_peak(world)
     for _ in range(arguments.warmup):
         step.run()
@@ -130,21 +135,25 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     contenders: dict[str, Callable[[], None]] = {}
     if arguments.peer and world.size == 1:
         peer = SUBJECTS[arguments.model].peer
-        peers = peer(case.model, case, world.device, dtype, remat, compiled=arguments.compile)
+        peers = peer(case.model, case, world.device, dtype, how.remat, compiled=arguments.compile)
         for name, run in peers.items():
-            contenders[f"ours {name}"] = our_blocks(case, world.device, dtype, remat, compiled=name == "compiled")
+            contenders[f"ours {name}"] = our_blocks(case, world.device, dtype, how.remat, compiled=name == "compiled")
             contenders[f"peer {name}"] = run
         for run in contenders.values():
             for _ in range(arguments.warmup):
                 run()
-    phases: dict[str, float] = dict.fromkeys(PHASES, float("inf"))
-    best = {name: float("inf") for name in ("step", *contenders)}
-    for _ in range(arguments.repeats):
-        for name, seconds in step.phases().items():
-            phases[name] = min(phases[name], seconds)
-        for name, run in {"step": step.run, **contenders}.items():
-            best[name] = min(best[name], _seconds(run, world))
+    seconds, taken = arguments.seconds, {name: [] for name in ("step", *contenders)}
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
+    with GpuWatch() as watch:
+        while len(taken["step"]) < arguments.repeats or sum(taken["step"]) < seconds:
+            for name, spent in step.phases().items() if len(phases["data"]) < arguments.repeats else ():
+                phases[name].append(spent)
+            for name, run in {"step": step.run, **contenders}.items():
+                taken[name].append(_seconds(run, world))
+    typical = median if world.device.type == "cuda" else min
+    best = {name: typical(spent) for name, spent in taken.items()}
     flops, whole = case.flops(case.model), case.flops(case.whole)
+    limit = limit_seconds(flops, case.attention_flops, _attention_rates(case, dtype, world, arguments))
     device_peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
     ways = [way for way in ("eager", "compiled") if f"peer {way}" in contenders]
     figures = {
@@ -157,109 +166,27 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
         "text_tokens": case.text_tokens,
         "batch": case.batch,
         "dtype": str(dtype).removeprefix("torch."),
-        "remat": list(remat),
         "zero": arguments.zero,
-        "compiled_step": compiled_step,
-        "phases_ms": {name: 1e3 * seconds for name, seconds in phases.items()},
+        **asdict(how),
+        "phases_ms": {name: 1e3 * typical(spent) for name, spent in phases.items()},
         "step_ms": 1e3 * best["step"],
         "tokens_per_second": world.size * case.batch * case.tokens / best["step"],
         "tflops_per_device": flops / best["step"] / 1e12,
         "mfu": flops / best["step"] / device_peak if device_peak else None,
         "full_step_ms": 1e3 * best["step"] * whole / flops,
+        "limit_ms": limit and 1e3 * limit,
+        "share_of_limit": limit and limit / best["step"],
+        "runs": len(taken["step"]),
+        **watch.figures,
+        "classes_ms": time_by_class(step.run, world.device) if arguments.profile else None,
         "peak_bytes": peak,
-        "forecast_bytes": _forecast(case, mesh, dtype, remat),
+        "forecast_bytes": _forecast(case, mesh, dtype, how.remat),
         "blocks_ms": {name: 1e3 * best[name] for name in contenders},
         "peer_over_ours": {way: best[f"peer {way}"] / best[f"ours {way}"] for way in ways},
     }
     del step, contenders
     world.free_memory()
     return figures
-
-
-class OurStep:
-    """One rank's step: the trainer's own parts, on made-up latents and embeddings."""
-
-    def __init__(
-        self, case: Case, mesh: Mesh, world: World, dtype: torch.dtype, remat: tuple[int, ...], compiled: bool
-    ) -> None:
-        self.case, self.mesh, self.world, self.count = case, mesh, world, 0
-        with torch.device("meta"):
-            self.model = build_denoiser(case.model)
-        if compiled:
-            BlockCompiler().compile(self.model)
-        remat_blocks(self.model, remat)
-        shard_model(self.model, mesh, dtype)
-        initialise_sharded(self.model, world.device, seed=1)
-        self.optimizer = ShardedAdamW(self.model, DEFAULTS)
-        self.ema = Ema(self.model, 0.99)
-        self.objective, self.draws = objective_of(case.model), draws_of(case.model)
-        self.latents = torch.randn(case.batch, *case.latent_shape)
-        self.conditions = case.conditions()
-        self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
-
-    def run(self) -> None:
-        """A whole step."""
-        for _ in self._steps():
-            pass
-
-    def phases(self) -> dict[str, float]:
-        """Seconds of each phase of a step, the device waited for after each."""
-        seconds, start = {}, now(self.world.device)
-        for phase in self._steps():
-            end = now(self.world.device)
-            seconds[phase], start = end - start, end
-        return seconds
-
-    def _steps(self) -> Iterator[str]:
-        """The phases one after the other: yields the name of each when it is done."""
-        case, device = self.case, self.world.device
-        draws = draw(_slot(case, self.count), 1, 0, LATENT, self.draws)
-        yield "data"
-        with torch.no_grad():
-            draws = {name: numbers.to(device, non_blocking=True) for name, numbers in draws.items()}
-            weights = torch.ones(case.batch, device=device)
-            given = self.conditions.map(lambda tensor: tensor.to(device))
-            uniforms = dict(zip(given, draws["dropout"].unbind(1), strict=True))
-            conditions = drop_text(given, self.empty, uniforms, dict.fromkeys(given, 0.1))
-            noised = self.objective.noise(self.latents.to(device), draws, weights)
-        yield "encode"
-        prediction = self.model(noised.x, noised.t, conditions)
-        loss = micro_batch_loss(self.objective.loss, prediction, noised, weights, case.batch)
-        yield "forward"
-        loss.backward()
-        yield "backward"
-        norm = self.optimizer.grad_square_sum().sqrt()
-        self.optimizer.step(1e-5, clip_scale(norm, 1.0))
-        self.count += 1
-        self.ema.update(self.count)
-        yield "optimizer"
-
-
-def our_blocks(
-    case: Case, device: torch.device, dtype: torch.dtype, remat: tuple[int, ...], compiled: bool
-) -> Callable[[], None]:
-    """A call that runs forward and backward of our model once, without a trainer around it, and frees the gradients."""
-    with torch.device(device):
-        model = build_denoiser(case.model).to(dtype)
-    if compiled:
-        BlockCompiler(dynamic=False).compile(model)
-    remat_blocks(model, remat)
-    x = torch.randn(case.batch, *case.latent_shape, device=device, dtype=dtype)
-    conditions = case.conditions(device=device, dtype=dtype)
-    t = torch.rand(case.batch, device=device) * objective_of(case.model).noise_time
-    target = torch.randn_like(x, dtype=torch.float32)
-
-    def run() -> None:
-        (model(x, t, conditions).float() - target).square().mean().backward()
-        model.zero_grad(set_to_none=True)
-
-    return run
-
-
-def _slot(case: Case, number: int) -> Slot:
-    samples = np.arange(case.batch, dtype=np.uint64) + np.uint64(number * case.batch)
-    rows = np.zeros(case.batch, np.int64)
-    return Slot(case.bucket, 0, rows, samples, samples, np.ones(case.batch, np.float32))
 
 
 def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, ...]) -> int:
@@ -288,7 +215,28 @@ def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:
     def batch(shape: tuple[int, int, int]) -> int:
         return arguments.batch or (size.batches.get(shape[0], 1) if shape[1:] == size.sides else 1)
 
-    return [Case(model, size.model, shape, batch(shape), size.text_tokens) for shape in shapes]
+    peers = arguments.sequence
+    if any(shape[1] % (16 * peers) for shape in shapes):
+        raise SystemExit(f"--sequence {peers}: every height must divide by {16 * peers}")
+    shares = {shape: (shape[0], shape[1] // peers, shape[2]) for shape in shapes}
+    text = size.text_tokens // peers
+    return [Case(model, size.model, shares[shape], batch(shape), text, peers) for shape in shapes]
+
+
+def _how(arguments: argparse.Namespace, case: Case, world: World) -> How:
+    compiled = world.device.type == "cuda" if arguments.compiled_step is None else arguments.compiled_step
+    remat = tuple(arguments.remat or [0] * len(blocks_of(case.model)))
+    given = arguments.static, arguments.budget, arguments.attention, arguments.lora, arguments.latents
+    return How(remat, compiled, *given, arguments.sequence)
+
+
+def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of the kernels at hand, at the shape that a rank's attention has; none on a CPU, which has no known limit."""
+    if world.device.type != "cuda":
+        return {}
+    heads, length = denoiser_class(case.model).heads(case.model), case.tokens + case.text_tokens
+    shape = case.batch, length * case.peers, heads // case.peers, case.model.head_dim
+    return attention_rates(shape, dtype, world.device, seconds=min(1.0, arguments.seconds))
 
 
 def _report_overhead(arguments: argparse.Namespace) -> None:
@@ -316,6 +264,7 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
         f"{line['step_ms']:.1f}",
         f"{line['tokens_per_second']:,.0f}",
         percent(line["mfu"]),
+        percent(line["share_of_limit"]),
         f"{line['full_step_ms']:.0f}",
         gib(line["peak_bytes"]),
         gib(line["forecast_bytes"]),
@@ -345,6 +294,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--remat", type=int, nargs="+", metavar="N", help="blocks computed again, of each list")
     parser.add_argument("--zero", type=int, choices=(2, 3), default=3)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--attention", default="auto", help="kernel, as model.attention names it")
+    parser.add_argument("--budget", type=float, default=0.0, help="as model.grad_ckpt_budget, of the blocks of --remat")
+    parser.add_argument("--static", action="store_true", help="a graph for each shape")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of that rank alone")
+    parser.add_argument("--latents", choices=("stored", "online"), default="stored", help="online: pixels are encoded")
+    parser.add_argument("--sequence", type=int, default=1, help="be one of so many sequence peers, which are emulated")
+    parser.add_argument("--profile", action="store_true", help="time of the device by class of kernel")
+    parser.add_argument("--seconds", type=float, help="measure for so long at least; default: 10 on CUDA")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)

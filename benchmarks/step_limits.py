@@ -1,0 +1,149 @@
+"""What a step is held against: the limit of its matrix products and attention, and where the device's time goes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from machine import now
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from longtake.models.attention import Attention
+
+GEMM_RATE = 740e12  # FLOP/s that products of this size are taken to sustain on an H200
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+CLASSES = {  # the first that is found in the name of a kernel, on a CPU of an operator
+    "attention": r"flash|fmha|sdpa|attention|softmax",
+    "convolution": r"conv|fprop|dgrad|wgrad|winograd",
+    "gemm": r"gemm|nvjet|cutlass|cublas|_scaled_mm|::addmm|::mm|::bmm|::linear|matmul",
+    "copy": r"memcpy|memset|copy|nccl|::cat|::clone|::contiguous|::fill_|::zero_",
+}
+
+
+def time_by_class(run: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """Milliseconds of the device in one call, by class of kernel; what has none is "elementwise"."""
+    on_gpu, found = device.type == "cuda", defaultdict(float)
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=kinds) as trace:
+        run()
+        now(device)
+    for event in trace.key_averages():
+        if on_gpu and event.device_type != DeviceType.CUDA:
+            continue
+        time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        name = event.key.lower()
+        found[next((kind for kind, words in CLASSES.items() if re.search(words, name)), "elementwise")] += time / 1e3
+    return dict(found)
+
+
+def attention_rates(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seconds: float) -> dict[str, Any]:
+    """FLOP/s of attention over q, k, v of `shape` (B, L, N, K), forward and backward, by kernel; on a CPU of the one it
+    has. A kernel that refuses is left out."""
+    batch, length, heads, width = shape
+    forward_flops = 4 * batch * length**2 * heads * width
+    q, k, v = (torch.randn(batch, heads, length, width, device=device, dtype=dtype, requires_grad=True) for _ in "qkv")
+    found = {}
+    for name, backend in (BACKENDS if device.type == "cuda" else {"cpu": SDPBackend.FLASH_ATTENTION}).items():
+        try:
+            with sdpa_kernel(backend):
+                out = F.scaled_dot_product_attention(q, k, v)
+                grad = torch.randn_like(out)
+                forward = median_seconds(lambda: F.scaled_dot_product_attention(q, k, v), device, seconds)
+                both = partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True)
+                backward = median_seconds(both, device, seconds)
+        except RuntimeError as error:
+            print(f"attention by {name}: {str(error).splitlines()[0]}")
+            continue
+        found[name] = {"forward": forward_flops / forward, "backward": 2.5 * forward_flops / backward}
+    return found
+
+
+def limit_seconds(flops: float, attention: float, rates: dict[str, Any]) -> float | None:
+    """Seconds of a step of nothing but matrix products and the fastest attention. `flops`: of the model, forward and
+    backward; `attention`: those of attention, whose backward makes 2.5 times its forward's. None without rates."""
+    if not rates:
+        return None
+    forward = attention / 3
+    fastest = min(forward / rate["forward"] + 2.5 * forward / rate["backward"] for rate in rates.values())
+    return (flops - attention) / GEMM_RATE + fastest
+
+
+def emulate_peers(model: nn.Module, peers: int) -> None:
+    """Makes attention that of one of `peers` sequence peers (Ulysses): tokens of all, a share of the heads. What they
+    would exchange is copied, so each exchange costs a pass over memory and none over links."""
+    for module in model.modules():
+        if isinstance(module, Attention) and peers > 1:
+            module.forward = partial(_as_peer, module.forward, peers)
+
+
+def _as_peer(forward: Callable[..., Tensor], peers: int, *joined: Tensor) -> Tensor:
+    def to_heads(x: Tensor) -> Tensor:  # [B, L, N, K] -> [B, P L, N / P, K]
+        batch, length, heads, width = x.shape
+        x = x.reshape(batch, length, peers, heads // peers, width)
+        return x.transpose(1, 2).reshape(batch, peers * length, heads // peers, width)
+
+    out = forward(*map(to_heads, joined))
+    batch, length, heads, width = out.shape
+    out = out.reshape(batch, peers, length // peers, heads, width).transpose(1, 2)
+    return out.reshape(batch, length // peers, peers * heads, width)
+
+
+def samples_of(run: Callable[[], object], device: torch.device, seconds: float, repeats: int) -> list[float]:
+    """Seconds of calls: at least `repeats`, and for `seconds` together."""
+    found: list[float] = []
+    while len(found) < repeats or sum(found) < seconds:
+        start = now(device)
+        run()
+        found.append(now(device) - start)
+    return found
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, seconds: float, repeats: int = 3) -> float:
+    """The median of `samples_of`, once it has run."""
+    run()
+    return median(samples_of(run, device, seconds, repeats))
+
+
+class GpuWatch:
+    """Clock and power of the first GPU while a context lasts: `figures` has their medians, nothing without a GPU."""
+
+    _QUERY = (
+        "nvidia-smi",
+        "--query-gpu=clocks.sm,power.draw",
+        "--format=csv,noheader,nounits",
+        "-i",
+        "0",
+        "-lms",
+        "200",
+    )
+
+    def __enter__(self) -> GpuWatch:
+        self.figures: dict[str, float] = {}
+        self._lines: list[str] = []
+        self._process = None
+        if torch.cuda.is_available():
+            self._process = subprocess.Popen(self._QUERY, stdout=subprocess.PIPE, text=True)
+            self._reader = threading.Thread(target=lambda: self._lines.extend(self._process.stdout), daemon=True)
+            self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        self._reader.join(5)
+        pairs = [line.split(",") for line in self._lines if line.count(",") == 1]
+        if pairs:
+            clocks, watts = zip(*((float(clock), float(power)) for clock, power in pairs), strict=True)
+            self.figures = {"clock_mhz": median(clocks), "watts": median(watts)}

@@ -1,0 +1,188 @@
+"""One rank's step as `step.py` measures it, put together as a run would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from machine import now
+from step_limits import emulate_peers
+from step_models import LATENT, draws_of, objective_of
+from torch import nn
+
+from longtake.contracts import Bucket, Conditions, Slot
+from longtake.data import to_unit
+from longtake.data.loading.draws import draw
+from longtake.diffusion import drop_text, micro_batch_loss
+from longtake.encoders import HunyuanVAEConfig
+from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+from longtake.families import family_of
+from longtake.models import build_denoiser, choose_attention, use_attention
+from longtake.models.config import LoraConfig, ModelSection
+from longtake.models.lora import adapt
+from longtake.parallel import (
+    BlockCompiler,
+    Mesh,
+    World,
+    initialise_sharded,
+    local_tensor,
+    remat_blocks,
+    shard_model,
+)
+from longtake.system.lora import adapter_sizes
+from longtake.train.config import RunConfig
+from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.optimizer.ema import Ema
+
+
+class Sizes(Protocol):
+    """What a step is made of."""
+
+    model: ModelSection
+    batch: int
+
+    @property
+    def bucket(self) -> Bucket: ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]: ...
+
+    def conditions(self, **place: Any) -> Conditions: ...
+
+
+@dataclass(frozen=True)
+class How:
+    """In which way the model computes."""
+
+    remat: tuple[int, ...]  # blocks computed again, of each list
+    compiled: bool
+    static: bool  # a graph for each shape
+    budget: float  # share of what a block computed again keeps
+    attention: str
+    lora: int | None  # rank of adapters that train in place of the weights
+    latents: str | None  # "online": pixels are encoded, by an autoencoder of random weights; "stored"
+    sequence: int  # peers, of which this rank is one; the others are emulated
+
+    def build(self, model: ModelSection, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """The model on the meta device."""
+        with torch.device("meta"):
+            found = build_denoiser(model)
+        if self.lora:
+            sizes = adapter_sizes(family_of(model).weight_format, found, LoraConfig(rank=self.lora), {})
+            adapt(found, sizes, "dense", dtype)
+        use_attention(found, choose_attention(self.attention, device, dtype, model.head_dim))
+        emulate_peers(found, self.sequence)
+        if self.budget:  # the compiler is to see what is kept
+            remat_blocks(found, self.remat, budget=self.budget)
+        if self.compiled:
+            BlockCompiler(dynamic=not self.static).compile(found)
+        if not self.budget:
+            remat_blocks(found, self.remat)
+        return found
+
+
+class OurStep:
+    """One rank's step: the trainer's own parts, on made-up latents and embeddings."""
+
+    def __init__(
+        self, case: Sizes, mesh: Mesh, world: World, dtype: torch.dtype, how: How, defaults: RunConfig
+    ) -> None:
+        self.case, self.mesh, self.world, self.count = case, mesh, world, 0
+        self.model = how.build(case.model, world.device, dtype)
+        adapters = {name for name, p in self.model.named_parameters() if p.requires_grad} if how.lora else set()
+        shard_model(self.model, mesh, dtype)
+        initialise_sharded(self.model, world.device, seed=1, given=adapters)
+        for name, parameter in self.model.named_parameters():
+            if name in adapters:
+                local_tensor(parameter.data).normal_(0, 0.01)
+        self.optimizer = ShardedAdamW(self.model, defaults)
+        self.ema = Ema(self.model, 0.99)
+        self.objective, self.draws = objective_of(case.model), draws_of(case.model)
+        self.latents = torch.randn(case.batch, *case.latent_shape)
+        self.autoencoder = None
+        if how.latents == "online":
+            small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if min(case.bucket.shape[1:]) < 128 else {}
+            self.autoencoder = random_autoencoder(HunyuanVAEConfig(**small), world.device, dtype)
+            self.pixels = torch.randint(256, (case.batch, 3, *case.bucket.shape), dtype=torch.uint8)
+        self.conditions = case.conditions()
+        self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
+
+    def run(self) -> None:
+        """A whole step."""
+        for _ in self._steps():
+            pass
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of a step, the device waited for after each."""
+        seconds, start = {}, now(self.world.device)
+        for phase in self._steps():
+            end = now(self.world.device)
+            seconds[phase], start = end - start, end
+        return seconds
+
+    def _steps(self) -> Iterator[str]:
+        """The phases one after the other: yields the name of each when it is done."""
+        case, device = self.case, self.world.device
+        draws = draw(_slot(case, self.count), 1, 0, LATENT, self.draws)
+        yield "data"
+        with torch.no_grad():
+            draws = {name: numbers.to(device, non_blocking=True) for name, numbers in draws.items()}
+            weights = torch.ones(case.batch, device=device)
+            given = self.conditions.map(lambda tensor: tensor.to(device))
+            uniforms = dict(zip(given, draws["dropout"].unbind(1), strict=True))
+            conditions = drop_text(given, self.empty, uniforms, dict.fromkeys(given, 0.1))
+            latents = self.latents.to(device)
+            if self.autoencoder is not None:
+                latents = self.autoencoder.posterior(to_unit(self.pixels.to(device)))["mean"].float()
+            noised = self.objective.noise(latents, draws, weights)
+        yield "encode"
+        prediction = self.model(noised.x, noised.t, conditions)
+        loss = micro_batch_loss(self.objective.loss, prediction, noised, weights, case.batch)
+        yield "forward"
+        loss.backward()
+        yield "backward"
+        norm = self.optimizer.grad_square_sum().sqrt()
+        self.optimizer.step(1e-5, clip_scale(norm, 1.0))
+        self.count += 1
+        self.ema.update(self.count)
+        yield "optimizer"
+
+
+def random_autoencoder(section: HunyuanVAEConfig, device: torch.device, dtype: torch.dtype) -> Autoencoder:
+    """An encoder with random weights."""
+    found = build_autoencoder(section, dtype)
+    for module in found.encoding.values():
+        module.to_empty(device=device)
+        for tensor in module.state_dict().values():
+            tensor.normal_(0, 0.02)
+    return found
+
+
+def our_blocks(
+    case: Sizes, device: torch.device, dtype: torch.dtype, remat: tuple[int, ...], compiled: bool
+) -> Callable[[], None]:
+    """A call that runs forward and backward of our model once, without a trainer around it, and frees the gradients."""
+    with torch.device(device):
+        model = build_denoiser(case.model).to(dtype)
+    if compiled:
+        BlockCompiler(dynamic=False).compile(model)
+    remat_blocks(model, remat)
+    x = torch.randn(case.batch, *case.latent_shape, device=device, dtype=dtype)
+    conditions = case.conditions(device=device, dtype=dtype)
+    t = torch.rand(case.batch, device=device) * objective_of(case.model).noise_time
+    target = torch.randn_like(x, dtype=torch.float32)
+
+    def run() -> None:
+        (model(x, t, conditions).float() - target).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    return run
+
+
+def _slot(case: Sizes, number: int) -> Slot:
+    samples = np.arange(case.batch, dtype=np.uint64) + np.uint64(number * case.batch)
+    rows = np.zeros(case.batch, np.int64)
+    return Slot(case.bucket, 0, rows, samples, samples, np.ones(case.batch, np.float32))
