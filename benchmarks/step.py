@@ -132,16 +132,7 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     for _ in range(arguments.warmup):
         step.run()
     peak = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else None
-    contenders: dict[str, Callable[[], None]] = {}
-    if arguments.peer and world.size == 1:
-        peer = SUBJECTS[arguments.model].peer
-        peers = peer(case.model, case, world.device, dtype, how.remat, compiled=arguments.compile)
-        for name, run in peers.items():
-            contenders[f"ours {name}"] = our_blocks(case, world.device, dtype, how.remat, compiled=name == "compiled")
-            contenders[f"peer {name}"] = run
-        for run in contenders.values():
-            for _ in range(arguments.warmup):
-                run()
+    contenders = _contenders(case, world, arguments, dtype, how) if arguments.peer and world.size == 1 else {}
     seconds, taken = arguments.seconds, {name: [] for name in ("step", *contenders)}
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
     with GpuWatch() as watch:
@@ -221,6 +212,20 @@ def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:
     shares = {shape: (shape[0], shape[1] // peers, shape[2]) for shape in shapes}
     text = size.text_tokens // peers
     return [Case(model, size.model, shares[shape], batch(shape), text, peers) for shape in shapes]
+
+
+def _contenders(
+    case: Case, world: World, arguments: argparse.Namespace, dtype: torch.dtype, how: How
+) -> dict[str, Callable[[], None]]:
+    """Our model by itself and the peer's, each eager and compiled, warm."""
+    found, peer = {}, SUBJECTS[arguments.model].peer
+    for name, run in peer(case.model, case, world.device, dtype, how.remat, compiled=arguments.compile).items():
+        found[f"ours {name}"] = our_blocks(case, world.device, dtype, how.remat, compiled=name == "compiled")
+        found[f"peer {name}"] = run
+    for run in found.values():
+        for _ in range(arguments.warmup):
+            run()
+    return found
 
 
 def _how(arguments: argparse.Namespace, case: Case, world: World) -> How:

@@ -47,12 +47,17 @@ def time_by_class(run: Callable[[], object], device: torch.device) -> dict[str, 
     return dict(found)
 
 
-def attention_rates(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seconds: float) -> dict[str, Any]:
+def attention_rates(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, seconds: float, joined: bool = False
+) -> dict[str, Any]:
     """FLOP/s of attention over q, k, v of `shape` (B, L, N, K), forward and backward, by kernel; on a CPU of the one it
-    has. A kernel that refuses is left out."""
+    has. `joined`: v is a slice of one buffer of all three. A kernel that refuses is left out."""
     batch, length, heads, width = shape
     forward_flops = 4 * batch * length**2 * heads * width
-    q, k, v = (torch.randn(batch, heads, length, width, device=device, dtype=dtype, requires_grad=True) for _ in "qkv")
+    buffer = torch.randn(batch, length, 3, heads, width, device=device, dtype=dtype)
+    q, k, v = (x.transpose(1, 2) for x in buffer.unbind(2))
+    q, k, v = (x.detach().requires_grad_() for x in (q.contiguous(), k.contiguous(), v if joined else v.contiguous()))
+    del buffer
     found = {}
     for name, backend in (BACKENDS if device.type == "cuda" else {"cpu": SDPBackend.FLASH_ATTENTION}).items():
         try:

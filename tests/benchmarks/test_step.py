@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,40 @@ def test_a_step_is_timed_in_its_phases(tmp_path: Path, model: str, remat: tuple[
         assert min(line["phases_ms"].values()) > 0
         assert line["tokens_per_second"] > 0
         assert line["forecast_bytes"] > 0
+
+
+def commands(folder: Path, part: str, **variables: str) -> list[list[str]]:
+    """The programs that a part of `gpu.sh` starts, with their words."""
+    python, said = folder / "python", folder / "said"
+    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{said}\n')
+    python.chmod(0o755)
+    said.write_text("")
+    environment = {**os.environ, "PYTHON": str(python), "OUT": str(folder), **variables}
+    subprocess.run([ROOT / "benchmarks" / "gpu.sh", part], env=environment, check=True, capture_output=True)
+    return [line.split() for line in said.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_every_part_for_a_gpu_runs_small_and_its_own_words_are_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = subprocess.run([ROOT / "benchmarks" / "gpu.sh"], capture_output=True, text=True, check=True).stdout
+    parts = listed.split(": ")[1].split()
+    assert parts[0] == "kernels"
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for part in parts:
+        for program, *words in commands(tmp_path, part):
+            if Path(program).stem == "step":
+                monkeypatch.setattr(sys, "argv", [program, *words])
+                asked = import_module("step")._arguments()
+                assert asked.remat is None or len(asked.remat) == len(asked.blocks)
+        if part in ("encoders", "online") and not find_spec("diffusers"):
+            continue
+        for program, *words in commands(tmp_path, part, TINY="1"):
+            line = [sys.executable, "-m", "tests.benchmarks.program", Path(program).stem, *words]
+            done = forks.run(line, timeout=600)
+            assert done.returncode == 0, done.stderr
+            assert json.loads(Path(words[-1]).read_text())["figures"]["runs"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""Rates of what a step is made of, one by one: matrix products, attention, the autoencoder, T5.
+
+python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
+python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
+python benchmarks/kernels.py gemm attention vae t5 --tiny --device cpu      small ones, to see that it runs
+
+FLOP/s are medians over `--seconds` of each. Products are [M, K] x [K, N]: forward, the gradient of the input and that
+of the weight. Attention's backward counts as 2.5 times its forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import print_table, write_json
+from step_limits import GpuWatch, attention_rates, median_seconds
+from step_run import random_autoencoder
+
+from longtake.encoders import HunyuanVAEConfig
+from longtake.encoders.cost import autoencoder_cost
+
+ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 12288, 15360, 21504)
+ATTENTION = (  # B, L, N, K
+    (3, 8960, 24, 128),
+    (1, 21248, 24, 128),
+    (2, 76544, 6, 128),
+    (1, 17776, 48, 64),
+    (30, 1590, 16, 72),
+    (1590, 30, 16, 72),
+)
+TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128}
+
+
+def main() -> None:
+    """Measures the parts that are asked for and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=tuple(PARTS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, help="of each; default: 1 on CUDA")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    arguments.device = torch.device(arguments.device)
+    if arguments.seconds is None:
+        arguments.seconds = 1.0 if arguments.device.type == "cuda" and not arguments.tiny else 0.0
+    lines = []
+    with GpuWatch() as watch:
+        for part in arguments.parts:
+            for line in PARTS[part](arguments):
+                lines.append({"part": part, **line})
+                print(f"{part}: {line['what']}: {line['ms']:.3f} ms, {line['tflops']:.1f} TFLOP/s", flush=True)
+    print_table(("part", "what", "ms", "TFLOP/s"), [_row(line) for line in lines])
+    write_json(arguments.json, "kernels", {"tiny": arguments.tiny, **watch.figures, "runs": lines})
+
+
+def products(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Linear layers of the 11B model: bf16, and fp8 where the device has it."""
+    rows, inner, outer = ((64,), 32, (48,)) if arguments.tiny else (ROWS, INNER, OUTER)
+    device, kinds = arguments.device, ["bf16"]
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
+        kinds.append("fp8")
+    for m in rows:
+        for k, n in [*((inner, width) for width in outer), *((width, inner) for width in outer if width != inner)]:
+            for way, (a, b, c) in {"forward": (m, k, n), "dgrad": (m, n, k), "wgrad": (n, m, k)}.items():
+                for kind in kinds:
+                    seconds = median_seconds(_product(kind, a, b, c, device), device, arguments.seconds)
+                    yield _line(f"{way} {kind} [{a}, {b}] x [{b}, {c}]", seconds, 2 * m * k * n)
+
+
+def _product(kind: str, m: int, k: int, n: int, device: torch.device) -> Callable[[], object]:
+    a, b = (torch.randn(*size, device=device, dtype=torch.bfloat16) for size in ((m, k), (n, k)))
+    if kind == "bf16":
+        return lambda: a @ b.t()
+    a, b = (x.to(torch.float8_e4m3fn) for x in (a, b))
+    one = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each kernel at each shape, v by itself and as a slice of one buffer with q and k."""
+    for shape in ((2, 64, 2, 16),) if arguments.tiny else ATTENTION:
+        flops = 4 * shape[0] * shape[1] ** 2 * shape[2] * shape[3]
+        for joined in (False, True):
+            rates = attention_rates(shape, torch.bfloat16, arguments.device, arguments.seconds, joined)
+            for kernel, rate in rates.items():
+                name = f"{kernel} {shape}{', v a slice' * joined}"
+                yield _line(f"{name}, forward", flops / rate["forward"], flops)
+                yield _line(f"{name}, backward", 2.5 * flops / rate["backward"], 2.5 * flops)
+
+
+def autoencoder(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """HunyuanVideo's encoder by memory layout, with and without cuDNN's search."""
+    small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if arguments.tiny else {}
+    shape, section = (5, 32, 32) if arguments.tiny else (129, 256, 256), HunyuanVAEConfig(**small)
+    flops, device = autoencoder_cost(section, shape, 1).flops, arguments.device
+    layouts = {"NCDHW": torch.contiguous_format, "channels_last_3d": torch.channels_last_3d}
+    for name, layout in layouts.items():
+        for searched in (False, True):
+            torch.backends.cudnn.benchmark = searched
+            encoder = random_autoencoder(section, device, torch.bfloat16)
+            for module in encoder.encoding.values():
+                for parameter in module.parameters():
+                    if parameter.dim() == 5:
+                        parameter.data = parameter.data.to(memory_format=layout)
+            video = torch.rand(1, 3, *shape, device=device).to(torch.bfloat16).contiguous(memory_format=layout)
+            with torch.inference_mode():
+                seconds = median_seconds(partial(encoder.posterior, video), device, arguments.seconds)
+            yield _line(f"{name}{', cudnn.benchmark' * searched} {shape}", seconds, flops)
+    torch.backends.cudnn.benchmark = False
+
+
+def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """T5 v1.1 XXL's encoder with random weights."""
+    from longtake.encoders.text import T5_XXL, t5_module
+
+    facts, length = (T5_XXL | TINY_T5, 16) if arguments.tiny else (T5_XXL, 512)
+    with torch.device("meta"):
+        module = t5_module(facts).to(torch.bfloat16).eval()
+    module = module.to_empty(device=arguments.device)
+    for tensor in module.state_dict().values():
+        tensor.normal_(0, 0.02)
+    linear = sum(p.numel() for name, p in module.named_parameters() if p.dim() == 2 and "embed" not in name)
+    for captions in (1, 3) if arguments.tiny else (3, 45):
+        ids = torch.randint(facts["vocab_size"], (captions, length), device=arguments.device)
+        with torch.inference_mode():
+            seconds = median_seconds(partial(module, input_ids=ids), arguments.device, arguments.seconds)
+        scores = 4 * captions * length**2 * facts["d_kv"] * facts["num_heads"] * facts["num_layers"]
+        yield _line(f"{captions} captions of {length} tokens", seconds, 2 * linear * captions * length + scores)
+
+
+PARTS = {"gemm": products, "attention": attention, "vae": autoencoder, "t5": t5}
+
+
+def _line(what: str, seconds: float, flops: float) -> dict[str, Any]:
+    return {"what": what, "ms": 1e3 * seconds, "tflops": flops / seconds / 1e12}
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    return line["part"], line["what"], f"{line['ms']:.3f}", f"{line['tflops']:.1f}"
+
+
+if __name__ == "__main__":
+    main()
