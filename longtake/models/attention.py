@@ -15,7 +15,9 @@ from longtake.contracts import UserError
 from longtake.models.config import Backend
 from longtake.models.time_attention import attend_over_time, fits
 
-MIXERS = ("longtake::ttt_scan",)  # operators of ours by which tokens see each other beside attention
+# Operators by which tokens see each other, beside PyTorch's.
+MIXERS = ("longtake::ttt_scan", "longtake::ring_attention", "flash_attn_3::_flash_attn_forward", "flash_attn_3::fwd")
+OPENED: dict[Any, Callable[..., Any]] = {}  # operators of ours that a trace takes apart, and what they are made of
 HALF = (torch.bfloat16, torch.float16)
 _SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
@@ -25,7 +27,7 @@ _SDPA = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 _ON_CPU = ("auto", "sdpa", "flash", "math")
-_NAMES = {
+KERNEL_NAMES = {
     "flash": "FlashAttention-2",
     "cudnn": "cuDNN",
     "efficient": "memory-efficient attention",
@@ -125,12 +127,16 @@ class AttentionChoice:
 def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
     """What `model.attention = wanted` means on this device, for compute in `dtype` and heads of width `head_dim`.
 
-    "auto" on CUDA is PyTorch's own order of preference (cuDNN before FlashAttention-2 on Hopper and newer, from the
-    cuDNN release on that is right for every length), except that FlashAttention-3 goes before FlashAttention-2 on
-    Hopper where it is installed. Kernels are tried on the device, forward and backward. Raises `UserError` where the
-    wanted kernel cannot run.
+    "auto" on CUDA, until kernels are timed (`attention_time`), is PyTorch's own order of preference (cuDNN before
+    FlashAttention-2 on Hopper and newer, from the cuDNN release on that is right for every length), except that
+    FlashAttention-3 goes before FlashAttention-2 on Hopper where it is installed. Kernels are tried on the device,
+    forward and backward. Raises `UserError` where the wanted kernel cannot run.
     """
     facts = f"({_SHORT.get(dtype, str(dtype))}, head width {head_dim})"
+    if wanted == "cudnn" and torch.are_deterministic_algorithms_enabled():
+        raise UserError(
+            "model.attention = 'cudnn': its backward does not repeat itself, as deterministic = True asks; choose auto"
+        )
     if device.type == "cpu":
         if wanted not in _ON_CPU:
             raise UserError(
@@ -138,17 +144,20 @@ def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, 
                 f"{', '.join(_ON_CPU[:-1])} or {_ON_CPU[-1]}"
             )
         fused, short = "PyTorch's fused CPU kernel", _MATH_TOKENS.get(dtype, 0)
-        name = {"math": _NAMES["math"], "auto": f"{_NAMES['math']} up to {short} tokens, beyond them {fused}"}
+        name = {
+            "math": KERNEL_NAMES["math"],
+            "auto": f"{KERNEL_NAMES['math']} up to {short} tokens, beyond them {fused}",
+        }
         return AttentionChoice(wanted, f"{name.get(wanted, fused)} {facts}")
     if wanted in ("auto", "sdpa"):
         kernel = _sdpa_choice(device, dtype, head_dim)
-        if wanted == "auto" and kernel == "flash" and _fault("fa3", device, dtype, head_dim) is None:
-            return AttentionChoice("fa3", f"{_NAMES['fa3']} {facts}")
-        return AttentionChoice(wanted, f"{_NAMES[kernel]} {facts}")
-    fault = _fault(wanted, device, dtype, head_dim)
+        if wanted == "auto" and kernel == "flash" and fault_of("fa3", device, dtype, head_dim) is None:
+            return AttentionChoice("fa3", f"{KERNEL_NAMES['fa3']} {facts}")
+        return AttentionChoice(wanted, f"{KERNEL_NAMES[kernel]} {facts}")
+    fault = fault_of(wanted, device, dtype, head_dim)
     if fault is not None:
         raise UserError(f"model.attention = {wanted!r}: does not run here {facts}: {fault}; choose auto")
-    return AttentionChoice(wanted, f"{_NAMES[wanted]} {facts}")
+    return AttentionChoice(wanted, f"{KERNEL_NAMES[wanted]} {facts}")
 
 
 def use_attention(model: nn.Module, choice: AttentionChoice) -> None:
@@ -158,7 +167,7 @@ def use_attention(model: nn.Module, choice: AttentionChoice) -> None:
             module.backend = choice.backend
 
 
-def _fault(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why `backend` cannot compute attention on this CUDA device, in a few words; None where it can."""
     assert backend in get_args(Backend)
     if backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
@@ -167,7 +176,7 @@ def _fault(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim:
     try:
         Attention(backend)(q, k, v).sum().backward()
     except ImportError as error:
-        return f"{_NAMES[backend]} is not installed ({error})"
+        return f"{KERNEL_NAMES[backend]} is not installed ({error})"
     except (RuntimeError, ValueError) as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return None

@@ -14,21 +14,23 @@ from longtake.models.attention import HALF, Backend
 
 _CHUNK_BYTES = 64 << 20  # of one chunk's float32 scores, where no kernel fits
 
-Kernel = Literal["flash", "cpu", "math"]
+Kernel = Literal["flash", "cudnn", "cpu", "math"]
 
 
 def kernel(q: Tensor, backend: Backend = "auto") -> Kernel:
     """The kernel for blocks, where the run's attention is `backend`.
 
-    It must return the log-sum-exp and take one in backward: FlashAttention-2 on CUDA (half precision, head sizes 8, 16,
-    ... 256), the fused kernel on a CPU; chunked matmul and softmax for `math` and where neither fits. The meta device,
-    on which a plan counts, stands for CUDA.
+    It must return the log-sum-exp and take one in backward: on CUDA (half precision, head sizes 8, 16, ... 256) cuDNN
+    where that was chosen for the run (up to 128), else FlashAttention-2; the fused kernel on a CPU; chunked matmul and
+    softmax for `math` and where none fits. The meta device, on which a plan counts, stands for CUDA.
     """
     if backend == "math":
         return "math"
     if q.device.type == "cpu":
         return "cpu"
     fits = q.device.type in ("cuda", "meta") and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    if fits and backend == "cudnn" and q.shape[-1] <= 128:
+        return "cudnn"
     return "flash" if fits else "math"
 
 
@@ -39,6 +41,9 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, backend: Backend = "auto") -> 
     if which == "flash":
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=scale)
         return out, lse[..., : q.shape[2]]
+    if which == "cudnn":
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, scale=scale)
+        return out, lse.view(q.shape[:3])
     if which == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)
     outs, lses = [], []
@@ -64,6 +69,12 @@ def attend_block_backward(
             grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, False, state, state[0], scale=scale
         )
         return dq, dk, dv
+    if which == "cudnn":
+        state = torch.zeros(2, dtype=torch.int64, device=q.device)
+        sizes = q.shape[2], k.shape[2]
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, k, v, out, lse[..., None], state[0], state[1], None, None, None, *sizes, 0.0, False, scale=scale
+        )
     if which == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, False, scale=scale

@@ -218,6 +218,7 @@ def build_system(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward has no deterministic form
     if config.tf32:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     dtype = device_dtype(config.dtype, world.device)
@@ -307,6 +308,8 @@ def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: parallel.Wo
     if not config.compile:
         return ()
     parallel.check_compiler(world.device)
+    if config.deterministic:
+        torch._inductor.config.deterministic = True  # tunes nothing by time
     cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
     compiler = parallel.BlockCompiler(config.compile_dynamic, config.compile_limit)
     if not world.is_main:

@@ -27,6 +27,7 @@ from longtake.plan import amount
 from longtake.system import System, build_system
 from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.adapter_files import AdapterFiles, own_names
+from longtake.train.choices import Choices, Found, choose_attention_by_time
 from longtake.train.config import RunConfig
 from longtake.train.folder import (
     RunFolder,
@@ -185,6 +186,7 @@ class RunLaunch:
             lost = world.on_main(lambda: lost_so_far(config, start.state, place))
             begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
+            begun = replace(begun, choices=self.choose(system, stream, start))
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             world.on_main(lambda: save_config(place.path, config))
             if frozen := system.frozen():
@@ -233,6 +235,13 @@ class RunLaunch:
             versions={"longtake": __version__, "torch": torch.__version__, "python": platform.python_version()},
         )
         return begun, stream
+
+    def choose(self, system: System, stream: StepStream, start: Start) -> dict[str, Found]:
+        """What is left to a launch to choose. Collective."""
+        say = self.say if self.world.is_main else lambda line: None
+        choices = Choices(self.world, start.state.choices, say)
+        choose_attention_by_time(system, stream.inputs.rule.buckets, stream.peers, choices, say)
+        return choices.made
 
     def announce(
         self, place: RunFolder, system: System, update: WeightUpdate, data: RunData, start: Start, order: PassOrder

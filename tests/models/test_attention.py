@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -11,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import Attention, MMDiT, choose_attention, use_attention
+from longtake.models import Attention, MMDiT, attention_time, choose_attention, use_attention
 from longtake.models import attention as module
+from longtake.models.attention_time import time_each
 from tests.models.golden import tiny_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -118,7 +122,7 @@ def test_auto_takes_flash_attention_3_where_pytorch_would_take_2(
         install_flash_attention_3(hopper)
     choice = choose_attention("auto", CUDA, torch.bfloat16, 128)
     assert choice.backend == expected
-    assert choice.name.startswith("FlashAttention-3" if expected == "fa3" else module._NAMES[kernel])
+    assert choice.name.startswith("FlashAttention-3" if expected == "fa3" else module.KERNEL_NAMES[kernel])
 
 
 def test_flash_attention_3_is_called_with_our_layout(hopper: pytest.MonkeyPatch) -> None:
@@ -126,6 +130,57 @@ def test_flash_attention_3_is_called_with_our_layout(hopper: pytest.MonkeyPatch)
     q, k, v = drawn(9)
     torch.testing.assert_close(Attention("fa3")(q, k, v), exact(q, k, v), atol=1e-5, rtol=0)
     assert calls == [False]
+
+
+def test_cudnn_is_refused_where_a_run_is_to_repeat_itself(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(UserError, match=r"'cudnn': its backward does not repeat itself, .* choose auto"):
+        choose_attention("cudnn", CUDA, torch.bfloat16, 128)
+
+
+def test_the_best_call_of_each_kernel_counts_but_the_first_and_one_that_fails_is_left_out() -> None:
+    now, called = [0.0], dict.fromkeys(("steady", "slow to start", "broken later"), 0)
+
+    def call(name: str, seconds: Sequence[float]) -> None:
+        called[name] += 1
+        if called[name] > len(seconds):
+            raise torch.OutOfMemoryError("no room")
+        now[0] += seconds[called[name] - 1]
+
+    taken = {"steady": (2.0, 2.0, 3.0, 4.0), "slow to start": (9.0, 1.5, 1.0, 2.0), "broken later": (0.1, 0.1)}
+    found = time_each({name: partial(call, name, of) for name, of in taken.items()}, lambda: now[0])
+    assert found == {"steady": 2.0, "slow to start": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "cuda", "cudnn", "wheel", "said"),
+    [
+        ("cudnn", "12.6", 91002, None, None),
+        ("flash", "12.6", 91600, 91600, "CUDA is 12.6 .* wants 12.9"),
+        ("flash", "13.0", 91002, 91002, "cuDNN 91002 is too old"),
+        ("flash", "13.0", 91002, 91600, "cuDNN 91002 is loaded in place of PyTorch's own 91600; .*LD_LIBRARY_PATH"),
+        ("flash", "13.0", 91600, 91600, None),
+    ],
+)
+def test_why_a_hopper_gpu_is_left_on_flash_attention_2(
+    hopper: pytest.MonkeyPatch, chosen: str, cuda: str, cudnn: int, wheel: int | None, said: str | None
+) -> None:
+    hopper.setattr(torch.version, "cuda", cuda)
+    hopper.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    hopper.setattr(attention_time, "_release", lambda package: wheel)
+    found = attention_time.slow_on_hopper(chosen, CUDA)
+    assert (found is None) if said is None else re.search(said, found)
+
+
+def test_only_kernels_that_run_and_are_right_are_timed(hopper: pytest.MonkeyPatch) -> None:
+    """On a CPU in the place of a GPU: cuDNN there but too old, FlashAttention-3 not installed."""
+    ran: list[str] = []
+    hopper.setattr(attention_time, "fault_of", lambda name, *rest: "not installed" if name == "fa3" else None)
+    hopper.setattr(attention_time, "_cudnn", lambda: 91002)
+    hopper.setattr(torch.cuda, "synchronize", lambda device: None)
+    hopper.setattr(attention_time, "Attention", lambda name: ran.append(name) or Attention("sdpa"))
+    shape = attention_time.AttentionShape(1, 16, 2, 8)
+    assert set(attention_time.time_kernels(shape, CPU, torch.float32)) == {"flash", "efficient"} == set(ran)
 
 
 @pytest.mark.gpu

@@ -5,8 +5,8 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 2, sequence 4, zero 2, remat 19 double + 38 single blocks, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   25.97       74.4  27.1     9
-#      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   16.35       64.8  4.92   642
+#     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   20.47       68.9  25.8    11
+#      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   13.19       61.7  4.22   795
 _base_ = "image.py"
 
 _256px = {
@@ -26,7 +26,7 @@ _768px = {
 bucket_config = {"_delete_": True, "256px": _256px, "768px": _768px}
 
 model = dict(grad_ckpt_settings=(100, 100))  # all blocks
-parallel = dict(tensor=1, sequence=4, sequence_attention="ring")
+parallel = dict(tensor=1, sequence=4)
 
 lr = 5e-5
 ckpt_every = 200
