@@ -16,6 +16,7 @@ from longtake.cli import (
     config,
     data,
     demo,
+    doctor,
     generate,
     health,
     launch,
@@ -55,7 +56,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings=GROUP,
 )
-for verb in (train.train, generate.generate, demo.demo, plan.plan):
+for verb in (train.train, generate.generate, demo.demo, plan.plan, doctor.doctor):
     app.command(context_settings=OPEN_ENDED)(verb)
 app.command()(launch.launch)
 for verb in (nodes.nodes, nodes.stop, health.health):

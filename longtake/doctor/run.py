@@ -1,0 +1,125 @@
+"""The examination of a run or of a config: its checks in order, with the system as the run would build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longtake.checkpoint import RunState, inspect, is_complete, list_checkpoints
+from longtake.config import Dialect
+from longtake.contracts import UserError
+from longtake.doctor import data, machine, model, training
+from longtake.doctor.case import Case, open_case
+from longtake.doctor.finding import Finding, ranked
+from longtake.generate.source import load_weights
+from longtake.parallel import Mesh, ParallelConfig, start_world
+from longtake.train import RunConfig, read_run
+
+Say = Callable[[Finding], None]
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found, in the order of the checks."""
+
+    run: str
+    checkpoint: Path | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def causes(self) -> list[Finding]:
+        """What is not ok, the likeliest cause first; none: a clean bill."""
+        return ranked(self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        checkpoint = None if self.checkpoint is None else str(self.checkpoint)
+        found = [vars(one) for one in self.findings]
+        causes = [one.cause for one in self.causes]
+        return {"run": self.run, "checkpoint": checkpoint, "clean": not causes, "causes": causes, "findings": found}
+
+
+def examine(
+    run: str,
+    overrides: Sequence[str] = (),
+    *,
+    clips: int = 8,
+    quick: bool = False,
+    ema: bool = True,
+    dialect: Dialect | None = None,
+    say: Say = lambda finding: None,
+) -> Examination:
+    """Examines RUN: a config file, the folder of a run, whose last checkpoint is taken, or a checkpoint. `say` is given
+    each finding as it is made. `quick`: no clip is trained on. `ema`: the averaged weights, where there are any.
+
+    Raises `UserError` for what cannot be read or built.
+    """
+    folder, checkpoint = _place(run)
+    config = alone(read_run(str(folder or run), overrides, dialect=dialect).value)
+    with start_world(config.device) as world:
+        if world.size > 1:
+            raise UserError(f"longtake doctor: {world.size} processes run, and it works on one device; start one")
+        case = open_case(config, world, Mesh.create(config.parallel, world), clips, trained=False)
+        findings: list[Finding] = []
+
+        def found(finding: Finding | None) -> None:
+            if finding is not None:
+                findings.append(finding)
+                say(finding)
+
+        for check in (data.files, data.captions, data.round_trip, data.spread, training.loaded):
+            found(check(case))
+        _of_training(case, checkpoint, quick, ema, found)
+        for check in (model.curve, model.alternatives, model.text, model.conditions, model.known, model.times):
+            found(check(case))
+        lines = [] if folder is None else training.lines_of(folder)
+        if lines:
+            found(training.history(lines))
+        found(machine.data_speed(case, lines))
+        versions = {} if checkpoint is None else RunState.read(checkpoint).versions
+        found(machine.environment(case, versions))
+    return Examination(run, checkpoint, tuple(findings))
+
+
+def alone(config: RunConfig) -> RunConfig:
+    """The same run on one device, in slots of one micro-batch, uncompiled."""
+    dataset = config.dataset.model_copy(update={"balance": False})
+    own = {"parallel": ParallelConfig(cpu_offload=config.parallel.cpu_offload), "compile": False, "dataset": dataset}
+    return config.model_copy(update={**own, "slots_per_step": 1, "load": None, "resume": None})
+
+
+def _place(run: str) -> tuple[Path | None, Path | None]:
+    """The run's folder and the checkpoint in it that is meant; None of either for a config file."""
+    path = Path(run)
+    if not path.is_dir():
+        return None, None
+    if is_complete(path):
+        return path.parent, path
+    complete = [info.path for info in list_checkpoints(path) if info.complete]
+    return path, complete[-1] if complete else None
+
+
+def _of_training(
+    case: Case, checkpoint: Path | None, quick: bool, ema: bool, found: Callable[[Finding | None], None]
+) -> None:
+    """What the run's weights are, beside those that it began with, which the case has; it has the run's afterwards."""
+    pretrained = case.config.model.from_pretrained is not None
+    case.trained = pretrained
+    if not quick:
+        found(training.overfit(case))
+    found(training.drawn(case) if pretrained else None)
+    if checkpoint is None:
+        return
+    before, losses = training.sampled(case.system.denoiser), case.losses()
+    parts = inspect(checkpoint).totals
+    steps = RunState.read(checkpoint).clock.global_step
+    load_weights(case.system, checkpoint, ema=False)
+    case.__dict__.pop("nothing", None)  # it may be a tensor of the denoiser
+    case.trained = True
+    found(training.moved(case, before, steps))
+    raw = case.losses()
+    found(training.against_start(losses, raw, pretrained))
+    if ema and "ema" in parts:
+        load_weights(case.system, checkpoint, ema=True)
+        found(training.averaged(raw, case.losses(), case.config.ema_decay, steps))
