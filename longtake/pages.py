@@ -163,21 +163,22 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
 Points = Sequence[tuple[float, Any]]
 
 
-def curve(title: str, points: Points, log: bool = False) -> Html:
+def curve(title: str, points: Points, log: bool = False, mean_of: int | None = None) -> Html:
     """(step, value) pairs as a line and its running mean; values that are no finite numbers are left out and counted.
 
-    `log`: a logarithmic scale, where all values are above 0."""
-    return curves(title, [points], log)
+    `log`: a logarithmic scale, where all values are above 0. `mean_of`: as for `curves`."""
+    return curves(title, [points], log, mean_of=mean_of)
 
 
-def curves(title: str, runs: Sequence[Points], log: bool = False, by: str = "step") -> Html:
-    """Curves in one drawing, each by its running mean alone, in the colour that `keys` has for its place."""
+def curves(title: str, runs: Sequence[Points], log: bool = False, by: str = "step", mean_of: int | None = None) -> Html:
+    """Curves in one drawing, each by its running mean alone, in the colour that `keys` has for its place. `mean_of`: of
+    so many values, 1 for the values themselves; None: of 25, or a fortieth of all."""
     kept = [[(x, value) for x, given in points if math.isfinite(value := _float(given))] for points in runs]
     found = [np.array(points, float).T for points in kept if len(points) > 1]
     if not found:
         return html("<div><h3>{}</h3><p>Too few steps for a curve.</p></div>", title)
     log = log and min(values.min() for _, values in found) > 0
-    window = max(25, max(len(values) for _, values in found) // 40)
+    window = mean_of or max(25, max(len(values) for _, values in found) // 40)
     lines = [(steps, values, _running_mean(values, window)) for steps, values in found]
     if log:
         lines = [(x, np.log10(y), np.log10(np.maximum(mean, y.min()))) for x, y, mean in lines]
@@ -209,7 +210,9 @@ def curves(title: str, runs: Sequence[Points], log: bool = False, by: str = "ste
     marks = [("y", f"top:{(high - y) * down:.2f}%", number(tick)) for y, tick in ticks]
     even = _even_ticks(first, last, whole=by == "step")
     marks += [("x", f"left:{(tick - first) * across:.2f}%", number(tick)) for tick in even]
-    said = f"by {by}{', logarithmic' if log else ''}, {'and ' if len(runs) == 1 else ''}the mean of the last {window}"
+    said = f"by {by}{', logarithmic' if log else ''}"
+    if window > 1:
+        said += f", {'and ' if len(runs) == 1 else ''}the mean of the last {window}"
     left_out = sum(map(len, runs)) - sum(map(len, kept))
     said += f"; {left_out:,} without a finite value left out" if left_out else ""
     return _plot(title, said, "plot", Html("".join(paths)), marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -41,4 +42,5 @@ def watch_runs(
     if pick not in ("all", "last", "first-of-pass"):
         raise UserError(f"--pick {pick}: choose all, last or first-of-pass")
     options = watch.WatchOptions(tuple(words[first:]), device, every, once, metrics, on_alarm, webhook, pick, wandb_run)
+    os.nice(19 - os.nice(0))  # what trains here goes first
     watch.watch_runs(runs, options, lambda line: track.make_console().print(line, markup=False, soft_wrap=True))

@@ -216,14 +216,14 @@ def _held_out(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
     }
     if not kept:
         return
-    yield pages.curve("held-out loss", [(step, line["loss"]) for step, line in kept.items()], log=True)
+    yield pages.curve("held-out loss", [(step, line["loss"]) for step, line in kept.items()], log=True, mean_of=1)
     levels, buckets = ({name for line in kept.values() for name in line[key]} for key in ("levels", "buckets"))
     for name in sorted(levels, key=float):
         points = [(step, line["levels"].get(name)) for step, line in kept.items()]
-        yield pages.curve(f"held-out loss at noise level {name}", points, log=True)
+        yield pages.curve(f"held-out loss at noise level {name}", points, log=True, mean_of=1)
     for name in sorted(buckets)[:MOST_CURVES] if len(buckets) > 1 else ():
         points = [(step, line["buckets"].get(name, {}).get("loss")) for step, line in kept.items()]
-        yield pages.curve(f"held-out loss of {name}", points, log=True)
+        yield pages.curve(f"held-out loss of {name}", points, log=True, mean_of=1)
 
 
 def _data(record: RunRecord) -> pages.Html:

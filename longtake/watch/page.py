@@ -45,7 +45,8 @@ show();
 def write_page(run: Path) -> Path:
     """Writes `watch.html` of a run, which needs nothing else; returns its path."""
     own = run / LOSSES_FILE
-    lines = [*(read_lines(own) if own.exists() else []), *lines_of(run)]
+    both = [*(read_lines(own) if own.exists() else []), *lines_of(run)]
+    lines = list({(line["step"], line["weights"]): line for line in both}.values())  # what was made beside it counts
     videos = _videos(run)
     parts = [*_alarms(run), pages.html("<h2>Curves</h2>{}", _curves(lines))]
     if videos:
@@ -83,7 +84,7 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> pages.Html:
     def drawn(title: str, *keys: str, log: bool = False) -> pages.Html:
         found = [[(line["step"], _inner(line, keys)) for line in own] for own in of_kind]
         points = [[(step, value) for step, value in own if value is not None] for own in found]
-        return pages.curves(title, [sorted(own) for own in points], log=log) if any(points) else pages.joined([])
+        return pages.curves(title, [sorted(own) for own in points], log, mean_of=1) if any(points) else pages.joined([])
 
     levels = sorted({level for line in lines for level in line.get("levels", {})}, key=float)
     buckets = sorted({name for line in lines for name in line.get("buckets", {})})
@@ -140,7 +141,7 @@ def _film(path: Path, said: str) -> pages.Html:
         frames = read_video(path)
     except ClipError as error:
         return pages.figure(pages.html('<p class="bad">cannot be read: {}</p>', error), said)
-    return pages.figure(pages.film(frames, 8.0 if len(frames) > 1 else 1.0, alt=_prompt(path)), said)
+    return pages.figure(pages.film(frames, 8.0 if len(frames) > 1 else 1.0, _prompt(path)), said, _prompt(path))
 
 
 def _prompt(path: Path) -> str:

@@ -72,7 +72,6 @@ class _Watched:
 
 def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
     """Looks after runs until Ctrl-C, or once. Raises `UserError` for what is no run, or has nothing to validate."""
-    os.nice(19 - os.nice(0))
     with ExitStack() as stack:
         watched = [stack.enter_context(_watched(run, options, say)) for run in runs]
         device, world, judge, failed = None, None, None, set[Path]()

@@ -137,6 +137,22 @@ def test_weights_and_biases_runs_offline_and_a_restart_is_the_same_run(tmp_path,
     assert b"global_step" in content
 
 
+def test_who_watches_a_run_writes_into_its_wandb_run_on_an_axis_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run, options = tmp_path / "run", {"tensorboard": False, "wandb": True}
+    with opened(run, **options) as trackers:
+        trackers.log(1, {"train/loss": 0.5})
+    watched = TrackedRun(run / "watch", TrackingConfig(**options), joins=run)
+    with closing(Trackers(watched)) as trackers:
+        trackers.log(1, {"watch/loss": 0.25})
+    run_id = (run / "wandb_id.txt").read_text()
+    (written,) = (run / "watch" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb")
+    content = written.read_bytes()
+    assert b"watch/step" in content
+    assert b"global_step" not in content
+
+
 def test_weights_and_biases_is_not_imported_unless_asked_for(tmp_path):
     program = """
         import sys

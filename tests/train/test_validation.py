@@ -181,6 +181,21 @@ def test_two_processes_make_each_video_once_and_train_as_without(
         assert given["prompt_0001"] < 10 < min(given["prompt_0000"], given["prompt_0002"])
 
 
+def test_rows_have_lengths_seeds_and_strengths_of_their_own(clips: Path, tmp_path: Path) -> None:
+    table = tmp_path / "prompts.csv"
+    rows = ["first,a cat,5,,", "again,a cat,5,,", "other,a cat,6,,", "still,a cat,5,1,", "base,a cat,5,,0"]
+    table.write_text("name,text,seed,num_frames,lora_strength\n" + "\n".join(rows) + "\n")
+    own = {"validation": {**VALIDATION, "prompts": str(table), "ema": False}, "validate_every": 3}
+    own |= {"lora": {"rank": 4}, "lr": 0.03, "ema_decay": None}
+    folder = train_here(write_config(tmp_path, clips, **own), "--max-steps", "3")[0].folder
+    before, after = made(folder).values()
+    assert np.array_equal(after["first"], after["again"])
+    assert not np.array_equal(after["first"], after["other"])
+    assert not np.array_equal(after["first"], before["first"])
+    assert np.array_equal(after["base"], before["first"])
+    assert (folder / "validation" / "step000003" / "still.png").exists()
+
+
 def losses(folder: Path) -> dict[tuple[int, str], dict]:
     return {(line["step"], line["weights"]): line for line in read_lines(folder / "validation.jsonl")}
 
