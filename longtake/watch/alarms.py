@@ -21,8 +21,9 @@ _LAST, _MOST_NOT_FINITE = (
 _WINDOW = 25  # steps whose median stands for their loss, at least
 _RISE = 1.3  # of the loss, over its best, that is a divergence
 _HELD_OUT_RISE, _BUCKET_RISE = 0.03, 0.05
-_STILL, _MOVED = 0.2, 0.5  # shares of the data's motion
-_SAME = 0.1  # share of the diversity before
+_NEAR = 1.5  # times its least: where a loss has settled
+_STILL, _LESS = 0.2, 0.4  # of the data's motion, and of the videos' own before
+_SAME = 0.1  # of the diversity before
 
 
 @dataclass(frozen=True)
@@ -146,20 +147,40 @@ def _buckets(curves: Curves) -> Iterator[Alarm]:
             yield _alarm(curves, "bucket", best, since, reason, advice, name)
 
 
+def _settled(curves: Curves, points: Points) -> tuple[list[int], list[float]]:
+    """The points of a curve from where the loss has come near its least on: before, videos are noise, then grey."""
+    if curves.held_out:
+        losses = [(step, loss) for step, loss in curves.held_out if math.isfinite(loss)]
+    else:
+        losses = list(zip(*_windows(curves.losses)[:2], strict=True))
+    near = _NEAR * min((loss for _, loss in losses), default=0.0)
+    first = next((step for step, loss in losses if loss <= near), math.inf)
+    kept = [(step, value) for step, value in points if step >= max(first, 1)]
+    return [step for step, _ in kept], [value for _, value in kept]
+
+
+def _collapse(values: Sequence[float], share: float, limit: float = math.inf) -> tuple[int, float] | None:
+    """Where a curve has fallen below a share of its usual value, and below a limit, for good; and that value."""
+    if len(values) < 5:
+        return None
+    usual = float(np.median(values[:-2]))
+    bound = min(share * usual, limit)
+    return (next(i for i in range(len(values)) if max(values[i:]) < bound), usual) if max(values[-2:]) < bound else None
+
+
 def _motion(curves: Curves) -> Iterator[Alarm]:
-    values = [value for _, value in curves.motion]
-    if len(values) >= 3 and max(values[-2:]) < _STILL and max(values[:-2]) > _MOVED:
-        since = next(i for i in range(len(values)) if max(values[i:]) < _STILL)
-        reason = f"the videos have {100 * values[-1]:.0f} % of the data's motion"
+    steps, values = _settled(curves, curves.motion)
+    if found := _collapse(values, _LESS, _STILL):
+        since, usual = found
+        reason = f"the videos have {values[-1]:.2g} times the data's motion, {usual:.2g} before"
         advice = "look for stills or slow clips among the data, and raise guidance or the share of longer clips"
-        yield _alarm(curves, "motion", curves.motion[since - 1][0], curves.motion[since][0], reason, advice)
+        yield _alarm(curves, "motion", steps[since - 1], steps[since], reason, advice)
 
 
 def _diversity(curves: Curves) -> Iterator[Alarm]:
-    points = [(step, value) for step, value in curves.diversity if step > 0]  # those of untrained weights are noise
-    values = [value for _, value in points]
-    if len(values) >= 5 and max(values[-2:]) < _SAME * (usual := float(np.median(values[:-2]))):
-        since = next(i for i in range(len(values)) if max(values[i:]) < _SAME * usual)
+    steps, values = _settled(curves, curves.diversity)
+    if found := _collapse(values, _SAME):
+        since, usual = found
         reason = f"videos of one prompt lie {values[-1]:.3g} apart at different seeds, {usual:.3g} before"
         advice = "lower lr or the LoRA strength, and look for repeated clips"
-        yield _alarm(curves, "diversity", points[since - 1][0], points[since][0], reason, advice)
+        yield _alarm(curves, "diversity", steps[since - 1], steps[since], reason, advice)
