@@ -20,7 +20,7 @@ from torch import Tensor
 from longtake.contracts import Batch, Caption, Slot, UserError
 from longtake.data import SlotDataset, of_window, text_hash
 from longtake.data.latents.dataset import shown
-from longtake.data.latents.shard import crc_of, shard_path, write_tensors
+from longtake.data.latents.shard import crc_of, shard_path, unpadded, write_tensors
 from longtake.data.latents.store import (
     FACT_COLUMNS,
     FORMAT_VERSION,
@@ -151,7 +151,7 @@ def write_text_shard(
         for name, value in encoders.embed(captions[start : start + _TEXTS_AT_ONCE]).items():
             tensors.setdefault(name, []).append(kept_as(value, dtype))
     stacked = {name: torch.cat(values) for name, values in tensors.items()}
-    write_tensors(shard_path(folder, TEXTS, number), stacked)
+    write_tensors(shard_path(folder, TEXTS, number), unpadded(stacked))
     columns = {
         "text": plan.each_text[places],
         "shard": np.full(len(places), number, np.int32),

@@ -168,7 +168,8 @@ class T5Encoder(LearnedTextEncoder):
     def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
         if not self.config.mask or ids.is_meta:  # transformers reads a mask's values, which a forecast has not
             return self.module(input_ids=ids).last_hidden_state
-        return self.module(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
+        found = self.module(input_ids=ids, attention_mask=mask).last_hidden_state
+        return found.masked_fill(mask[..., None] == 0, 0.0)  # a product would leave zeros of both signs
 
 
 class ClipEncoder(LearnedTextEncoder):

@@ -62,6 +62,6 @@ def test_a_folder_without_a_store_and_one_of_another_format_are_refused(config: 
         verify_store(tmp_path, open_table(config))
     make_store(config, tmp_path / "store")
     file = tmp_path / "store" / "store.json"
-    file.write_text(file.read_text().replace('"longtake_format_version": 1', '"longtake_format_version": 9'))
-    with pytest.raises(UserError, match="format version 9 of 'latent store' was found, version 1"):
+    file.write_text(file.read_text().replace('"longtake_format_version": 2', '"longtake_format_version": 9'))
+    with pytest.raises(UserError, match="format version 9 of 'latent store' was found, version 2"):
         verify_store(tmp_path / "store", open_table(config))

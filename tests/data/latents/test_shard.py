@@ -15,6 +15,7 @@ from longtake.data.latents.shard import (
     LatentShards,
     crc_of,
     shard_path,
+    unpadded,
     write_tensors,
 )
 
@@ -94,3 +95,20 @@ def test_a_shard_of_other_tensors_than_the_store_says_is_damaged(folder: Path) -
     path.write_bytes(path.read_bytes().replace(b"[4,2,3]", b"[4,2,9]"))
     with pytest.raises(DamagedShard, match="cannot be read"):
         LatentShards(folder).read("latents", 5, 0, crc_of(row(0)))
+
+
+def test_captions_are_kept_without_their_padding_and_come_back_bit_by_bit(tmp_path: Path) -> None:
+    text = torch.zeros(4, 5, 2, dtype=torch.bfloat16)
+    text[0, :3], text[1, :5], text[2, 1] = 1.5, torch.randn(5, 2).bfloat16(), -0.0
+    given = {"text": text, "vector": torch.randn(4, 3)}
+    wanted = {"text": {"dtype": "bfloat16", "shape": [5, 2]}, "vector": {"dtype": "float32", "shape": [3]}}
+    write_tensors(shard_path(tmp_path, "texts", 0), kept := unpadded(given))
+    assert kept["text.ends"].tolist() == [3, 8, 10, 10]
+    shards = LatentShards(tmp_path, {"texts": wanted})
+    for row in range(4):
+        entry = {name: value[row] for name, value in given.items()}
+        assert crc_of(shards.read("texts", 0, row, crc_of(entry))) == crc_of(entry)
+    assert shards.fault("texts", 0, 4) is None
+    assert shards.fault("texts", 0, 3) is not None
+    write_tensors(shard_path(tmp_path, "texts", 1), given)  # as Longtake kept them before
+    assert torch.equal(shards.read("texts", 1, 2, crc_of({n: v[2] for n, v in given.items()}))["text"], text[2])
