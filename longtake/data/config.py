@@ -124,9 +124,9 @@ class DatasetConfig(Section):
     @model_validator(mode="after")
     def _stored_views_are_counted(self) -> DatasetConfig:
         if self.latents is not None and not self.views:
+            asked = "the dataset.views it was made with" if self.stored else "dataset.views = 1 or more"
             raise ValueError(
-                f"views = 0: latents = {self.latents!r} holds a fixed number of views of each clip; write the "
-                "dataset.views it was made with"
+                f"views = 0: latents = {self.latents!r} holds a fixed number of views of each clip; write {asked}"
             )
         return self
 
