@@ -37,6 +37,9 @@ SQUARE, WIDE = (32, 32), (24, 40)
 SHORT, LONG = (10, 12), (18, 20)
 _WINDOW_STEPS = 7  # from the first to the last frame of the shortest window
 _MIN_TRAVEL, _MAX_TRAVEL = 0.17, 0.40  # share of the frame that the shape crosses within such a window
+_SHOT_STEP = 0.13, 0.14  # share of the frame that the shape of a shot crosses from one frame to the next
+_OFF_CENTRE = 0.03  # share of the frame by which its way may lie beside the middle
+_DAYBREAK = 60  # by how much its ground gets lighter
 
 _NUM_DRAWS = 9  # uniforms for each clip
 
@@ -71,12 +74,13 @@ def make_shapes(
     wide: float = 0.25,
     long: float = 0.25,
     every: int = 1,
+    shot: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Writes clips, stills, `train_prompts.txt`, `heldout_prompts.txt` and `clips.csv`, the table; returns its path.
 
     Captions come in turns, so that each is shown equally often. `wide` and `long`: the shares of files that are;
-    `every`: only every so many frames are kept, at a lower rate.
+    `every`: only every so many frames are kept, at a lower rate; `shot`: as for `draw_clip`.
     `progress(files done, files in all)` is called after each file. Takes about 2 ms for a clip on one core.
     """
     folder = Path(folder)
@@ -90,7 +94,7 @@ def make_shapes(
         texts, number = (stills, index - num_clips) if is_still else (train, index)
         text = texts[number % len(texts)]
         name = f"clips/still_{number:05d}.png" if is_still else f"clips/clip_{number:05d}.mp4"
-        frames = draw_clip(text, draws[index], wide, long)
+        frames = draw_clip(text, draws[index], wide, long, shot)
         if is_still:
             write_image(folder / name, frames[0])
         else:
@@ -106,8 +110,15 @@ def make_shapes(
     return folder / "clips.csv"
 
 
-def draw_clip(text: str, draws: Sequence[float] | np.ndarray, wide: float = 0.25, long: float = 0.25) -> np.ndarray:
-    """The frames of one caption, uint8 [T, H, W, 3] (T = 1 for a still), by 9 uniforms in [0, 1)."""
+def draw_clip(
+    text: str, draws: Sequence[float] | np.ndarray, wide: float = 0.25, long: float = 0.25, shot: int = 0
+) -> np.ndarray:
+    """The frames of one caption, uint8 [T, H, W, 3] (T = 1 for a still), by 9 uniforms in [0, 1).
+
+    shot: the frames of a clip, all of a length and square, in which the shape crosses the middle while day breaks: the
+    ground tells which frame is which."""
+    if shot:
+        return _draw_shot(text, draws, shot)
     words = text.split()
     colour, shape, direction = words[1], words[2], words[4] if len(words) > 3 else None
     is_wide, is_long, length, size, speed, grey, start_x, start_y, shade = (float(draw) for draw in draws)
@@ -125,6 +136,19 @@ def draw_clip(text: str, draws: Sequence[float] | np.ndarray, wide: float = 0.25
     coverage = cover(shape, first + share * move, radius, height, width)[..., None]
     ground = np.full(3, 40 + 150 * grey)
     paint = np.array(COLOURS[colour]) * (0.85 + 0.15 * shade)
+    return np.rint(ground + coverage * (paint - ground)).astype(np.uint8)
+
+
+def _draw_shot(text: str, draws: Sequence[float] | np.ndarray, num_frames: int) -> np.ndarray:
+    _, colour, shape, _, direction = text.split()
+    size, speed, grey, *off_centre, shade = (float(draw) for draw in draws[3:])
+    side, frame = SQUARE[0], np.arange(num_frames)
+    way = side * (_SHOT_STEP[0] + speed * (_SHOT_STEP[1] - _SHOT_STEP[0])) * np.array(DIRECTIONS[direction])
+    middle = side * (0.5 + _OFF_CENTRE * (2 * np.array(off_centre) - 1))
+    centres = middle + (frame - (num_frames - 1) / 2)[:, None] * way
+    coverage = cover(shape, centres, side * (0.18 + 0.03 * size), side, side)[..., None]
+    ground = 10 + 20 * grey + np.linspace(0, _DAYBREAK, num_frames)[:, None, None, None]
+    paint = np.array(COLOURS[colour]) * (0.9 + 0.1 * shade)
     return np.rint(ground + coverage * (paint - ground)).astype(np.uint8)
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from longtake.data import filter_table, read_image, resize_crop, to_unit, write_image
+from longtake.data import filter_table, to_unit, write_image
+from longtake.data.clips.video import write_video
 from longtake.data.shapes import draw_clip
+from longtake.demo.systems import GivenCase
 from longtake.durable import write_whole
 from longtake.generate import GenerateConfig, Video
-from longtake.generate.requests import plan_videos, shape_of
+from longtake.generate.requests import clips_of, plan_videos
 from longtake.generate.run import sample_batch
 from longtake.random import Purpose, hash64, uniforms
 from longtake.system import System
+from longtake.train import RunConfig
 
 _DRAWS = 9  # uniforms of a made-up clip
 CHECKED = 8  # videos whose pixels are looked at as they are sampled, before a file holds them
@@ -48,16 +53,26 @@ def split_table(table: Path, colour: str) -> tuple[Path, Path]:
     return found
 
 
-def draw_stills(folder: Path, prompts: Sequence[str]) -> Path:
-    """A still for each prompt, the first frame of a clip that training has not seen; returns the table of both."""
+def draw_given(
+    folder: Path, prompts: Sequence[str], given: GivenCase, config: RunConfig, looks: Mapping[str, Any]
+) -> Path:
+    """The frames that a prompt's video is to go on from, of a clip that training has not seen, for each prompt; returns
+    the table of both."""
     folder.mkdir(parents=True, exist_ok=True)
+    num_frames = config.sampling_option.num_frames
     draws = uniforms(hash64("shapes", "stills"), 0, Purpose.SAMPLING, 0, np.arange(len(prompts)), _DRAWS)
     lines = io.StringIO()
     rows = csv.writer(lines, lineterminator="\n")
     rows.writerow(("text", "ref"))
     for number, prompt in enumerate(prompts):
-        write_image(folder / f"{number:04d}.png", draw_clip(prompt, draws[number], 0.0, 0.0)[0])
-        rows.writerow((prompt, f"{number:04d}.png"))
+        frames = draw_clip(prompt, draws[number], 0.0, 0.0, looks["shot"])[:: looks["every"]]
+        names = [f"{number:04d}{'_' * place}.png" for place in range(len(given.stills))]
+        for name, frame in zip(names, given.stills, strict=True):
+            write_image(folder / name, frames[:num_frames][frame])
+        if given.beginning:
+            names.append(f"{number:04d}.mp4")
+            write_video(folder / names[-1], frames[: given.beginning], config.fps_save, crf=10)
+        rows.writerow((prompt, ";".join(names)))
     write_whole(folder / "prompts.csv", lines.getvalue(), synced=False)
     return folder / "prompts.csv"
 
@@ -68,20 +83,20 @@ def stills_of(table: Path) -> list[tuple[str, Path]]:
         return [(row["text"], table.parent / row["ref"]) for row in csv.DictReader(lines)]
 
 
-def given_frames(videos: Sequence[Video], config: GenerateConfig) -> np.ndarray:
-    """The still of each video at the video's size: uint8 [N, H, W, 3]."""
-    size = shape_of(config)[1:]
-    found = (resize_crop(read_image(video.refs[0]), size, config.sample_rules.pixels, True) for video in videos)
-    return np.stack([(to_unit(one)[:, 0].permute(1, 2, 0).numpy() * 127.5 + 127.5).round() for one in found])
-
-
-def least_psnr(system: System, config: GenerateConfig, folder: Path) -> Check:
-    """How well the first frames of videos keep the stills they were given, dB, of the worst of a few. Collective."""
+def least_psnr(system: System, config: GenerateConfig, folder: Path, title: str) -> Check:
+    """How well videos keep the frames they were given, dB, of the worst of a few. Collective."""
     videos, pixels = sample_few(system, config, folder)
-    made = (pixels[:, :, 0].permute(0, 2, 3, 1) * 127.5 + 127.5).round().numpy()
-    errors = np.square(made - given_frames(videos, config)).mean((1, 2, 3))
-    least = float(10 * np.log10(255**2 / max(1e-6, errors.max())))
-    return Check(f"given frame, the worst of {len(videos)}", least, f"{least:.1f} dB", "30 dB or more")
+    errors = []
+    for video, made in zip(videos, pixels, strict=True):
+        (asked,) = clips_of(video, config)
+        for window, known in zip(asked.places.windows, asked.known, strict=True):
+            for span in window.taken:
+                first = window.pixels.start
+                wanted = to_unit(known[:, span.start - first : span.stop - first])
+                found, wanted = ((x * 127.5 + 127.5).round() for x in (made[:, span.start : span.stop], wanted))
+                errors.append(float((found - wanted).square().mean()))
+    least = 10 * math.log10(255**2 / max(1e-6, *errors))
+    return Check(f"{title}: given frames, the worst of {len(videos)}", least, f"{least:.1f} dB", "30 dB or more")
 
 
 def sample_few(system: System, config: GenerateConfig, folder: Path) -> tuple[list[Video], torch.Tensor]:

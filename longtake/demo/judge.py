@@ -45,14 +45,18 @@ class Accuracy:
     continuity: float  # of the clips whose prompt names a direction: one blob that goes on evenly
 
 
-def judge(frames: np.ndarray) -> Judgement:
-    """Judges one clip, uint8 [T, H, W, 3] in RGB; a still has T = 1 and no direction."""
-    blob = _blob(frames)
+def judge(frames: np.ndarray, made: slice = slice(None)) -> Judgement:
+    """Judges one clip, uint8 [T, H, W, 3] in RGB; a still has T = 1 and no direction.
+
+    made: the frames that are looked at, where others were given; of fewer frames less way is wanted, as much a frame.
+    """
+    blob = _blob(frames[made])
     if blob is None:
         return Judgement(None, None, 0.0, 0.0)
     colour, mass = blob
     right, down = _travel(mass)
-    return Judgement(colour, _direction(right, down), right, down)
+    least = MIN_TRAVEL * (len(mass) - 1) / max(len(frames) - 1, 1)
+    return Judgement(colour, _direction(right, down, least), right, down)
 
 
 def is_continuous(frames: np.ndarray) -> bool:
@@ -87,11 +91,12 @@ def scenes_of(prompt: str, frames: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return scenes(json.loads(prompt), frames) if prompt.startswith("[") else [(prompt, frames)]
 
 
-def score(clips: Iterable[tuple[str, np.ndarray]]) -> Accuracy:
-    """Judges (prompt, frames uint8 [T, H, W, 3]) pairs, stories scene by scene, and counts what is right."""
+def score(clips: Iterable[tuple[str, np.ndarray]], made: slice = slice(None)) -> Accuracy:
+    """Judges (prompt, frames uint8 [T, H, W, 3]) pairs, stories scene by scene, and counts what is right. made: as for
+    `judge`; whether a blob goes on evenly is seen in all frames."""
     results, even = [], []
     for prompt, frames in (scene for clip in clips for scene in scenes_of(*clip)):
-        results.append(is_right(prompt, judge(frames)))
+        results.append(is_right(prompt, judge(frames, made)))
         if results[-1][1] is not None:
             even.append(is_continuous(frames))
     directions = [direction for _, direction in results if direction is not None]
@@ -154,10 +159,10 @@ def _centroids(mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return weight, x, y
 
 
-def _direction(right: float, down: float) -> str | None:
+def _direction(right: float, down: float, least: float) -> str | None:
     along = {name: right * x + down * y for name, (x, y) in DIRECTIONS.items()}
     best = max(along, key=lambda name: along[name])
-    return best if along[best] > MIN_TRAVEL else None
+    return best if along[best] > least else None
 
 
 def _share(values: list[bool]) -> float:

@@ -38,8 +38,9 @@ class ShownSample:
     seen: Sequence[tuple[str, Judgement]]  # of each scene, what it was to show and what it does
 
     @classmethod
-    def of(cls, prompt: str, frames: np.ndarray) -> ShownSample:
-        scenes = [(text, judge(part)) for text, part in scenes_of(prompt, frames)]
+    def of(cls, prompt: str, frames: np.ndarray, made: slice = slice(None)) -> ShownSample:
+        """made: as for `judge`."""
+        scenes = [(text, judge(part, made)) for text, part in scenes_of(prompt, frames)]
         words = "; ".join(json.loads(prompt)) if len(scenes) > 1 else prompt
         return cls(words, frames, scenes)
 

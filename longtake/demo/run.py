@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from rich.table import Table
 
 from longtake import __version__
 from longtake.data import ClipTable, probe_table, read_image
-from longtake.data.shapes import FPS, make_shapes, split_prompts
-from longtake.demo.extras import Check, draw_stills, least_psnr, sample_few, split_table, stills_of
+from longtake.data.shapes import make_shapes, split_prompts
+from longtake.demo.extras import Check, draw_given, least_psnr, sample_few, split_table, stills_of
 from longtake.demo.judge import Accuracy, score
 from longtake.demo.place import REPORT, Note, find_run, free_folder
 from longtake.demo.report import Group, ShownSample, write_report
-from longtake.demo.systems import DemoSystem, has_several_buckets, kinds
+from longtake.demo.systems import FIRST_FRAME, DemoSystem, GivenCase, given_frames, has_several_buckets, kinds, looks
 from longtake.durable import replace
 from longtake.generate import GenerateConfig, Video, generate, open_system, read_video, resolve_source
 from longtake.pages import duration, percent
@@ -34,7 +35,6 @@ from longtake.parallel import World
 from longtake.system import System
 from longtake.train import Outcome, RunConfig, read_record, read_run, train
 
-_SHARE = 0.4  # of the files are wide, and as many long
 _VIDEOS_AT_ONCE = 32
 _OF_BOTH = "device", "dtype", "cpu_threads", "num_workers"  # keys that adapters train with as the run did
 
@@ -123,8 +123,8 @@ class Demo:
     def extras(self) -> dict[str, Callable[[Outcome, Sampler], bool]]:
         """The parts that not every system has, by name; each returns whether it came to its end."""
         found: dict[str, Callable[[Outcome, Sampler], bool]] = {}
-        if self.config.condition_config is not None:
-            found["go on from stills"] = self.from_stills
+        for given in given_frames(self.config):
+            found[given.part] = partial(self.go_on, given)
         if self.system.adapters is not None:
             found["learn a colour with adapters"] = self.adapt
         return found
@@ -162,11 +162,10 @@ class Demo:
     def make_clips(self, table: Path, shown: Callable[[str], Callable[[int, int], None]]) -> None:
         """Makes the clips and their table, where it is not there. `shown` begins a bar."""
         if not table.exists():
-            share = _SHARE if has_several_buckets(self.config) else 0.0
-            sizes = {"num_clips": self.note.num_clips, "num_stills": self.note.num_stills if share else 0}
-            every = round(FPS / self.config.fps_save)
-            looks = {"wide": share, "long": share, "every": every}
-            made = make_shapes(table.parent, **sizes, **looks, progress=shown("making clips"))
+            num_stills = self.note.num_stills if has_several_buckets(self.config) else 0
+            sizes = {"num_clips": self.note.num_clips, "num_stills": num_stills}
+            look = looks(self.config)
+            made = make_shapes(table.parent, **sizes, **look, progress=shown("making clips"))
             probe_table(made, table, progress=shown("probing"))
 
     def open(self, place: Path | None, *flags: str) -> Sampler:
@@ -186,8 +185,8 @@ class Demo:
         total = sum(len(kind.prompts) for kind in self.kinds)
         self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
 
-    def videos(self, name: str, title: str, num_shown: int, asked: Sampler) -> list[Video]:
-        """Generates videos, and judges them as one group."""
+    def videos(self, name: str, title: str, num_shown: int, asked: Sampler, made: slice = slice(None)) -> list[Video]:
+        """Generates videos, and judges them as one group; `made`: as for `judge`."""
         with self.bar() as bar:
             task = bar.add_task("generating", total=None)
 
@@ -196,23 +195,25 @@ class Demo:
 
             videos = generate(asked.system, asked.config, self.world, lambda line: None, update)
         if self.world.is_main:
-            self.groups[name] = _judged(title, num_shown, videos)
+            self.groups[name] = _judged(title, num_shown, videos, made)
         return videos
 
-    def from_stills(self, run: Outcome, base: Sampler) -> bool:
-        """Videos that go on from a still that training has not seen, by prompts of the main bucket."""
-        prompts, folder = self.kinds[0].prompts, self.folder / "from_stills"
-        table = self.world.on_main(lambda: draw_stills(folder, prompts))
+    def go_on(self, given: GivenCase, run: Outcome, base: Sampler) -> bool:
+        """Videos that go on from frames that training has not seen, by prompts of the main bucket."""
+        prompts, folder, look = self.kinds[0].prompts, self.folder / given.name, looks(self.config)
+        table = self.world.on_main(lambda: draw_given(folder, prompts, given, self.config, look))
         place = self.world.on_main(lambda: free_folder(folder / "samples"))
-        own = {"cond_type": base.config.kind_of_first_frame, "prompts": str(table), "save_dir": str(place)}
-        asked = base.asked({}, **own)
-        self.videos("from_stills", "From a still, main bucket", 12, asked)
-        self.checks["given_frame_psnr"] = least_psnr(asked.system, asked.config, folder / "looked_at")
-        still = score(
-            (prompt, np.repeat(read_image(ref), self.kinds[0].num_frames, axis=0)) for prompt, ref in stills_of(table)
+        asked = base.asked(
+            {}, cond_type=given.cond_type or base.config.kind_of_first_frame, prompts=str(table), save_dir=str(place)
         )
-        words = "direction of the stills repeated, which do not move"
-        self.checks["repeated_still_direction"] = Check(words, still.direction, percent(still.direction), "0 %")
+        self.videos(given.name, f"{given.title}, main bucket", 12, asked, slice(*given.made))
+        key = "given_frame_psnr" if given.name == FIRST_FRAME.name else f"{given.name}_psnr"
+        self.checks[key] = least_psnr(asked.system, asked.config, folder / "looked_at", given.title)
+        if given.name == FIRST_FRAME.name:
+            frames = self.kinds[0].num_frames
+            still = score((prompt, np.repeat(read_image(ref), frames, axis=0)) for prompt, ref in stills_of(table))
+            words = "direction of the stills repeated, which do not move"
+            self.checks["repeated_still_direction"] = Check(words, still.direction, percent(still.direction), "0 %")
         return True
 
     def adapt(self, run: Outcome, base: Sampler) -> bool:
@@ -293,12 +294,12 @@ def table_of(folder: Path) -> Path:
     return folder / "clips" / "clips.parquet"
 
 
-def _judged(title: str, num_shown: int, videos: Sequence[Video]) -> Group:
+def _judged(title: str, num_shown: int, videos: Sequence[Video], made: slice) -> Group:
     """Reads files back, judges all, and picks the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
     picks = np.linspace(0, len(pairs) - 1, min(num_shown, len(pairs))).round().astype(int)
-    shown = [ShownSample.of(*pairs[pick]) for pick in picks]
-    return Group(title, score(pairs), shown)
+    shown = [ShownSample.of(*pairs[pick], made) for pick in picks]
+    return Group(title, score(pairs, made), shown)
 
 
 def _accuracy_table(groups: Iterable[Group]) -> Table:

@@ -109,9 +109,9 @@ class StoryDemo(Demo):
                 self.checks[f"{name}gone{BACK}"] = Check(what, colour, percent(colour), wanted)
         return True
 
-    def videos(self, name: str, title: str, num_shown: int, asked: Sampler) -> list[Video]:
-        made = super().videos(name, title, num_shown, asked)
+    def videos(self, name: str, title: str, num_shown: int, asked: Sampler, made: slice = slice(None)) -> list[Video]:
+        videos = super().videos(name, title, num_shown, asked, made)
         if self.world.is_main and name.endswith("gone"):
-            lasts = (scenes_of(video.prompt.text, read_video(video.path))[-1] for video in made)
+            lasts = (scenes_of(video.prompt.text, read_video(video.path))[-1] for video in videos)
             self.groups[name + BACK] = Group(f"{title}, its last scene", score(lasts), ())
-        return made
+        return videos

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from longtake import presets
 from longtake.contracts import UserError
-from longtake.data.shapes import COLOURS, split_prompts
+from longtake.data.shapes import COLOURS, FPS, split_prompts
 from longtake.data.stories import split_stories
 from longtake.generate.sample import shape_asked
 from longtake.system.config import SamplingOption
@@ -19,6 +20,7 @@ from longtake.train.stages import read_curriculum
 FOLDER = presets.FOLDER / "demo"
 HELD_BACK = "magenta"  # the colour that a run is not shown, where adapters learn it later
 _ADAPTERS = "_lora"
+_SHARE = 0.4  # of the files are wide, and as many long, where a run trains several lengths
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,37 @@ class DemoKind:
     num_shown: int  # in the report
     num_frames: int
     aspect_ratio: str
+
+
+@dataclass(frozen=True)
+class GivenCase:
+    """Frames of a clip that training has not seen, from which videos go on."""
+
+    name: str
+    title: str
+    part: str  # of the demo
+    cond_type: str | None = None  # None: the kind that takes the first frame alone
+    stills: Sequence[int] = ()  # frames of the clip that are given as stills
+    beginning: int = 0  # as many of its first frames are given as a clip
+    made: tuple[int, int | None] = (0, None)  # frames of the video, from and to, in which a direction is looked for
+
+
+FIRST_FRAME = GivenCase("from_stills", "From a still", "go on from stills", stills=(0,))
+BY_STRATEGY = (  # of families that read mask strategies
+    replace(FIRST_FRAME, cond_type="0", made=(1, None)),
+    GivenCase(
+        "between_stills", "Between two stills", "go between stills", "0;0,1,0,-1,1", stills=(0, -1), made=(1, -1)
+    ),
+    GivenCase("from_clips", "From a clip", "go on from clips", "0,0,-2,0,2", beginning=2, made=(2, None)),
+)
+
+
+def given_frames(config: RunConfig) -> Sequence[GivenCase]:
+    """What a run that was trained with given frames is shown with."""
+    if config.condition_config is None:
+        return ()
+    found = [given for given in BY_STRATEGY if config.family.has_kind(given.cond_type, config.model)]
+    return found or (FIRST_FRAME,)
 
 
 def demo_system(name: str) -> DemoSystem:
@@ -78,6 +111,18 @@ def stories(config: RunConfig) -> list[DemoKind]:
 def has_several_buckets(config: RunConfig) -> bool:
     """Whether a run trains clips of several lengths; one that does not is shown square, short clips alone."""
     return sum(map(len, config.bucket_config.values())) > 1
+
+
+def looks(config: RunConfig) -> dict[str, Any]:
+    """What the clips of a run look like, as `make_shapes` is told.
+
+    Shots for families that read mask strategies. Their attention over time knows distances alone, and cannot tell the
+    first frame of pure noise from the last: in videos from text a shape moved as often against its prompt as with it.
+    """
+    share = _SHARE if has_several_buckets(config) else 0.0
+    is_shot = any(given.cond_type for given in given_frames(config))
+    shot = 1 + (config.sampling_option.num_frames or 0) if is_shot else 0  # their buckets ask for a frame more
+    return {"wide": share, "long": share, "every": round(FPS / config.fps_save), "shot": shot}
 
 
 def kinds(config: RunConfig, held_back: str | None = None) -> list[DemoKind]:

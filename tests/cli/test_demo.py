@@ -39,7 +39,9 @@ def test_the_default_place_is_outputs_demo(longtake, monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_system_is_told_which_there_are(mistake, tmp_path: Path):
     said = mistake("demo", "--folder", tmp_path / "demo", "--system", "sora")
-    assert said.endswith("--system sora: there is no such demo; choose cogvideox_fun or shapes or ttt_video")
+    assert said.endswith(
+        "--system sora: there is no such demo; choose cogvideox_fun or opensora_v1_2 or shapes or ttt_video"
+    )
     assert not (tmp_path / "demo").exists()
 
 

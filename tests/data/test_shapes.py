@@ -119,6 +119,16 @@ def test_progress_is_told_for_each_file(tmp_path: Path) -> None:
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_shot_crosses_the_middle_over_a_ground_that_tells_which_frame_is_which(direction: str) -> None:
+    frames = draw_clip(f"a red circle moves {direction}", [0.5] * 9, shot=5).astype(np.float64)
+    mass = frames[..., 0] - frames[..., 1]
+    centres = np.stack([mass.sum(1) @ np.arange(32), mass.sum(2) @ np.arange(32)], -1) / mass.sum((1, 2))[:, None]
+    assert np.diff(frames[:, 0, 0, 0]).tolist() == [15] * 4
+    assert centres[2] == pytest.approx([15.5, 15.5], abs=0.01)
+    assert np.diff(centres, axis=0) == pytest.approx(0.135 * 32 * np.array([DIRECTIONS[direction]] * 4), abs=0.05)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_shape_stays_inside_and_moves_at_constant_speed_at_the_ends_of_every_draw(shape: str, direction: str) -> None:

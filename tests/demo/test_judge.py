@@ -78,6 +78,20 @@ def test_the_larger_of_two_colours_is_the_dominant_one() -> None:
     assert judge(frames).colour == "blue"
 
 
+def test_frames_that_were_given_decide_nothing_and_fewer_frames_need_less_way() -> None:
+    given = draw_clip("a red circle moves right", MIDDLE)[:8]
+    made = draw_clip("a blue circle moves left", MIDDLE)[:8]
+    whole = np.concatenate([given[:4], made[4:]])
+    slow = GREY.copy()
+    for index in range(8):
+        slow[index, 10:14, 6 + index : 10 + index] = COLOURS["green"]  # 7 of 32 pixels, of which 3 in the last 4 frames
+    assert (judge(whole, slice(4, None)).colour, judge(whole, slice(4, None)).direction) == ("blue", "left")
+    assert judge(slow, slice(4, None)).direction == "right"
+    assert judge(slow[4:]).direction is None
+    found = score([("a blue circle moves left", whole)], slice(4, None))
+    assert (found.colour, found.direction, found.continuity) == (1.0, 1.0, 0.0)  # goes on evenly: in all frames
+
+
 def test_a_frame_in_which_the_blob_is_gone_decides_nothing() -> None:
     frames = draw_clip("a green circle moves up", MIDDLE)[:8]
     frames[[0, 7]] = 120

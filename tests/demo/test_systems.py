@@ -1,15 +1,21 @@
-"""The demo of a system that is given stills and learns a held-back colour by adapters."""
+"""The demos of systems beside the usual one: given frames, a held-back colour, stories."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from longtake.data import ClipTable
 from longtake.demo import run_demo
+from longtake.demo.extras import draw_given
+from longtake.demo.judge import judge
 from longtake.demo.stories import StoryDemo
-from longtake.demo.systems import demo_system, kinds
+from longtake.demo.systems import demo_system, given_frames, kinds, looks
+from longtake.generate import GenerateConfig
+from longtake.generate.requests import clips_of, plan_videos
+from longtake.system.config import SamplingOption
 from longtake.track import make_console
 from longtake.train import read_run
 
@@ -22,6 +28,40 @@ def test_a_colour_that_is_held_back_is_in_no_prompt_of_the_run() -> None:
     assert not any(system.held_back in prompt for kind in (main, heldout) for prompt in kind.prompts)
     assert main.title == "Main bucket: 16 x 16, 4 frames"
     assert demo_system("shapes").held_back is None
+
+
+def test_given_frames_are_those_that_a_family_can_be_asked_for() -> None:
+    names = {
+        name: [given.name for given in given_frames(read_run(str(demo_system(name).run)).value)]
+        for name in ("shapes", "cogvideox_fun", "opensora_v1_2")
+    }
+    assert names == {
+        "shapes": [],
+        "cogvideox_fun": ["from_stills"],
+        "opensora_v1_2": ["from_stills", "between_stills", "from_clips"],
+    }
+
+
+def test_what_is_given_lies_where_a_strategy_takes_it(tmp_path: Path) -> None:
+    run = read_run(str(demo_system("opensora_v1_2").run)).value
+    option = SamplingOption(**run.sampling_option.model_dump(exclude_none=True))
+    own = {name: getattr(run, name) for name in ("model", "ae", "t5", "objective", "fps_save")}
+    config = GenerateConfig(**own, sampling_option=option, prompt=["a"])
+    frames, prompt = option.num_frames, "a red circle moves right"
+    way = []
+    for given in given_frames(run):
+        table = draw_given(tmp_path / given.name, [prompt], given, run, looks(run))
+        asked = config.model_copy(
+            update={"cond_type": given.cond_type, "prompts": str(table), "prompt": None, "save_dir": str(tmp_path)}
+        )
+        (video,) = plan_videos(asked)
+        (request,) = clips_of(video, asked)
+        taken = [frame for window in request.places.windows for frame in window.frames]
+        assert [frame for frame in range(frames) if frame not in taken] == list(range(frames))[slice(*given.made)]
+        known = torch.cat([one.movedim(0, -1) for one in request.known]).numpy()
+        way.append(judge(known).right)
+    assert way[0] == 0
+    assert way[1] > way[2] > 0
 
 
 @pytest.mark.slow
@@ -69,3 +109,19 @@ def test_the_demo_of_stories_in_short(tmp_path: Path, monkeypatch: pytest.Monkey
     page = outcome.report.read_text()
     assert "then it is gone; then it moves" in page
     assert "colour of the shape that is back, without a mixer" in page
+
+
+@pytest.mark.slow
+def test_the_demo_of_opensora_v1_2_in_short(tmp_path: Path) -> None:
+    """Less than a seventh of its steps: enough for colours, and for the way of a first frame. What it learns in all of
+    them `benchmarks/demo.py` measures."""
+    words = ["--max-steps", "400", "--sampling_option.num_steps", "10", "--device", "cpu"]
+    outcome = run_demo(tmp_path / "demo", make_console(), words, num_clips=600, system="opensora_v1_2")
+    assert set(outcome.accuracy) == {"main", "heldout", "from_stills", "between_stills", "from_clips"}
+    for name, found in outcome.accuracy.items():
+        assert found.colour >= 0.8, name
+    assert outcome.accuracy["from_stills"].direction >= 0.75
+    for name in ("given_frame", "between_stills", "from_clips"):
+        assert outcome.checks[f"{name}_psnr"] >= 30
+    assert outcome.checks["repeated_still_direction"] == 0
+    assert "From a clip, main bucket" in outcome.report.read_text()
