@@ -100,6 +100,7 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
                     failed.add(info.path)
                 continue
             if options.once:
+                say("checkpoints wait for a GPU" if due else "all checkpoints are validated")
                 return
             time.sleep(options.every)
 
@@ -198,6 +199,8 @@ def _watched(run: Path, options: WatchOptions, say: Say) -> Iterator[_Watched]:
 
 def _read(run: Path, options: WatchOptions) -> RunConfig:
     """A run's config, as it validates its checkpoints here."""
+    if not run.is_dir():
+        raise UserError(f"{run}: is no folder of a run; give one, such as outputs/demo/run")
     trained = read_run(str(run), schema=RunWithoutTable).value.validation
     if trained is None and not any(word.startswith("--validation") for word in options.overrides):
         raise UserError(f"{run}: has no `validation` section; add --validation.prompts prompts.csv")

@@ -71,7 +71,7 @@ def test_checkpoints_are_validated_once_newest_first_and_as_the_run_does_itself(
     assert len(page.pictures) == 3 * len(PROMPTS)  # step 0 of the run itself among them
     assert list((run / "watch" / "tensorboard").iterdir())
     assert not list((run / ".leases").iterdir())
-    assert watched(run) == []  # a restart finds all of it done
+    assert watched(run) == ["all checkpoints are validated"]  # by the process before
     newer = list_checkpoints(run)[-1].path / "COMPLETE"
     newer.write_text(newer.read_text().replace('"saved_at": "20', '"saved_at": "21'))  # the run has made it again
     assert sum(": step 6" in line for line in watched(run)) == 2
@@ -84,7 +84,8 @@ def test_without_a_free_gpu_it_leaves_validations_to_the_run_and_says_so(
     monkeypatch.setattr(
         watching.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError("nvidia-smi"))
     )
-    (said,) = watched(run, device="cuda")
+    said, last = watched(run, device="cuda")
+    assert last == "checkpoints wait for a GPU"
     assert "no free GPU is here: validations are left to its validate_every = 6" in said
     assert not (run / "watch" / "validation").exists()
 
