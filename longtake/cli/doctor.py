@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def doctor(
     source, overrides = run_and_overrides(context, run, "doctor")
     console = track.make_console()
     live = console.is_terminal
-    with console.status("building the model") if live else console.capture() as status:
+    with console.status("building the model") if live else nullcontext() as status:
         found = doctoring.examine(
             source,
             overrides,

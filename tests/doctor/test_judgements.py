@@ -15,7 +15,9 @@ from longtake.diffusion.config import Flow1000Config, FlowConfig, NoisePredictio
 from longtake.doctor.finding import Finding, ranked
 from longtake.doctor.measures import Line, errors, in_one_cell
 from longtake.doctor.model import judge_text
+from longtake.doctor.run import examine
 from longtake.doctor.training import averaged, history, judge_overfit
+from longtake.presets import find_preset
 
 SECTIONS = {
     "velocity": FlowConfig(predict="velocity", shift=None),
@@ -130,3 +132,20 @@ def test_mistakes_are_one_sentence(mistake: Any, config: Path, tmp_path: Path) -
     assert "gone.parquet" in mistake("doctor", config, "--dataset.data-path", tmp_path / "gone.parquet")
     gone = tmp_path / "gone.safetensors"
     assert str(gone) in mistake("doctor", config, "--model.from-pretrained", gone)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("demo/shapes",),
+        ("demo/cogvideox_fun",),
+        ("demo/ttt_video", "--stage", "scene"),
+        ("opensora_v1_2/stage1", "--tiny", "--bucket-config", "{'_delete_': True, '144p': {4: (1.0, 2)}}"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_healthy_configs_of_every_family_get_a_clean_bill(clips: Path, words: tuple[str, ...]) -> None:
+    flags = ["--dataset.data-path", str(clips), "--device", "cpu", "--dtype", "fp32"]
+    found = examine(str(find_preset(words[0])), [*words[1:], *flags], clips=4, quick=True)
+    assert [(one.cause, one.figure) for one in found.causes] == []
+    assert {one.name: one.verdict for one in found.findings}["autoencoder round trip"] == "ok"
