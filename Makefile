@@ -19,11 +19,12 @@ slow: .venv/.installed
 weekly: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
 
-# Root, for Slurm's packages and daemons, and promtool; what was found goes into benchmarks/results/cluster.json.
+# Root, for Slurm's packages and daemons, promtool and namespaces; what was found goes into benchmarks/results/cluster.json.
 cluster: .venv/.installed
+	bash tools/install_test_tools.sh
 	bash tools/install_slurm.sh
 	OMP_NUM_THREADS=1 LONGTAKE_CLUSTER_JSON=benchmarks/results/cluster.json \
-		$(PY) -m pytest -q -m cluster tests/cluster/test_slurm.py
+		$(PY) -m pytest -q -m cluster --timeout 2400 tests/cluster
 	$(PY) -m pytest -q tests/cluster/test_health.py
 
 .venv/.installed: pyproject.toml tools/install.sh

@@ -18,6 +18,7 @@ from longtake.durable import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nobody watches
 EXIT_MISTAKE = 2
@@ -69,15 +70,24 @@ def print_table(
             cells = zip(head, line, widths, strict=True)
             print(visible("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for name, c, w in cells).rstrip()))
         return
+    console.print(make_table(head, rows, numbers))
+
+
+def make_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = (), title: str | None = None
+) -> Table:
+    """The table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left"
+    )
     for name in head:
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
-    console.print(table)
+    return table
 
 
 class Counted:

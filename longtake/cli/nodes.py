@@ -10,18 +10,15 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from longtake import cluster
-from longtake.cli.console import print_table
+from longtake.cli.console import make_table, print_table
 from longtake.cli.launch import here, split
 from longtake.cli.options import finite
-from longtake.contracts import UserError, visible
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from longtake.contracts import UserError
 
 _FIRST_SECONDS = 5.0  # before the live table begins; other nodes come into it later
 HEAD = ("node", "procs", "power", "temp", "memory", "clocks", "ECC", "Xid", "clock offset", "disk free", "runs")
@@ -86,20 +83,10 @@ def _watch(asked: cluster.Nodes, order: Mapping[str, Any], answers: dict[int, di
 
     with Live(screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_table([row(asked.labels[n], answer) for n, answer in answers.items()]), refresh=True)
+            rows = [row(asked.labels[n], answer) for n, answer in answers.items()]
+            live.update(make_table(HEAD, rows, HEAD[1:3], time.strftime("%H:%M:%S")), refresh=True)
             time.sleep(every)
             answers = asked.ask_all(order)
-
-
-def _table(rows: list[list[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, title=time.strftime("%H:%M:%S"), title_justify="left")
-    for name in HEAD:
-        table.add_column(name, overflow="fold")
-    for cells in rows:
-        table.add_row(*map(visible, cells))
-    return table
 
 
 def row(label: str, answer: Mapping[str, Any]) -> list[str]:

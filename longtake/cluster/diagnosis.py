@@ -65,10 +65,8 @@ _SAID = {
     r"nccl(Remote|System|Internal)Error|remote process exited or there was a network error|"
     r"[Tt]imed out (waiting|after)|[Ww]ait timeout after|no (first )?step (within|for)",
 }
-_PEERS = re.compile(
-    rf"{re.escape(LOST_PEER)}|DistBackendError|DistNetworkError|Connection (closed|reset) by|Broken pipe|"
-    r"(Signal|ChildFailed)\w*(Exception|Error)\b|SIGTERM|TCPStore"
-)
+_CUT = rf"{re.escape(LOST_PEER)}|DistBackendError|DistNetworkError|Connection (closed|reset) by|Broken pipe"
+_PEERS = re.compile(rf"{_CUT}|(Signal|ChildFailed)\w*(Exception|Error)\b|SIGTERM|TCPStore")
 _ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b(?:: .*)?$")
 _TRACEBACK = re.compile(r"^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):")
 
@@ -90,7 +88,9 @@ def diagnose(ends: Sequence[HostEnd]) -> Diagnosis:
         if end.code is None and end.first:
             return Diagnosis(Cause.NODE_AWAY, end.label, "the connection was lost", away)
     for end in ends:
-        if end.code == _KILLED:
+        if end.first and end.code == _KILLED:  # the others are killed where they do not end
+            if said := _first_match("the kernel has ended a process", end.lines):
+                return Diagnosis(Cause.OUT_OF_MEMORY, end.label, said, away)
             return Diagnosis(Cause.KILLED, end.label, "SIGKILL; if by the kernel, `dmesg` there says so", away)
     for end in ends:
         said = _first_match(_SAID[Cause.NO_PROGRESS], end.lines)
@@ -101,6 +101,8 @@ def diagnose(ends: Sequence[HostEnd]) -> Diagnosis:
     for end in ends:
         if end.code is not None and end.code < 0 and end.code != _ENDED:
             return Diagnosis(Cause.BUG, end.label, f"signal {-end.code}", away)
+    if all(end.code == _ENDED or _first_match(_CUT, end.lines) for end in ends):  # and nobody has ended by itself
+        return Diagnosis(Cause.NO_PROGRESS, ends[0].label, _first_match(_CUT, ends[0].lines), away)
     return Diagnosis(Cause.UNKNOWN, ends[0].label, "", away)
 
 

@@ -201,6 +201,7 @@ class TorchrunJob:
             start_new_session=True,
             preexec_fn=tie_to_parent,
         )
+        self.kernel_kills = _kernel_kills()  # until now
         self.pipes = {self.process.stdout.fileno(): "O", self.process.stderr.fileno(): "E"}
         self._kill_at: float | None = None
         self._asked = False
@@ -243,6 +244,12 @@ class TorchrunJob:
 def _descendants() -> set[int]:
     """Processes that descend from this one and still run."""
     return family(processes(), [os.getpid()]) - {os.getpid()}
+
+
+def _kernel_kills() -> int:
+    """Processes that the kernel has ended for want of memory, since the machine has started."""
+    with open("/proc/vmstat") as file:
+        return int(dict(line.split() for line in file).get("oom_kill", 0))
 
 
 def _signal_all(number: int) -> set[int]:
@@ -367,6 +374,8 @@ class Watch:
             ready, _, _ = select.select(list(self.job.pipes), [], [], 0.1)
             for descriptor in ready:
                 self.wire.send(self.job.pipes[descriptor], self.job.read(descriptor))
+        if _kernel_kills() > self.job.kernel_kills:
+            self.wire.send("E", b"the kernel has ended a process on this host: out of memory\n")
         self.wire.tell(ended=self.job.process.returncode)
 
 

@@ -84,7 +84,7 @@ def runs() -> dict[str, Any]:
         words = read_words(pid, "cmdline")
         training = _training(words)  # the same for torchrun and all that it has started
         launch, name = launches.get(pid, (tuple(training), None))
-        if launch:
+        if launch and os.path.basename("".join(words[:1])) != "srun":  # its tasks hear of an end themselves
             run = {"name": name, "words": training or words, "pids": []}
             found.setdefault(launch, run)["pids"].append(pid)
     for run in found.values():

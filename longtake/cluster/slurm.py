@@ -108,7 +108,8 @@ def submit(job: SlurmJob, cluster: str = "slurm") -> str:
     with submitit.helpers.clean_env():  # of the variables of a job inside which this may run
         os.environ |= place
         executor = submitit.AutoExecutor(job.logs, cluster, **{f"{cluster}_max_num_timeout": job.max_requeues})
-        executor.update_parameters(**job.parameters(), **{f"{cluster}_setup": list(_SETUP)})
+        marks = f"export LONGTAKE_RUN={shlex.quote(job.name)} LONGTAKE_LAUNCH=slurm-$SLURM_JOB_ID"  # for `node`
+        executor.update_parameters(**job.parameters(), **{f"{cluster}_setup": [*_SETUP, marks]})
         try:
             return str(executor.submit(SlurmTask(job.words)).job_id)
         except refused as error:

@@ -1,13 +1,34 @@
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.servers import SSHD, Site, site, wait_for_end
+from tests.cluster.servers import ROOT, SSHD, Site, site, wait_for_end
 from tests.train.conftest import clips
 
 __all__ = ["clips"]
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    """What the tests of `make cluster` found, by test; at the end of a file it goes into LONGTAKE_CLUSTER_JSON, beside
+    what others have found."""
+    figures: dict[str, Any] = {}
+    yield figures
+    if name := os.environ.get("LONGTAKE_CLUSTER_JSON"):
+        file = Path(name)
+        before = json.loads(file.read_text(encoding="utf-8"))["figures"] if file.exists() else {}
+        sys.path.insert(0, str(ROOT / "benchmarks"))
+        machine = import_module("machine")
+        ours = {key: {**figure, "commit": machine.commit_of(ROOT)} for key, figure in figures.items()}
+        machine.write_json(file, "cluster", before | ours, "tests/cluster")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Two SSH servers on this machine, with keys, ports and configuration of their own, and launches over them."""
+"""SSH servers on this machine, with keys, ports and configuration of their own, and launches over them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from tests.train.runs import PATIENCE_SECONDS, free_port
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 NAMES = ("alpha", "beta")
 ROOT = Path(__file__).parents[2]
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")  # a server that sees no processes but its own
 
 _SERVER = """
-ListenAddress 127.0.0.1
+ListenAddress {address}
 Port {port}
 HostKey {folder}/host_key
 PidFile none
@@ -36,7 +37,7 @@ SetEnv LONGTAKE_JOBS={folder}/jobs PATH={folder}/{name}-tools:{path}
 _TALKATIVE = """ForceCommand /bin/sh -c 'echo "Welcome to beta"; eval "$SSH_ORIGINAL_COMMAND"'\n"""
 _CLIENT = """
 Host {name}
-    HostName 127.0.0.1
+    HostName {address}
     Port {port}
     UserKnownHostsFile {folder}/known_hosts
     IdentityFile {folder}/user_key
@@ -54,7 +55,7 @@ class Site:
 
     @property
     def hostfile(self) -> Path:
-        """`alpha` and `beta`."""
+        """All servers by name, one process each."""
         return self.folder / "hosts"
 
     @property
@@ -77,26 +78,30 @@ class Site:
 
 
 @contextmanager
-def site(folder: Path) -> Iterator[Site]:
-    """Starts the servers; ends them."""
+def site(
+    folder: Path,
+    addresses: Mapping[str, str] = dict.fromkeys(NAMES, "127.0.0.1"),
+    inside: Callable[[str], Sequence[str]] = lambda name: (),
+) -> Iterator[Site]:
+    """Starts a server of each name at its address, behind words that put it into a namespace of its own; ends them."""
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     public = (folder / "host_key.pub").read_text()
     if os.getuid() == 0:  # a server of root's wants this folder for the part of it that has no rights
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     servers, known, client = [], "", ""
-    for name in NAMES:
+    for name, address in addresses.items():
         port = free_port()
-        known += f"[127.0.0.1]:{port} {public}"
-        client += _CLIENT.format(name=name, port=port, folder=folder)
+        known += f"[{address}]:{port} {public}"
+        client += _CLIENT.format(name=name, address=address, port=port, folder=folder)
         settings = folder / f"{name}.sshd"
         talkative = _TALKATIVE if name == "beta" else ""
-        server = _SERVER.format(port=port, folder=folder, name=name, path=os.environ["PATH"])
+        server = _SERVER.format(address=address, port=port, folder=folder, name=name, path=os.environ["PATH"])
         settings.write_text(server + talkative)
-        servers.append(_serve(settings, port))
+        servers.append(_serve(settings, port, inside(name)))
     (folder / "known_hosts").write_text(known)
     (folder / "ssh_config").write_text(client)
-    (folder / "hosts").write_text("# two names of this machine\nalpha slots=1\n\nbeta slots=1\n")
+    (folder / "hosts").write_text("# names of this machine\n" + "\n".join(f"{name} slots=1\n" for name in addresses))
     try:
         yield Site(folder, tuple(servers))
     finally:
@@ -105,10 +110,10 @@ def site(folder: Path) -> Iterator[Site]:
             server.wait()
 
 
-def _serve(settings: Path, port: int) -> subprocess.Popen[bytes]:
+def _serve(settings: Path, port: int, inside: Sequence[str]) -> subprocess.Popen[bytes]:
     assert SSHD is not None
     log = settings.with_suffix(".log")
-    server = subprocess.Popen([SSHD, "-D", "-E", str(log), "-f", str(settings)])
+    server = subprocess.Popen([*inside, SSHD, "-D", "-E", str(log), "-f", str(settings)])
     end = time.monotonic() + PATIENCE_SECONDS
     while f"port {port}" not in (log.read_text() if log.exists() else ""):
         assert server.poll() is None, log.read_text()
@@ -117,14 +122,15 @@ def _serve(settings: Path, port: int) -> subprocess.Popen[bytes]:
     return server
 
 
-def start_launch(place: Site, *words: object, folder: Path, options: tuple[object, ...] = ()) -> subprocess.Popen[str]:
-    """`longtake launch` over the two hosts, in `folder`; `words` stand behind `--`."""
+def start_launch(
+    place: Site, *words: object, folder: Path, options: tuple[object, ...] = (), log: Path | None = None
+) -> subprocess.Popen[str]:
+    """`longtake launch` over the hosts, in `folder`; `words` stand behind `--`. `log`: a file for all that it says."""
     command = [sys.executable, "-m", "longtake", "launch", "--ssh", place.ssh, "--hostfile", str(place.hostfile)]
     command += ["--env", "PYTHONPATH", *map(str, options), "--", *map(str, words)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "LONGTAKE_JOBS": str(place.jobs), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with log.open("wb") if log else nullcontext(subprocess.PIPE) as out:
+        return subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=out, text=True)
 
 
 def processes_of_launches(place: Site) -> list[int]:

@@ -1,4 +1,7 @@
-"""Twenty failures, as PyTorch, NCCL, Linux and Longtake tell them: each is named, and restarted where that helps."""
+"""Failures, as PyTorch, NCCL, Linux and Longtake tell them: each is named, and restarted where that helps.
+
+Those that a CPU can have are provoked in tests/cluster/test_provoked.py; the texts stand for GPUs, NVLink and NCCL.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,7 @@ FAILURES = {
         [*traceback("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed")], 1, PEER, 1,
         Cause.NO_PROGRESS, ALPHA, set(),
     ),
+    "a connection between nodes that all processes outlive": ([*LOST], 2, [*LOST], 2, Cause.NO_PROGRESS, ALPHA, set()),
     "a full disk": (
         ["longtake: /runs/a/epoch0-global_step200: the disk is full (No space left on device)"],
         2, [STEP, *LOST], 2, Cause.DISK_FULL, ALPHA, set(),

@@ -1,6 +1,7 @@
 """`longtake nodes` and `longtake stop` over two SSH servers on this machine, with small programs in nvidia-smi's place.
 
-Never `stop --all` over a real connection: it would end whatever this user trains on the machine of the tests.
+`stop --all` over a connection only to servers that see no processes but their own: it would end whatever this user
+trains on the machine of the tests.
 """
 
 from __future__ import annotations
@@ -23,9 +24,17 @@ from longtake.cli import nodes as verbs
 from longtake.cluster import Launch, RunOnNode, node
 from longtake.cluster.launch import Launcher
 from longtake.cluster.machine import family, processes
-from tests.cluster.servers import ROOT, Site
+from tests.cluster.servers import ALONE, ROOT, Site, site, start_launch
 from tests.cluster.test_watch import WAITS, planned, run, until, up
-from tests.train.runs import assert_one_sentence, run_command
+from tests.train.runs import (
+    assert_one_sentence,
+    finish,
+    metrics,
+    run_command,
+    steps_saved,
+    wait_until,
+    write_config,
+)
 
 __all__ = ["planned"]
 Capture = pytest.CaptureFixture[str]
@@ -266,6 +275,39 @@ def test_all_means_training_alone_and_is_asked_once(tmp_path: Path, capsys: Capt
     assert [(one.node, one.name) for one in Told.stopped] == [(0, "one"), (1, "one")]
     for both in ([], ["--all", "--run", "one"]):
         assert_one_sentence(*run_command(capsys, [*words, *both])[::2], "name one run with --run NAME, or all")
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(os.getuid() != 0, reason="process namespaces need root")
+def test_all_training_runs_end_and_nothing_else_does(
+    tmp_path: Path, clips: Path, capsys: Capture, found: dict[str, object]
+):
+    one, two = (write_config(tmp_path / name, clips, exp_name=name, max_steps=10**6) for name in ("one", "two"))
+    (tmp_path / "site").mkdir()
+    with site(tmp_path / "site", inside=lambda name: ALONE) as place:
+
+        def beside(host: str, words: str) -> subprocess.Popen[bytes]:
+            line = f"cd {tmp_path} && PYTHONPATH={ROOT} OMP_NUM_THREADS=1 exec {words}"
+            return subprocess.Popen([*place.ssh.split(), host, line], stdout=subprocess.PIPE)
+
+        trains = beside("alpha", f"{sys.executable} -m longtake train {two}")
+        others = [
+            beside("alpha", "sleep 999"),
+            beside("beta", f"{sys.executable} -c 'import time; time.sleep(999)' train"),
+        ]
+        launched = start_launch(place, "train", one, folder=tmp_path)
+        folders = [tmp_path / name / "outputs" / name for name in ("one", "two")]
+        wait_until(launched, lambda: all(map(metrics, folders)))
+        code, out, error = run_command(capsys, ["stop", str(place.hostfile), "--all", "--yes", *asked(place)])
+        assert (code, error) == (0, "")
+        listed = [line.split()[:2] for line in out.splitlines()[1:4]]
+        assert sorted(listed) == [["alpha", "one"], ["alpha", "two"], ["beta", "one"]], out
+        assert finish(launched)[0] == trains.wait(60) == 130
+        assert all(map(steps_saved, folders))
+        assert [other.poll() for other in others] == [None, None]
+        for other in others:
+            other.kill()
+    found["stop --all"] = {"ended": listed, "each_saved_at_step": [steps_saved(folder)[-1] for folder in folders]}
 
 
 def test_the_old_words_run_as_written(tools: Site, tmp_path: Path):

@@ -1,6 +1,6 @@
 """`longtake launch --slurm` on a real Slurm, four nodes on this machine: `make cluster`.
 
-Each job is compared bit by bit with one that nobody disturbed. LONGTAKE_CLUSTER_JSON names a file for what was found.
+Each job is compared bit by bit with one that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import pytest
 
+from longtake.cluster import node
 from tests.cluster.slurm import ROOT, Job, Slurm, missing, slurm_here
 from tests.scripts.test_ttt_video import listed
 from tests.train.runs import assert_same_bits, exact, metrics, pausing, steps_saved, write_config
@@ -47,16 +48,6 @@ main(sys.argv[1:])
 
 __all__ = ["listed"]
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-
-
-@pytest.fixture(scope="module")
-def found() -> Iterator[dict[str, Any]]:
-    """What the tests found, by test; written down at the end."""
-    figures: dict[str, Any] = {}
-    yield figures
-    if file := os.environ.get("LONGTAKE_CLUSTER_JSON"):
-        sys.path.insert(0, str(ROOT / "benchmarks"))
-        import_module("machine").write_json(Path(file), "cluster", figures, "tests/cluster/test_slurm.py")
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +227,18 @@ def test_the_published_script_starts_a_job_that_goes_on_by_its_name(
     assert job.finish() == "COMPLETED", job.output()
     assert [line["step"] for line in metrics(folder)] == list(range(1, steps + 1))
     found["scripts/train_submitit.sh"] = {"state": "COMPLETED", "restarts": 1, "from_step": saved, "steps": steps}
+
+
+def test_a_job_is_shown_by_its_name_and_stopped_as_other_runs_are(
+    slurm: Slurm, config: Path, found: dict[str, Any]
+) -> None:
+    folder = run_folder(config)
+    job = slurm.launch(*pausing(config.parent, PAUSE), "train", config, nodes=2)
+    wait_for_pause(job, folder)
+    name = job.facts()["JobName"]
+    (run,) = [one for one in node.runs()["runs"] if one["name"] == name]
+    assert [pid for pid, _ in run["first"]] == sorted(job.process(rank) for rank in range(2))
+    assert node.signal(SIGTERM, run["first"])["alive"] == run["first"]
+    job.finish()
+    job.wait_until_gone()
+    found["longtake stop of a job"] = {"shown_as": name, "saved_at_step": saved_when_asked(folder)}
