@@ -17,7 +17,7 @@ from longtake.contracts import Batch, Conditions, Noised, Slot, UserError
 from longtake.data import SlotDataset, open_clips
 from longtake.diffusion import drop_text
 from longtake.doctor.measures import Line, errors, quantile
-from longtake.parallel import World
+from longtake.parallel import Mesh, World
 from longtake.system import System, build_system, clean_example, kinds_apart
 from longtake.system.examples import CleanExample
 from longtake.train import RunConfig
@@ -150,7 +150,7 @@ class Case:
         return [float(self.system.objective.loss(shot.prediction, shot.noised).mean()) for shot in shots]
 
 
-def open_case(config: RunConfig, world: World, mesh: object, clips: int, trained: bool) -> Case:
+def open_case(config: RunConfig, world: World, mesh: Mesh, clips: int, trained: bool) -> Case:
     """Builds the system of a run as it starts and reads some clips of the bucket that most of its clips are in, of
     videos where there are any. Raises `UserError`."""
     table = open_clips(config.dataset, config.sample_rules.columns)

@@ -19,6 +19,7 @@ from longtake.system import kinds_apart
 UNTRAINED = "nothing is trained yet"
 _GOOD = 0.8  # an alternative is believed from here on, of a plain guess's error; small models of 250 steps have 0.4
 _BETTER = 0.1  # by which it has to be better (natural logarithm); healthy runs have up to 0.06, planted faults 0.3
+_FEWEST = 4  # clips by which alternatives are compared
 _SURE = 3.0  # standard errors over the clips
 _RIGHT = 0.6  # share of wrong captions that are worse; healthy small runs have 0.71 to 0.94, shuffled ones 0.3
 _READS = 1e-4  # relative change of a prediction below which a caption, or a condition, is not read
@@ -62,6 +63,8 @@ def alternatives(case: Case) -> Finding:
     name = "other conventions"
     if not case.trained:
         return left_out(name, UNTRAINED)
+    if case.count < _FEWEST:
+        return left_out(name, f"{case.count} clips are too few to compare; --clips {_FEWEST} or more")
     levels = [case.level(share) for share in FEW]
     shots = [case.shot(level) for level in levels]
     own = torch.stack([shot.skill() for shot in shots])

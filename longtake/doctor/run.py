@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from longtake.checkpoint import RunState, inspect, is_complete, list_checkpoints
 from longtake.config import Dialect
 from longtake.contracts import UserError
@@ -14,10 +16,11 @@ from longtake.doctor import data, machine, model, training
 from longtake.doctor.case import Case, open_case
 from longtake.doctor.finding import Finding, ranked
 from longtake.generate.source import load_weights
-from longtake.parallel import Mesh, ParallelConfig, start_world
+from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.train import RunConfig, read_run
 
 Say = Callable[[Finding], None]
+Found = Callable[[Finding | None], None]
 
 
 @dataclass(frozen=True)
@@ -57,29 +60,47 @@ def examine(
     """
     folder, checkpoint = _place(run)
     config = alone(read_run(str(folder or run), overrides, dialect=dialect).value)
-    with start_world(config.device) as world:
-        if world.size > 1:
-            raise UserError(f"longtake doctor: {world.size} processes run, and it works on one device; start one")
-        case = open_case(config, world, Mesh.create(config.parallel, world), clips, trained=False)
-        findings: list[Finding] = []
+    findings: list[Finding] = []
 
-        def found(finding: Finding | None) -> None:
-            if finding is not None:
-                findings.append(finding)
-                say(finding)
+    def found(finding: Finding | None) -> None:
+        if finding is not None:
+            findings.append(finding)
+            say(finding)
 
-        for check in (data.files, data.captions, data.round_trip, data.spread, training.loaded):
-            found(check(case))
-        _of_training(case, checkpoint, quick, ema, found)
-        for check in (model.curve, model.alternatives, model.text, model.conditions, model.known, model.times):
-            found(check(case))
-        lines = [] if folder is None else training.lines_of(folder)
-        if lines:
-            found(training.history(lines))
-        found(machine.data_speed(case, lines))
-        versions = {} if checkpoint is None else RunState.read(checkpoint).versions
-        found(machine.environment(case, versions))
+    try:
+        with start_world(config.device) as world:
+            _examine(config, world, folder, checkpoint, clips, quick, ema, found)
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"longtake doctor: not enough memory on one device after {len(findings)} checks; choose a larger one, "
+            f"fewer --clips than {clips}, or shorter clips by --bucket-config"
+        ) from None
     return Examination(run, checkpoint, tuple(findings))
+
+
+def _examine(
+    config: RunConfig,
+    world: World,
+    folder: Path | None,
+    checkpoint: Path | None,
+    clips: int,
+    quick: bool,
+    ema: bool,
+    found: Found,
+) -> None:
+    """Every check in turn."""
+    if world.size > 1:
+        raise UserError(f"longtake doctor: {world.size} processes run, and it works on one device; start one")
+    case = open_case(config, world, Mesh.create(config.parallel, world), clips, trained=False)
+    for check in (data.files, data.captions, data.round_trip, data.spread, training.loaded):
+        found(check(case))
+    _of_training(case, checkpoint, quick, ema, found)
+    for check in (model.curve, model.alternatives, model.text, model.conditions, model.known, model.times):
+        found(check(case))
+    if lines := [] if folder is None else training.lines_of(folder):
+        found(training.history(lines))
+    found(machine.data_speed(case, lines))
+    found(machine.environment(case, {} if checkpoint is None else RunState.read(checkpoint).versions))
 
 
 def alone(config: RunConfig) -> RunConfig:
@@ -100,9 +121,7 @@ def _place(run: str) -> tuple[Path | None, Path | None]:
     return path, complete[-1] if complete else None
 
 
-def _of_training(
-    case: Case, checkpoint: Path | None, quick: bool, ema: bool, found: Callable[[Finding | None], None]
-) -> None:
+def _of_training(case: Case, checkpoint: Path | None, quick: bool, ema: bool, found: Found) -> None:
     """What the run's weights are, beside those that it began with, which the case has; it has the run's afterwards."""
     pretrained = case.config.model.from_pretrained is not None
     case.trained = pretrained
