@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch, TensorSplit
     from longtake.models.stdit3 import STDiT3
     from longtake.models.stdit3_config import STDiT3Config
-    from longtake.models.trace import Law, Trace, as_on_cuda, fit, meta_conditions
+    from longtake.models.trace import Law, Trace, as_on_cuda, attention_on_cuda, fit, meta_conditions
     from longtake.models.ttt_video import TTTVideo
     from longtake.models.ttt_video_config import TTTVideoConfig
 

@@ -248,13 +248,16 @@ class _CudaKernels(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
+            return attention_on_cuda(*args, **kwargs)
         if function in _NORMS:
             return _norm(function, *args, **kwargs)
         return function(*args, **kwargs)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
+def attention_on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *options: Any, **named: Any
+) -> Tensor:
+    """`F.scaled_dot_product_attention` by the operators that it has on a GPU."""
     if q.ndim != 4:  # without a dim of heads no fused kernel takes it, on a GPU either
         return F.scaled_dot_product_attention(q, k, v, attn_mask, *options, **named)
     if attn_mask is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import ceil
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from longtake.models import Law, Trace, as_on_cuda, block_counts, denoiser_class, fit, meta_conditions
 from longtake.models.build import LatentSize
 from longtake.parallel import Kept, TokenPeers, choose_kept, cut_among, kept_as
+from longtake.plan.compiled import compiled_saved_bytes, remembered
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
 from longtake.plan.parameters import block_names, meta_model
 
@@ -54,6 +55,7 @@ class Block:
     saved: float  # kept from forward to backward, the block's input among it
     input: float  # its input alone: what is kept where the block is computed again
     working: float  # activations at the worst moment of its backward, or forward, what it has saved among them
+    fused: float  # bytes that it does not save, as it is compiled, but would if it were not; `working` has them
     made: float  # gradients of its weights that exist then
     differentiated: bool  # False: neither it nor what comes before it trains
     flops: float  # of a forward
@@ -84,15 +86,19 @@ def count_blocks(config: Any, batch: MicroBatch, layout: Layout) -> Blocks:
     """What the denoiser of `config` takes for such a micro-batch. The first call for a layout traces it."""
     upkeep = layout.upkeep.lora, layout.upkeep.freeze, layout.upkeep.train_only
     peers = layout.sequence, layout.tensor, layout.sequence_attention
-    return _count_blocks(config, batch.batch, batch.latent, batch.text_tokens, upkeep, layout.compute_bytes, peers)
+    compiled = layout.compiled and layout.peers == 1  # exchanges between peers break graphs
+    sizes = batch.batch, batch.latent, batch.text_tokens
+    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, peers, compiled)
 
 
 @lru_cache(maxsize=4096)
 def _count_blocks(
-    config: Any, batch: int, latent: LatentSize, text_tokens: int, upkeep: Any, compute_bytes: int, peers: Any
+    config: Any, sizes: tuple[int, LatentSize, int], upkeep: Any, compute_bytes: int, peers: Any, compiled: bool
 ) -> Blocks:
+    batch, latent, text_tokens = sizes
     bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": 0.0, "grad_ckpt_buffer_size": 0}
-    run = _run(config.model_copy(update=bare), Upkeep(*upkeep), compute_bytes, peers, text_tokens)
+    config = config.model_copy(update=bare)
+    run = _run(config, Upkeep(*upkeep), compute_bytes, peers, text_tokens)
     frames = latent[1] / config.patch[0]
     tokens = denoiser_class(config).tokens(config, latent)
     law = _law(run, batch > 1, frames > 1, int(frames) % run.frame_peers)
@@ -101,19 +107,23 @@ def _count_blocks(
     else:
         grid = (ceil(size / patch) for size, patch in zip(latent[1:], config.patch, strict=True))
         numbers = {name: np.array(of, float) if np.ndim(of) else of for name, of in run.numbers((batch, *grid)).items()}
-    of_kind = {kind: _block(kind, numbers) for kind in dict.fromkeys(run.kinds)}
+    shares = _compiled_shares(run, config, upkeep, compute_bytes, text_tokens) if compiled else {}
+    of_kind = {kind: _block(kind, numbers, *shares.get(kind, (1.0, 0.0))) for kind in dict.fromkeys(run.kinds)}
     blocks = tuple(of_kind[kind] for kind in run.kinds)
     flops = numbers["flops"] + sum(block.flops for block in blocks)
     return Blocks(blocks, numbers["entry"], numbers["final"].max(), flops, numbers["launches"] / _MANY)
 
 
-def _block(kind: str, numbers: Mapping[Any, Any]) -> Block:
+def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float) -> Block:
+    """One whose forward saves `share` of what an eager one does, and `fixed` bytes more."""
     own = {name[1:]: of for name, of in numbers.items() if name[0] == kind}
     worst = (own["working",] + own["made",]).argmax()
+    saved = share * own["saved",] + fixed
     return Block(
-        saved=own["saved",],
+        saved=saved,
         input=own["input",],
         working=own["working",][worst],
+        fused=own["saved",] - saved,
         made=own["made",][worst],
         differentiated=bool(own["differentiated",]),
         flops=own["flops",],
@@ -133,6 +143,23 @@ def kept_by_lists(config: Any, budget: float, tensor: int) -> Mapping[str, Kept]
 @lru_cache(maxsize=64)
 def _run(config: Any, upkeep: Upkeep, compute_bytes: int, peers: tuple[int, int, Any], text_tokens: int) -> _Run:
     return _Run(config, *_one_of_each_kind(config, upkeep, compute_bytes), peers, text_tokens)
+
+
+@lru_cache(maxsize=64)
+def _compiled_shares(run: _Run, *facts: Any) -> Mapping[str, Sequence[float]]:
+    """The share of an eager block's bytes that a compiled one saves, and how many beside it, by kind. It is nearly
+    the same at all sizes, for both grow with the tokens, so it is seen at one. facts: all that this depends on."""
+
+    def look() -> dict[str, Sequence[float]]:
+        batch, frames, *grid = _POINTS[True, True][1]
+        found = run.numbers((batch, run.frames[frames], *grid), compiled_saved_bytes)
+        return {
+            kind: (grows / found[kind, "saved"], fixed)
+            for kind in dict.fromkeys(run.kinds)
+            for grows, fixed in (found[kind, "compiled"],)
+        }
+
+    return remembered(look, *facts)
 
 
 @lru_cache(maxsize=256)
@@ -248,8 +275,8 @@ class _Run:
             for kind, calls in seen.items()
         }
 
-    def numbers(self, point: Point) -> dict[Any, Any]:
-        """What was seen, by name."""
+    def numbers(self, point: Point, of_compiled: Callable[..., Any] | None = None) -> dict[Any, Any]:
+        """What was seen, by name; of_compiled: says what a compiled block saves, if that is to be seen too."""
         found: dict[Any, Any] = {}
 
         def count(kind: str, *args: Any, **named: Any) -> Any:
@@ -257,6 +284,9 @@ class _Run:
             found.setdefault("entry", trace.live - _bytes(handed))
             with trace.paused():
                 numbers, out = self._alone(kind, (args, named), set(map(id, handed)))
+                if of_compiled is not None:
+                    block, eager = self._blocks[kind], self._forwards[kind]
+                    numbers["compiled",] = of_compiled(block, eager, (args, named), set(map(id, handed)))
             found.update({(kind, *name): number for name, number in numbers.items()})
             out = tree_map_only(_Like, _Like.made, out)
             ends[:] = [end for end in _tensors(out) if end.requires_grad]

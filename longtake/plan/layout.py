@@ -42,7 +42,7 @@ class Layout:
     remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
     budget: float = 0.0  # share of their attention's and linear layers' outputs that these keep
     buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
-    compiled: bool = False  # what compiled blocks keep stays on the device
+    compiled: bool = False  # blocks; what they keep stays on the device
     ema: bool = False
     compute_bytes: int = 2  # of one number in the compute dtype
     reduce_bytes: int = 4  # of one number of a gradient on its way between ranks

@@ -90,9 +90,9 @@ def _forward_and_backward(config: Any, weights: Weights, batch: MicroBatch, layo
         # worst: what the block has saved is there, and some of its gradients
         saved -= placed[i].held
         if not block.differentiated:
-            yield 0, rest + unsharded + before, saved + block.working
+            yield 0, rest + unsharded + before, saved + placed[i].working
             continue
-        yield gradients, rest + unsharded + before + reducing + block.made, saved + block.working + coming
+        yield gradients, rest + unsharded + before + reducing + block.made, saved + placed[i].working + coming
         # reduce: gradients are copied into a buffer, which is added up over the shards
         kept -= whole[i] if kept else 0
         reducing = layout.reduce_bytes * unit.trained
@@ -118,6 +118,12 @@ class Placed:
         """Bytes from forward to backward."""
         return self.kept + self.block.input - self.host_bytes if self.again else self.block.saved
 
+    @property
+    def working(self) -> float:
+        """Bytes at the worst moment of its backward: all that an eager block saves is there where it is computed again,
+        for then the compiler may not choose what to keep."""
+        return self.block.working - (0.0 if self.again else self.block.fused)
+
 
 def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed]:
     """The blocks of a micro-batch, in the order of the forward; those alike are one object."""
@@ -126,8 +132,10 @@ def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed
     blocks, placed, room = iter(count_blocks(config, batch, layout).blocks), [], layout.buffer_bytes
     for (name, count), most in zip(counts.items(), first, strict=True):
         alike: dict[tuple[int, bool, float], Placed] = {}
+        keeps: dict[int, tuple[float, float]] = {}
         for i, block in zip(range(count), blocks, strict=False):
-            again, of_kept, host_bytes = i < most, block.keeps(kept[name]), 0.0
+            again, host_bytes = i < most, 0.0
+            of_kept = keeps.get(id(block)) or keeps.setdefault(id(block), block.keeps(kept[name]))
             for size in (block.input, of_kept[0] * (not layout.compiled)) if again else ():
                 host_bytes += size if host_bytes + size <= room else 0
             room -= host_bytes

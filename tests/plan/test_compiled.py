@@ -1,0 +1,115 @@
+"""What a plan says that compiled blocks keep, and what blocks keep that PyTorch has compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from longtake.models import LoraConfig, build_denoiser, denoiser_class, example_conditions
+from longtake.parallel import BlockCompiler, remat_blocks
+from longtake.plan import Layout, MicroBatch, Upkeep
+from longtake.plan.compiled import remembered
+from longtake.plan.memory import placed_blocks
+from longtake.plan.parameters import block_names
+from longtake.system import SystemConfig
+from longtake.system.lora import choose_trained
+from tests.plan.test_blocks import FAMILIES
+from tests.plan.trace import saved_bytes
+
+TEXT = 16
+LORA = {"adapters": LoraConfig(rank=4), "adapters on 8 bits": LoraConfig(rank=4, base="int8")}
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value):
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def kept_by_compiled_blocks(model: nn.Module, run: Callable[[], object], backend: str) -> dict[str, int]:
+    """Bytes that each block keeps beside its weights and what it is called with but the output of the one before."""
+    blocks = {f"{name}.{i}": block for name in model.blocks for i, block in enumerate(model.get_submodule(name))}
+    BlockCompiler(dynamic=backend != CUT, backend=backend).compile(model)
+    handed: list[Tensor] = []
+    found = {}
+
+    def see(name: str, forward: Callable[..., Any], *args: Any) -> Any:
+        made = {id(one) for one in handed}
+        shared = [one for one in tensors_in(args) if id(one) not in made]
+        out: list[Any] = []
+        found[name] = saved_bytes(lambda: out.append(forward(*args)), [*model.parameters(), *model.buffers(), *shared])
+        handed[:] = tensors_in(out)
+        return out[0]
+
+    for name, block in blocks.items():
+        block.forward = partial(see, name, block.forward)
+    run()
+    return found
+
+
+CUT = "aot_eager_decomp_partition"  # Inductor's partition, without its code
+CASES = [*((name, None, 0.0, CUT) for name in FAMILIES), *(("mmdit", name, 0.0, CUT) for name in LORA)]
+CASES += [("mmdit", None, 0.5, CUT), ("cogvideox", None, 0.0, "inductor")]
+
+
+@pytest.mark.parametrize(
+    ("family", "lora", "budget", "backend"),
+    [pytest.param(*case, marks=() if case == CASES[0] else pytest.mark.slow) for case in CASES],
+)
+def test_compiled_blocks_keep_what_is_foretold(
+    family: str, lora: str | None, budget: float, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """budget: of blocks that are computed again; 0: none is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.compiler.reset()
+    # on a CPU, attention over few tokens would be matrix products, which keep their scores
+    facts = {"attention": "sdpa"} | dict.fromkeys(denoiser_class(FAMILIES[family]).blocks.values(), 2)
+    config = FAMILIES[family].model_copy(update=facts)
+    batch = MicroBatch(2, (config.latent_channels, 13, 16, 24), TEXT)
+    torch.manual_seed(0)
+    model = build_denoiser(config)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.02)
+    if lora is not None:
+        run = SystemConfig.model_construct(model=config, lora=LORA[lora], freeze=(), train_only=None)
+        choose_trained(model, run, torch.float32)
+    again = (2 * (budget > 0),) * len(model.blocks)
+    remat_blocks(model, again, None, budget)
+    x, conditions = torch.randn(2, *batch.latent), example_conditions(config, batch.latent, TEXT, 2)
+    found = kept_by_compiled_blocks(model, lambda: model(x, torch.full((2,), 0.5), conditions), backend)
+    upkeep = Upkeep(lora=LORA.get(lora))
+    # in bf16, norms keep less on a CPU than on a GPU
+    layout = Layout(compiled=True, compute_bytes=4, upkeep=upkeep, remat=again, budget=budget)
+    said = dict(zip(block_names(config), placed_blocks(config, batch, layout), strict=True))
+    behind = [name for name in found if name.endswith(".1")]  # what the first are called with comes from elsewhere
+    assert {name: said[name].held / found[name] for name in behind} == pytest.approx(dict.fromkeys(behind, 1), rel=0.03)
+
+
+def test_what_was_seen_of_compiled_blocks_is_kept_apart_by_what_it_depends_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = iter(range(9))
+
+    def look(*facts: Any) -> int:
+        return remembered(lambda: next(seen), *facts)
+
+    assert [look("mmdit", 2), look("mmdit", 4), look("mmdit", 2)] == [0, 1, 0]
+    monkeypatch.setattr(torch, "__version__", "another")
+    assert look("mmdit", 2) == 2
+    for file in tmp_path.rglob("*.json"):
+        file.write_text("{", encoding="utf-8")
+    assert look("mmdit", 2) == 3  # what cannot be read is looked at again
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert [look("mmdit", 2), look("mmdit", 2)] == [4, 5]  # nowhere to keep it
