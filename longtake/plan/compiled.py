@@ -33,7 +33,7 @@ _READ = ("models/*.py", "plan/blocks.py", "plan/compiled.py")  # what says how b
 
 def remembered(look: Callable[[], Any], *facts: Any) -> Any:
     """What `look` finds, as JSON: from the user's cache where it has looked with these facts, this PyTorch and these
-    files of ours before. Importing the compiler and tracing two kinds of blocks takes 6 s."""
+    files of ours before, for importing the compiler takes longer than the rest of a plan."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     code = b"".join(path.read_bytes() for one in _READ for path in sorted(_PACKAGE.glob(one)))
     digest = hashlib.sha256(repr((torch.__version__, facts)).encode() + code).hexdigest()
