@@ -40,7 +40,9 @@ forward_backward = loop.Trainer.forward_backward
 def cut_connections():
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            socket.socket(fileno=os.dup(int(number))).shutdown(socket.SHUT_RDWR)
+            found = socket.socket(fileno=os.dup(int(number)))
+            if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.shutdown(socket.SHUT_RDWR)
 
 
 def faulty(self, *args):
