@@ -309,7 +309,9 @@ def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: parallel.Wo
         return ()
     parallel.check_compiler(world.device)
     if config.deterministic:
-        torch._inductor.config.deterministic = True  # tunes nothing by time
+        from torch._inductor import config as inductor
+
+        inductor.deterministic = True  # tunes nothing by time
     cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
     compiler = parallel.BlockCompiler(config.compile_dynamic, config.compile_limit)
     if not world.is_main:
