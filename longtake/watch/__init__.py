@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.watch.alarms import Alarm, Curves, alarms
+    from longtake.watch.alarms import Alarm, Curves, find_alarms
     from longtake.watch.page import write_page
     from longtake.watch.watching import WatchOptions, watch_runs
 

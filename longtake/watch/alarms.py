@@ -54,7 +54,7 @@ class Alarm:
         return f"{self.kind} since step {self.step}: {self.reason}; {'; '.join(filter(None, (self.advice, back)))}"
 
 
-def alarms(curves: Curves) -> list[Alarm]:
+def find_alarms(curves: Curves) -> list[Alarm]:
     """All alarms that the curves give now."""
     checks = (_not_finite, _divergence, _overfitting, _buckets, _motion, _diversity)
     return [alarm for check in checks for alarm in check(curves)]

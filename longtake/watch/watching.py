@@ -24,7 +24,7 @@ from longtake.train import RunConfig, RunWithoutTable, is_training, read_run
 from longtake.train.health import read_launches
 from longtake.train.heldout import curves
 from longtake.train.stages import CONFIG_FILE
-from longtake.watch.alarms import Curves, alarms
+from longtake.watch.alarms import Curves, find_alarms
 from longtake.watch.judging import FOLDER, Judge, for_one_process, lines_of, steps_saved, write_lines
 from longtake.watch.page import write_page
 from longtake.watch.telling import Teller
@@ -78,7 +78,7 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
         told = False
         while True:
             for one in watched:
-                one.teller.tell(alarms(curves_of(one.run)))
+                one.teller.tell(find_alarms(curves_of(one.run)))
             due = [(one, info) for one in watched if (info := one.due(failed, options.pick)) is not None]
             if due and device is None:
                 device = _free_device(options.device, [one for one, _ in due])

@@ -256,7 +256,7 @@ def test_the_held_out_loss_does_not_depend_on_the_processes(
         ({"data_path": "gone.csv"}, ("gone.csv",)),
         ({"prompts": PROMPTS, "sampling_option": {"steps": 3}}, ("validation.sampling_option.steps",)),
     ],
-    ids=["image", "count", "none", "key", "both", "table"],
+    ids=["image", "count", "none", "both", "table", "key"],
 )
 def test_a_mistake_is_refused_before_the_run_has_a_folder(
     clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], validation: dict, said: tuple[str, ...]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.watch.alarms import Curves, Points, alarms
+from longtake.watch.alarms import Curves, Points, find_alarms
 
 # Training losses of real runs, of three significant digits; of some also what `longtake watch` has made of them.
 HEALTHY = json.loads((Path(__file__).parent / "healthy.json").read_text("utf-8"))
@@ -45,7 +45,7 @@ def test_a_healthy_run_raises_no_alarm_at_any_moment(name: str) -> None:
             return [point for point in points if point[0] <= end]
 
         parts = {key: until(getattr(curves, key)) for key in ("losses", "held_out", "motion", "diversity")}
-        assert alarms(replace(curves, **parts, buckets={k: until(v) for k, v in curves.buckets.items()})) == []
+        assert find_alarms(replace(curves, **parts, buckets={k: until(v) for k, v in curves.buckets.items()})) == []
 
 
 WELL = Curves(
@@ -76,12 +76,12 @@ ILL = {
 
 
 def test_what_is_well_raises_none() -> None:
-    assert alarms(WELL) == []
+    assert find_alarms(WELL) == []
 
 
 @pytest.mark.parametrize(("kind", "back"), list(zip(ILL, (1900, 1500, 1000, 1000, 1200, 1400), strict=True)))
 def test_an_illness_has_its_alarm_alone_and_the_checkpoint_before_it(kind: str, back: int) -> None:
-    (alarm,) = alarms(ILL[kind])
+    (alarm,) = find_alarms(ILL[kind])
     assert alarm.kind == kind
     assert alarm.checkpoint == back
     assert back < alarm.step <= 2000
@@ -90,6 +90,6 @@ def test_an_illness_has_its_alarm_alone_and_the_checkpoint_before_it(kind: str, 
 
 
 def test_an_alarm_names_no_checkpoint_where_none_is_left() -> None:
-    (alarm,) = alarms(replace(ILL["motion"], checkpoints=[1900]))
+    (alarm,) = find_alarms(replace(ILL["motion"], checkpoints=[1900]))
     assert alarm.checkpoint is None
     assert "go back" not in str(alarm)
