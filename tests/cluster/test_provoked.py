@@ -69,15 +69,16 @@ FAULTS = {
     "a bug in the loop": Fault(Cause.BUG, '{}["fps"]'),
     "a module that is not there": Fault(Cause.BUG, "import module_that_is_gone"),
     "a segmentation fault": Fault(Cause.BUG, "ctypes.string_at(0)"),
+    "an abort": Fault(Cause.BUG, "os.abort()"),
     "a mistake in the config": Fault(Cause.BUG, changes={"lr": -1.0}, labels=("alpha", "beta")),
     "data that is not there": Fault(
         Cause.BUG, changes={"dataset": {"data_path": "gone.parquet"}}, labels=("alpha", "beta")
     ),
+    "a table that is none": Fault(Cause.BUG, changes={"dataset": {"data_path": "faulty.py"}}, labels=("alpha", "beta")),
     "memory of the host, refused": Fault(
         Cause.OUT_OF_MEMORY, "resource.setrlimit(resource.RLIMIT_AS, (1 << 33,) * 2); torch.ones(1 << 34)"
     ),
     "SIGKILL from somebody": Fault(Cause.KILLED, "os.kill(os.getpid(), signal.SIGKILL)"),
-    "SIGTERM from somebody": Fault(Cause.KILLED, "os.kill(os.getpid(), signal.SIGTERM)"),
     "a rank that is frozen": Fault(
         Cause.NO_PROGRESS, "os.kill(os.getpid(), signal.SIGSTOP)", {"watchdog_seconds": 30.0}, labels=("alpha", "beta")
     ),
@@ -120,7 +121,7 @@ def check(launched: subprocess.Popen[str], cause: Cause, labels: tuple[str, ...]
     assert (code == 0) == cause.passes
     if cause.passes:
         assert [line["step"] for line in metrics(folder / "outputs" / "tiny")] == list(range(1, STEPS + 1))
-    return {"diagnosis": diagnosis, "exit_code": code, "started_again": int(cause.passes)}
+    return {"diagnosis": diagnosis.replace(f"{folder}/", ""), "exit_code": code, "started_again": int(cause.passes)}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -167,20 +168,22 @@ def test_the_kernel_ends_a_process_for_want_of_memory(
             MEMORY.rmdir()
 
 
-def server_of_a_host(place: Site) -> int:
-    """The process of an SSH server that holds a host's connection."""
-    pid = programs(place, "longtake-host")[0]
-    while not words_of(pid)[0].startswith(b"sshd"):
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return pid
+def on_hosts(place: Site) -> Iterator[tuple[int, int]]:
+    """The processes of `longtake-host`, each with that of the SSH server which holds its connection."""
+    for program in programs(place, "longtake-host"):  # the words are on the command lines of ssh too
+        pid = program
+        while pid > 1 and not b"".join(words_of(pid)[:1]).startswith(b"sshd"):
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if pid > 1:
+            yield program, pid
 
 
 HOLDS = {
     "the connection of a host is lost": lambda place: next(
         pid for pid in programs(place, "ssh") if b"beta" in words_of(pid)
     ),
-    "the SSH server of a host is killed": server_of_a_host,
-    "the program on a host is killed": lambda place: programs(place, "longtake-host")[0],
+    "the SSH server of a host is killed": lambda place: next(on_hosts(place))[1],
+    "the program on a host is killed": lambda place: next(on_hosts(place))[0],
 }
 
 
