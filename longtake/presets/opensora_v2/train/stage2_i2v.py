@@ -6,8 +6,8 @@
 #     shard 2, sequence 4, zero 2, remat 19 double + 38 single blocks,
 #       inputs of recomputed blocks in 50.0 GiB of host memory, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50   15.33       63.8    19    40
-#     256px/33f   2,340     80     5.54   0.07  11.07  0.00      9.29     22.50   17.18       65.6  12.5   298
+#     768px/33f  20,808     10     5.54   0.07  11.07  0.00      9.29     22.50    8.62       57.1  17.5    51
+#     256px/33f   2,340     80     5.54   0.07  11.07  0.00      9.29     22.50   10.00       58.5  10.9   372
 _base_ = "stage2.py"
 
 _256px = {
