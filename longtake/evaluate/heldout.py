@@ -27,8 +27,8 @@ def level_losses(
     """The objective's loss of each sample of a batch at each noise level: float32 [levels, B], on the device.
 
     levels: shares of the way from data, 0, to noise, 1. The noise is a function of a sample's key and the level alone.
-    nothing, kinds and leave_out_known as for `make_example`; captions are never dropped. Samples of weight 0 have the
-    loss 0. Collective where the denoiser is sharded or has peers.
+    nothing and kinds as for `clean_example`, leave_out_known as for its `noised`; captions are never dropped. Samples
+    of weight 0 have the loss 0. Collective where the denoiser is sharded or has peers.
     """
     weights = batch.weights.to(system.device)
     clean = clean_example(system, batch, nothing, weights, kinds)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         clean_example,
         companion_conditions,
         kinds_apart,
-        make_example,
         stored_windows,
         wanted_draws,
         windows_apart,

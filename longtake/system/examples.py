@@ -62,7 +62,9 @@ class CleanExample:
     def noised(
         self, system: System, leave_out_known: bool = False, level: float | None = None
     ) -> tuple[Noised, Conditions]:
-        """The example with the noise and at the times of its draws, or at one noise level (`Objective.noise`)."""
+        """What the denoiser is given and asked for: the example with the noise and at the times of its draws, or at one
+        noise level (`Objective.noise`). leave_out_known: known places do not count in the loss, whatever the family's
+        own way."""
         noised = system.objective.noise(self.latents, self.draws, self.weights, self.shape, level)
         conditions = self.conditions
         if self.known is not None:
@@ -70,22 +72,6 @@ class CleanExample:
             readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
             noised, conditions = read_known(noised, conditions, self.known, readers, system.objective.noise_time)
         return noised, conditions
-
-
-def make_example(
-    system: System,
-    batch: Batch,
-    nothing: Conditions,
-    weights: Tensor,
-    kinds: Weights | None = None,
-    dropout: Mapping[str, float] | None = None,
-    leave_out_known: bool = False,
-) -> tuple[Noised, Conditions]:
-    """What the denoiser is given for a batch, and what it is asked for. Without gradients.
-
-    As for `clean_example`. leave_out_known: known places do not count in the loss, whatever the family's own way.
-    """
-    return clean_example(system, batch, nothing, weights, kinds, dropout).noised(system, leave_out_known)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
-from longtake.system import System, make_example
+from longtake.system import System, clean_example
 from longtake.train.config import RunConfig
 from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
 from longtake.train.optimizer import WeightUpdate
@@ -145,8 +145,10 @@ class Trainer:
         """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
         system, config = self.system, self.config
         weights = batch.weights.to(system.device, non_blocking=True)
-        kinds, left_out = config.condition_config, config.no_i2v_ref_loss
-        noised, conditions = make_example(system, batch, empty, weights, kinds, config.text_dropout, left_out)
+        kinds, dropout = config.condition_config, config.text_dropout
+        left_out = config.no_i2v_ref_loss
+        # the clean example is not held on to, for what it keeps beside would last until the end of forward
+        noised, conditions = clean_example(system, batch, empty, weights, kinds, dropout).noised(system, left_out)
         prediction = system.denoiser(noised.x, noised.t, conditions)
         return micro_batch_loss(system.objective.loss, prediction, noised, weights, batch.bucket.batch_size)
 

@@ -30,7 +30,7 @@ from longtake.encode.plan import Plan
 from longtake.families import OPENSORA_V2, registry
 from longtake.parallel import Mesh, start_world
 from longtake.random import Purpose
-from longtake.system import build_system, make_example, wanted_draws
+from longtake.system import build_system, clean_example, wanted_draws
 from longtake.train import read_run
 from tests.data.made_clips import noise_frames
 from tests.encode.stores import make_store
@@ -112,7 +112,9 @@ def test_companions_are_cut_by_the_clips_window_and_equal_in_the_store(config: P
         assert reasons[NO_POSES] == reason.format("poses: column camera names no file")
         assert reasons[SHORT].startswith(reason.format("control: "))
     nothing, weights = system.embed_nothing(), pixels.weights
-    (_, told), (_, known) = (make_example(system, batch, nothing, weights) for batch in (pixels, latents))
+    (_, told), (_, known) = (
+        clean_example(system, batch, nothing, weights).noised(system) for batch in (pixels, latents)
+    )
     mean = system.autoencoder.posterior(online_unit(pixels.companions["control"]))["mean"]
     good = weights > 0
     assert torch.equal(told["control"][good], mean[good])

@@ -17,7 +17,7 @@ from longtake.diffusion import Window
 from longtake.generate import Request, sample_videos
 from longtake.generate.sample import edited, sample_chains, seeded_noise
 from longtake.system import SamplingOption, System, black_out
-from longtake.system.examples import make_example
+from longtake.system.examples import clean_example
 from tests.cli.conftest import longtake
 from tests.families.everything import ChunkConfig, Chunks
 from tests.families.runs import write_family
@@ -55,8 +55,10 @@ def batch_of(video: Tensor, times: list[float], **choices: Any) -> Batch:
 def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_below(everything: System) -> None:
     times = [0.1, 0.9]
     batch = batch_of(video_of(0), times, mask=[[0.5, 0.4, 0, 0]] * 2)
-    noised, conditions = make_example(everything, batch, everything.embed_nothing(), torch.ones(2), {"edit": 1.0})
-    plain, _ = make_example(everything, batch, everything.embed_nothing(), torch.ones(2))
+    noised, conditions = clean_example(
+        everything, batch, everything.embed_nothing(), torch.ones(2), {"edit": 1.0}
+    ).noised(everything)
+    plain, _ = clean_example(everything, batch, everything.embed_nothing(), torch.ones(2)).noised(everything)
     below, above = plain.t.tolist()
     assert below < 400 < above
     assert torch.equal(noised.x[0], plain.x[0])
@@ -72,7 +74,9 @@ def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_be
 
 def test_training_masks_pixels_before_they_are_encoded(everything: System) -> None:
     batch = batch_of(video_of(0), [0.5], mask=[[0.5, 0, 0.99, 0]])
-    noised, conditions = make_example(everything, batch, everything.embed_nothing(), torch.ones(1), {"inpaint": 1.0})
+    noised, conditions = clean_example(
+        everything, batch, everything.embed_nothing(), torch.ones(1), {"inpaint": 1.0}
+    ).noised(everything)
     given = torch.zeros(4, 4, dtype=torch.bool)
     given[2:, :2] = True
     assert torch.equal(conditions["mask"][0, 0] == 0, given.expand(5, 4, 4))
