@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import unquote, urlsplit
+
+from tests.served import Handler, served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -19,7 +19,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def hub_of(repositories: Mapping[str, Path]) -> Iterator[str]:
     """The address of a hub with these repositories, `owner/name` -> folder, for HF_ENDPOINT."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -59,18 +59,8 @@ def hub_of(repositories: Mapping[str, Path]) -> Iterator[str]:
             if body:
                 self.wfile.write(data)
 
-        def log_message(self, *words: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Answers) as address:
+        yield address
 
 
 def _etag(file: Path) -> str:

@@ -24,7 +24,7 @@ LEVELS = (  # from the ground up; a package imports from lower levels only
     ("plan", "encode", "evaluate"),
     ("train",),
     ("watch",),
-    ("demo", "dialects", "cluster", "serve", "doctor"),
+    ("demo", "dialects", "cluster", "ui", "doctor"),
     ("cli", "scripts"),
     ("__main__",),
 )

@@ -26,6 +26,7 @@ from longtake.cli import (
     preset,
     report,
     train,
+    ui,
     watch,
 )
 from longtake.cli.console import EXIT_MISTAKE, complain
@@ -64,6 +65,7 @@ for verb in (nodes.nodes, nodes.stop, health.health):
 app.command(launch.SLURM, hidden=True)(launch.launch_on_slurm)
 app.command()(report.report)
 app.command()(now.now)
+app.command()(ui.ui)
 app.command("watch", context_settings=OPEN_ENDED)(watch.watch_runs)
 for name, group in {"preset": preset, "data": data, "config": config, "checkpoint": checkpoint}.items():
     app.add_typer(group.app, name=name)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from typing import Annotated
+
 import typer
 
 from longtake import generate as generation
 from longtake import parallel, track, train
+from longtake import plan as planning
 from longtake.cli.options import Run, run_and_overrides
 
+_Plan = Annotated[bool, typer.Option("--plan", help="Make nothing; say how long it would take, and the memory.")]
+_Gpus = Annotated[int, typer.Option(min=1, help="With --plan: GPUs of the whole job.")]
+_Kind = Annotated[str | None, typer.Option(help="With --plan: their kind; default: the one here, or h200.")]
 
-def generate(context: typer.Context, run: Run = None) -> None:
+
+def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus: _Gpus = 1, gpu: _Kind = None) -> None:
     """Make videos with RUN: a training run, a checkpoint, an exported .safetensors file, or a config file.
 
     Prompts: --prompt "..." or --prompts FILE (.txt: one a line; .csv: columns text, ref and others). Known frames:
@@ -18,14 +26,20 @@ def generate(context: typer.Context, run: Run = None) -> None:
 
     --resolution, --aspect-ratio, --num-frames, --num-steps, --guidance, --guidance-img and --seed stand for the
     keys of sampling_option; --lora FILE --lora-scale 0.8 puts adapters upon the model. --tiny shrinks everything to
-    a size that a CPU samples in seconds. Runs under torchrun too: prompts are shared out.
+    a size that a CPU samples in seconds. Runs under torchrun too: prompts are shared out,
+    and fewer prompts than processes are each made by several together.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     words = run_and_overrides(context, run, "generate", "inference")
     source = generation.resolve_source(*words, dialect=context.obj)
-    doubts = generation.check_request(source.config)
     console = track.make_console()
+    if plan:
+        config = source.config
+        prompts = len(generation.prompts_of(config)) if config.prompt or config.prompts else 1
+        machine = planning.machine_named(gpu)
+        return console.print(planning.video_words(config, machine, gpus, prompts * config.num_sample))
+    doubts = generation.check_request(source.config)
     with train.ended_by_signals(), parallel.start_world(source.config.device) as world:
         say = console.print if world.is_main else lambda line: None
         for line in doubts:
@@ -34,9 +48,14 @@ def generate(context: typer.Context, run: Run = None) -> None:
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, disable=not live, transient=True) as bar:
             task = bar.add_task("generating", total=None)
-            videos = generation.generate_from(
-                source, world, say, progress=lambda done, total: bar.update(task, completed=done, total=total)
-            )
+            told = world.is_main and not live and bool(os.environ.get("LONGTAKE_PROGRESS"))
+
+            def show(done: float, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+                if told:  # a program reads along, as `longtake ui` does
+                    console.print(f"{done:.2f} of {total} videos")
+
+            videos = generation.generate_from(source, world, say, progress=show)
     if world.is_main:
         for video in videos:
             console.print(f"{video.path}  seed {video.seed}  {video.prompt.text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,17 +22,23 @@ from longtake.plan.machine import Machine
 from longtake.presets import preset_gpus
 
 if TYPE_CHECKING:
-    from longtake.plan import Probed, RunPlan
+    from longtake.plan import Logged, Probed, RunPlan
     from longtake.train import RunConfig
 
 _Efficiency = Annotated[
-    float, typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that the kernels are taken to reach.")
+    float | None,
+    typer.Option(callback=finite, min=0.01, max=1, help="Share of the peak that all kernels reach; default: by kind."),
 ]
-_OfTransfers = Annotated[float, typer.Option(callback=finite, min=0.01, max=1, help="The same for transfers.")]
+_OfTransfers = Annotated[
+    float, typer.Option(callback=finite, min=0.01, max=1, help="Share of the links' peaks that transfers reach.")
+]
 _Network = Annotated[
     float, typer.Option(callback=finite, min=0.01, help="GB/s of one GPU to other nodes, one direction.")
 ]
 _Probed = Annotated[bool, typer.Option("--probe", help="Also measure a step of each bucket here, on random data.")]
+_Measure = Annotated[
+    bool, typer.Option("--measure", help="First time each kind of kernel here at the run's shapes; later plans use it.")
+]
 _OfNode = Annotated[int, typer.Option(min=1, help="GPUs of one machine.")]
 _Html = Annotated[Path | None, typer.Option(help="Also write the plan as one HTML page.")]
 _Json = Annotated[Path | None, typer.Option("--json", help="Also write the plan as data.")]
@@ -80,7 +87,7 @@ def plan(
     gpu: _Kind = None,
     html: _Html = None,
     json_file: _Json = None,
-    efficiency: _Efficiency = Machine.efficiency,
+    efficiency: _Efficiency = None,
     bandwidth_efficiency: _OfTransfers = Machine.bandwidth,
     network_gbs: _Network = Machine.network / 1e9,
     gpus_per_node: _OfNode = Machine.gpus_per_node,
@@ -94,16 +101,17 @@ def plan(
     price: _Price = None,
     target_step_seconds: _Target = None,
     probe: _Probed = False,
+    measure: _Measure = False,
 ) -> None:
     """Say what RUN needs before anything is launched: memory by part, step time, MFU, days, clips kept.
 
     Ends with status 2 and the cheapest change where it cannot fit. --key value overrides any key of the run.
     """
     source, overrides = run_and_overrides(context, run, "plan")
-    own_gpus, own_gpu = preset_gpus(source) or (8, "h200")
-    gpus, gpu = gpus or own_gpus, gpu or own_gpu
+    own_gpus, own_gpu = preset_gpus(source) or _gpus_of(source) or (8, "h200")
+    gpus, gpu = gpus or own_gpus, gpu or (planning.device_here() if measure else own_gpu)
     machine = Machine(
-        _device(gpu, memory_gib, peak_tflops),
+        _device(gpu, measure, memory_gib, peak_tflops),
         gpus_per_node=gpus_per_node,
         efficiency=efficiency,
         bandwidth=bandwidth_efficiency,
@@ -114,20 +122,21 @@ def plan(
         restart=restart_seconds,
         stall=save_seconds,
     )
+    machine = replace(machine, measured=planning.measured_rates(machine.gpu.name))
     chosen = train.words_of_stages(source, overrides)
     if len(chosen) > 1:
-        for_one = {"--html": html, "--json": json_file, "--probe": probe, "--target-step-seconds": target_step_seconds}
-        _refuse(chosen[0][-2:], for_one)
+        for_one = {"--html": html, "--json": json_file, "--probe": probe, "--measure": measure}
+        _refuse(chosen[0][-2:], for_one | {"--target-step-seconds": target_step_seconds})
         return _show_stages(source, chosen, gpus, machine, price)
     config = train.read_run(source, overrides, train.RunWithoutTable, dialect=context.obj).value
+    machine = _measured(planning.plan_run(config, gpus, machine), config) if measure else machine
     found = planning.plan_run(config, gpus, machine, target_step_seconds)
     probed = _probe(found, config) if probe else ()
     if probed is None:
         return  # of several processes the first speaks
-    if probed:
-        found = planning.as_measured(found, probed)
+    found, logged = _as_it_took(source, found, probed)
     _write(found, probed, json_file, html, str(run), price)
-    _show(found, probed, price, html)
+    _show(found, probed, price, html, logged)
     if target_step_seconds is not None:  # batch sizes as written do not matter
         found = replace(found, entries=tuple(entry for entry in found.entries if not entry.largest_batch))
     planning.refuse_misfits(found)
@@ -163,12 +172,56 @@ def _show_stages(source: str, chosen: Sequence[list[str]], gpus: int, machine: M
         planning.refuse_misfits(found)
 
 
-def _device(gpu: str, memory_gib: float | None, peak_tflops: float | None) -> track.Gpu:
-    """A kind of GPU, with what the command line says otherwise."""
-    device = track.gpu_named(gpu)
+def _gpus_of(source: str) -> tuple[int, str] | None:
+    """How many GPUs, and of which kind, the run in this folder had; None where that is not known."""
+    launches = train.read_launches(Path(source)) if Path(source).is_dir() else []
+    if not launches:
+        return None
+    device = launches[-1].device
+    if device == planning.CPU:
+        return (launches[-1].processes, device) if planning.measured_rates(device) else None
+    return launches[-1].processes, device
+
+
+def _as_it_took(source: str, plan: RunPlan, probed: Sequence[Probed]) -> tuple[RunPlan, Logged | None]:
+    """The plan with its steps as measured, by a probe or by the log in this folder, and how far off it was."""
+    if probed:
+        return planning.as_measured(plan, probed), planning.compare_with_probe(plan, probed)
+    logged = _logged(source, plan)
+    return (plan, None) if logged is None else (planning.as_logged(plan, logged), logged)
+
+
+def _logged(source: str, plan: RunPlan) -> Logged | None:
+    """The log of the run in this folder against its plan, where that is for the GPUs that it had."""
+    own, metrics = _gpus_of(source), Path(source) / track.METRICS_FILE
+    if own is None or not metrics.exists() or own[0] != plan.layout.gpus:
+        return None
+    if plan.machine.gpu.name not in (own[1], *(one.name for one in track.GPUS if re.search(one.pattern, own[1]))):
+        return None
+    firsts = [one.step + 1 for one in train.read_launches(Path(source))]
+    return planning.compare_with_log(plan, track.read_lines(metrics), firsts)
+
+
+def _device(gpu: str, measures: bool, memory_gib: float | None, peak_tflops: float | None) -> track.Gpu:
+    """A kind of GPU, or this machine's processor, with what the command line says otherwise."""
+    device = planning.device_named(gpu, measures)
     if memory_gib is not None:
         device = replace(device, memory_gib=memory_gib)
     return device if peak_tflops is None else replace(device, peak_flops=peak_tflops * 1e12)
+
+
+def _measured(plan: RunPlan, config: RunConfig) -> Machine:
+    """The plan's machine with the rates of this one, which are kept for later plans."""
+    name = plan.machine.gpu.name
+    with parallel.start_world(config.device) as world:
+        if (here := planning.device_here(world.device)) != name:
+            raise UserError(f"--gpu {name}: --measure times what runs here, a {here}; choose --gpu {here}")
+        found = planning.measure_rates(plan, world)
+        rates = world.on_main(lambda: planning.keep_rates(name, found))
+    machine = replace(plan.machine, measured=rates)
+    if name != planning.CPU:
+        return machine
+    return replace(machine, gpu=replace(planning.device_named(name), memory_gib=machine.gpu.memory_gib))
 
 
 def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
@@ -180,7 +233,9 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
         return found if world.is_main else None
 
 
-def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Path | None) -> None:
+def _show(
+    plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Path | None, logged: Logged | None = None
+) -> None:
     from longtake.plan import report
 
     console = track.make_console()
@@ -192,11 +247,14 @@ def _show(plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Pa
         head = report.probe_head()
         print_table(console, head, [report.probe_row(one) for one in probed], numbers=head[2:])
     console.print(report.stage_words(plan, price))
+    if logged is not None:
+        console.print(planning.logged_words(logged))
     console.print(planning.failure_words(plan))
     if plan.report is not None:
         console.print(plan.report.text())
     else:
         console.print(f"clips: not counted, for the table could not be read: {plan.no_report}")
+    console.print(report.rates_words(plan.machine, plan.work.config))
     console.print(report.assumed_words(plan))
     if plan.target_seconds is not None:
         console.print(report.batches_words(plan, probed))

@@ -41,6 +41,8 @@ def watch_runs(
         raise UserError(f"--device {device}: choose auto, cuda or cpu")
     if pick not in ("all", "last", "first-of-pass"):
         raise UserError(f"--pick {pick}: choose all, last or first-of-pass")
+    if webhook is not None and not webhook.startswith(("http://", "https://")):
+        raise UserError(f"--webhook {webhook}: is no address; write one such as https://hooks.example.org/longtake")
     options = watch.WatchOptions(tuple(words[first:]), device, every, once, metrics, on_alarm, webhook, pick, wandb_run)
     os.nice(19 - os.nice(0))  # what trains here goes first
     watch.watch_runs(runs, options, lambda line: track.make_console().print(line, markup=False, soft_wrap=True))

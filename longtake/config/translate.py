@@ -121,9 +121,8 @@ def fault(path: KeyPath, problem: Problem, tree: Branch, schema: Any, file: str)
         value = "" if isinstance(problem["input"], dict) else value
         return Fault(place, value, str(context.get("error", problem["msg"])), "", key)
     if kind == "literal_error":
-        rule, fix = one_of(
-            [option for form in forms_at(schema, path, tree) for option in literal_values(form)], problem["input"]
-        )
+        options = (option for form in forms_at(schema, path, tree) for option in literal_values(form))
+        rule, fix = one_of(list(dict.fromkeys(options)), problem["input"])  # families may share one
         return Fault(place, value, rule, fix, key)
     if kind == "union_tag_invalid":
         tag = str(context.get("discriminator", "")).strip("'")

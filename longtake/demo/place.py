@@ -15,6 +15,7 @@ from longtake.durable import write_whole
 
 NOTE = "demo.json"
 REPORT = "report.html"
+SUMMARY = "summary.json"  # what a page of several demos shows of one
 USUAL = "shapes"  # the system of a demo that names none
 
 
@@ -30,6 +31,11 @@ class Note:
 
     def save(self, folder: Path) -> None:
         write_whole(folder / NOTE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def usual_name(system: str) -> str:
+    """The name of a system's folder."""
+    return "demo" if system == USUAL else f"demo_{system}"
 
 
 def choose_folder(folder: Path) -> Path:

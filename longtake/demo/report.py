@@ -12,6 +12,7 @@ import numpy as np
 
 from longtake.demo.extras import Check
 from longtake.demo.judge import Accuracy, Judgement, is_right, judge, scenes_of
+from longtake.demo.place import SUMMARY
 from longtake.durable import write_whole
 from longtake.pages import (
     Html,
@@ -63,8 +64,8 @@ def write_report(
     facts: Sequence[tuple[str, str]] = (),
     checks: Sequence[Check] = (),
 ) -> None:
-    """Writes the report, whole or not at all. `groups`: the main bucket first; `real`: the judge's accuracy on the real
-    clips; `seconds`: of each part of the demo."""
+    """Writes the report, whole or not at all, and its summary beside it. `groups`: the main bucket first; `real`: the
+    judge's accuracy on the real clips; `seconds`: of each part of the demo."""
     main, total = groups[0].accuracy, sum(seconds.values())
     lead = (
         f"A small video diffusion transformer was trained for {record.step:,} steps on made-up clips, and made the "
@@ -94,6 +95,15 @@ def write_report(
         html("<h2>Accuracy</h2><p>{}</p>{}{}", judged, table(columns, rows), looked),
         html("<h2>Parts of the demo</h2>{}", parts),
     ]
+    summary = {
+        "model": record.config.model.type,
+        "steps": record.step,
+        "seconds": total,
+        "rows": [(title, a.count, *map(str, (a.colour, a.direction, a.both, a.continuity))) for title, a in shares],
+        "checks": found,
+        "shown": _grid(groups[0].samples[:6], record.config.fps_save),
+    }
+    write_whole(path.with_name(SUMMARY), json.dumps(summary) + "\n")
     write_whole(path, page("Longtake demo", *sections, *run_sections(record, facts, "a green square moves up")))
 
 
@@ -101,7 +111,11 @@ def _section(group: Group, fps: float) -> Html:
     a = group.accuracy
     direction = "" if math.isnan(a.direction) else f", direction {percent(a.direction)}"
     head = html("<h3>{} <span>colour {}{} right of {}</span></h3>", group.title, percent(a.colour), direction, a.count)
-    return joined([head, grid((_figure(sample, fps) for sample in group.samples), plays=True)])
+    return joined([head, _grid(group.samples, fps)])
+
+
+def _grid(samples: Sequence[ShownSample], fps: float) -> Html:
+    return grid((_figure(sample, fps) for sample in samples), plays=True)
 
 
 def _figure(sample: ShownSample, fps: float) -> Html:

@@ -81,12 +81,16 @@ def given_frames(config: RunConfig) -> Sequence[GivenCase]:
     return found or (FIRST_FRAME,)
 
 
+def system_names() -> list[str]:
+    """The systems that have a demo."""
+    runs = (one.path for one in presets.presets() if one.path.parent == FOLDER)
+    return [path.stem for path in runs if not path.stem.endswith(_ADAPTERS)]
+
+
 def demo_system(name: str) -> DemoSystem:
     """The system of a name. Raises `UserError` where there is none."""
-    runs = (one.path for one in presets.presets() if one.path.parent == FOLDER)
-    names = [path.stem for path in runs if not path.stem.endswith(_ADAPTERS)]
-    if name not in names:
-        raise UserError(f"--system {name}: there is no such demo; choose {' or '.join(names)}")
+    if name not in (names := system_names()):
+        raise UserError(f"--system {name}: there is no such demo; choose {' or '.join(names)}, or all")
     adapters = FOLDER / f"{name}{_ADAPTERS}.py"
     run = FOLDER / f"{name}.py"
     curriculum = read_curriculum(str(run))

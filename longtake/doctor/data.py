@@ -101,6 +101,12 @@ def round_trip(case: Case) -> Finding:
         ):
             figure, cause = f"{figure}; {other:.1f} dB with {what}", f"swapped by the autoencoder: {what}"
             return Finding(name, figure, "fault", cause, "encode and decode in one order, that of the weights", SEEN)
+    video = to_unit(case.batch.video)
+    grey = float(psnr(video.mean(dim=(2, 3, 4), keepdim=True).expand_as(video), video).mean())
+    if not mean > grey:  # nor where it is not finite
+        figure, cause = f"{figure}; {grey:.1f} dB with one colour", "the autoencoder gives back no picture"
+        advice = "its weights are random or of another model: check ae.from_pretrained, ae.type and ae.dtype"
+        return Finding(name, figure, "fault", cause, advice, SEEN)
     advice = "check ae.from_pretrained and its dtype: nothing sharper than this can be learned"
     verdict = "suspect" if mean >= _BAD_PSNR else "fault"
     return Finding(name, figure, verdict, "the autoencoder loses the picture", advice, SEEN - 0.1)

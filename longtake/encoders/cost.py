@@ -191,7 +191,7 @@ def look_at_autoencoder(autoencoder: Autoencoder) -> dict[str, Any]:
             autoencoder.check(*shape)
         except UserError:
             continue
-        piece = _cut(autoencoder, torch.empty(1, 3, *shape, device="meta"))[0]
+        piece = pieces_of(autoencoder, torch.empty(1, 3, *shape, device="meta"))[0]
         pieces.setdefault(_sizes(piece.shape), piece)
         small += [_sizes(piece.shape)] * (prod(shape) < _WHOLE)
 
@@ -225,7 +225,7 @@ def _flops(section: Any, sizes: tuple[int, ...]) -> int:
 @lru_cache(maxsize=8192)
 def _shapes(section: Any, shape: Shape, batch: int) -> tuple[tuple[int, ...], ...]:
     """Of the results of the pieces."""
-    return tuple(piece.shape for piece in _cut(_cutter(section), torch.empty(batch, 3, *shape, device="meta")))
+    return tuple(piece.shape for piece in pieces_of(_cutter(section), torch.empty(batch, 3, *shape, device="meta")))
 
 
 @lru_cache(maxsize=8)
@@ -242,7 +242,7 @@ class _Reached(Exception):
     """Ends an encoding before any piece of it is computed."""
 
 
-def _cut(autoencoder: Any, video: Tensor) -> list[Tile]:
+def pieces_of(autoencoder: Any, video: Tensor) -> list[Tile]:
     """The pieces of an encoding; all of it, where the autoencoder computes none."""
     if autoencoder.compute is None:
         latents = len(video), *autoencoder.latent(*video.shape[2:])
@@ -274,7 +274,7 @@ def _bytes_of_a_sample(section: Any, shape: Shape) -> tuple[int, int]:
     """Bytes that are made before the first piece of one sample runs, and at the worst moment of the largest."""
     video = torch.empty(1, 3, *shape, device="meta")
     with torch.no_grad(), Trace(video) as trace:
-        pieces = _cut(_cutter(section), video)
+        pieces = pieces_of(_cutter(section), video)
         prepared = trace.live
     del pieces
     numbers, sizes = seen(section), largest_piece(section, shape)
@@ -305,7 +305,7 @@ def peak_of_piece(section: Any, shape: Shape) -> int:
     if sizes not in peaks:
         autoencoder, video = on_meta(section), torch.empty(1, 3, *shape, device="meta")
         with torch.no_grad(), Trace(*autoencoder.encoding.values(), video) as trace:
-            largest = max(_cut(autoencoder, video), key=lambda piece: prod(piece.shape))
+            largest = max(pieces_of(autoencoder, video), key=lambda piece: prod(piece.shape))
             prepared = trace.peak = trace.live
             largest.run()
             peaks[sizes] = trace.peak - prepared

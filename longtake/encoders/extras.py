@@ -19,7 +19,7 @@ _OF_TORCHAO = (
 
 
 @contextmanager
-def needs_extra(key: str, value: str) -> Iterator[None]:
+def needs_extra(key: str, value: str, extra: str = "encoders") -> Iterator[None]:
     """Turns an import that fails inside into the sentence that says what to install; what it logs of torchao is not
     shown."""
     loggers = {logging.getLogger(name) for name, _ in _OF_TORCHAO}
@@ -30,7 +30,7 @@ def needs_extra(key: str, value: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(
             f"{key} = {value!r}: needs a library that is not installed ({error.name or error}); "
-            "pip install 'longtake[encoders]'"
+            f"pip install 'longtake[{extra}]'"
         ) from None
     finally:
         for logger in loggers:

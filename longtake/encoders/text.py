@@ -87,6 +87,7 @@ class LearnedTextEncoder(nn.Module, ABC):
         self.joint_calls: SynchronisedCalls | None = None
         self.compute: ComputeCaptions = lambda texts, embed, shape: embed(texts)
         self._empty: Tensor | None = None
+        self._ahead: dict[str, Tensor] = {}  # captions embedded ahead of their micro-batches
 
     @property
     @abstractmethod
@@ -110,12 +111,20 @@ class LearnedTextEncoder(nn.Module, ABC):
             self.joint_calls.begin()
         with outside_inference_mode():
             each = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # repeated ones are embedded once
+            if each.keys() <= self._ahead.keys():
+                return torch.stack([self._ahead[text] for text in texts])
             found = self.compute(list(each), self._embed, self.shape)
             if len(each) < len(texts):
                 found = torch.stack([found[each[text]] for text in texts])
         if is_empty:
             self._empty = found
         return found
+
+    def embed_ahead(self, texts: Sequence[str]) -> None:
+        """Embeds captions that `embed` will be asked for, in one pass; it finds them until the next call. Not where
+        others take part in a pass."""
+        self._ahead = {}
+        self._ahead = dict(zip(distinct := list(dict.fromkeys(texts)), self.embed(distinct), strict=True))
 
     def finish(self) -> None:
         """To be called when this rank has no more captions to embed; returns when no rank has."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from longtake.generate.config import GenerateConfig
     from longtake.generate.prompts import Prompt, read_prompts
     from longtake.generate.read import OF_TRAINING, read_generation
-    from longtake.generate.requests import Video, check_request
+    from longtake.generate.requests import Video, check_request, prompts_of
     from longtake.generate.run import generate, generate_from, open_system, read_video
     from longtake.generate.sample import Request, sample_videos
     from longtake.generate.sheet import contact_sheet

@@ -25,6 +25,7 @@ SHORT = {
     "seed": "sampling_option.seed",
     "lora": "lora.from_pretrained",
     "lora_scale": "lora.strength",
+    "lora_more": "lora.more",
 }
 
 

@@ -7,15 +7,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longtake import durable
+from longtake.contracts import UserError
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
+from longtake.encoders import choose_layout
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import adapter_strength, own_config
 from longtake.generate.requests import (
@@ -28,10 +29,11 @@ from longtake.generate.requests import (
     plan_videos,
     unused_paths,
 )
+from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, share_out
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
-from longtake.parallel import Mesh, World
+from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World, check_compiler
 from longtake.system import CaptionEncoders, System, build_system, encoders_on_host
 
 Say = Callable[[str], None]
@@ -40,15 +42,25 @@ OnProgress = Callable[[float, int], None]
 
 
 def open_system(
-    source: GenerationSource, world: World, say: Say = print, kept: CaptionEncoders | None = None
+    source: GenerationSource,
+    world: World,
+    say: Say = print,
+    kept: CaptionEncoders | None = None,
+    parallel: ParallelConfig | None = None,
 ) -> System:
     """Builds the model of a generation and loads its weights; with `offload_model` its parts stay in host memory until
-    they are needed. `kept`: text encoders of an earlier system, reused where they are the same. Collective."""
+    they are needed. `kept`: text encoders of an earlier system, reused where they are the same; `parallel`: degrees in
+    place of the config's. Collective."""
     config = encoders_on_host(source.config) if source.config.offload_model else source.config
     if config.dtype == "fp32":  # the presets' bf16 masters would round the weights all the same
         config = config.model_copy(update={"master_dtype": "fp32"})
+    if config.compile == "auto":  # a video is made in less time than it takes
+        config = config.model_copy(update={"compile": False})
     restored = source.checkpoint is not None
-    system = build_system(config, Mesh.create(config.parallel, world), world, restored=restored, kept=kept)
+    config = _as_compiler_allows(config, world, say)
+    model = config.model.model_copy(update={"grad_ckpt_budget": 0.0})  # for no backward, so that peers may be compiled
+    config = config.model_copy(update={"model": model})
+    system = build_system(config, Mesh.create(parallel or config.parallel, world), world, restored=restored, kept=kept)
     if source.checkpoint is not None:
         part = load_weights(system, source.checkpoint, config.ema)
         say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
@@ -57,6 +69,17 @@ def open_system(
             say(line)
     system.keep_compute_dtype()
     return system.offloaded() if config.offload_model else system
+
+
+def _as_compiler_allows(config: GenerateConfig, world: World, say: Say) -> GenerateConfig:
+    """The config without `compile` where there is no compiler, with a line: a run may have been trained elsewhere."""
+    try:
+        if config.compile:
+            world.on_all(lambda: check_compiler(world.device))
+    except UserError as error:
+        say(f"not compiled: {str(error).removeprefix('compile = True: ')}")
+        return config.model_copy(update={"compile": False})
+    return config
 
 
 def generate_from(
@@ -71,7 +94,8 @@ def generate_from(
     kept = None
     if config.use_t2i2v:
         videos, kept = make_stills(videos, config, world, say, progress)
-    return generate(open_system(source, world, say, kept), config, world, say, progress, videos)
+    system = open_system(source, world, say, kept, share_out(config, videos, world, say))
+    return generate(system, config, world, say, progress, videos)
 
 
 def generate(
@@ -90,9 +114,9 @@ def generate(
     videos, on every rank, in the order of the prompts. Raises `UserError` where there is no prompt or the model cannot
     make the size, OSError where nothing can be written.
     """
-    pixel_shape(system, config.sampling_option)
+    prepare_decoding(system, config, world, say)
     videos = world.on_main(lambda: plan_videos(config)) if videos is None else list(videos)
-    videos = make_all(system, videos, config, world, progress)
+    videos = make_all(system, videos, config, world, progress, degrees_of(config, system.mesh))
     what = "video" if config.sampling_option.num_frames > 1 else "image"
     summary = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
     odd = sum(bool(v.prompt.refs) and not v.refs if config.knows_nothing else not v.refs for v in videos)
@@ -105,6 +129,15 @@ def generate(
         write_image(path, np.asarray(contact_sheet([(v.prompt.text, read_video(v.path)) for v in videos])))
         say(f"contact sheet: {path}")
     return videos
+
+
+def prepare_decoding(system: System, config: GenerateConfig, world: World, say: Say) -> None:
+    """Lets the autoencoder decode in the memory layout that is faster at the size of the config. Collective. Raises
+    `UserError` where it cannot make that size."""
+    shape = pixel_shape(system, config.sampling_option)
+    parts = system.autoencoder, shape, system.device, world.on_main
+    if not config.deterministic and (line := choose_layout(*parts, decodes=True)):
+        say(line)
 
 
 def make_stills(
@@ -120,9 +153,9 @@ def make_stills(
     stills = [replace(video, path=path, prompt=prompt) for video, path, prompt in zip(bare, paths, firsts, strict=True)]
     if not stills:
         return list(videos), None
-    system = open_system(GenerationSource(own, None), world, say)
-    pixel_shape(system, own.sampling_option)
-    stills = make_all(system, stills, own, world, progress)
+    system = open_system(GenerationSource(own, None), world, say, parallel=share_out(own, stills, world, say))
+    prepare_decoding(system, own, world, say)
+    stills = make_all(system, stills, own, world, progress, degrees_of(own, system.mesh))
     assert system.encoders is not None, "it was built with its encoders"
     kept = system.encoders.of_captions
     del system
@@ -133,30 +166,34 @@ def make_stills(
 
 
 def make_all(
-    system: System, videos: Sequence[Video], config: GenerateConfig, world: World, progress: OnProgress | None = None
+    system: System,
+    videos: Sequence[Video],
+    config: GenerateConfig,
+    world: World,
+    progress: OnProgress | None = None,
+    degrees: Sequence[int] | None = None,
 ) -> list[Video]:
     """Samples and writes videos, in batches over the ranks; all are written when it returns, with their final paths,
     which differ where another generation took a name meanwhile. Collective.
 
-    Videos with and without references, of other chains, and of other options have rounds of their own, so that all
-    ranks run as many steps and guidance branches.
+    Videos with and without references, of other chains, and of other options have rounds of their own. degrees: how
+    many sequence peers may make a video together, ascending; None: as many as the mesh has.
     """
-    size, mesh = config.batch_size, system.mesh
-    written: dict[Path, Path] = {}
-    done = 0
-    groups: dict[Any, list[Video]] = {}
-    for video in sorted(videos, key=lambda video: not video.refs):
-        clips = ((one.strength, one.carries, *(name for name, _ in one.brings)) for one in video.prompt.clips)
-        options = (option for option in video.prompt.options if option[0] != "seed")
-        alike = bool(video.refs), *options, *clips
-        groups.setdefault(alike, []).append(video)
-    for group in groups.values():
+    mesh, written, done = system.mesh, dict[Path, Path](), 0
+    ranks, degrees = mesh.data_ranks * mesh.sequence, degrees or [mesh.sequence]
+    peers: dict[int, TokenPeers] = {}
+    for group in alike(videos):
         own, first_prompt = own_config(group[0].prompt, config), group[0].prompt
-        batches = [group[i : i + size] for i in range(0, len(group), size)]
-        for first in range(0, len(batches), mesh.data_ranks):
-            number = first + mesh.data_rank  # a rank without a batch repeats the last: sampling is collective
-            batch = batches[min(number, len(batches) - 1)]
-            count = sum(len(b) for b in batches[first : first + mesh.data_ranks])
+        batches = batches_of(group, config.batch_size, ranks // degrees[0])
+        for numbers, degree in rounds(len(batches), ranks, degrees):
+            if system.cut is not None and len(degrees) > 1:
+                if degree not in peers:
+                    peers[degree] = mesh.token_peers(type(system.denoiser).heads(system.config.model), degree)
+                system.cut.use(peers[degree])
+            number, place = divmod(mesh.rank, degree * mesh.tensor)
+            # a rank without a batch repeats the last: sampling is collective
+            batch = batches[numbers[min(number, len(numbers) - 1)]]
+            count = sum(len(batches[i]) for i in numbers)
 
             def on_step(share: float, done: int = done, count: int = count) -> None:
                 if progress is not None:
@@ -164,7 +201,7 @@ def make_all(
 
             with adapter_strength(system.denoiser, first_prompt):
                 chunks = stream_batch(system, batch, own, on_step)
-                if number < len(batches) and mesh.peer_index == 0:  # peers make the same videos
+                if number < len(numbers) and place == 0:  # peers make the same videos
                     written |= zip((video.path for video in batch), _write(batch, chunks, own), strict=True)
                 for _ in chunks:  # all of them are made on every rank
                     pass

@@ -115,7 +115,8 @@ def stream_videos(
     if (start := requests[0].start) < 1:
         grid = objective.grid_from(grid, start)
         x = latents_at(system, requests, noise, grid[:1])
-    knows = (False, family.guided_by_known) if system.mesh.data_ranks > 1 else ()
+    peers = system.mesh.num_peers if system.cut is None else system.cut.peers.count
+    knows = (False, family.guided_by_known) if system.mesh.size > peers else ()
     beside = [guidance_scales(system.config, option, stills, one) for one in knows]
     with system.denoising():
         batched = option.guidance_batch

@@ -1,4 +1,7 @@
-"""Which kernel of attention is the fastest on a GPU: candidates run forward and backward at a run's own shape."""
+"""What is the fastest on a GPU: candidates run forward and backward at a run's own shape.
+
+Kernels of attention; and norms, rotations and gates, by our operators (`fused`) or by PyTorch's, compiled or not.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from longtake.models import fused, layers
 from longtake.models.attention import Attention, fault_of
 from longtake.models.config import Backend
 
@@ -43,13 +49,64 @@ def time_kernels(shape: AttentionShape, device: torch.device, dtype: torch.dtype
     def run(name: Backend) -> None:
         torch.autograd.grad(Attention(name)(*inputs), inputs, grad)
 
-    def clock() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    seconds = time_each({name: partial(run, name) for name in runs}, clock)
+    seconds = time_each({name: partial(run, name) for name in runs}, partial(_clock, device))
     torch.cuda.empty_cache()
     return seconds
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def time_fused(
+    shape: AttentionShape, device: torch.device, dtype: torch.dtype, compiled: bool
+) -> dict[str, dict[str, float]]:
+    """Seconds of a forward and backward of each of `fused.NAMES`, "fused" and "plain"; what fails is left out."""
+    found = {}
+    for name, (function, inputs) in block_parts(shape, device, dtype).items():
+        called = torch.compile(function, dynamic=False) if compiled else function
+
+        def run(names: tuple[str, ...], called: Callable[..., Any], inputs: list[Tensor]) -> None:
+            fused.use(names)
+            try:
+                out = called(*inputs)
+                out = out if isinstance(out, tuple) else (out,)
+                torch.autograd.grad(out, inputs, [one.detach() for one in out])
+            except Exception as error:  # compilers raise many kinds
+                raise RuntimeError(str(error)) from error
+
+        ways = {"fused": partial(run, (name,), called, inputs), "plain": partial(run, (), called, inputs)}
+        try:
+            found[name] = time_each(ways, partial(_clock, device))
+        finally:
+            fused.use(())
+    return found
+
+
+def block_parts(
+    shape: AttentionShape, device: torch.device, dtype: torch.dtype
+) -> dict[str, tuple[Callable[..., Any], list[Tensor]]]:
+    """What each of `fused.NAMES` stands for, with inputs: heads of this shape, rows as wide as all heads."""
+    norm = layers.RMSNorm(shape.width).to(device, dtype)
+    rope = torch.randn(2, shape.tokens, 1, shape.width // 2, device=device)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(size, device=device, dtype=dtype).requires_grad_()
+
+    def heads(x: Tensor, scale: Tensor) -> Tensor:
+        return layers.join_heads([(x, norm)], rope)
+
+    width = shape.heads * shape.width
+    x, y = (drawn(shape.batch, shape.tokens, width) for _ in range(2))
+    numbers = [drawn(shape.batch, 1, width) for _ in range(3)]
+    return {
+        "heads": (heads, [drawn(shape.batch, shape.tokens, shape.heads, shape.width), norm.scale]),
+        "modulate": (layers.modulate, [x, *numbers[:2]]),
+        "gate": (layers.add_gated, [x, numbers[0], y]),
+        "gate_modulate": (layers.add_gated_and_modulate, [x, numbers[0], y, *numbers[1:]]),
+    }
 
 
 def time_each(candidates: Mapping[str, Callable[[], None]], clock: Callable[[], float]) -> dict[str, float]:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import layers
+from longtake.models import fused, layers
 from longtake.models.attention import Attention
 from longtake.models.cogvideox_config import CogVideoXConfig
 from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions
@@ -223,6 +223,9 @@ class Join(nn.Module):
         return torch.cat([text, video], dim=1), (text.shape[1], video.shape[1])
 
 
+Gated = tuple[Tensor, Tensor, Tensor]  # what is to be added [B, S, D], its gates for text and for video rows
+
+
 class ExpertNorm(nn.Module):
     """LayerNorm, shifted and scaled for text and for video rows, and the gates of either."""
 
@@ -231,17 +234,34 @@ class ExpertNorm(nn.Module):
         self.linear = nn.Linear(embedded, 6 * width)
         self.norm = nn.LayerNorm(width, eps)
 
-    def forward(self, tokens: Tensor, vec: Tensor, runs: Runs) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens [B, S, D], vec [B, E] -> [B, S, D], text's gate and video's [B, 1, D]."""
+    def forward(
+        self, tokens: Tensor, vec: Tensor, runs: Runs, gated: Gated | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """tokens [B, S, D], vec [B, E]; `gated` is added first -> new tokens, normed ones, text's gate and video's."""
         numbers = self.linear(F.silu(vec)).unsqueeze(1).chunk(6, dim=-1)
         shift, scale, gate, text_shift, text_scale, text_gate = numbers
-        kinds = (text_shift, 1 + text_scale), (shift, 1 + scale)
+        kinds = (text_shift, text_scale), (shift, scale)
+        if gated is not None and not fused.uses("gate_modulate"):
+            tokens, gated = add_gated(tokens, *gated, runs), None
+        if gated is not None or fused.uses("modulate"):
+            factors = [affine(self.norm, *kind) for kind in kinds]
+            added = None if gated is None else (gated[0], gated[1:])
+            return *fused.gate_norm(tokens, added, factors, runs, self.norm.eps), (text_gate, gate)
         parts = enumerate(self.norm(tokens).split(runs, 1))
-        return torch.cat([torch.addcmul(kinds[i % 2][0], x, kinds[i % 2][1]) for i, x in parts], 1), text_gate, gate
+        normed = torch.cat([torch.addcmul(kinds[i % 2][0], x, 1 + kinds[i % 2][1]) for i, x in parts], 1)
+        return tokens, normed, (text_gate, gate)
+
+
+def affine(norm: nn.LayerNorm, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor and offset of norm(x) * (1 + scale) + shift behind a norm without numbers of its own."""
+    factor = 1 + scale.float()
+    return norm.weight * factor, norm.bias * factor + shift
 
 
 def add_gated(tokens: Tensor, out: Tensor, text_gate: Tensor, gate: Tensor, runs: Runs) -> Tensor:
     """tokens + gate * out, with a gate for the text rows and one for the video rows."""
+    if fused.uses("gate"):
+        return fused.gate_norm(tokens, (out, (text_gate, gate)), [], runs)[0]
     parts = enumerate(zip(tokens.split(runs, 1), out.split(runs, 1), strict=True))
     return torch.cat([torch.addcmul(x, gate if i % 2 else text_gate, y) for i, (x, y) in parts], 1)
 
@@ -256,17 +276,15 @@ class JointAttention(nn.Module):
         self.norm_q, self.norm_k = (nn.LayerNorm(config.head_dim, layers.EPS) for _ in range(2))
         self.attention = kernel(config.attention)
 
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, D] -> q, k, v [B, S, N, K]; heads are as many as the weights at hand hold."""
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.to_q, self.to_k, self.to_v))
-        return self.norm_q(q), self.norm_k(k), v
+        normed = (q, self.norm_q), (k, self.norm_k)
+        return *(layers.join_heads([one], rope, layers.rotate_interleaved) for one in normed), v
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
-        q, k, v = self.heads(x)
-        if rope is not None:
-            q, k = layers.rotate_interleaved(q, rope), layers.rotate_interleaved(k, rope)
-        return self.to_out(self.attention(q, k, v).flatten(2))
+        return self.to_out(self.attention(*self.heads(x, rope)).flatten(2))
 
 
 class JointBlock(nn.Module):
@@ -282,9 +300,8 @@ class JointBlock(nn.Module):
 
     def forward(self, tokens: Tensor, vec: Tensor, runs: Runs, where: Any = None) -> Tensor:
         """tokens [B, S, D], vec [B, E], where they are (rope [2, S, 1, K/2]) -> new tokens."""
-        x, *gates = self.norm1(tokens, vec, runs)
-        tokens = add_gated(tokens, self.mix(x, runs, where), *gates, runs)
-        x, *gates = self.norm2(tokens, vec, runs)
+        tokens, x, gates = self.norm1(tokens, vec, runs)
+        tokens, x, gates = self.norm2(tokens, vec, runs, (self.mix(x, runs, where), *gates))
         return add_gated(tokens, self.ff(x), *gates, runs)
 
     def mix(self, x: Tensor, runs: Runs, where: Any) -> Tensor:
@@ -302,4 +319,6 @@ class AdaNorm(nn.Module):
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.linear(F.silu(vec)).unsqueeze(1).chunk(2, dim=-1)
+        if fused.uses("modulate"):
+            return fused.gate_norm(x, None, [affine(self.norm, shift, scale)], eps=self.norm.eps)[1]
         return torch.addcmul(shift, self.norm(x), 1 + scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -41,11 +41,10 @@ class ModelSection(OpenSection):
     grad_ckpt_settings: tuple[NonNegativeInt, ...] | None = Field(
         None, description="blocks of each list of the model whose activations are recomputed in backward"
     )
-    grad_ckpt_budget: float = Field(
+    grad_ckpt_budget: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = Field(
         0.0,
-        ge=0,
-        le=1,
-        description="share of what attention and linear layers put out that recomputed blocks keep; 0: inputs alone",
+        description="share of what attention and linear layers put out that recomputed blocks keep; 0: inputs alone; "
+        "`auto`: for each entry of bucket_config what a GPU's memory has room for by the plan, on a CPU 0",
     )
     grad_ckpt_buffer_size: int = Field(
         0,
@@ -172,7 +171,7 @@ class MMDiTConfig(ModelSection):
             )
         if self.grad_ckpt_settings is None:
             for key in ("grad_ckpt_budget", "grad_ckpt_buffer_size"):
-                if value := getattr(self, key):
+                if (value := getattr(self, key)) and value != "auto":
                     raise ValueError(
                         f"{key} = {value}: is about recomputed blocks, and none are; write "
                         f"grad_ckpt_settings = ({self.depth}, {self.depth_single_blocks}) too"
@@ -244,6 +243,15 @@ class LoraConfig(Section):
         "rank, alpha, rslora, targets and dora are then its",
     )
     strength: float = Field(1.0, description="adapters are multiplied by this; 0: the base model alone")
+    more: tuple[tuple[str, float], ...] = Field(
+        (), description="for generation: further files of adapters, added to those of `from_pretrained`, and how strong"
+    )
+
+    @model_validator(mode="after")
+    def _more_than_one(self) -> LoraConfig:
+        if self.more and self.from_pretrained is None:
+            raise ValueError("more: there is no first file; name it with from_pretrained (--lora FILE)")
+        return self
 
     @field_validator("targets")
     @classmethod

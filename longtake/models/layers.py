@@ -6,11 +6,13 @@ Shapes: B batch, C channels, F latent frames, h w latent grid, L tokens, D width
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from longtake.models import fused
 
 EPS = 1e-6
 
@@ -27,8 +29,25 @@ class RMSNorm(nn.Module):
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """(1 + scale) * LayerNorm(x) + shift. x [B, L, D]; shift, scale [B, 1, D]; the norm has no parameters."""
+    """(1 + scale) * LayerNorm(x) + shift. x [..., L, D]; shift, scale [..., 1, D]; the norm has no parameters."""
+    if fused.uses("modulate"):
+        return fused.gate_norm(x, None, [(1 + scale.float(), shift)], eps=EPS)[1]
     return torch.addcmul(shift, F.layer_norm(x, (x.shape[-1],), eps=EPS), 1 + scale)
+
+
+def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
+    """x + gate * y. x, y [..., L, D]; gate [..., 1, D]."""
+    if fused.uses("gate"):
+        return fused.gate_norm(x, (y, [gate]), [])[0]
+    return torch.addcmul(x, gate, y)
+
+
+def add_gated_and_modulate(x: Tensor, gate: Tensor, y: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """x + gate * y, and that modulated."""
+    if fused.uses("gate_modulate"):
+        return fused.gate_norm(x, (y, [gate]), [(1 + scale.float(), shift)], eps=EPS)
+    x = add_gated(x, gate, y)
+    return x, modulate(x, shift, scale)
 
 
 class MLPEmbedder(nn.Module):
@@ -128,6 +147,28 @@ def rotate_interleaved(x: Tensor, rope: Tensor) -> Tensor:
     cos, sin = rope[0], rope[1]
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+Heads = tuple[Tensor, nn.Module | None]  # [B, l, N, K], and the norm that is to come
+
+
+def join_heads(
+    parts: Sequence[Heads], rope: Tensor | None = None, rotate: Callable[[Tensor, Tensor], Tensor] = rotate_half
+) -> Tensor:
+    """Heads of streams, normed, one behind the other, rotated: [B, S, N, K]."""
+    if fused.uses("heads") and (len(parts) > 1 or parts[0][1] is not None or rope is not None):
+        norms = [_numbers_of(norm) for _, norm in parts if norm is not None]
+        return fused.join_heads([x for x, _ in parts], norms, rope, rotate is rotate_interleaved)
+    normed = [x if norm is None else norm(x) for x, norm in parts]
+    x = normed[0] if len(normed) == 1 else torch.cat(normed, dim=1)
+    return x if rope is None else rotate(x, rope)
+
+
+def _numbers_of(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
+    """Weight, bias and eps of an RMSNorm, ours or PyTorch's, or of a LayerNorm."""
+    if isinstance(norm, RMSNorm):
+        return norm.scale, None, EPS
+    return norm.weight, getattr(norm, "bias", None), norm.eps
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:

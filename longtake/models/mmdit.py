@@ -205,15 +205,16 @@ class Modulation(nn.Module):
 
 
 class QKNorm(nn.Module):
-    """RMS norm of queries and keys over the head width, each with its own scale."""
+    """RMS norms of queries and keys over the head width, each with its own scale."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.query_norm = layers.RMSNorm(head_dim)
         self.key_norm = layers.RMSNorm(head_dim)
 
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.query_norm(q), self.key_norm(k)
+    def beside(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[layers.Heads, layers.Heads, layers.Heads]:
+        """Each with its norm."""
+        return (q, self.query_norm), (k, self.key_norm), (v, None)
 
 
 class StreamProjections(nn.Module):
@@ -233,14 +234,13 @@ class StreamProjections(nn.Module):
         self.norm = QKNorm(config.head_dim)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, L, D] -> normed q and k, and v: [B, L, N, K], N as many heads as the weights at hand hold."""
+    def forward(self, x: Tensor) -> tuple[layers.Heads, layers.Heads, layers.Heads]:
+        """x [B, L, D] -> q, k, v [B, L, N, K] with their norms, N as many heads as the weights at hand hold."""
         if self.fused:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        return *self.norm(q, k), v
+        return self.norm.beside(*(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v)))
 
 
 class DoubleBlock(nn.Module):
@@ -264,14 +264,15 @@ class DoubleBlock(nn.Module):
 
         img_qkv = self.img_attn(layers.modulate(img, img_shift1, img_scale1))
         txt_qkv = self.txt_attn(layers.modulate(txt, txt_shift1, txt_scale1))
-        q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
-        out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
-        txt_out, img_out = out.split([part[0].shape[1] for part in (txt_qkv, img_qkv)], dim=1)
+        streams = zip(txt_qkv, img_qkv, strict=True)
+        q, k, v = (layers.join_heads(x, at, self.rotate) for x, at in zip(streams, (rope, rope, None), strict=True))
+        out = self.attention(q, k, v).flatten(2)
+        txt_out, img_out = out.split([of_stream[0][0].shape[1] for of_stream in (txt_qkv, img_qkv)], dim=1)
 
-        img = torch.addcmul(img, img_gate1, self.img_attn.proj(img_out))
-        img = torch.addcmul(img, img_gate2, self.img_mlp(layers.modulate(img, img_shift2, img_scale2)))
-        txt = torch.addcmul(txt, txt_gate1, self.txt_attn.proj(txt_out))
-        txt = torch.addcmul(txt, txt_gate2, self.txt_mlp(layers.modulate(txt, txt_shift2, txt_scale2)))
+        img, x = layers.add_gated_and_modulate(img, img_gate1, self.img_attn.proj(img_out), img_shift2, img_scale2)
+        img = layers.add_gated(img, img_gate2, self.img_mlp(x))
+        txt, x = layers.add_gated_and_modulate(txt, txt_gate1, self.txt_attn.proj(txt_out), txt_shift2, txt_scale2)
+        txt = layers.add_gated(txt, txt_gate2, self.txt_mlp(x))
         return img, txt
 
 
@@ -301,10 +302,11 @@ class SingleBlock(nn.Module):
         shift, scale, gate = self.modulation(vec)
         q, k, v, hidden = self._project(layers.modulate(tokens, shift, scale))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        q, k = self.norm(q, k)
-        out = self.attention(self.rotate(q, rope), self.rotate(k, rope), v).flatten(2)
+        q, k, _ = self.norm.beside(q, k, v)
+        q, k = (layers.join_heads([x], rope, self.rotate) for x in (q, k))
+        out = self.attention(q, k, v).flatten(2)
         out = self.linear2(torch.cat([out, F.gelu(hidden, approximate="tanh")], dim=-1))
-        return torch.addcmul(tokens, gate, out)
+        return layers.add_gated(tokens, gate, out)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [B, S, D] -> q, k, v [B, S, D] and the MLP's input; narrower where the weights at hand are a share."""

@@ -107,7 +107,8 @@ class AttentionInSegments(Attention):
             return q
         q, k, v = (_fold(x, count, share) for x in (q, k, v))
         rope = share.rope
-        out = super().forward(layers.rotate_interleaved(q, rope), layers.rotate_interleaved(k, rope), v)
+        q, k = (layers.join_heads([(x, None)], rope, layers.rotate_interleaved) for x in (q, k))
+        out = super().forward(q, k, v)
         return _unfold(out, count, share)
 
 

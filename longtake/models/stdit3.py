@@ -221,7 +221,7 @@ class SelfAttention(nn.Module):
         width, self.head_dim = config.hidden_size, config.head_dim
         self.qkv = nn.Linear(width, 3 * width)
         self.q_norm, self.k_norm = (
-            nn.RMSNorm(config.head_dim, eps=layers.EPS) if config.qk_norm else nn.Identity() for _ in range(2)
+            nn.RMSNorm(config.head_dim, eps=layers.EPS) if config.qk_norm else None for _ in range(2)
         )
         self.attention = attention
         self.proj = nn.Linear(width, width)
@@ -230,9 +230,8 @@ class SelfAttention(nn.Module):
         """x [B, M, D] -> [B, M, D]; heads are as many as the weights at hand hold."""
         qkv = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).unflatten(1, (-1, places))
         q, k, v = qkv.unbind(-3)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = layers.rotate_interleaved(q, rope), layers.rotate_interleaved(k, rope)
+        normed = (q, self.q_norm), (k, self.k_norm)
+        q, k = (layers.join_heads([one], rope, layers.rotate_interleaved) for one in normed)
         return self.proj(self.attention(q, k, v).flatten(-2).flatten(1, 2))
 
 
@@ -313,4 +312,4 @@ def choose(known: Tensor, one: Tensor, other: Tensor, places: int) -> Tensor:
 def add_gated(x: Tensor, gate: Tensor, out: Tensor, places: int) -> Tensor:
     """x + gate * out. x, out [B, M, D]; gate [B, F, 1, D]."""
     x, out = x.unflatten(1, (-1, places)), out.unflatten(1, (-1, places))
-    return torch.addcmul(x, gate, out).flatten(1, 2)
+    return layers.add_gated(x, gate, out).flatten(1, 2)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from longtake.contracts import Conditions
-from longtake.models.attention import Attention
+from longtake.models.attention import OPENED, Attention
 from longtake.models.build import LatentSize, denoiser_class, example_conditions
 
 Sizes = tuple[int, ...]
@@ -36,6 +36,8 @@ class Trace(TorchDispatchMode):
     def __init__(self, *known: nn.Module | Tensor) -> None:
         super().__init__()
         self.flops = 0  # of products: 2 for each multiplication and addition; backward is counted too
+        self.attention = 0  # those of them that attention's kernels make
+        self.moved = 0  # bytes that all else reads and writes
         self.launches = 0  # operations that make something: kernels that the host has to start
         self.live = self.peak = 0  # bytes now, and the most so far
         self.changes: list[tuple[int, int]] = []  # in order: number of a memory; its bytes, or less them
@@ -60,6 +62,12 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if operation in OPENED:
+            before = self.flops
+            with self:
+                out = OPENED[operation](*args, **kwargs)
+            self.saw(operation, args, out, self.flops - before)
+            return out
         out = _known_result(operation, args, kwargs)
         if out is None:
             out = operation(*args, **kwargs)
@@ -71,7 +79,10 @@ class Trace(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 self._note(tensor.untyped_storage())
-        self.launches += len(self.changes) > before
+        if len(self.changes) > before:
+            self.launches += 1
+            self.moved += 0 if formula or operation in _EMPTY else _bytes_moved(args, out)
+        self.attention += flops if formula and "attention" in operation._opname else 0
         return out
 
     def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
@@ -123,11 +134,19 @@ class Trace(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
+def _bytes_moved(args: Sequence[Any], out: Any) -> int:
+    """Bytes of the tensors that an operation takes and gives."""
+    joined = args[0] if args and isinstance(args[0], list | tuple) else ()
+    given = out if isinstance(out, list | tuple) else (out,)
+    return sum(one.nbytes for one in (*args, *joined, *given) if isinstance(one, Tensor))
+
+
 _aten = torch.ops.aten
 _NUMBERED = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
 _JOINED = {_aten.cat.default, _aten.stack.default}
 _REDUCED = {_aten.sum.dim_IntList, _aten.mean.dim, _aten.mean.default}
 _OF_CODES = {_aten.bitwise_and.Scalar, _aten.__rshift__.Scalar}  # of integers, alike in dtype
+_EMPTY = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.new_empty.default}
 _ALIKE = {_aten.empty_like.default, _aten.ones_like.default, _aten.zeros_like.default}
 _TO_BOOL = {"eq", "ne", "lt", "le", "gt", "ge", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "signbit"}
 _TO_BOOL |= {"logical_and", "logical_not", "logical_or", "logical_xor"}

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.parallel.compile import BlockCompiler, check_compiler, lift_compile_limits, use_compile_cache
+    from longtake.parallel.compile import (
+        BlockCompiler,
+        check_compiler,
+        lift_compile_limits,
+        missing_compiler,
+        use_compile_cache,
+    )
     from longtake.parallel.config import ParallelConfig, resolve_degrees
     from longtake.parallel.degrees import BucketPeers, EntryKey, Subgroup, bucket_degrees, check_bucket_sequence
     from longtake.parallel.frozen import (
@@ -20,7 +26,17 @@ if TYPE_CHECKING:
     from longtake.parallel.mesh import Mesh, TokenPeers
     from longtake.parallel.offload import BlockStore
     from longtake.parallel.offloaded_weights import OffloadedWeights
-    from longtake.parallel.remat import Kept, check_budget, choose_kept, kept_as, offload_inputs, remat_blocks
+    from longtake.parallel.remat import (
+        BlockMode,
+        Kept,
+        check_budget,
+        choose_kept,
+        kept_as,
+        offload_inputs,
+        refused_budget,
+        remat_blocks,
+    )
+    from longtake.parallel.sequence import has_whole_graphs
     from longtake.parallel.shard import (
         cut_among,
         cut_model,

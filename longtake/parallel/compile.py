@@ -2,28 +2,38 @@
 
 All blocks of a list share a graph. Dims that differ between buckets (`model.varying_dims`: samples and tokens) are
 marked dynamic; a size of one and sampling without gradients get graphs of their own. The number of shapes that may
-trigger compilation is bounded: beyond it, blocks run eagerly, and a warning is printed.
+trigger compilation is bounded: beyond it, blocks run eagerly, and a warning is printed. A mode (`BlockMode`) names the
+micro-batches whose shapes have graphs of their own.
 
-Exchanges between peers break graphs. The outputs of a part are not marked dynamic: the next part specialises on the
-sizes it first sees and becomes dynamic once a size changes. Among peers there are thus more variants, at most one for
-each varying dim beside the first. With tensor peers each layer of a block is a part or more of its own.
+An exchange between peers is an operator in the graph (`exchange`), but for those of a few models, which break graphs.
+The outputs of a part are then not marked dynamic: the next part specialises on the sizes it first sees and becomes
+dynamic once a size changes, so there are more variants, at most one for each varying dim beside the first.
+
+All peers make the exchanges of a micro-batch in one order, though each compiles for its own share: what is recomputed
+follows from the graph and not from sizes, the scheduler keeps the order of the graph, and whether a new shape is
+compiled is decided together. Where a peer's share is empty none compiles, for its graph would lose exchanges.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
+from longtake.parallel.exchange import EXCHANGES, sum_of_all
+from longtake.parallel.remat import BlockMode, ByBudget
+from longtake.parallel.tokens import TokenCut
 
-Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+STATIC_SHAPES = 16  # of a kind of block, which may have graphs of their own beside the one for all others
 
 
 @dataclass
@@ -34,48 +44,88 @@ class BlockCompiler:
     limit: int = 16  # shapes that may be compiled, for each kind of block
     backend: str = "inductor"
     warn: Callable[[str], None] = print  # called once for each kind of block that reaches the limit
+    mode: BlockMode = field(default_factory=BlockMode)  # says when a shape gets a graph of its own
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
+    static: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that have graphs of their own
 
-    def compile(self, model: nn.Module) -> None:
+    def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
 
-        Call it after `cut_model` and before `remat_blocks` and `shard_model`.
+        Call it after `cut_model`, whose result is `cut`, and before `remat_blocks` (after it where there is a budget)
+        and `shard_model`.
         """
+        if cut is not None:
+            # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+            keep_exchanges_in_order()
         layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
-        lift_compile_limits(self.limit * layers)  # all layers of tensor peers run one function
+        lift_compile_limits((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
         for name in model.blocks:
-            kind = _BlockKind(self, name, tuple(model.varying_dims[name]) if self.dynamic else ())
-            self.variants[name] = 0
+            varying = tuple(model.varying_dims[name]) if self.dynamic else ()
+            kinds: dict[int, _BlockKind] = {}  # by the place of a way among those of a block
+            self.variants[name] = self.static[name] = 0
             for block in model.get_submodule(name):
-                compiled = torch.compile(block.forward, backend=kind.backend, dynamic=None if self.dynamic else False)
-                block.forward = partial(kind.run, block.forward, compiled)
+                ways = block.forward.distinct if isinstance(block.forward, ByBudget) else [block.forward]
+                compiled = {}
+                for i, way in enumerate(ways):
+                    kind = kinds.setdefault(i, _BlockKind(self, name, varying, cut))
+                    compiled[way] = kind.compile(way, self.dynamic)
+                block.forward = (
+                    block.forward.exchanged(compiled) if isinstance(block.forward, ByBudget) else compiled[ways[0]]
+                )
 
 
 class _BlockKind:
     """The blocks of one list: their graphs, and the shapes they have been called with."""
 
-    def __init__(self, compiler: BlockCompiler, name: str, varying: tuple[tuple[int, ...], ...]) -> None:
-        self.compiler, self.name, self.varying = compiler, name, varying
-        self.backend = self._compile_graph  # one object for all blocks: graphs are shared where backends are the same
+    def __init__(
+        self, compiler: BlockCompiler, name: str, varying: tuple[tuple[int, ...], ...], cut: TokenCut | None
+    ) -> None:
+        self.compiler, self.name, self.varying, self._cut = compiler, name, varying, cut
+        # objects of their own: graphs are shared by all blocks where backends are the same, and nowhere else
+        self.backend, self.static_backend = partial(self._compile_graph), partial(self._compile_graph)
         self._lower = torch._dynamo.lookup_backend(compiler.backend)
         self._graphs = 0
-        self._seen: set[Any] = set()
+        self._ways: dict[Any, Literal["eager", "static", "dynamic"]] = {}  # by shapes that were seen
         self._warned = False
 
-    def run(self, eager: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> Any:
+    def compile(self, forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+        """A block's forward that runs `forward` compiled."""
+        compiled = torch.compile(forward, backend=self.backend, dynamic=None if dynamic else False)
+        static = torch.compile(forward, backend=self.static_backend, dynamic=False)
+        return partial(self.run, forward, compiled, static)
+
+    def run(
+        self, eager: Callable[..., Any], compiled: Callable[..., Any], static: Callable[..., Any], *args: Any
+    ) -> Any:
         """A block's forward: compiled, or eager where the shape is new and the limit is reached."""
         shapes = (torch.is_grad_enabled(), *(tuple(x.shape) if isinstance(x, Tensor) else None for x in args))
-        if shapes in self._seen:
-            return compiled(*self._marked(args))
-        variants = self.compiler.variants
-        if variants[self.name] >= self.compiler.limit:
-            self._warn_of_limit()
-            return eager(*args)
+        shapes += (None if self._cut is None else self._cut.whole_lengths,)
+        if new := shapes not in self._ways:  # known by itself afterwards, for recomputation
+            self._ways[shapes] = self._choose_way(args[0].device)
+        way = self._ways[shapes]
+        if way != "dynamic":
+            return (static if way == "static" else eager)(*args)
         before = self._graphs
         out = compiled(*self._marked(args))
-        self._seen.add(shapes)
-        variants[self.name] += self._graphs > before
+        self.compiler.variants[self.name] += new and self._graphs > before
         return out
+
+    def _choose_way(self, device: torch.device) -> Literal["eager", "static", "dynamic"]:
+        """How a new shape is run, which all peers say alike: they may have met different ones before, as other peers
+        of other ranks."""
+        compiler, name = self.compiler, self.name
+        filled = [list(self._ways.values()).count("static") >= STATIC_SHAPES, compiler.variants[name] >= compiler.limit]
+        if self._cut is not None and (group := self._cut.peers.everyone) is not None:
+            if self._cut.has_empty_shares:
+                return "eager"
+            filled = sum_of_all(torch.tensor(filled, dtype=torch.float32, device=device), group).tolist()
+        if compiler.mode.static and torch.is_grad_enabled() and not filled[0]:
+            compiler.static[name] += 1
+            return "static"
+        if filled[1]:
+            self._warn_of_limit()
+        return "eager" if filled[1] else "dynamic"
 
     def _marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         for x, dims in zip(args, self.varying, strict=False):
@@ -100,6 +150,29 @@ class _BlockKind:
         )
 
 
+def keep_exchanges_in_order() -> None:
+    """Lets Inductor start exchanges between peers in the order of the graph, whatever it fuses: what it does follows
+    from sizes, which differ between peers by a token."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass, get_hash_for_files
+    from torch._inductor.dependencies import WeakDep
+
+    class KeepOrder(CustomSchedulerPass):
+        def __call__(self, nodes: list[Any]) -> list[Any]:
+            exchanges = [node for node in nodes if str(getattr(node.node, "op_overload", None)) in EXCHANGES]
+            for before, after in pairwise(exchanges):
+                first, then = (next(iter(node.get_buffer_names())) for node in (before, after))
+                after.add_fake_dep(WeakDep(first, mutating_buf=then, is_fake=True))
+            if exchanges:
+                exchanges[0].scheduler.compute_ancestors()  # which say what may be fused
+            return nodes
+
+        def uuid(self) -> bytes:
+            return get_hash_for_files((__file__,))
+
+    config._pre_fusion_custom_pass = KeepOrder()
+
+
 def lift_compile_limits(variants: int) -> None:
     """Lets the compiler make so many variants of one function, which layers of one class share; beyond its own limit
     it stops compiling the function for good."""
@@ -109,20 +182,30 @@ def lift_compile_limits(variants: int) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises `UserError` where the compiler's backend is missing: a C++ compiler for a CPU, Triton for a GPU."""
+    """Raises `UserError` where the compiler's backend is missing."""
+    if missing := missing_compiler(device):
+        raise UserError(f"compile = True: {missing} or write compile = False")
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What the compiler's backend lacks on this machine, and what to do: a C++ compiler for a CPU, Triton and a C
+    compiler, which it calls, for a GPU. None where nothing is missing."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
         if not has_triton():
-            raise UserError("compile = True: Triton is missing for this GPU; install it or write compile = False")
-        return
+            return "Triton is missing for this GPU; install it"
+        if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang", "cc"))):
+            return "Triton finds no C compiler; install gcc"
+        return None
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise UserError("compile = True: no C++ compiler was found; install g++ or write compile = False") from None
+        return "no C++ compiler was found; install g++"
+    return None
 
 
 def use_compile_cache(folder: str | Path) -> Path:

@@ -1,19 +1,25 @@
 """Differentiable collectives on tokens. Shares may differ in length and be empty.
 
-Shapes: B batch, l tokens of a share, L tokens of all shares, D width. Dim 1 is the tokens'.
+Shapes: B batch, l tokens of a share, L tokens of all shares, D width, N heads. Dim 1 is the tokens'.
+
+In compiled code an exchange is one operator, and lengths are `Lengths`: each rank's are numbers that the compiler does
+not look into, so that one graph serves all of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 Map = Callable[[Tensor], Tensor]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the old name, before torch 2.13
@@ -27,9 +33,33 @@ class CountedGroup:
 
     def __init__(self) -> None:
         self.sent = 0  # bytes, to others
+        self.group_name = f"counted {id(self)}"
+        _counted[self.group_name] = self
+
+
+_counted: WeakValueDictionary[str, CountedGroup] = WeakValueDictionary()
 
 
 Group = dist.ProcessGroup | CountedGroup
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each rank of a group, as compiled code has them."""
+
+    sizes: list[Tensor]  # int64 [ranks] on the CPU, of each of several sequences
+    before: Any  # tokens of this rank's share, a symbol
+    after: Any  # and where all shares are together
+
+
+def group_of(name: str) -> Group:
+    """The group that is called so."""
+    return _counted.get(name) or _resolve_process_group(name)
+
+
+def summed(sizes: Sequence[Tensor]) -> list[int]:
+    """Tokens of each rank, of all sequences together."""
+    return [sum(own) for own in zip(*(one.tolist() for one in sizes), strict=True)]
 
 
 def rank_in(group: Group) -> int:
@@ -51,13 +81,17 @@ def gather_output(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
     return _Linear.apply(x, partial(_gather, sizes=[(size,) for size in sizes], group=group), back)
 
 
-def gather_tokens(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+def gather_tokens(x: Tensor, sizes: Sizes | Lengths, group: Group) -> Tensor:
     """This rank's [B, l, D] -> [B, L, D], sequence after sequence, each whole; the adjoint of `scatter_tokens`."""
+    if isinstance(sizes, Lengths):
+        return _between_peers(x, "gather", sizes.sizes, sizes.after, 0, group.group_name)
     return _Linear.apply(x, partial(_gather, sizes=sizes, group=group), partial(_scatter, sizes=sizes, group=group))
 
 
-def scatter_tokens(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+def scatter_tokens(x: Tensor, sizes: Sizes | Lengths, group: Group) -> Tensor:
     """Partial sums [B, L, D] -> their sum over the ranks, of which each gets its own tokens [B, l, D]."""
+    if isinstance(sizes, Lengths):
+        return _between_peers(x, "scatter", sizes.sizes, sizes.before, 0, group.group_name)
     return _Linear.apply(x, partial(_scatter, sizes=sizes, group=group), partial(_gather, sizes=sizes, group=group))
 
 
@@ -79,6 +113,62 @@ def switch(x: Tensor, rows: Sequence[int], columns: Sequence[int], group: Group)
     parts = [part.transpose(0, 1).flatten() for part in x.split(list(columns), 2)]
     out = exchange(torch.cat(parts), send, receive, group)
     return out.view(sum(rows), len(x), columns[own], *x.shape[3:]).transpose(0, 1)
+
+
+def to_heads(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Group) -> Tensor:
+    """Own tokens of all heads [B, l, N, ...] -> all tokens of own heads, `heads` on each rank; `to_tokens` and back."""
+    if isinstance(tokens, Lengths):
+        return _between_peers(x, "to_heads", tokens.sizes, tokens.after, heads, group.group_name)
+    assert x.shape[1] == tokens[rank_in(group)], f"{x.shape[1]} tokens, shares of {tokens}"
+    return switch(x, tokens, [heads] * len(tokens), group)
+
+
+def to_tokens(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Group) -> Tensor:
+    """All tokens of own heads -> own tokens of all heads."""
+    if isinstance(tokens, Lengths):
+        return _between_peers(x, "to_tokens", tokens.sizes, tokens.before, heads, group.group_name)
+    return switch(x.transpose(1, 2), [heads] * len(tokens), tokens, group).transpose(1, 2)
+
+
+EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "ring_attention", "ring_attention_backward"))
+
+
+@torch.library.custom_op("longtake::between_peers", mutates_args=())
+def _between_peers(x: Tensor, how: str, sizes: Sequence[Tensor], tokens: int, heads: int, group: str) -> Tensor:
+    """The exchange of that name, of `tokens` tokens in its result."""
+    peers = group_of(group)
+    if how in ("to_heads", "to_tokens"):
+        return (to_heads if how == "to_heads" else to_tokens)(x, summed(sizes), heads, peers)
+    of_ranks = list(zip(*(one.tolist() for one in sizes), strict=True))
+    return (_gather if how == "gather" else _scatter)(x, of_ranks, peers).contiguous()
+
+
+@_between_peers.register_fake
+def _(x: Tensor, how: str, sizes: Sequence[Tensor], tokens: int, heads: int, group: str) -> Tensor:
+    if how == "to_heads":
+        return x.new_empty(tokens, x.shape[0], heads, *x.shape[3:]).transpose(0, 1)
+    if how == "to_tokens":
+        whole = heads * len(sizes[0])
+        return x.new_empty(whole, x.shape[0], tokens, *x.shape[3:]).transpose(0, 1).transpose(1, 2)
+    return x.new_empty(x.shape[0], tokens, x.shape[2])
+
+
+_ADJOINT = {"gather": "scatter", "scatter": "gather", "to_heads": "to_tokens", "to_tokens": "to_heads"}
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.how, sizes, _, ctx.heads, ctx.peers = inputs
+    ctx.save_for_backward(*sizes)
+    ctx.tokens = x.shape[1]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    sizes = list(ctx.saved_tensors)
+    found = _between_peers(grad, _ADJOINT[ctx.how], sizes, ctx.tokens, ctx.heads, ctx.peers)
+    return found, None, [None] * len(sizes), None, None, None
+
+
+_between_peers.register_autograd(_differentiate, setup_context=_save)
 
 
 def with_halo(tensors: Sequence[Tensor], width: int, sizes: Sequence[int], group: Group) -> tuple[Tensor, ...]:

@@ -58,6 +58,16 @@ class TokenPeers:
         """Ulysses groups in the ring."""
         return self.sequence // self.ulysses
 
+    @property
+    def groups(self) -> list[slice]:
+        """These groups, by their sequence peers."""
+        return [slice(i, i + self.ulysses) for i in range(0, self.sequence, self.ulysses)]
+
+    @property
+    def near(self) -> slice:
+        """This rank's among them."""
+        return self.groups[self.sequence_index // self.ulysses]
+
 
 @dataclass(frozen=True)
 class Mesh:

@@ -8,9 +8,9 @@ memory (`offload`). Gradients are unchanged, bit for bit where kernels are deter
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -20,18 +20,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from longtake.contracts import UserError
+from longtake.contracts import Bucket, UserError
 from longtake.models.attention import MIXERS, Attention
+from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
-from longtake.parallel.sequence import matching
+from longtake.parallel.sequence import has_whole_graphs, matching
 from longtake.parallel.tokens import TokenCut
 
 _ATTENTION = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
-_ALWAYS_AGAIN = ("math", "fa3", "flex")  # backends whose kernels are none of these
-_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}  # and which argument is the input
+_ALWAYS_AGAIN = ("math", "flex")  # backends whose kernels are none of these
+# and which argument is the input; float8 products are `mm` where blocks are not compiled
+_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten._scaled_mm.default: 0}
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -58,12 +60,48 @@ class Kept:
 NOTHING = Kept(False, frozenset())
 
 
+@dataclass
+class BlockMode:
+    """How blocks run in the next forwards, and in their backwards: set for each micro-batch."""
+
+    budgets: Mapping[EntryKey, float] = field(default_factory=dict)  # by entry of the bucket table
+    budget: float = 0.0  # that holds now, and before any is set
+    static_sizes: Collection[tuple[int, int]] = ()  # (samples, video tokens of one) with compiled graphs of their own
+    static: bool = False  # whether these are such
+
+    def use(self, bucket: Bucket, tokens: int) -> None:
+        """Prepares for a micro-batch of `bucket`, whose samples have so many video tokens."""
+        self.budget = self.budgets.get(bucket.entry, min(self.budgets.values(), default=self.budget))
+        self.static = (bucket.batch_size, tokens) in self.static_sizes
+
+
+@dataclass(frozen=True)
+class ByBudget:
+    """A block's forward that runs as the budget of its mode says."""
+
+    ways: Mapping[float, Callable[..., Any]]
+    mode: BlockMode
+
+    def __call__(self, *args: Any) -> Any:
+        budget = self.mode.budget if torch.is_grad_enabled() else min(self.ways)  # without gradients nothing is kept
+        return self.ways[budget](*args)
+
+    @property
+    def distinct(self) -> list[Callable[..., Any]]:
+        """Its ways, each once."""
+        return list(dict.fromkeys(self.ways.values()))
+
+    def exchanged(self, others: Mapping[Callable[..., Any], Callable[..., Any]]) -> ByBudget:
+        """The same with another in the place of each way."""
+        return ByBudget({budget: others[way] for budget, way in self.ways.items()}, self.mode)
+
+
 def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -> Kept:
     """What the blocks of the list `blocks` of a model keep with a budget, at a tensor degree.
 
     `budget`: share (0 ... 1) of the outputs of attention and linear layers over tokens (those in `model.tensor_plan`).
     Attention comes first, since its FLOPs grow with the tokens; then linear layers with most inputs, since an output of
-    k inputs saves 2k FLOPs; of equal ones the narrower. Attention by `math`, `fa3` or `flex` is always recomputed.
+    k inputs saves 2k FLOPs; of equal ones the narrower. Attention by `math` or `flex` is always recomputed.
     Layers of one size are kept together or not at all.
     """
     if not budget or not len(model.get_submodule(blocks)):
@@ -100,14 +138,19 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     )
 
 
-def check_budget(budget: float, compiled: bool, num_peers: int) -> None:
-    """Raises `UserError` for a budget with compiled blocks of several peers: these are compiled before recomputation is
-    applied (see `remat_blocks`), so such a block can only keep its input."""
-    if budget and compiled and num_peers > 1:
+def check_budget(budget: float, compiled: bool, num_peers: int, kind: type[nn.Module]) -> None:
+    """Raises `UserError` for a budget that is refused."""
+    if budget and (why := refused_budget(compiled, num_peers, kind)):
         raise UserError(
-            f"model.grad_ckpt_budget = {budget:g}: compiled blocks of sequence or tensor peers cannot keep a part; "
-            "write model.grad_ckpt_budget = 0 or compile = False"
+            f"model.grad_ckpt_budget = {budget:g}: {why}; write model.grad_ckpt_budget = 0 or compile = False"
         )
+
+
+def refused_budget(compiled: bool, num_peers: int, kind: type[nn.Module]) -> str | None:
+    """Why compiled blocks of several peers take no budget: of some denoiser classes an exchange breaks the graph of a
+    block, which then can only keep its input. None where they do."""
+    refused = compiled and num_peers > 1 and not has_whole_graphs(kind)
+    return "compiled blocks of this model's peers cannot keep a part" if refused else None
 
 
 def remat_blocks(
@@ -116,20 +159,25 @@ def remat_blocks(
     cut: TokenCut | None = None,
     budget: float = 0.0,
     store: BlockStore | None = None,
+    mode: BlockMode | None = None,
 ) -> dict[str, Kept]:
     """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns what is kept, by list.
-    In `store`, given to `offload_inputs` too, outputs wait that blocks keep which are not compiled.
+    In `store`, given to `offload_inputs` too, outputs wait that blocks keep which are not compiled. `mode`: says for
+    each forward which of its budgets holds, in the place of `budget`.
 
-    Call it after `cut_model`, whose result is `cut`, and before `shard_model`; with peers after compilation, without
-    before it, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep
-    buffers that the compiler reuses.) Attention over a ring of peers is always recomputed.
+    Call it after `cut_model`, whose result is `cut`, and before `shard_model`; before compilation where there is a
+    budget, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep buffers
+    that the compiler reuses.)
     """
+    budgets = [budget] if mode is None else sorted({mode.budget, *mode.budgets.values()})
     found = {}
     for name, count in zip(model.blocks, counts, strict=True):
-        kept = choose_kept(model, name, budget, 1 if cut is None else cut.peers.tensor)
-        found[name] = kept
+        kept = {one: choose_kept(model, name, one, 1 if cut is None else cut.peers.tensor) for one in budgets}
+        found[name] = kept[budgets[-1]]
         for block in list(model.get_submodule(name))[:count]:
-            block.forward = partial(_remat, block.forward, cut, kept, store)
+            ways = {of: partial(_remat, block.forward, cut, of, store) for of in dict.fromkeys(kept.values())}
+            by_budget = {one: ways[of] for one, of in kept.items()}
+            block.forward = next(iter(ways.values())) if mode is None or len(ways) == 1 else ByBudget(by_budget, mode)
     return found
 
 
@@ -164,7 +212,9 @@ def _selective(kept: Kept, store: BlockStore | None) -> Contexts:
 
 
 def _contexts_of_peers(cut: TokenCut, kept: Kept, store: BlockStore | None) -> Contexts:
-    """Recomputation runs with the lengths of this forward, see `TokenCut.captured`."""
+    """Recomputation runs with the lengths of this forward, see `TokenCut.captured`; compiled code keeps them."""
+    if torch.compiler.is_compiling():
+        return _selective(kept, None)
     if not kept:
         return nullcontext(), cut.captured()
     forward, again = _selective(kept, store)
@@ -203,7 +253,7 @@ def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple
     agree; None where the output is of no kind that is ever kept."""
     if isinstance(operation, torch._ops.OpOverload) and operation.name() in MIXERS:
         return "attention"
-    if operation in _ATTENTION:  # inside an autograd.Function, as of a ring, gradients are off: not kept
+    if operation in _ATTENTION:  # where gradients are off it is a part of something else
         return "attention" if torch.is_grad_enabled() else None
     if operation in _PRODUCTS:
         first = _PRODUCTS[operation]

@@ -14,19 +14,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtake.models.attention import Backend
+from longtake.models.attention import OPENED, Backend
 from longtake.parallel.block_attention import attend_block, attend_block_backward
-from longtake.parallel.exchange import CountedGroup, Group, rank_in
+from longtake.parallel.exchange import CountedGroup, Group, Lengths, group_of, rank_in, summed
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: Group, backend: Backend = "auto"
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int] | Lengths, group: Group, backend: Backend = "auto"
 ) -> Tensor:
     """Attention over the tokens of all ranks of `group`: q, k, v [B, l, N, K] of own tokens -> [B, l, N, K].
 
     `lengths`: tokens of each rank of the group, in its order; `backend`: what the run's attention is.
     """
-    return _Ring.apply(q, k, v, list(lengths), group, backend)
+    counted = isinstance(group, CountedGroup)
+    if not counted and type(q) is not Tensor:  # a stand-in, on which every operation is counted
+        return _Ring.apply(q, k, v, list(lengths), group, backend)
+    sizes = lengths.sizes if isinstance(lengths, Lengths) else [torch.tensor(lengths)]
+    return _ring(q, k, v, sizes, group.group_name, backend)[0]
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,57 +42,120 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Ten
     return out * (lse - both).exp()[..., None] + more * (more_lse - both).exp()[..., None], both
 
 
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: Group, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """The result [B, l, N, K] and the log-sum-exp of the scores [B, N, l]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, l, K]
+    rank, num = rank_in(group), len(lengths)
+    keys = torch.stack([k, v])
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
+    for turn in range(num):
+        coming = None
+        if turn + 1 < num:
+            coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
+        if keys.shape[3] and q.shape[2]:
+            part, part_lse = attend_block(q, keys[0], keys[1], backend)
+            out, lse = merge(out, lse, part.float(), part_lse)
+        if coming is not None:
+            keys = coming.wait()
+    out = out.to(q.dtype)
+    return out.transpose(1, 2), lse
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    lengths: Sequence[int], group: Group, backend: Backend,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v [B, l, N, K]."""
+    q, k, v, out, grad = (x.transpose(1, 2) for x in (q, k, v, out, grad))  # [B, N, l, K]
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()  # kernels ask for whole rows
+    rank, num = rank_in(group), len(lengths)
+    keys = torch.stack([k, v])
+    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    passengers = None  # gradients of the current keys and values, from the ranks they have visited
+    for turn in range(num):
+        coming = None
+        if turn + 1 < num:
+            coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
+        own = torch.zeros(keys.shape, dtype=torch.float32, device=keys.device)
+        if keys.shape[3] and q.shape[2]:
+            part, dk, dv = attend_block_backward(grad, q, keys[0], keys[1], out, lse, backend)
+            dq += part
+            own[0], own[1] = dk, dv
+        if passengers is not None:
+            own += passengers.wait()
+        passengers = _pass_on(own, lengths[(rank - turn - 1) % num], group, tag=1)
+        if coming is not None:
+            keys = coming.wait()
+    dk, dv = passengers.wait()
+    return tuple(g.to(q.dtype, copy=True).transpose(1, 2) for g in (dq, dk, dv))  # outputs share no memory
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], group: Group, backend: Backend
-    ) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, l, K]
-        rank, num = rank_in(group), len(lengths)
-        keys = torch.stack([k, v])
-        out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        lse = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
-        for turn in range(num):
-            coming = None
-            if turn + 1 < num:
-                coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
-            if keys.shape[3] and q.shape[2]:
-                part, part_lse = attend_block(q, keys[0], keys[1], backend)
-                out, lse = merge(out, lse, part.float(), part_lse)
-            if coming is not None:
-                keys = coming.wait()
-        out = out.to(q.dtype)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+        out, lse = _forward(q, k, v, *how)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.lengths, ctx.group, ctx.backend = lengths, group, backend
-        return out.transpose(1, 2)
+        ctx.how = how
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        grad = grad.transpose(1, 2)
-        if grad.stride(-1) != 1:
-            grad = grad.contiguous()  # kernels ask for whole rows
-        lengths, group, backend = ctx.lengths, ctx.group, ctx.backend
-        rank, num = rank_in(group), len(lengths)
-        keys = torch.stack([k, v])
-        dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        passengers = None  # gradients of the current keys and values, from the ranks they have visited
-        for turn in range(num):
-            coming = None
-            if turn + 1 < num:
-                coming = _pass_on(keys, lengths[(rank - turn - 1) % num], group)
-            own = torch.zeros(keys.shape, dtype=torch.float32, device=keys.device)
-            if keys.shape[3] and q.shape[2]:
-                part, dk, dv = attend_block_backward(grad, q, keys[0], keys[1], out, lse, backend)
-                dq += part
-                own[0], own[1] = dk, dv
-            if passengers is not None:
-                own += passengers.wait()
-            passengers = _pass_on(own, lengths[(rank - turn - 1) % num], group, tag=1)
-            if coming is not None:
-                keys = coming.wait()
-        dk, dv = passengers.wait()
-        return *(g.to(q.dtype).transpose(1, 2) for g in (dq, dk, dv)), None, None, None
+        return *_backward(grad, *ctx.saved_tensors, *ctx.how), None, None, None
+
+
+@torch.library.custom_op("longtake::ring_attention", mutates_args=())
+def _ring(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[Tensor], group: str, backend: str
+) -> tuple[Tensor, Tensor]:
+    """The result and the log-sum-exp; `lengths`: of each of several sequences, int64 [ranks]."""
+    return _forward(q, k, v, summed(lengths), group_of(group), backend)
+
+
+@torch.library.custom_op("longtake::ring_attention_backward", mutates_args=())
+def _ring_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    lengths: Sequence[Tensor], group: str, backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _backward(grad, q, k, v, out, lse, summed(lengths), group_of(group), backend)
+
+
+def _headed(x: Tensor) -> Tensor:
+    """A new tensor [B, l, N, K], heads before tokens in memory."""
+    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+@_ring.register_fake
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _headed(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+
+
+@_ring_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _headed(q), _headed(k), _headed(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, lengths, ctx.group, ctx.backend = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, *lengths)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
+    q, k, v, out, lse, *lengths = ctx.saved_tensors  # which recomputation gives once
+    if grad is None:
+        return None, None, None, [None] * len(lengths), None, None
+    found = _ring_backward(grad, q, k, v, out, lse, lengths, ctx.group, ctx.backend)
+    return *found, [None] * len(lengths), None, None
+
+
+_ring.register_autograd(_differentiate, setup_context=_save)
+OPENED[torch.ops.longtake.ring_attention.default] = _ring._init_fn
+OPENED[torch.ops.longtake.ring_attention_backward.default] = _ring_backward._init_fn
 
 
 class _Transfer:

@@ -15,11 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from longtake.models import Exchange, Halo, Sum, Switch
-from longtake.parallel.exchange import fold_halo, gather_output, sum_of_all, switch, with_halo
+from longtake.parallel.exchange import (
+    Map,
+    fold_halo,
+    gather_output,
+    sum_of_all,
+    switch,
+    to_heads,
+    to_tokens,
+    with_halo,
+)
 from longtake.parallel.ring import ring_attention
 from longtake.parallel.tokens import TokenCut, share
 
 Exchanged = Exchange | Switch | Halo | Sum
+
+
+def is_traced(exchanged: Exchanged) -> bool:
+    """Whether compiled code holds this exchange; around others it is left."""
+    return isinstance(exchanged, Exchange) and not (exchanged.of_heads or exchanged.by_tensor_peers)
+
+
+def has_whole_graphs(kind: type[nn.Module]) -> bool:
+    """Whether none of its exchanges breaks the graph of a block of a denoiser class."""
+    return all(map(is_traced, kind.sequence_plan.exchanges.values()))
 
 
 def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
@@ -86,7 +105,8 @@ class AmongPeers(nn.Module):
             object.__setattr__(self, "inner", inner)
             self._parameters, self._buffers, self._modules = inner._parameters, inner._buffers, inner._modules
         self._cut, self.exchanged = cut, exchanged
-        self._apart = cut.uncompiled(AmongPeers._exchange_and_run)
+        run = AmongPeers._exchange_and_run
+        self._apart = run if is_traced(exchanged) else cut.uncompiled(run)
 
     def forward(self, *args: Any) -> Any:
         peers, how = self._cut.peers, self.exchanged
@@ -112,30 +132,23 @@ class AmongPeers(nn.Module):
         return folded if isinstance(out, Tensor) else (folded, *others)
 
     def _at_own_heads(self, how: Exchange, first: Tensor, *args: Any) -> Tensor:
-        peers = self._cut.peers
+        peers, cut = self._cut.peers, self._cut
         others, beside = _tensors_first(args)
-        sizes = self._cut.joined_sizes(how.queries)
-        of_others = sizes if how.keys is None else self._cut.joined_sizes(how.keys)
-        for tensor, expected in ((first, sizes), *((one, of_others) for one in others)):
-            assert tensor.shape[1] == expected[peers.sequence_index], f"{tensor.shape[1]} tokens, shares of {expected}"
-        start = peers.sequence_index - peers.sequence_index % peers.ulysses
-        near, near_others = (of[start : start + peers.ulysses] for of in (sizes, of_others))
-        heads = [first.shape[2] // peers.ulysses] * peers.ulysses
+        keys, heads = how.keys or how.queries, first.shape[2] // peers.ulysses
+        sizes = cut.near_sizes(how.queries)
         if peers.ulysses > 1:
-            if near == near_others:
-                first, *others = _switched((first, *others), near, heads, peers.ulysses_group)
+            dealt = partial(to_heads, heads=heads, group=peers.ulysses_group)
+            if how.keys is None:
+                first, *others = _switched((first, *others), partial(dealt, tokens=sizes))
             else:
-                (first,) = _switched((first,), near, heads, peers.ulysses_group)
-                others = _switched(others, near_others, heads, peers.ulysses_group)
+                first = dealt(first, sizes)
+                others = _switched(others, partial(dealt, tokens=cut.near_sizes(keys)))
         if peers.ring > 1:
-            lengths = [sum(of_others[i : i + peers.ulysses]) for i in range(0, peers.sequence, peers.ulysses)]
-            out = ring_attention(first, *others, lengths, peers.ring_group, self.inner.backend)
+            out = ring_attention(first, *others, cut.ring_sizes(keys), peers.ring_group, self.inner.backend)
         else:
-            offset = peers.sequence_index % peers.ulysses * heads[0]
-            out = self._run_heads(how, offset, heads[0], first, *others, *beside)
-        if peers.ulysses > 1:
-            out = switch(out.transpose(1, 2), heads, near, peers.ulysses_group).transpose(1, 2)
-        return out
+            offset = peers.sequence_index % peers.ulysses * heads
+            out = self._run_heads(how, offset, heads, first, *others, *beside)
+        return to_tokens(out, sizes, heads, peers.ulysses_group) if peers.ulysses > 1 else out
 
     def _at_heads_of_all(self, how: Exchange, first: Tensor, *args: Any) -> Tensor:
         peers, (others, beside) = self._cut.peers, _tensors_first(args)
@@ -143,7 +156,7 @@ class AmongPeers(nn.Module):
         sizes, own = self._cut.peer_sizes(name, entered=True), peers.sequence_index * peers.tensor + peers.tensor_index
         assert first.shape[1] == sizes[own], f"{first.shape[1]} tokens, shares of {sizes}"
         heads = [first.shape[2] // peers.count] * peers.count
-        tensors = _switched((first, *others), sizes, heads, peers.everyone)
+        tensors = _switched((first, *others), partial(switch, rows=sizes, columns=heads, group=peers.everyone))
         out = self._run_heads(how, own * heads[0], heads[0], *tensors, *beside)
         return switch(out.transpose(1, 2), heads, sizes, peers.everyone).transpose(1, 2)
 
@@ -158,7 +171,8 @@ class AmongPeers(nn.Module):
         units = [size // unit for size in self._cut.joined_sizes((how.split,))]
         places = [share(unit, peers.sequence, i)[1] for i in range(peers.sequence)]
         assert tensors[0].shape[1:3] == (units[own], unit), f"{list(tensors[0].shape)}, units {units} of {unit} tokens"
-        out = self.inner(*_switched(tensors, units, places, peers.sequence_group)).transpose(1, 2)
+        there = partial(switch, rows=units, columns=places, group=peers.sequence_group)
+        out = self.inner(*_switched(tensors, there)).transpose(1, 2)
         return switch(out, places, units, peers.sequence_group).transpose(1, 2)
 
 
@@ -167,9 +181,8 @@ def _tensors_first(args: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
     return tensors, [arg for arg in args if not isinstance(arg, Tensor)]
 
 
-def _switched(tensors: Sequence[Tensor], rows: list[int], columns: list[int], group: Any) -> tuple[Tensor, ...]:
-    """`switch` of several tensors, which may differ in their last dim, in one exchange."""
-    if len({x.shape for x in tensors}) > 1:
-        widths = [x.shape[-1] for x in tensors]
-        return switch(torch.cat(list(tensors), -1), rows, columns, group).split(widths, -1)
-    return switch(torch.cat(list(tensors)), rows, columns, group).chunk(len(tensors))
+def _switched(tensors: Sequence[Tensor], exchanged: Map) -> tuple[Tensor, ...]:
+    """Several tensors, which may differ in their last dim, in one exchange."""
+    if len({x.shape[-1] for x in tensors}) > 1:
+        return exchanged(torch.cat(list(tensors), -1)).split([x.shape[-1] for x in tensors], -1)
+    return exchanged(torch.cat(list(tensors))).chunk(len(tensors))

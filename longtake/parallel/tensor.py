@@ -57,10 +57,9 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
                 parent = model.get_submodule(name.rpartition(".")[0])
                 entry = entries.setdefault((parent, split.tokens), _RegionInput(cut, split))
                 entry.readers += 1
-                layer.forward = partial(_column, layer, ranges, cut.uncompiled(entry.read))
+                layer.forward = partial(_column, layer, ranges, entry.read)
             else:
-                leave = cut.uncompiled(partial(_leave, cut, split))
-                layer.forward = partial(_row, layer, ranges, leave)
+                layer.forward = partial(_row, layer, ranges, partial(_leave, cut, split))
 
 
 def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:

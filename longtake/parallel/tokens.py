@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from longtake.parallel.exchange import CountedGroup
+from longtake.parallel.exchange import CountedGroup, Lengths
 from longtake.parallel.mesh import TokenPeers
 
 
@@ -25,6 +27,22 @@ def share(whole: int, num: int, index: int, unit: int = 1) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class _RankTokens:
+    """Tokens of each rank of a group, and tensors without memory that are as long as this rank's and as all shares."""
+
+    sizes: Tensor
+    before: Tensor
+    after: Tensor
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], own: int) -> _RankTokens:
+        before, after = (torch.empty(size, device="meta") for size in (sizes[own], sum(sizes)))
+        for tensor in (before, after):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return cls(torch.tensor(sizes), before, after)
+
+
+@dataclass(frozen=True)
 class _CutState:
     """The lengths of one forward: its peers, the tokens each cut module returned before the cut, and the tokens in a
     unit, where that is not one."""
@@ -32,6 +50,7 @@ class _CutState:
     peers: TokenPeers
     whole: Mapping[str, int]
     units: Mapping[str, int]
+    lengths: Mapping[str, Mapping[str, _RankTokens]]  # for compiled code: of each module, among whom
 
 
 class TokenCut:
@@ -43,7 +62,8 @@ class TokenCut:
 
     def __init__(self, peers: TokenPeers, tensor_units: bool = False) -> None:
         self._tensor_units = tensor_units  # tensor peers cut between units alone
-        self._now = _CutState(peers, {}, {})
+        self._now = _CutState(peers, {}, {}, {})
+        self._compiled = False
         self._uncompiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     @property
@@ -53,7 +73,7 @@ class TokenCut:
 
     def use(self, peers: TokenPeers) -> None:
         """Makes `peers` compute the next forwards."""
-        self._now = _CutState(peers, {}, {})
+        self._now = _CutState(peers, {}, {}, {})
 
     def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, left out of compiled code; one for all blocks. Where peers are only counted nothing is compiled,
@@ -64,13 +84,45 @@ class TokenCut:
 
     def note(self, name: str, tokens: int) -> None:
         """Records that the module `name` returned `tokens` tokens in this forward."""
-        if self._now.whole.get(name) != tokens:
-            self._now = replace(self._now, whole={**self._now.whole, name: tokens})
+        now = self._now
+        if now.whole.get(name) != tokens:
+            lengths = {other: of for other, of in now.lengths.items() if other != name}
+            self._now = replace(now, whole={**now.whole, name: tokens}, lengths=lengths)
+        if "torch._dynamo" in sys.modules and not isinstance(self.peers.everyone, CountedGroup):
+            self._find_numbers(name)
+
+    @contextmanager
+    def as_compiled(self) -> Iterator[None]:
+        """Inside, code has the lengths of this forward as compiled code has them."""
+        for name in self._now.whole:
+            self._find_numbers(name)
+        self._compiled = True
+        yield
+        self._compiled = False
+
+    def _find_numbers(self, name: str) -> None:
+        if name not in self._now.lengths:
+            self._now = replace(self._now, lengths={**self._now.lengths, name: self._numbers(name)})
+
+    def _numbers(self, name: str) -> dict[str, _RankTokens]:
+        peers, sizes = self.peers, self.joined_sizes((name,))
+        near, of_groups = peers.near, [sum(sizes[group]) for group in peers.groups]
+        tensor = [own for (own,) in self.tensor_sizes((name,))]
+        return {
+            "near": _RankTokens.of(sizes[near], peers.sequence_index - near.start),
+            "ring": _RankTokens.of(of_groups, peers.groups.index(near)),
+            "tensor": _RankTokens.of(tensor, peers.tensor_index),
+        }
+
+    def _lengths(self, names: Sequence[str], among: str) -> Lengths:
+        found = [self._now.lengths[name][among] for name in names]
+        before, after = (sum(getattr(one, of).shape[0] for one in found) for of in ("before", "after"))
+        return Lengths([one.sizes for one in found], before, after)
 
     def note_units(self, units: Mapping[str, int]) -> None:
         """Records the tokens per unit of these modules, cut between units only, and of units by their own names."""
         if self._now.units != units:
-            self._now = replace(self._now, units=units)
+            self._now = replace(self._now, units=units, lengths={})
 
     def _share(self, name: str, index: int) -> tuple[int, int]:
         return share(self._now.whole[name], self.peers.sequence, index, self.unit(name))
@@ -87,6 +139,19 @@ class TokenCut:
         """Tokens of each sequence peer's share, all of `names` together."""
         return [sum(self._share(name, i)[1] for name in names) for i in range(self.peers.sequence)]
 
+    def near_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
+        """The same of the peers that deal heads among each other."""
+        if torch.compiler.is_compiling() or self._compiled:
+            return self._lengths(names, "near")
+        return self.joined_sizes(names)[self.peers.near]
+
+    def ring_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
+        """Tokens of each group of such peers."""
+        if torch.compiler.is_compiling() or self._compiled:
+            return self._lengths(names, "ring")
+        sizes = self.joined_sizes(names)
+        return [sum(sizes[group]) for group in self.peers.groups]
+
     def tensor_share(self, name: str) -> tuple[int, int]:
         """(offset, size) of this rank's part of its own sequence share of `name`."""
         return self._tensor_share(name, self.sequence_share(name)[1], self.peers.tensor_index)
@@ -94,8 +159,10 @@ class TokenCut:
     def _tensor_share(self, name: str, whole: int, index: int) -> tuple[int, int]:
         return share(whole, self.peers.tensor, index, self.unit(name) if self._tensor_units else 1)
 
-    def tensor_sizes(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+    def tensor_sizes(self, names: Sequence[str]) -> list[tuple[int, ...]] | Lengths:
         """For each tensor peer, its part of each of `names` in this rank's sequence share."""
+        if torch.compiler.is_compiling() or self._compiled:
+            return self._lengths(names, "tensor")
         wholes = [self.sequence_share(name)[1] for name in names]
         pairs = list(zip(names, wholes, strict=True))
         return [tuple(self._tensor_share(*pair, i)[1] for pair in pairs) for i in range(self.peers.tensor)]
@@ -106,6 +173,16 @@ class TokenCut:
         if not entered:
             return sizes
         return [self._tensor_share(name, size, i)[1] for size in sizes for i in range(self.peers.tensor)]
+
+    @property
+    def whole_lengths(self) -> tuple[int, frozenset[tuple[str, int]]]:
+        """What lengths follow from, the same on all peers: how many share a sequence, and the tokens of each module."""
+        return self.peers.sequence, frozenset(self._now.whole.items())
+
+    @property
+    def has_empty_shares(self) -> bool:
+        """Whether one of the peers has no tokens of some module."""
+        return any(0 in self.peer_sizes(name, entered=True) for name in self._now.whole)
 
     def captured(self, inside: AbstractContextManager[Any] | None = None) -> _Captured:
         """The lengths of this forward, as a reusable context that restores them; `inside`: one entered with it."""

@@ -9,20 +9,21 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from longtake.models import Law, Trace, as_on_cuda, block_counts, denoiser_class, fit, meta_conditions
+from longtake.models import Law, Trace, as_on_cuda, block_counts, denoiser_class, fit, fused, meta_conditions
 from longtake.models.build import LatentSize
-from longtake.parallel import Kept, TokenPeers, choose_kept, cut_among, kept_as
-from longtake.plan.compiled import compiled_saved_bytes, remembered
+from longtake.parallel import Kept, TokenPeers, choose_kept, cut_among, has_whole_graphs, kept_as
+from longtake.plan.compiled import compiled_bytes, multiply_in_float8, remembered
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
 from longtake.plan.parameters import block_names, meta_model
 
@@ -45,7 +46,25 @@ _POINTS: dict[tuple[bool, bool], tuple[Point, ...]] = {
 }
 _FRAMES = (4, 6, 8, 12, 16, 24)  # at the points; a denoiser that takes only some lengths has its own in their place
 _SUFFICE = {True: 6, False: 4}  # points, where attention is full
+_EAGER = 1.0, 0.0, 1.0, 1.0  # as `_compiled_shares`
 _MANY = 1 << 20  # launches are counted in so many parts, so that a fit does not take a few for a rounding error
+
+
+class Pass(NamedTuple):
+    """What a forward or a backward makes the device do."""
+
+    products: float  # FLOPs of matrix products
+    attention: float  # FLOPs of attention's kernels
+    moved: float  # bytes that all else reads and writes
+    launches: float  # kernels that the host starts
+
+    def plus(self, other: Pass, times: float = 1) -> Pass:
+        """Both, the other so many times."""
+        return Pass(*(one + times * more for one, more in zip(self, other, strict=True)))
+
+    @property
+    def flops(self) -> float:
+        return self.products + self.attention
 
 
 @dataclass(frozen=True)
@@ -58,17 +77,18 @@ class Block:
     fused: float  # bytes that it does not save, as it is compiled, but would if it were not; `working` has them
     made: float  # gradients of its weights that exist then
     differentiated: bool  # False: neither it nor what comes before it trains
-    flops: float  # of a forward
-    launches: tuple[float, float]  # kernels that the host starts, in forward and in backward
+    forward: Pass
+    backward: Pass
     sent: Mapping[str, tuple[float, float]]  # between "sequence" and "tensor" peers, in forward and in backward
     products: Mapping[Any, tuple[float, float]]  # what a budget could keep, see `Kept`: bytes, and FLOPs spared
 
-    def keeps(self, kept: Kept) -> tuple[float, float]:
-        """Bytes of outputs that it keeps where it is computed again, and FLOPs that these spare."""
-        own = [
-            of for key, of in self.products.items() if (kept.attention if key == "attention" else key in kept.products)
-        ]
-        return sum(num_bytes for num_bytes, _ in own), sum(flops for _, flops in own)
+    def keeps(self, kept: Kept) -> tuple[float, Pass]:
+        """Bytes of outputs that it keeps where it is computed again, and what is left to compute."""
+        own = {key: of for key, of in self.products.items() if kept.takes(key)}
+        spared = sum(flops for _, flops in own.values())
+        of_attention = min(own.get("attention", (0, 0))[1], self.forward.attention)  # other mixers make products
+        left = self.forward.products - spared + of_attention, self.forward.attention - of_attention
+        return sum(num_bytes for num_bytes, _ in own.values()), Pass(*left, *self.forward[2:])
 
 
 @dataclass(frozen=True)
@@ -78,27 +98,38 @@ class Blocks:
     blocks: tuple[Block, ...]  # in the order of the forward; those alike are one object
     entry: float  # bytes beside them until the end of backward: latents, conditions, what comes before the blocks
     final: float  # bytes more at the end of forward, behind the blocks
-    flops: float  # of a whole forward
-    launches: float  # of kernels, beside the blocks
+    beside: Pass  # a forward of what lies beside the blocks; its backward takes twice as much
+
+    @property
+    def forward(self) -> Pass:
+        """The whole one."""
+        return reduce(Pass.plus, (block.forward for block in self.blocks), self.beside)
 
 
 def count_blocks(config: Any, batch: MicroBatch, layout: Layout) -> Blocks:
     """What the denoiser of `config` takes for such a micro-batch. The first call for a layout traces it."""
     upkeep = layout.upkeep.lora, layout.upkeep.freeze, layout.upkeep.train_only
     peers = layout.sequence, layout.tensor, layout.sequence_attention
-    compiled = layout.compiled and layout.peers == 1  # exchanges between peers break graphs
+    compiled = layout.compiled and (layout.peers == 1 or has_whole_graphs(denoiser_class(config)))
     sizes = batch.batch, batch.latent, batch.text_tokens
-    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, peers, compiled)
+    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, compiled, fused.used())
 
 
 @lru_cache(maxsize=4096)
 def _count_blocks(
-    config: Any, sizes: tuple[int, LatentSize, int], upkeep: Any, compute_bytes: int, peers: Any, compiled: bool
+    config: Any,
+    sizes: tuple[int, LatentSize, int],
+    upkeep: Any,
+    compute_bytes: int,
+    float8: bool,
+    peers: Any,
+    compiled: bool,
+    operators: tuple[str, ...],
 ) -> Blocks:
     batch, latent, text_tokens = sizes
     bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": 0.0, "grad_ckpt_buffer_size": 0}
     config = config.model_copy(update=bare)
-    run = _run(config, Upkeep(*upkeep), compute_bytes, peers, text_tokens)
+    run = _run(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens, operators)
     frames = latent[1] / config.patch[0]
     tokens = denoiser_class(config).tokens(config, latent)
     law = _law(run, batch > 1, frames > 1, int(frames) % run.frame_peers)
@@ -107,15 +138,21 @@ def _count_blocks(
     else:
         grid = (ceil(size / patch) for size, patch in zip(latent[1:], config.patch, strict=True))
         numbers = {name: np.array(of, float) if np.ndim(of) else of for name, of in run.numbers((batch, *grid)).items()}
-    shares = _compiled_shares(run, config, upkeep, compute_bytes, text_tokens) if compiled else {}
-    of_kind = {kind: _block(kind, numbers, *shares.get(kind, (1.0, 0.0))) for kind in dict.fromkeys(run.kinds)}
+    facts = config, upkeep, compute_bytes, float8, peers, text_tokens, operators
+    shares = _compiled_shares(run, *facts) if compiled else {}
+    of_kind = {kind: _block(kind, numbers, *shares.get(kind, _EAGER)) for kind in dict.fromkeys(run.kinds)}
     blocks = tuple(of_kind[kind] for kind in run.kinds)
-    flops = numbers["flops"] + sum(block.flops for block in blocks)
-    return Blocks(blocks, numbers["entry"], numbers["final"].max(), flops, numbers["launches"] / _MANY)
+    return Blocks(blocks, numbers["entry"], numbers["final"].max(), _as_pass(numbers["beside"]))
 
 
-def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float) -> Block:
-    """One whose forward saves `share` of what an eager one does, and `fixed` bytes more."""
+def _as_pass(numbers: Sequence[float], share: float = 1.0) -> Pass:
+    products, attention, moved, launches = numbers
+    return Pass(products, attention, share * moved, launches / _MANY)
+
+
+def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float, forward: float, backward: float) -> Block:
+    """One whose forward saves `share` of what an eager one does, and `fixed` bytes more; `forward`, `backward`: the
+    shares of an eager one's bytes that these move."""
     own = {name[1:]: of for name, of in numbers.items() if name[0] == kind}
     worst = (own["working",] + own["made",]).argmax()
     saved = share * own["saved",] + fixed
@@ -126,8 +163,8 @@ def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float) ->
         fused=own["saved",] - saved,
         made=own["made",][worst],
         differentiated=bool(own["differentiated",]),
-        flops=own["flops",],
-        launches=tuple(own["launches",] / _MANY),
+        forward=_as_pass(own["forward",], forward),
+        backward=_as_pass(own["backward",], backward),
         sent={axis: tuple(own["sent", axis]) for axis in ("sequence", "tensor")},
         products={name[1]: tuple(of) for name, of in own.items() if name[0] == "product"},
     )
@@ -141,22 +178,39 @@ def kept_by_lists(config: Any, budget: float, tensor: int) -> Mapping[str, Kept]
 
 
 @lru_cache(maxsize=64)
-def _run(config: Any, upkeep: Upkeep, compute_bytes: int, peers: tuple[int, int, Any], text_tokens: int) -> _Run:
-    return _Run(config, *_one_of_each_kind(config, upkeep, compute_bytes), peers, text_tokens)
+def budget_levels(config: Any, tensor: int) -> tuple[float, ...]:
+    """Budgets, the largest first, of which each keeps more than the next: the smallest, in hundredths, that does."""
+    found: dict[str, float] = {}
+    for hundredths in range(101):
+        kept = kept_by_lists(config, hundredths / 100, tensor)
+        found.setdefault(str(kept), hundredths / 100)
+    return tuple(sorted(found.values(), reverse=True))
+
+
+@lru_cache(maxsize=64)
+def _run(
+    config: Any, upkeep: Upkeep, compute_bytes: int, float8: bool, peers: Any, text_tokens: int, _: tuple[str, ...]
+) -> _Run:
+    kinds, model = one_of_each_kind(config, upkeep, compute_bytes)
+    if float8:
+        multiply_in_float8(model)
+    return _Run(config, kinds, model, peers, text_tokens)
 
 
 @lru_cache(maxsize=64)
 def _compiled_shares(run: _Run, *facts: Any) -> Mapping[str, Sequence[float]]:
-    """The share of an eager block's bytes that a compiled one saves, and how many beside it, by kind. It is nearly
-    the same at all sizes, for both grow with the tokens, so it is seen at one. facts: all that this depends on."""
+    """The share of an eager block's bytes that a compiled one saves, and how many beside it; the shares that forward
+    and backward move. By kind; they are nearly the same at all sizes, for all grow with the tokens, so they are seen at
+    one. facts: all that this depends on."""
 
     def look() -> dict[str, Sequence[float]]:
         batch, frames, *grid = _POINTS[True, True][1]
-        found = run.numbers((batch, run.frames[frames], *grid), compiled_saved_bytes)
+        found = run.numbers((batch, run.frames[frames], *grid), compiled_bytes)
         return {
-            kind: (grows / found[kind, "saved"], fixed)
+            kind: (grows / found[kind, "saved"], fixed, *(to / found[kind, of][2] for of, to in moved.items()))
             for kind in dict.fromkeys(run.kinds)
-            for grows, fixed in (found[kind, "compiled"],)
+            for grows, fixed, moved in (found[kind, "compiled"],)
+            if moved
         }
 
     return remembered(look, *facts)
@@ -186,7 +240,7 @@ def _terms(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[list[str], nn.Module]:
+def one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[list[str], nn.Module]:
     """The kind of each block, by the name of the first alike; and the model with one block of each kind in its lists,
     twice, in the compute dtype."""
     whole = meta_model(config, upkeep, compute_bytes)
@@ -202,6 +256,11 @@ def _one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[
         lists[id(whole.get_submodule(blocks))] = nn.ModuleList(block for block in own for _ in range(2))
     model = copy.deepcopy(whole, memo=lists)
     return kinds, as_on_cuda(model, torch.bfloat16 if compute_bytes == 2 else torch.float32)
+
+
+def _made(trace: Trace) -> np.ndarray:
+    """What a trace has counted so far, in the order of `Pass`; launches in parts."""
+    return np.array((trace.flops - trace.attention, trace.attention, trace.moved, trace.launches * _MANY), float)
 
 
 class _BlockTrace(Trace):
@@ -240,8 +299,7 @@ class _Run:
         self._peers = TokenPeers.counted(*peers, kind.heads(config))
         by_frame = "frame" in (kind.sequence_plan.units.values() if kind.sequence_plan else ())
         self.frame_peers = self._peers.count if by_frame else 1  # that cut a video between frames alone
-        if self._peers.count > 1:
-            cut_among(model, self._peers)
+        self._cut = cut_among(model, self._peers) if self._peers.count > 1 else None
         blocks = [block for name in block_counts(config) for block in model.get_submodule(name)]
         self._blocks = dict(zip(dict.fromkeys(kinds), dict.fromkeys(blocks), strict=True))
         self._forwards = {kind: block.forward for kind, block in self._blocks.items()}
@@ -286,7 +344,8 @@ class _Run:
                 numbers, out = self._alone(kind, (args, named), set(map(id, handed)))
                 if of_compiled is not None:
                     block, eager = self._blocks[kind], self._forwards[kind]
-                    numbers["compiled",] = of_compiled(block, eager, (args, named), set(map(id, handed)))
+                    with self._cut.as_compiled() if self._cut else nullcontext():
+                        numbers["compiled",] = of_compiled(block, eager, (args, named), set(map(id, handed)))
             found.update({(kind, *name): number for name, number in numbers.items()})
             out = tree_map_only(_Like, _Like.made, out)
             ends[:] = [end for end in _tensors(out) if end.requires_grad]
@@ -300,12 +359,11 @@ class _Run:
         with Trace(self._model) as trace:
             noised, t, conditions, _clean, target = self._inputs(point)
             prediction = self._model(noised, t, conditions)
-            found["flops"] = trace.flops
+            found["beside"] = _made(trace)
             loss = (prediction.float() - target).square().mean()
             if ends:
                 torch.autograd.grad(loss, ends, allow_unused=True)
             found["final"] = [live - found["entry"] for _, live in trace.moments(start=start[0])]
-            found["launches"] = trace.launches * _MANY
         return found
 
     def _alone(self, kind: str, called: Any, handed: set[int]) -> tuple[dict[Any, Any], Any]:
@@ -330,7 +388,7 @@ class _Run:
             sent = [self._sent()]
             out = self._forwards[kind](*args, **named)
             del args, named
-            numbers["flops",], forward = trace.flops, trace.launches
+            numbers["forward",] = _made(trace)
             numbers |= {("product", key): (num_bytes, trace.spared[key]) for key, num_bytes in trace.kept.items()}
             sent.append(self._sent())
             end = _End.apply(*_tensors(out))
@@ -339,7 +397,7 @@ class _Run:
             if end.requires_grad:
                 end.backward()
             sent.append(self._sent())
-            numbers["launches",] = forward * _MANY, (trace.launches - forward) * _MANY
+            numbers["backward",] = _made(trace) - numbers["forward",]
             gradients = {trace.number(p.grad) for p in block.parameters() if p.grad is not None}
             moments = trace.moments(gradients)
         for axis, (before, between, after) in zip(("sequence", "tensor"), zip(*sent, strict=True), strict=True):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,39 +20,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.flop_counter import flop_registry
 
 from longtake.durable import write_whole
 from longtake.models import attention_on_cuda, storage
+from longtake.parallel.exchange import EXCHANGES
+from longtake.plan.rates import cache_folder
+from longtake.system.float8 import use_float8
 
 if TYPE_CHECKING:
     from torch import fx
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_READ = ("models/*.py", "plan/blocks.py", "plan/compiled.py")  # what says how blocks compute and are looked at
+_OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
+_READ = ("models/*.py", "parallel/*.py", "encoders/*.py")  # what says how they compute, and how it is looked at
+_READ += ("plan/blocks.py", "plan/compiled.py", "system/float8.py")
 
 
 def remembered(look: Callable[[], Any], *facts: Any) -> Any:
     """What `look` finds, as JSON: from the user's cache where it has looked with these facts, this PyTorch and these
     files of ours before, for importing the compiler takes longer than the rest of a plan."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     code = b"".join(path.read_bytes() for one in _READ for path in sorted(_PACKAGE.glob(one)))
     digest = hashlib.sha256(repr((torch.__version__, facts)).encode() + code).hexdigest()
-    file = folder / "longtake" / "compiled_blocks" / f"{digest}.json"
+    file = cache_folder() / "compiled_blocks" / f"{digest}.json"
     with suppress(OSError, ValueError):
         return json.loads(file.read_text(encoding="utf-8"))
     found = look()
     with suppress(OSError):
-        if folder.is_absolute():  # else there is no home
+        if file.is_absolute():  # else there is no home
             write_whole(file, json.dumps(found), synced=False)
     return found
 
 
-def compiled_saved_bytes(
+def compiled_bytes(
     block: nn.Module, forward: Callable[..., Any], called: Any, own: Collection[int]
-) -> tuple[int, int]:
+) -> tuple[int, int, dict[str, int]]:
     """Bytes that a block on the meta device keeps from a compiled forward to its backward, its weights and what all
-    blocks share left out: of activations, and of what is made of weights alone, such as coded ones in full. called:
-    args and keywords of `forward`, its method; own: ids of the tensors among them that come from the block before."""
+    blocks share left out: of activations, and of what is made of weights alone, such as coded ones in full; and bytes
+    that both passes move beside their products. called: args and keywords of `forward`, its method; own: ids of the
+    tensors among them that come from the block before."""
     from torch._functorch.aot_autograd import aot_function  # these import the compiler
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
@@ -83,11 +89,12 @@ def compiled_saved_bytes(
     trains = any(p.requires_grad for p in block.parameters())
     weights = {name: fake(of) for name, of in (*block.named_parameters(), *block.named_buffers())}
     traced = aot_function(run, _as_it_is, _as_it_is, partition, select_decomp_table())
+    for dtype in (torch.bfloat16, torch.float32):
+        storage._nf4(torch.device("cpu"), dtype)  # lest the cache gets a stand-in
     with mode:
         traced(weights, [fake(tensor) for tensor in tensors])
-    storage._nf4.cache_clear()  # lest it holds a stand-in of this mode
     if not cut:
-        return 0, 0  # nothing of it trains
+        return 0, 0, {}  # nothing of it trains
     graph = cut[0].graph
     given = [node for node in graph.nodes if node.op == "placeholder"]
     made = graph.output_node().args[0]
@@ -102,7 +109,78 @@ def compiled_saved_bytes(
         if isinstance(node.meta["val"], Tensor) and (memory := _memory(node))._cdata not in left_out:
             kept[memory._cdata] = memory.nbytes(), node in of_weights
     activations, fixed = (sum(size for size, alone in kept.values() if alone is one) for one in (False, True))
-    return activations, fixed
+    return activations, fixed, {"forward": _moved(cut[0].graph), "backward": _moved(cut[1].graph)}
+
+
+def _moved(graph: fx.Graph) -> int:
+    """Bytes that the fused kernels of a graph at least read and write: what products and attention, the graph's own
+    inputs, or its outputs hand to them and take; what exchanges between peers lay out anew, and what operators of ours
+    read and write (`models.fused`)."""
+    copied = 0
+    fused: dict[int, bool] = {}  # memory -> whether a fused kernel makes it
+    crossing: dict[int, int] = {}
+    for node in graph.nodes:
+        taken = {memory._cdata: memory.nbytes() for one in node.all_input_nodes for memory in _memories(one)}
+        made = [memory._cdata for memory in _memories(node) if node.op == "call_function"]
+        if node.op == "placeholder":
+            fused |= dict.fromkeys((memory._cdata for memory in _memories(node)), False)
+        elif node.op == "output" or (made and made[0] not in fused):
+            alone = str(node.target) in EXCHANGES or str(node.target).startswith(_OF_OURS)
+            if alone:
+                copied += sum(tensor.nbytes for one in (node, *node.all_input_nodes) for tensor in _values(one))
+            product = alone or getattr(node.target, "overloadpacket", None) in flop_registry
+            own = node.op != "output" and not product
+            crossing |= {memory: size for memory, size in taken.items() if fused.get(memory, own) is not own}
+            fused |= dict.fromkeys(made, own)
+    return copied + sum(crossing.values())
+
+
+def _memories(node: fx.Node) -> list[torch.UntypedStorage]:
+    return [value.untyped_storage() for value in _values(node)]
+
+
+def _values(node: fx.Node) -> list[Tensor]:
+    return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+
+
+def multiply_in_float8(model: nn.Module) -> None:
+    """Lets a model on the meta device multiply as a run's compiled blocks do with `precision = "fp8"`, in place. What
+    the compiler saves of that is read off torchao's layers; for a trace, a cast is one pass."""
+    use_float8(model, torch.device("meta"))
+    for layer in model.modules():
+        if type(layer).__name__ == "Float8Linear":
+            layer.forward = partial(_float8_linear, layer, layer.forward)
+
+
+def _float8_linear(layer: nn.Linear, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if not x.is_meta:  # a stand-in for the compiler
+        return forward(x)
+    out = _Float8Product.apply(x.flatten(0, -2), layer.weight).unflatten(0, x.shape[:-1])
+    return out if layer.bias is None else out + layer.bias
+
+
+class _Float8Product(torch.autograd.Function):
+    """x W^T on the meta device: keeps both as they are, and casts them, and what comes back, when it multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        one = x.new_empty((), dtype=torch.float32)
+        return torch._scaled_mm(_cast(x), _cast(weight).t(), one, one, out_dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        casts = _cast(grad), _cast(weight)
+        of_x = grad @ weight
+        casts = _cast(grad), _cast(x)  # laid out anew: here the tokens are the inner dim
+        of_weight = grad.t() @ x
+        del casts
+        return of_x, of_weight
+
+
+def _cast(x: Tensor) -> Tensor:
+    return x.to(torch.float8_e4m3fn)
 
 
 def _exchanged(value: Any, other: Callable[[Tensor], Any]) -> Any:

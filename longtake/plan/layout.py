@@ -40,7 +40,8 @@ class Layout:
     tensor: int = 1
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
     remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
-    budget: float = 0.0  # share of their attention's and linear layers' outputs that these keep
+    budget: float | Literal["auto"] = 0.0  # share of their attention's and linear layers' outputs that these keep
+    room: int = 0  # bytes of a GPU that "auto" fills with them, by bucket
     buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
     compiled: bool = False  # blocks; what they keep stays on the device
     ema: bool = False
@@ -49,9 +50,15 @@ class Layout:
     prefetch: int = 1  # blocks gathered ahead in backward
     offload: bool = False  # masters, gradients, moments and average in the host's memory
     micro_batches: int = 1  # of one rank in one step
+    float8: bool = False  # products of the blocks' linear layers
     upkeep: Upkeep = PLAIN
     bucket_sequence: Mapping[str, Mapping[int, int]] | Literal["auto"] | None = None  # as in `parallel`
     sequence_attention: Literal["auto", "ulysses", "ring"] = "auto"
+
+    @property
+    def least(self) -> Layout:
+        """The same with 0 for a budget that is "auto": what takes least memory."""
+        return replace(self, budget=0.0) if self.budget == "auto" else self
 
     @property
     def gpus(self) -> int:

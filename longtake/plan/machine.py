@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from longtake.plan.rates import Rates, table_rates
 
 if TYPE_CHECKING:
     from longtake.track import Gpu
+
+
+FORECAST_ERROR = 0.1  # share of a forecast of memory, within which tests hold it against what a step holds
 
 
 @dataclass(frozen=True)
@@ -15,11 +21,12 @@ class Machine:
 
     gpu: Gpu
     gpus_per_node: int = 8
-    efficiency: float = 0.4  # share of the peak that the blocks' kernels reach
+    efficiency: float | None = None  # share of the peak that all kernels reach; None: by their kind
     bandwidth: float = 0.7  # share of the data sheet's bandwidths that transfers reach
     network: float = 50e9  # bytes/s of one GPU's way to other nodes, one direction
     host: float = 20e9  # bytes/s between one GPU and its share of the host's memory
     launch: float = 1e-5  # seconds of the host for each kernel that it starts
+    measured: Rates | None = None  # by `longtake plan --measure`
     headroom: float = 0.08  # share of the memory that CUDA, NCCL and fragments take
     storage: float = 2e9  # bytes/s between one node and where checkpoints are kept
     interruptions: float = 419 / 54 / 2048  # unexpected ones a node-day: Llama 3 405B, arXiv:2407.21783, table 5
@@ -33,11 +40,17 @@ class Machine:
         return int(self.gpu.memory_gib * 2**30 * (1 - self.headroom))
 
     @property
-    def rate(self) -> float:
-        """FLOP/s of the blocks' kernels."""
-        return self.gpu.peak_flops * self.efficiency
+    def room_bytes(self) -> int:
+        """What a budget that is "auto" fills of it."""
+        return int(self.usable_bytes / (1 + FORECAST_ERROR))
 
-    @property
-    def memory_rate(self) -> float:
-        """Bytes/s of a GPU's own memory."""
-        return self.gpu.memory_bandwidth * self.bandwidth
+    @cached_property
+    def rates(self) -> Rates:
+        """What its GPUs reach, by kind of work: one share of the peak where that is given, else as measured, else as in
+        the table."""
+        rates = self.measured or table_rates(self.gpu, self.gpu.link_bandwidth * self.bandwidth, self.host, self.launch)
+        if self.efficiency is None:
+            return rates
+        rate = self.gpu.peak_flops * self.efficiency  # of model FLOPs, where attention's backward is twice its forward
+        said = f"{self.efficiency:.0%} of {self.gpu.peak_flops / 1e12:g} TFLOP/s for all kernels (--efficiency)"
+        return replace(rates, products=rate, attention={128: (rate, 1.25 * rate)}, convolutions=rate, said=said)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from longtake.models import block_counts
-from longtake.plan.blocks import Block, count_blocks, kept_by_lists
+from longtake.plan.blocks import Block, Pass, count_blocks, kept_by_lists
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.parameters import Weights, count_weights
 
@@ -110,7 +110,7 @@ class Placed:
     block: Block
     again: bool  # whether it is computed again in backward
     kept: float  # bytes of outputs that it keeps then
-    spared: float  # FLOPs that these spare
+    left: Pass  # what is left to compute then
     host_bytes: float  # of input and kept outputs, what waits with the host
 
     @cached_property
@@ -132,7 +132,7 @@ def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed
     blocks, placed, room = iter(count_blocks(config, batch, layout).blocks), [], layout.buffer_bytes
     for (name, count), most in zip(counts.items(), first, strict=True):
         alike: dict[tuple[int, bool, float], Placed] = {}
-        keeps: dict[int, tuple[float, float]] = {}
+        keeps: dict[int, tuple[float, Pass]] = {}
         for i, block in zip(range(count), blocks, strict=False):
             again, host_bytes = i < most, 0.0
             of_kept = keeps.get(id(block)) or keeps.setdefault(id(block), block.keeps(kept[name]))

@@ -20,7 +20,8 @@ from longtake.contracts import Bucket, UserError
 from longtake.data import EncoderFacts
 from longtake.models import example_conditions
 from longtake.parallel import BucketPeers, Mesh, World
-from longtake.plan.run import MOST_SAMPLES, EntryPlan, RunPlan, forecast_stage
+from longtake.plan.batches import MOST_SAMPLES
+from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
 from longtake.plan.speed import micro_batch_seconds
 from longtake.system import System, SystemConfig, build_system
 
@@ -66,7 +67,7 @@ MakeUpdate = Callable[[nn.Module], Callable[[], None]]
 def probe_entries(plan: RunPlan, measure: Measure, memory_known: bool = True) -> tuple[Probed, ...]:
     """Measures the entries that train, beginning at the batch sizes that the plan suggests. Where the device does not
     tell its memory, those of the run are all that is measured, but under a target of seconds."""
-    work, layout, limit = plan.work, plan.layout, None
+    work, layout, limit = plan.work, plan.layout.least, None
     if plan.target_seconds is not None:
         limit = micro_batch_seconds(work.model, layout, plan.machine, plan.target_seconds)
     usable = plan.machine.usable_bytes - work.encoder_bytes
@@ -104,7 +105,7 @@ def as_measured(plan: RunPlan, probed: Sequence[Probed]) -> RunPlan:
     for one in probed:
         bucket, timed = one.entry.bucket, [step for step in one.tries if step.seconds is not None]
         for step in sorted(timed, key=lambda step: abs(step.batch - bucket.batch_size))[:1]:
-            time = plan.work.time(bucket, plan.layout, plan.machine, step.batch)
+            time = plan.work.time(bucket, plan.layout.least, plan.machine, step.batch)
             factors[bucket.resolution, bucket.num_frames] = step.seconds / (time.seconds - time.encoding)
     return replace(plan, forecast=forecast_stage(plan.work, plan.layout, plan.machine, plan.report, factors))
 

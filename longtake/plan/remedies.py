@@ -9,7 +9,8 @@ from itertools import product
 from operator import mul
 
 from longtake.contracts import UserError
-from longtake.models import block_counts
+from longtake.models import block_counts, denoiser_class
+from longtake.parallel import refused_budget
 from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
@@ -99,7 +100,7 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     everything = _all_blocks(plan)
     most = replace(layout, remat=everything, budget=0.0, zero=3, shard=layout.data_ranks, replicate=1)
     words = f"model.grad_ckpt_settings = {everything}"
-    if layout.budget:
+    if layout.budget and layout.budget != "auto":
         words += " with model.grad_ckpt_budget = 0"
     if layout.zero == 2:
         words += " with parallel.zero = 3"
@@ -145,7 +146,8 @@ def _budgets(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     is_set = all(own >= count for own, count in zip(_recomputed(plan), everything, strict=True))
     for budget in _BUDGETS:
         changed = replace(plan.layout, remat=everything, budget=budget)
-        if (not is_set or budget < plan.layout.budget) and _fits(plan.work, changed, plan.machine, plan.misfits):
+        is_less = plan.layout.budget == "auto" or budget < plan.layout.budget
+        if (not is_set or is_less) and _fits(plan.work, changed, plan.machine, plan.misfits):
             words = f"model.grad_ckpt_budget = {budget:g}"
             yield words if is_set else f"model.grad_ckpt_settings = {everything} with {words}", changed
             return
@@ -193,7 +195,7 @@ def _remat_counts(plan: RunPlan) -> list[tuple[int, ...]]:
     work, longest = plan.work, max(plan.entries, key=lambda entry: entry.tokens)
     counted = count_blocks(work.model, work.micro_batch(longest.bucket), plan.layout.at_degree(longest.sequence))
     names = block_names(work.model)
-    flops = {name.rpartition(".")[0]: block.flops for name, block in zip(names, counted.blocks, strict=True)}
+    flops = {name.rpartition(".")[0]: block.forward.flops for name, block in zip(names, counted.blocks, strict=True)}
     costs = [flops.get(name, 0.0) for name in block_counts(work.model)]
     ranges = (range(least, most + 1) for least, most in zip(_recomputed(plan), _all_blocks(plan), strict=True))
     return sorted(product(*ranges), key=lambda counts: sum(map(mul, counts, costs)))[1:]
@@ -253,8 +255,9 @@ def _smaller_batches(offenders: tuple[EntryPlan, ...], place: str) -> str | None
 
 
 def _fits(work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...]) -> bool:
-    if layout.budget and work.config.compile and layout.sequence * layout.tensor > 1:
-        return False  # is refused
+    refused = refused_budget(layout.compiled, layout.peers, denoiser_class(work.model))
+    if refused and layout.budget not in (0, "auto"):
+        return False
     return all(work.memory(entry.bucket, layout).total <= machine.usable_bytes for entry in entries)
 
 

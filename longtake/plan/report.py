@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from longtake.config import literal
@@ -12,6 +13,7 @@ from longtake.pages import duration, money, number
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
+from longtake.plan.machine import Machine
 from longtake.plan.remedies import find_remedies, gib
 from longtake.plan.run import EntryPlan, RunPlan
 from longtake.plan.speed import micro_batch_seconds
@@ -47,9 +49,9 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
         "encoder_bytes": plan.work.encoder_bytes,
         "assumed": {
             "efficiency": machine.efficiency,
+            "rates": asdict(machine.rates),
             "bandwidth": machine.bandwidth,
             "network_bytes_per_second": machine.network,
-            "host_bytes_per_second": machine.host,
             "headroom": machine.headroom,
             "peak_flops": machine.gpu.peak_flops,
         },
@@ -80,6 +82,7 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
         "ratio": entry.bucket.ratio,
         "shape": list(entry.bucket.shape),
         "tokens": entry.tokens,
+        "remat_budget": entry.budget,
         "batch_size": entry.bucket.batch_size,
         "sequence": entry.sequence,
         "slot_size": entry.slot_size,
@@ -89,10 +92,12 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
         "fits": entry.fits,
         "seconds": {
             "compute": entry.time.compute,
+            "parts": dict(entry.time.parts),
             "weights_wait": entry.time.weights_wait,
             "token_exchange": entry.time.token_exchange,
             "encoding": entry.time.encoding,
             "total": entry.time.seconds,
+            "limit": entry.time.limit,
         },
         "mfu": entry.time.mfu,
         "largest_batch": entry.largest_batch,
@@ -176,7 +181,10 @@ def layout_words(plan: RunPlan) -> str:
     firsts = zip(layout.remat or (0,) * len(lists), lists.items(), strict=True)
     counts = [f"{min(first, count)} {_short(name)}".strip() for first, (name, count) in firsts]
     parts += [f"zero {layout.zero}", f"remat {' + '.join(counts)} blocks"]
-    if any(layout.remat) and layout.budget:
+    if any(layout.remat) and layout.budget == "auto":
+        budgets = sorted({entry.budget for entry in plan.entries})
+        parts.append(f"budget auto keeps {budgets[0]:g}" + (f" to {budgets[-1]:g}" if len(budgets) > 1 else ""))
+    elif any(layout.remat) and layout.budget:
         kept = kept_by_lists(work.model, layout.budget, layout.tensor)
         words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
         parts.append(f"budget {layout.budget:g} keeps {words}")
@@ -266,12 +274,21 @@ def assumed_words(plan: RunPlan) -> str:
     machine = plan.machine
     network = f"{machine.network / 1e9:g} GB/s a GPU between nodes of {machine.gpus_per_node}"
     return (
-        f"assumed, not measured: kernels reach {machine.efficiency:.0%} of {machine.gpu.peak_flops / 1e12:g} TFLOP/s "
-        f"(--efficiency), transfers {machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s within a node "
-        f"and of {network} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
-        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); the host starts a kernel in "
-        f"{machine.launch * 1e6:g} us; data loading takes no time, and micro-batches side by side are of like length "
-        "(dataset.balance)"
+        f"assumed, not measured: transfers reach {machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s "
+        f"within a node and of {network} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
+        f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); data loading takes no time, "
+        "and micro-batches side by side are of like length (dataset.balance)"
+    )
+
+
+def rates_words(machine: Machine, config: Any) -> str:
+    """What a forecast takes the GPUs to reach with the model of a config, and where that comes from."""
+    rates = machine.rates
+    there, back = (rate / 1e12 for rate in rates.attention_of(config.model.head_dim))
+    return (
+        f"rates: {rates.said}: matrix products {number(rates.products / 1e12)} TFLOP/s, attention {number(there)} "
+        f"forward and {number(back)} backward, convolutions {number(rates.convolutions / 1e12)}, all else "
+        f"{number(rates.copies / 1e12)} TB/s; a kernel takes the host {number(rates.launch * 1e6)} us"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -13,18 +13,28 @@ from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.data import clip_weights, open_clips, order_columns
 from longtake.encoders import EncodeCost, autoencoder_cost
 from longtake.models import denoiser_class
-from longtake.parallel import EntryKey, Mesh, bucket_degrees, check_bucket_sequence, check_budget, resolve_degrees
+from longtake.parallel import (
+    EntryKey,
+    Mesh,
+    bucket_degrees,
+    check_bucket_sequence,
+    check_budget,
+    refused_budget,
+    resolve_degrees,
+)
+from longtake.plan.batches import balanced_batch, largest_batch, longest_seconds
+from longtake.plan.blocks import budget_levels
 from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.parameters import Weights, count_weights
-from longtake.plan.speed import MicroBatchTime, forecast_time, micro_batch_seconds, update_seconds
+from longtake.plan.speed import EncoderWork, MicroBatchTime, forecast_time, micro_batch_seconds, update_seconds
 from longtake.system.encoders import encoder_bytes, encoding_costs
+from longtake.system.float8 import check_float8
 
 RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
 _DAY_SECONDS = 86400
 _ROUNDING = 1e-9  # by which a time may pass a limit that it was computed from
-MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class EntryPlan:
     sequence: int  # peers that share the tokens of a micro-batch of it
     slot_size: int  # micro-batches of it that run side by side in the place of one
     tokens: int  # video tokens of one sample
+    budget: float  # of what recomputed blocks keep
     memory: Memory
     encoding_bytes: int  # activations while its micro-batch is encoded
     time: MicroBatchTime
@@ -142,12 +153,13 @@ class Work:
             return {"": EncodeCost()}
         return self._once((shape, batch), lambda: encoding_costs(self.config, shape, batch))
 
-    def encoder_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
+    def encoder_work(self, bucket: Bucket, batch: int, ranks: int) -> EncoderWork:
         """Of the rank with most to do among so many that share a micro-batch; none where latents come from a store."""
         if self.config.dataset.stored:
-            return 0.0
-        costs = self.encoding(bucket.shape, batch)
-        return sum(cost.rank_flops(ranks) for cost in costs.values()) + self.known_flops(bucket, batch, ranks)
+            return EncoderWork()
+        flops = {name: cost.rank_flops(ranks) for name, cost in self.encoding(bucket.shape, batch).items()}
+        video = flops.pop("ae", 0) + self.known_flops(bucket, batch, ranks)
+        return EncoderWork(video, sum(flops.values()))
 
     def known_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
         """Of that rank for what is known and encoded apart: the mean over the kinds of `condition_config`."""
@@ -183,12 +195,31 @@ class Work:
         """Micro-batches of a bucket that the peers of one data rank run side by side."""
         return layout.sequence // self.degree(bucket, layout)
 
+    def budget(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> float:
+        """What recomputed blocks keep of a micro-batch of this bucket; where "auto", the most that fits."""
+        if layout.budget != "auto":
+            return layout.budget
+        if not any(layout.remat) or refused_budget(layout.compiled, layout.peers, denoiser_class(self.model)):
+            return 0.0
+
+        def most() -> float:
+            for budget in budget_levels(self.model, layout.tensor):
+                if self.memory(bucket, replace(layout, budget=budget), batch).total <= layout.room:
+                    return budget
+            return 0.0
+
+        return self._once((bucket, batch, str(layout)), most)
+
+    def own_layout(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Layout:
+        """The layout as a micro-batch of this bucket sees it."""
+        return replace(layout.at_degree(self.degree(bucket, layout)), budget=self.budget(bucket, layout, batch))
+
     def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None, encodes: bool = True) -> Memory:
         """Bytes of a step whose micro-batches are of this bucket, at its own sequence degree.
 
         encodes: False leaves encoders out, their weights and activations.
         """
-        own = layout.at_degree(self.degree(bucket, layout))
+        own = self.own_layout(bucket, layout, batch)
         sizes = self.micro_batch(bucket, batch, own.peers if encodes else 0)
         return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0)
 
@@ -199,8 +230,8 @@ class Work:
 
     def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
         """Time of one micro-batch of this bucket, and of those that run beside it."""
-        own, sizes = layout.at_degree(self.degree(bucket, layout)), self.micro_batch(bucket, batch)
-        return forecast_time(self.model, sizes, own, machine, self.encoder_flops(bucket, sizes.batch, own.peers))
+        own, sizes = self.own_layout(bucket, layout, batch), self.micro_batch(bucket, batch)
+        return forecast_time(self.model, sizes, own, machine, self.encoder_work(bucket, sizes.batch, own.peers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +336,10 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
     mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
     mesh.check_model(kind := denoiser_class(config.model), kind.heads(config.model))
     check_bucket_sequence(config.parallel, sequence)
-    check_budget(config.model.grad_ckpt_budget, config.compile, sequence * tensor)
+    compiled, budget = bool(config.compile), config.model.grad_ckpt_budget
+    if budget != "auto":
+        check_budget(budget, compiled, sequence * tensor, kind)
+    check_float8(config.precision, tensor, eager=not compiled)
     ranks = replicate * shard
     return Layout(
         replicate=replicate,
@@ -319,9 +353,10 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
         reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
         prefetch=max(1, config.parallel.backward_prefetch),
         offload=config.parallel.cpu_offload,
-        budget=config.model.grad_ckpt_budget,
+        budget=budget,
         buffer_bytes=config.model.grad_ckpt_buffer_size,
-        compiled=config.compile,
+        compiled=compiled,
+        float8=config.precision == "fp8",
         bucket_sequence=config.parallel.bucket_sequence,
         sequence_attention=config.parallel.sequence_attention,
         upkeep=_read_upkeep(config),
@@ -338,7 +373,7 @@ def plan_run(config: RunConfig, gpus: int, machine: Machine, target_seconds: flo
             f"--target-step-seconds {target_seconds:g}: the buckets of this run follow from {work.rule.place}, which "
             "has no batch size of each; leave it out, or give the run a bucket_config"
         )
-    layout = read_layout(config, gpus, machine.gpus_per_node)
+    layout = replace(read_layout(config, gpus, machine.gpus_per_node), room=machine.room_bytes)
     report, no_report = _read_report(work, layout)
     return forecast_run(work, layout, machine, report, no_report, target_seconds)
 
@@ -371,6 +406,7 @@ def forecast_run(
                 sequence=work.degree(bucket, layout),
                 slot_size=work.slot_size(bucket, layout),
                 tokens=work.tokens(bucket),
+                budget=work.budget(bucket, layout),
                 memory=work.memory(bucket, layout),
                 encoding_bytes=work.encoding_bytes(bucket, layout),
                 time=work.time(bucket, layout, machine),
@@ -382,48 +418,6 @@ def forecast_run(
         )
     forecast = forecast_stage(work, layout, machine, report)
     return RunPlan(work, layout, machine, tuple(entries), report, no_report, forecast, target_seconds)
-
-
-def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine) -> int:
-    """The largest batch size of a bucket that fits; 0: none does."""
-    return _most(lambda batch: machine.usable_bytes - work.memory(bucket, layout, batch).total, MOST_SAMPLES)
-
-
-def balanced_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, most: int, limit: float) -> int:
-    """The largest batch size of a bucket, up to `most`, that takes no more than `limit` seconds; 0: none does."""
-
-    def spare(batch: int) -> float:
-        return limit - work.time(bucket, layout, machine, batch).seconds
-
-    return most if not most or spare(most) >= 0 else _most(spare, most)
-
-
-def _most(spare: Callable[[int], float], most: int) -> int:
-    """The largest number up to `most` for which `spare`, which falls nearly evenly, is not below 0; 0: none."""
-    left, tries = {number: spare(number) for number in (1, 2)}, 0
-    while True:
-        low = max((number for number in left if left[number] >= 0), default=0)
-        high = min((number for number in left if left[number] < 0), default=most + 1)
-        if high - low <= 1:
-            return min(low, most)
-        ends = sorted(left, key=lambda number: abs(number - low))[:2] if high not in left else (low, high)
-        (one, other), tries = sorted(ends), tries + 1
-        fall = (left[one] - left[other]) / (other - one)
-        guess = low + int(left[low] / fall) if fall > 0 and tries % 4 else (low + high) // 2
-        left[number] = spare(number := min(max(guess, low + 1), high - 1))
-
-
-def longest_seconds(work: Work, layout: Layout, machine: Machine, largest: Mapping[Bucket, int]) -> float:
-    """How long a micro-batch may take: as long as the entry of most tokens takes at its largest batch.
-
-    A step waits for its slowest rank, so others gain nothing from a larger batch that takes longer, and this one
-    cannot be given a larger one.
-    """
-    fitting = [bucket for bucket, batch in largest.items() if batch]
-    if not fitting:
-        return 0.0
-    longest = max(fitting, key=work.tokens)
-    return work.time(longest, layout, machine, largest[longest]).seconds
 
 
 def forecast_stage(

@@ -1,35 +1,52 @@
-"""How long a training step takes, from its FLOPs and the bytes that it sends: a forecast with its assumptions in it.
+"""How long a training step takes, by what GPUs reach at each kind of work: a forecast with its assumptions in it.
 
-Compute: (3 x forward FLOPs + what is computed again) / (peak x efficiency), and no less than the host takes to start
-the kernels one by one, to which a small model's step comes. Of a recomputed block that keeps a part, the rest takes no
-less than writing and reading it. Sharded weights, gradients and what is offloaded travel beside it and cost only what
-exceeds it; exchanges of tokens between sequence and tensor peers stand in its way and cost all they take. Encoders
-run first, at the same rate; peers share the pieces of a video and the captions. The update reads and writes each owned
-number a few times. Data and waiting for slower ranks are not in it.
+Compute: FLOPs of matrix products and of attention, forward, backward and again where blocks are recomputed, and the
+bytes that all other kernels read and write, each over its rate (`rates`); and no less than the host takes to start the
+kernels one by one, to which a small model's step comes. Sharded weights, gradients and what is offloaded travel beside
+it and cost only what exceeds it; exchanges of tokens between sequence and tensor peers stand in its way and cost all
+they take. Encoders run first; peers share the pieces of a video and the captions. The update reads and writes each
+owned number a few times. Data and waiting for slower ranks are not in it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from longtake.plan.blocks import count_blocks
+from longtake.plan.blocks import Blocks, Pass, count_blocks
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.machine import Machine
 from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import count_weights
 
 
+class EncoderWork(NamedTuple):
+    """FLOPs of the rank that has most to encode."""
+
+    convolutions: float = 0.0
+    products: float = 0.0
+
+
+_FLOAT8 = 1.5  # times as fast as in bf16, an assumption: twice the peak, and sizes that do not reach it
+NOTHING_ENCODED = EncoderWork()
+
+
 @dataclass(frozen=True)
 class MicroBatchTime:
     """Seconds of one micro-batch on the ranks that compute it together."""
 
-    compute: float
+    parts: Mapping[str, float]  # of computing
     weights_wait: float  # of moving weights, gradients and offloaded activations, what compute does not hide
     token_exchange: float  # between sequence and tensor peers
     mfu: float  # model FLOPs over peak, those of recomputation and of encoders not counted
+    limit: float  # seconds of nothing but its products and attention, nothing computed twice
     encoding: float = 0.0  # of frames and captions
+
+    @property
+    def compute(self) -> float:
+        return sum(self.parts.values())
 
     @property
     def seconds(self) -> float:
@@ -37,28 +54,79 @@ class MicroBatchTime:
 
 
 def forecast_time(
-    config: Any, batch: MicroBatch, layout: Layout, machine: Machine, encoder_flops: float = 0.0
+    config: Any, batch: MicroBatch, layout: Layout, machine: Machine, encoders: EncoderWork = NOTHING_ENCODED
 ) -> MicroBatchTime:
-    """The time of a micro-batch, forward and backward; `encoder_flops`: of the rank that has most to encode."""
-    counted = count_blocks(config, batch, layout)
-    training = 3 * counted.flops
-    compute, launches, exchange, stored = training / machine.rate, counted.launches, 0.0, 0.0
+    """The time of a micro-batch, forward and backward."""
+    counted, rates = count_blocks(config, batch, layout), machine.rates
+    forward, backward = counted.beside, counted.beside.plus(counted.beside)
+    again, exchange, stored = Pass(0, 0, 0, 0), 0.0, 0.0
     links = {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
     placed = placed_blocks(config, batch, layout)
     count_of = Counter(map(id, placed))
     for one in {id(one): one for one in placed}.values():
         block, count, forwards = one.block, count_of[id(one)], 2 if one.again else 1
-        launches += count * (forwards * block.launches[0] + block.launches[1])
+        forward, backward = forward.plus(block.forward, count), backward.plus(block.backward, count)
+        again = again.plus(one.left, count * one.again)
         exchange += count * sum((forwards * there + back) / links[axis] for axis, (there, back) in block.sent.items())
         stored += 2 * count * one.host_bytes
-        if one.again:
-            made = 2 * (block.saved - block.input - one.kept) if one.kept else 0.0
-            compute += count * max((block.flops - one.spared) / machine.rate, made / machine.memory_rate)
-    compute = max(compute, launches * machine.launch)
-    weights = max(0.0, _weights_seconds(config, layout, machine) + stored / machine.host - compute)
-    encoding = encoder_flops / machine.rate
-    mfu = training / machine.gpu.peak_flops / (compute + weights + exchange + encoding)
-    return MicroBatchTime(compute, weights, exchange, mfu, encoding)
+    parts = _compute(config, (forward, backward, again), layout, machine)
+    compute = sum(parts.values())
+    weights = max(0.0, _weights_seconds(config, layout, machine) + stored / rates.host - compute)
+    encoding = encoders.convolutions / rates.convolutions + encoders.products / rates.products
+    mfu = 3 * forward.flops / machine.gpu.peak_flops / (compute + weights + exchange + encoding)
+    limit = parts["products"] * _speedup(layout) + parts["attention"]  # of bf16
+    return MicroBatchTime(parts, weights, exchange, mfu, limit, encoding)
+
+
+def _compute(config: Any, passes: tuple[Pass, Pass, Pass], layout: Layout, machine: Machine) -> dict[str, float]:
+    """Seconds of forward, backward and recomputation, by kind."""
+    rates, (forward, backward, again) = machine.rates, passes
+    there, back = rates.attention_of(config.head_dim)
+    copies = rates.copies if machine.efficiency is None else float("inf")  # else its share is for all
+    products = rates.products * _speedup(layout)
+    parts = {
+        "products": (forward.products + backward.products) / products,
+        "attention": forward.attention / there + backward.attention / back,
+        "elementwise": (forward.moved + backward.moved) / copies,
+        "recomputation": again.products / products + again.attention / there + again.moved / copies,
+        "casts": _cast_bytes(config, layout) / copies,
+    }
+    launched = sum(one.launches for one in passes) * rates.launch
+    return parts | {"launches": max(0.0, launched - sum(parts.values()))}
+
+
+def _speedup(layout: Layout) -> float:
+    """Of products, over bf16."""
+    return _FLOAT8 if layout.float8 else 1.0
+
+
+def _cast_bytes(config: Any, layout: Layout) -> float:
+    """Masters are read and written in the compute dtype, gathered weights copied to where they are used, and gradients
+    copied in another dtype before they are added up."""
+    weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
+    gathered = layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
+    cast = (layout.upkeep.master_bytes + layout.compute_bytes) * weights.owned + 2 * gathered
+    return _gathers(layout) * cast + (layout.compute_bytes + layout.reduce_bytes) * weights.num_trained
+
+
+def _gathers(layout: Layout) -> int:
+    """How often weights are gathered: twice where they are freed in between."""
+    return 2 if layout.zero == 3 else 1
+
+
+def forward_seconds(config: Any, counted: Blocks, layout: Layout, machine: Machine) -> float:
+    """Of a forward alone, as in sampling, where weights are gathered beside it and exchanges stand in its way."""
+    rates, one = machine.rates, counted.forward
+    there, _ = rates.attention_of(config.head_dim)
+    copies = rates.copies if machine.efficiency is None else float("inf")
+    compute = one.products / rates.products + one.attention / there + one.moved / copies
+    links = {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
+    exchange = sum(there / links[axis] for block in counted.blocks for axis, (there, _) in block.sent.items())
+    shards = layout.weight_shards
+    weights = count_weights(config, shards, layout.upkeep, layout.compute_bytes)
+    gathered = layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
+    gathering = gathered * (shards - 1) / shards / _bandwidth(shards, machine)
+    return float(max(compute, one.launches * rates.launch, gathering) + exchange)
 
 
 def update_seconds(config: Any, layout: Layout, machine: Machine) -> float:
@@ -73,10 +141,10 @@ def update_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     update = owned * (6 * weight + 2 * moments)
     average = owned * (weight + 2 * FP32) if layout.ema else 0
     if layout.offload:
-        return (update + average) / machine.host
-    seconds = (update + average) / machine.memory_rate
+        return (update + average) / machine.rates.host
+    seconds = (update + average) / machine.rates.copies
     through = 2 * moments * upkeep.moments_offloaded + 2 * FP32 * (layout.ema and upkeep.ema_offloaded)
-    return max(seconds, owned * through / machine.host)  # what lives on the host passes through the device
+    return max(seconds, owned * through / machine.rates.host)  # what lives on the host passes through the device
 
 
 def micro_batch_seconds(config: Any, layout: Layout, machine: Machine, step_seconds: float) -> float:
@@ -85,10 +153,10 @@ def micro_batch_seconds(config: Any, layout: Layout, machine: Machine, step_seco
 
 
 def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
-    """Gathering weights (twice where they are freed in between), reducing gradients over shards, then over replicas."""
+    """Gathering weights, reducing gradients over shards, then over replicas."""
     weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
     shards, replicas = layout.weight_shards, layout.replicate
-    gathers = 2 if layout.zero == 3 else 1
+    gathers = _gathers(layout)
     units = [*weights.blocks, weights.rest]
     gathered = sum(layout.compute_bytes * unit.gathered + unit.codes for unit in units)
     own = (gathers * gathered + layout.reduce_bytes * weights.num_trained) * (shards - 1) / shards
@@ -97,11 +165,11 @@ def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
         between = 2 * layout.reduce_bytes * weights.owned * (replicas - 1) / replicas
         seconds += between / _bandwidth(layout.gpus, machine)
     if layout.offload:
-        seconds += weights.owned * (gathers * layout.compute_bytes + FP32) / machine.host
+        seconds += weights.owned * (gathers * layout.compute_bytes + FP32) / machine.rates.host
     return seconds
 
 
 def _bandwidth(ranks: int, machine: Machine) -> float:
     """Bytes/s of one GPU in a collective of so many neighbours."""
     inside = ranks <= machine.gpus_per_node
-    return machine.bandwidth * (machine.gpu.link_bandwidth if inside else machine.network)
+    return machine.rates.links if inside else machine.bandwidth * machine.network

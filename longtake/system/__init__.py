@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.system.build import System, build_system
+    from longtake.system.build import System, build_system, compiles
     from longtake.system.config import SamplingOption, SystemConfig, unknown_name
     from longtake.system.convert import convert_weights
     from longtake.system.encoders import (
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         encoder_bytes,
         encoders_on_host,
         find_encoders,
+        flat_captions,
         refuse_sharded_text,
     )
     from longtake.system.examples import (

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from longtake import models, parallel
-from longtake.contracts import Batch, Caption, Conditions, Known, LatentShape
+from longtake.contracts import Batch, Bucket, Caption, Conditions, Known, LatentShape
 from longtake.data import EncoderFacts
 from longtake.data.rules import MASK
 from longtake.diffusion import KnownLaw, Objective, build_objective
 from longtake.encoders import Autoencoder
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders
+from longtake.system.float8 import check_float8, use_float8
 from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
 from longtake.system.pretrained import kept_adapters, open_pretrained
 from longtake.weights import Adapters, ModelWeights
@@ -42,6 +44,7 @@ class System:
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
     frozen_source: str | None = None  # the file that all parameters that are not trained are from; None: there is none
     offloaded_weights: parallel.OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
+    mode: parallel.BlockMode = field(default_factory=parallel.BlockMode)  # of the denoiser's blocks
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -181,6 +184,10 @@ class System:
         sizes = self.latent(*pixels), self.facts.text_length, batch
         return models.example_conditions(self.config.model, *sizes, self.device, given=self.embed_nothing())
 
+    def use(self, bucket: Bucket) -> None:
+        """Prepares the denoiser's blocks for training on a micro-batch of `bucket`."""
+        self.mode.use(bucket, self.tokens(bucket.shape))
+
     def flops(self, pixels: tuple[int, int, int]) -> int:
         """Forward FLOPs of the denoiser for one sample of `(T, H, W)` pixels (its documented formula)."""
         shape = self.latent(*pixels)
@@ -204,21 +211,20 @@ def build_system(
     stored: EncoderFacts | None = None,
     restored: bool = False,
     kept: CaptionEncoders | None = None,
+    budgets: Mapping[parallel.EntryKey, float] | None = None,
 ) -> System:
     """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
     initial values).
 
     `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what
-    trains. `kept`: text encoders of an earlier system. Files are looked for, and weights compared with the model by
+    trains. `kept`: text encoders of an earlier system. `budgets`: of entries, where `model.grad_ckpt_budget` is "auto";
+    without them it is 0. Files are looked for, and weights compared with the model by
     names and sizes, before anything that takes minutes.
     """
     if world.device.type == "cpu":
         parallel.tune_host(config.cpu_threads)
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward has no deterministic form
+        _be_deterministic()
     if config.tf32:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     dtype = device_dtype(config.dtype, world.device)
@@ -228,14 +234,17 @@ def build_system(
         weights = None
         if config.model.from_pretrained:
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
-        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype)
+        budget = config.model.grad_ckpt_budget
+        budgets = {} if budgets is None else budgets
+        mode = parallel.BlockMode(budgets, min(budgets.values(), default=0.0) if budget == "auto" else budget)
+        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, mode)
         device = torch.device("cpu") if parallel.offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
     notes += lora_notes(config.lora, adapters)
     encoders = build_encoders(config, world.device, world, kept=kept) if stored is None else None
-    if encoders is not None and cut is not None:
-        encoders.share(lambda: cut.peers.everyone)
+    if encoders is not None and (cut is not None or kept):  # what is kept may be shared with an earlier model's peers
+        encoders.share(lambda: None if cut is None else cut.peers.everyone)
     return System(
         config=config,
         mesh=mesh,
@@ -250,27 +259,43 @@ def build_system(
         notes=notes,
         frozen_source=None if drawn else config.model.from_pretrained,
         kernels=kernels,
+        mode=mode,
     )
 
 
+def _be_deterministic() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with fixed workspaces
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.enable_cudnn_sdp(False)  # its backward has no deterministic form
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # compiled code is not tuned by time
+    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+        inductor.deterministic = True
+
+
 def _cut_denoiser(
-    config: SystemConfig, mesh: parallel.Mesh, world: parallel.World, dtype: torch.dtype
+    config: SystemConfig, mesh: parallel.Mesh, world: parallel.World, dtype: torch.dtype, mode: parallel.BlockMode
 ) -> tuple[nn.Module, Adapters, parallel.TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels."""
     with torch.device("meta"):
         denoiser = models.build_denoiser(config.model)
     adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
+    compiled, why = compiles(config, world)
+    check_float8(config.precision, mesh.tensor, eager=world.device.type == "cuda" and not compiled)
+    float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
     cut = parallel.cut_model(denoiser, mesh)
     again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
-    budget = config.model.grad_ckpt_budget
-    parallel.check_budget(budget, config.compile, mesh.num_peers)
+    budget = max(mode.budget, *mode.budgets.values(), 0.0)
+    parallel.check_budget(budget, compiled, mesh.num_peers, type(denoiser))
     attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     models.use_attention(denoiser, attention)
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
     if budget:  # the compiler is to see what is kept
-        parallel.remat_blocks(denoiser, again, cut, budget, None if config.compile else store)
-    kernels = f"attention: {attention.name}", *compile_blocks(denoiser, config, world)
+        parallel.remat_blocks(denoiser, again, cut, budget, None if compiled else store, mode)
+    kernels = f"attention: {attention.name}", *float8, *((why,) if why else ())
+    if compiled:
+        kernels += (compile_blocks(denoiser, cut, config, world, mode),)
     if not budget:
         parallel.remat_blocks(denoiser, again, cut)
     if store is not None:
@@ -302,20 +327,31 @@ def _fill_denoiser(
     return (said, *state.notes), not frozen <= set(state)
 
 
-def compile_blocks(denoiser: nn.Module, config: SystemConfig, world: parallel.World) -> tuple[str, ...]:
-    """Compiles the denoiser's blocks where the config asks for it; returns a line on it. Raises `UserError` for a
-    compiler or cache that is not there."""
-    if not config.compile:
-        return ()
-    parallel.check_compiler(world.device)
-    if config.deterministic:
-        from torch._inductor import config as inductor
+def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | None]:
+    """Whether blocks are compiled, and a line where they are not for want of a compiler. Raises `UserError` where they
+    must be. Collective."""
+    if config.compile != "auto":
+        if config.compile:
+            parallel.check_compiler(world.device)
+        return config.compile, None
+    if world.device.type == "cpu":  # which takes minutes to compile, and for small models alone
+        return False, None
+    missing = next(filter(None, world.gather(parallel.missing_compiler(world.device))), None)
+    return missing is None, missing and f"not compiled: {missing}"
 
-        inductor.deterministic = True  # tunes nothing by time
+
+def compile_blocks(
+    denoiser: nn.Module,
+    cut: parallel.TokenCut | None,
+    config: SystemConfig,
+    world: parallel.World,
+    mode: parallel.BlockMode,
+) -> str:
+    """Compiles the denoiser's blocks; returns a line on it. Raises `UserError` for a cache that is not there."""
     cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
-    compiler = parallel.BlockCompiler(config.compile_dynamic, config.compile_limit)
+    compiler = parallel.BlockCompiler(bool(config.compile_dynamic), config.compile_limit, mode=mode)
     if not world.is_main:
         compiler.warn = lambda sentence: None
-    compiler.compile(denoiser)
+    compiler.compile(denoiser, cut)
     shapes = "one graph for all shapes" if config.compile_dynamic else "a graph for each shape"
-    return (f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else ""),)
+    return f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else "")

@@ -90,12 +90,23 @@ class SystemConfig(EncodersConfig):
     objective: SerializeAsAny[ObjectiveSection] = Field(default_factory=own_objective)
     parallel: ParallelConfig = ParallelConfig()
     dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float32 where the device has no bf16")
+    precision: Literal["fp8"] | None = Field(
+        None,
+        description="`fp8`: products of the blocks' linear layers in float8, by torchao, in training; needs `compile` "
+        "and compute capability 8.9; None: in `dtype`",
+    )
     master_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="dtype that trained weights are kept in; `bf16` rounds their updates stochastically"
     )
-    compile: bool = Field(False, description="compile the denoiser's blocks: faster steps, a first step of minutes")
-    compile_dynamic: bool = Field(
-        True, description="one graph for all buckets; False: a graph for each shape of a micro-batch"
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="compile the denoiser's blocks: faster steps, a first step of minutes; `auto`: on a GPU, where "
+        "there is a compiler",
+    )
+    compile_dynamic: bool | Literal["auto"] = Field(
+        True,
+        description="one graph for all buckets; False: a graph for each shape of a micro-batch; `auto`: in training "
+        "one for each of the 16 costliest pairs of samples and tokens, one for all others",
     )
     compile_limit: int = Field(16, ge=1, description="graphs of one kind of block; further shapes run uncompiled")
     compile_cache: str | None = Field(
@@ -181,6 +192,11 @@ class SystemConfig(EncodersConfig):
     def _parts_fit(self) -> SystemConfig:
         if self.lora is not None and self.train_only is not None:  # `freeze`, as in presets, says no more than lora
             raise ValueError("train_only: with lora the adapters alone train; leave one of the two out")
+        if self.lora is not None and self.precision == "fp8":
+            raise ValueError(
+                'precision = "fp8": adapters train over frozen weights, which float8 is not tested with; '
+                "leave precision or lora out"
+            )
         self.model.refuse_channels(self.ae.latent.channels)
         for text in self.family.texts:
             key, dim = self.model.WIDTHS[text.condition], getattr(self, text.section).dim

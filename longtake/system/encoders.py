@@ -64,8 +64,7 @@ class Encoders:
     def embed(self, texts: Sequence[Caption]) -> dict[str, Tensor]:
         """Captions -> conditions by name, [B, ...] on the device, of the encoders' dtypes; "name.mask" where wanted. N
         captions for each clip give [B, N, ...]."""
-        several = bool(texts) and not isinstance(texts[0], str)
-        flat = tuple(part for text in texts for part in text) if several else tuple(texts)
+        several, flat = bool(texts) and not isinstance(texts[0], str), flat_captions(texts)
         found: dict[str, Tensor] = {}
         for text in self.texts:
             encoder = self.of_captions[text.condition]
@@ -73,6 +72,19 @@ class Encoders:
             if text.masked:
                 found[text.condition + MASK] = encoder.mask(flat).to(self.device, non_blocking=True)
         return {name: value.unflatten(0, (len(texts), -1)) for name, value in found.items()} if several else found
+
+    @property
+    def embeds_ahead(self) -> bool:
+        """Whether `embed_ahead` spares anything, on a rank that shares its captions with none: encoders with weights,
+        which other ranks do not hold a part of."""
+        learned = [one for one in self.of_captions.values() if isinstance(one, encoders.LearnedTextEncoder)]
+        return bool(learned) and not any(one.config.placement == "sharded" for one in learned)
+
+    def embed_ahead(self, texts: Sequence[Caption]) -> None:
+        """Embeds captions that `embed` will be asked for, in one pass; it finds them until the next call."""
+        for encoder in self.of_captions.values():
+            if isinstance(encoder, encoders.LearnedTextEncoder):
+                encoder.embed_ahead(flat_captions(texts))
 
     def embed_nothing(self) -> dict[str, Tensor]:
         """What stands for no text, one row each; not where it is a tensor of the denoiser."""
@@ -125,6 +137,11 @@ def device_dtype(name: Literal["bf16", "fp16", "fp32"], device: torch.device) ->
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def flat_captions(texts: Sequence[Caption]) -> tuple[str, ...]:
+    """Captions one by one, where clips may have several."""
+    return tuple(part for text in texts for part in ((text,) if isinstance(text, str) else text))
 
 
 def build_encoders(

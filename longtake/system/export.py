@@ -225,5 +225,6 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def system_part(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a training config that describe the model and its sampling; `parallel` is the training run's own."""
-    return {key: value for key, value in tree.items() if key in SystemConfig.model_fields and key != "parallel"}
+    """The keys of a training config that describe the model and its sampling; the others are the training run's own."""
+    own = "parallel", "precision"
+    return {key: value for key, value in tree.items() if key in SystemConfig.model_fields and key not in own}

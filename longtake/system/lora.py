@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from longtake.contracts import UserError
 from longtake.models import AdapterSize, LoraConfig, LoraLinear, adapt, freeze, frozen_names, target_layers
 from longtake.parallel import local_tensor, own_part
 from longtake.system.config import SystemConfig
-from longtake.weights import Adapters, Format, find_adapters, read_adapters, tensors_of
+from longtake.weights import Adapters, Format, find_adapters, read_adapters, summed, tensors_of
 
 
 def choose_trained(
@@ -28,17 +29,29 @@ def choose_trained(
         return {}
     adapters, form = kept or {}, config.family.weight_format
     if config.lora.from_pretrained:
-        adapters = read_adapters(form, find_adapters(config.lora.from_pretrained), config.model)
+        adapters = _read_files(config, config.lora)
     adapt(denoiser, adapter_sizes(form, denoiser, config.lora, adapters), config.lora.base, dtype)
     return adapters
+
+
+def _read_files(config: SystemConfig, lora: LoraConfig) -> Adapters:
+    """The adapters of `lora.from_pretrained`; with those of `lora.more` their sum, strengths within."""
+    form = config.family.weight_format
+    adapters = read_adapters(form, find_adapters(lora.from_pretrained), config.model)
+    if not lora.more:
+        return adapters
+    others = [(read_adapters(form, find_adapters(name, "lora.more"), config.model), by) for name, by in lora.more]
+    try:
+        return summed([(adapters, lora.strength), *others])
+    except ValueError as error:
+        raise UserError(f"lora.more: {error}; merge one of the files into the weights, or leave it out") from None
 
 
 def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters: Adapters) -> dict[str, AdapterSize]:
     """The adapter of each layer that has one: those of a file as they are there, else as the section says."""
     if adapters:
-        return {
-            name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, lora.strength) for name, a in adapters.items()
-        }
+        strength = 1.0 if lora.more else lora.strength  # a sum holds its strengths
+        return {name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, strength) for name, a in adapters.items()}
     size = AdapterSize(lora.rank, lora.scaling, lora.dora, lora.strength)
     return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
 
@@ -49,7 +62,8 @@ def lora_notes(lora: LoraConfig | None, adapters: Adapters) -> tuple[str, ...]:
         return ()
     ranks = sorted({one.rank for one in adapters.values()})
     of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-    return (f"adapters: {len(adapters)} layers of {lora.from_pretrained}, {of}, strength {lora.strength:g}",)
+    more = "".join(f", and {name}, strength {by:g}" for name, by in lora.more)
+    return (f"adapters: {len(adapters)} layers of {lora.from_pretrained}, {of}, strength {lora.strength:g}{more}",)
 
 
 @torch.no_grad()

@@ -76,7 +76,8 @@ def fits_at_once(system: System, samples: int, latent_shape: LatentSize) -> bool
     if system.device.type != "cuda":
         return True
     mesh, length = system.mesh, system.facts.text_length
-    peers = mesh.sequence, mesh.tensor, mesh.config.sequence_attention
+    sequence = mesh.sequence if system.cut is None else system.cut.peers.sequence
+    peers = sequence, mesh.tensor, mesh.config.sequence_attention
     moved = forward_bytes(system.config.model, tuple(latent_shape), length, samples, system.dtype, *peers)
     needed = max(moved[name] + weights for name, weights in gathered_bytes(system).items())
     spare = torch.tensor([_USABLE * free_bytes(system.device) - needed], device=system.device)

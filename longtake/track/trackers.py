@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from longtake.contracts import UserError
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 WANDB_ID_FILE = "wandb_id.txt"
+_AXIS, _WATCH_AXIS = "global_step", "watch/step"
+# The axes of W&B's curves by the beginnings of their names. Who writes into a shared run replaces what others have said
+# of axes, so all say the same; no two patterns fit one name, and none but the last of them `watch/`.
+_AXES = {f"{letter}*": _AXIS for letter in (*ascii_lowercase.replace("w", ""), "wait")} | {"watch/*": _WATCH_AXIS}
 _MOST_SIDE = 256  # pixels of a video in an event file
 _LOG = logging.getLogger(__name__)
 
@@ -188,9 +193,9 @@ class WeightsAndBiases(Tracker):
             raise UserError(
                 f"wandb = True: Weights & Biases did not start ({error}); run `wandb login`, or set WANDB_MODE=offline"
             ) from error
-        self._axis = "watch/step" if run.joins else "global_step"
-        self._run.define_metric(self._axis)
-        self._run.define_metric("watch/*" if run.joins else "*", step_metric=self._axis)
+        self._axis = _WATCH_AXIS if run.joins else _AXIS
+        for names, axis in _AXES.items():
+            self._run.define_metric(names, step_metric=axis)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({self._axis: step, **values})

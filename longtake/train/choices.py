@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from longtake.buckets import PassOrder
 from longtake.contracts import Bucket
-from longtake.models import Attention, AttentionChoice, use_attention
+from longtake.encoders import choose_layout
+from longtake.models import Attention, AttentionChoice, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
-from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_kernels
-from longtake.parallel import BucketPeers, World
+from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels
+from longtake.parallel import BucketPeers, EntryKey, World, refused_budget
+from longtake.parallel.compile import STATIC_SHAPES
 from longtake.parallel.mesh import ulysses_degree
-from longtake.system import System
+from longtake.plan.machine import FORECAST_ERROR, Machine
+from longtake.plan.run import read_layout, read_work
+from longtake.system import System, compiles
+from longtake.train.config import RunConfig
+from longtake.train.cost import run_dummy
+from longtake.train.stream import StepStream
 
 Found = Mapping[str, Any]
 
@@ -29,14 +43,17 @@ class Choices:
         self._world, self._kept, self._say = world, kept, say
         self._machine = world.on_main(lambda: _machine(world.device))
 
-    def take(self, name: str, choose: Callable[[], Found]) -> Found:
-        """What `choose` finds on rank 0, unless it was found before. Collective."""
+    def take(self, name: str, choose: Callable[[], Found], basis: str = "") -> Found:
+        """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
+        Collective."""
         before = self._kept.get(name)
-        if before is not None and before["machine"] == self._machine:
+        if before is not None and (before["machine"], before.get("basis", "")) == (self._machine, basis):
             found = before
         else:
-            found = {**self._world.on_main(choose), "machine": self._machine}
-            if before is not None and self._world.is_main:
+            found = {**self._world.on_main(choose), "machine": self._machine, **({"basis": basis} if basis else {})}
+            if before is not None and self._world.is_main and before["machine"] == self._machine:
+                self._say(f"{name}: chosen anew, for the run's mesh, model, encoders or buckets are other ones")
+            elif before is not None and self._world.is_main:
                 then, now = (", ".join(f"{key} {of[key]}" for key in of) for of in (before["machine"], self._machine))
                 self._say(f"{name}: chosen anew on {now}; before it was {then}")
         self.made[name] = found
@@ -49,6 +66,8 @@ def _machine(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         cudnn = str(torch.backends.cudnn.version())
         found |= {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda), "cudnn": cudnn}
+        if find_spec("flash_attn_interface") is not None:  # FlashAttention-3, which may be removed again
+            found["flash_attn_interface"] = "installed"
     return found
 
 
@@ -68,6 +87,19 @@ def attention_shape(system: System, buckets: Sequence[Bucket], peers: BucketPeer
         )
 
     return max(map(shape, buckets), key=lambda one: one.batch * one.heads * one.tokens**2)
+
+
+def choose_encoding_layout(
+    system: System, buckets: Sequence[Bucket], choices: Choices, say: Callable[[str], None]
+) -> None:
+    """Lets the autoencoder encode in the memory layout that is faster at the largest bucket, on CUDA. Nothing is timed
+    with `deterministic`. Collective."""
+    if system.encoders is None or system.config.deterministic:
+        return
+    shape = max((bucket.shape for bucket in buckets), key=math.prod)
+    take = partial(choices.take, "encoding")
+    if line := choose_layout(system.autoencoder, shape, system.device, take):
+        say(line)
 
 
 def choose_attention_by_time(
@@ -93,3 +125,119 @@ def choose_attention_by_time(
         say(f"attention by time: {KERNEL_NAMES[chosen]} (forward and backward of {found['shape']}: {figures})")
     if found["warning"]:
         say(f"attention: this Hopper GPU is left on FlashAttention-2: {found['warning']}")
+
+
+def settle_blocks(
+    config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
+) -> tuple[RunConfig, dict[EntryKey, float]]:
+    """The run with `compile` decided; and where `model.grad_ckpt_budget` is "auto", on CUDA, the largest budget of each
+    entry of the bucket table with which a step fits the memory that is free on every GPU now. Collective."""
+    compiled, why = compiles(config, world)
+    if why is not None:
+        say(why)
+    config = config.model_copy(update={"compile": compiled})
+    if config.model.grad_ckpt_budget != "auto" or not config.model.grad_ckpt_settings or world.device.type != "cuda":
+        return config, {}
+    node = world.node_size if world.size % world.node_size == 0 else world.size
+    layout = read_layout(config, world.size, node)
+    if why := refused_budget(compiled, layout.peers, denoiser_class(config.model)):
+        say(f"kept outputs: none, {why}")
+        return config, {}
+    free = min(world.gather(torch.cuda.mem_get_info(world.device)[0]))
+    room = int(free * (1 - Machine.headroom) / (1 + FORECAST_ERROR))
+
+    def choose() -> Found:
+        work, budgets = read_work(config, node), {}
+        for bucket in work.entries:
+            budget = work.budget(bucket, replace(layout, room=room))
+            budgets.setdefault(bucket.resolution, {})[str(bucket.num_frames)] = budget
+        return {"budgets": budgets, "room": room}
+
+    encoders = [getattr(config, name) for name in ("ae", *(text.section for text in config.family.texts))]
+    sources = config.dataset.stored, config.dataset.latents_missing  # which decide whether there are encoders
+    basis = _basis(layout, config.model, config.bucket_rule.buckets, encoders, sources)
+    found = choices.take("kept outputs", choose, basis)
+    budgets = {(name, int(t)): of for name, own in found["budgets"].items() for t, of in own.items()}
+    words: dict[float, list[str]] = {}
+    for (name, num_frames), budget in sorted(budgets.items(), key=lambda item: -item[1]):
+        words.setdefault(budget, []).append(f"{name}/{num_frames}f")
+    shares = "; ".join(f"{budget:g} for {', '.join(names)}" for budget, names in words.items())
+    say(f"kept outputs of recomputed blocks (grad_ckpt_budget), as {found['room'] / 2**30:.1f} GiB allow: {shares}")
+    return config, budgets
+
+
+def choose_graphs(
+    system: System, stream: StepStream, order: PassOrder, choices: Choices, say: Callable[[str], None]
+) -> None:
+    """Where `compile_dynamic` is "auto": graphs of their own for the pairs of (samples, tokens) that take most FLOPs of
+    a pass, one for all others, which first sees the largest, for which it is tuned. Collective."""
+    if not system.config.compile or system.config.compile_dynamic != "auto":
+        return
+    peers, rule = stream.peers, stream.inputs.rule
+    pair = {line.bucket: (line.bucket.batch_size, system.tokens(line.bucket.shape)) for line in order.report.buckets}
+
+    def choose() -> Found:
+        flops: Counter[tuple[int, int]] = Counter()
+        for line in order.report.buckets:
+            flops[pair[line.bucket]] += line.micro_batches * line.bucket.batch_size * system.flops(line.bucket.shape)
+        static = flops.most_common(STATIC_SHAPES)
+        share = sum(of for _, of in static) / max(1, flops.total())
+        return {"static": [list(one) for one, _ in static], "share": share}
+
+    found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets))
+    system.mode.static_sizes = frozenset(map(tuple, found["static"]))
+    largest: dict[float, Bucket] = {}
+    for bucket in sorted(pair, key=lambda bucket: math.prod(pair[bucket])):
+        if pair[bucket] not in system.mode.static_sizes:
+            system.use(bucket)
+            largest[system.mode.budget] = bucket
+    count, share = len(found["static"]), found["share"]
+    rest = ", one for all others" if largest else ""
+    say(f"graphs of their own for {count} pairs of samples and tokens, {share:.0%} of a pass's FLOPs{rest}")
+    for bucket in largest.values():
+        peers.use(peers.degree(bucket))
+        system.use(bucket)
+        run_dummy(system, bucket.shape, bucket.batch_size)
+
+
+def _basis(*facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def choose_fused_by_time(
+    system: System,
+    buckets: Sequence[Bucket],
+    peers: BucketPeers,
+    choices: Choices,
+    say: Callable[[str], None],
+    allowed: bool = True,
+) -> None:
+    """On CUDA: lets blocks compute norms, rotations and gates by our operators where they are faster, at the run's
+    largest shape, than what they replace. Nothing is timed with `deterministic`, nor where that is not `allowed`.
+    Collective."""
+    fused.use(())
+    config, device, mesh = system.config, system.device, system.mesh
+    if config.deterministic or not fused.runs_here(device) or not allowed:
+        return
+    model = system.denoiser
+
+    def shape(bucket: Bucket) -> AttentionShape:
+        tokens = system.tokens(bucket.shape) + system.facts.text_length
+        heads = type(model).heads(model.config) // mesh.tensor
+        return AttentionShape(bucket.batch_size, -(-tokens // peers.degree(bucket)), heads, model.config.head_dim)
+
+    def choose() -> Found:
+        largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
+        seconds = time_fused(largest, device, system.dtype, config.compile)
+        chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
+        return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
+
+    found = choices.take("fused", choose)
+    fused.use(found["chosen"])
+    words = {"fused": "fused", "plain": "compiled" if config.compile else "uncompiled"}
+    figures = "; ".join(
+        f"{name} {', '.join(f'{words[way]} {1e3 * of:.2f} ms' for way, of in ways.items())}"
+        for name, ways in found["seconds"].items()
+    )
+    chosen = ", ".join(found["chosen"]) or "nothing"
+    say(f"fused operators by time: {chosen} (forward and backward of {found['shape']}: {figures})")

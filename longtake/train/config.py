@@ -51,7 +51,6 @@ class RunConfig(SystemConfig, TrackingConfig):
         "gradient_checkpointing": "model.grad_ckpt_settings",
         "max_grad_norm": "grad_clip",
         "mixed_precision": "dtype",
-        "precision": "dtype",
         "lr_warmup_steps": "warmup_steps",
         "checkpointing_steps": "ckpt_every",
         "save_steps": "ckpt_every",
@@ -308,6 +307,8 @@ class RunConfig(SystemConfig, TrackingConfig):
             raise ValueError("validation: is never made; write validate_every = N steps, or leave it out")
         if self.lora is not None and self.lora.strength != 1:
             raise ValueError(f"lora.strength = {self.lora.strength}: is for generation; training wants 1")
+        if self.lora is not None and self.lora.more:
+            raise ValueError("lora.more: is for generation; training starts from one file, lora.from_pretrained")
         if self.optim.clip is not None and not self.grad_clip:
             raise ValueError("optim.clip: grad_clip is 0, so nothing is clipped; write grad_clip = 1.0")
         if self.lora_files:

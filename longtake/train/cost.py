@@ -73,9 +73,6 @@ def _stills(divisor: int, sides: Sequence[int]) -> list[tuple[int, int, int]]:
 def _seconds(system: System, shape: tuple[int, int, int], batch_size: int) -> float:
     """The time of one micro-batch forward and backward on this rank."""
     video = torch.zeros(batch_size, 3, *shape, dtype=torch.uint8)
-    latents = torch.zeros(batch_size, *system.latent(*shape), device=system.device)
-    t = torch.full((batch_size,), 0.5, device=system.device)
-    conditions = system.example_conditions(shape, batch_size)
     times = []
     for _ in range(1 + _REPEATS):
         _wait_for(system.device)
@@ -83,11 +80,18 @@ def _seconds(system: System, shape: tuple[int, int, int], batch_size: int) -> fl
         if system.encoders is not None:
             with torch.no_grad():
                 system.encoders.posterior(video)
-        system.denoiser(latents, t, conditions).float().square().mean().backward()
+        run_dummy(system, shape, batch_size)
         _wait_for(system.device)
         times.append(time.perf_counter() - start)
-        system.denoiser.zero_grad(set_to_none=True)
     return min(times[1:])
+
+
+def run_dummy(system: System, shape: tuple[int, int, int], batch_size: int) -> None:
+    """Forward and backward of a micro-batch of zeros; its gradients are freed."""
+    latents = torch.zeros(batch_size, *system.latent(*shape), device=system.device)
+    t = torch.full((batch_size,), 0.5, device=system.device)
+    system.denoiser(latents, t, system.example_conditions(shape, batch_size)).float().square().mean().backward()
+    system.denoiser.zero_grad(set_to_none=True)
 
 
 def _wait_for(device: torch.device) -> None:

@@ -32,6 +32,8 @@ QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"
 LOCK_FILE = ".lock"
 _LOCK_SECONDS = 5.0
+_LEFT_OPEN = ("", "compile"), ("", "compile_dynamic"), ("model", "grad_ckpt_budget")  # where a config says "auto"
+_WITH_THEM = ("model", "grad_ckpt_settings"), ("parallel", "zero")
 _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
@@ -92,6 +94,29 @@ def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterato
         else:
             checkpoint = None
         yield replace(place, checkpoint=checkpoint)
+
+
+def as_started(config: RunConfig, place: RunFolder) -> tuple[RunConfig, str | None]:
+    """The config of a run that is continued, and a line where it differs: in a folder that was started with other
+    values, nothing of how blocks run is left to "auto"; what comes with it is as its own config says, too."""
+    file = place.path / CONFIG_FILE
+    if not (place.continues and file.is_file()):
+        return config, None
+    sections = {"": config, "model": config.model, "parallel": config.parallel}
+    tree = load_config(file, [], dict[str, Any]).tree
+    changes: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    left_open = False
+    for name, key in (*_LEFT_OPEN, *_WITH_THEM):
+        started = (tree.get(name, {}) if name else tree).get(key, type(sections[name]).model_fields[key].default)
+        is_open = getattr(sections[name], key) == "auto" != started
+        left_open |= is_open
+        if is_open or (name, key) in _WITH_THEM:
+            changes[name][key] = started
+    if not left_open:
+        return config, None
+    inner = {name: sections[name].model_copy(update=changes[name]) for name in ("model", "parallel")}
+    words = [f"{name}{'.' * bool(name)}{key} = {value}" for name, own in changes.items() for key, value in own.items()]
+    return config.model_copy(update={**changes[""], **inner}), f"as this run was started: {', '.join(words)}"
 
 
 def left_elsewhere(config: RunConfig) -> TrainingFolder | None:

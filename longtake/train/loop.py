@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,14 +15,16 @@ from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
-from longtake.system import System, clean_example
+from longtake.system import System, clean_example, flat_captions
 from longtake.train.config import RunConfig
 from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
-from longtake.train.stream import StepInput, StepStream
+from longtake.train.stream import StepInput, StepStream, Turn
 from longtake.train.validating import Validator
+
+CAPTIONS_AT_ONCE = 32  # in one pass of a text encoder; those of T5-XXL wait for their micro-batches in 128 MiB
 
 
 @dataclass
@@ -44,6 +46,9 @@ class Trainer:
         self.clock: Clock = self.begun.clock
         self.position: dict | None = self.begun.data  # None is the start of a pass
         self.power = NodePower(self.stream.world, self.config.log_every)
+        encoders = self.system.encoders
+        alone = self.stream.peers.mesh.num_peers == 1 and not self.config.dataset.stored
+        self.embeds_ahead = encoders is not None and alone and encoders.embeds_ahead
         self.ranks = RankTimes(self.system, self.stream, self.config.log_every)
 
     def run(self, order: PassOrder, skip: int = 0) -> None:
@@ -123,9 +128,12 @@ class Trainer:
         mesh = peers.mesh
         most = self.stream.inputs.most_micro_batches
         sums = torch.zeros(most + len(self.power.nodes) + 3, device=self.system.device)
-        last = len(step.turns) - 1
+        last, embedded = len(step.turns) - 1, 0
         for i, (turn, batch) in enumerate(zip(step.turns, step.batches, strict=True)):
+            if self.embeds_ahead and i == embedded:
+                embedded += self.embed_ahead(step.turns[i:])
             peers.use(peers.degree(batch.bucket))
+            self.system.use(batch.bucket)
             if mesh.replicate > 1:  # replicas are summed once a step
                 self.system.denoiser.set_requires_all_reduce(i == last)
             loss = self.micro_batch(batch, empty)
@@ -140,6 +148,21 @@ class Trainer:
         if mesh.size > 1:
             dist.all_reduce(sums)
         return sums
+
+    @torch.no_grad()
+    def embed_ahead(self, turns: Sequence[Turn]) -> int:
+        """Embeds the captions of the first of these micro-batches in one pass; returns of how many. It is as many as
+        make `CAPTIONS_AT_ONCE` captions at most, but one at least."""
+        texts: list[str] = []
+        count = 0
+        for turn in turns:
+            own = flat_captions(self.stream.loader.source.texts(turn.slot))
+            if count and len({*texts, *own}) > CAPTIONS_AT_ONCE:
+                break
+            texts += own
+            count += 1
+        self.system.own_encoders.embed_ahead(texts)
+        return count
 
     def micro_batch(self, batch: Batch, empty: Conditions) -> Tensor:
         """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""

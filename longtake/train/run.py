@@ -27,10 +27,18 @@ from longtake.plan import amount
 from longtake.system import System, build_system
 from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops
 from longtake.train.adapter_files import AdapterFiles, own_names
-from longtake.train.choices import Choices, Found, choose_attention_by_time
+from longtake.train.choices import (
+    Choices,
+    choose_attention_by_time,
+    choose_encoding_layout,
+    choose_fused_by_time,
+    choose_graphs,
+    settle_blocks,
+)
 from longtake.train.config import RunConfig
 from longtake.train.folder import (
     RunFolder,
+    as_started,
     give_up,
     given_up_on_error,
     left_elsewhere,
@@ -140,7 +148,7 @@ class Prepared:
     validation: Validation | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunLaunch:
     """One start of a run."""
 
@@ -172,12 +180,17 @@ class RunLaunch:
                 place = parts.enter_context(open_folder(config, world, self.source))
                 until_the_first_step.enter_context(given_up_on_error(place, world))
             place = until_the_first_step.enter_context(starting_point(place, config, world))
+            self.config, line = as_started(config, place)
+            config, mesh = self.config, replace(mesh, config=self.config.parallel)
+            if line is not None:
+                self.say_once(line)
+            choices = self.choices(place)
             reports = place.path / world.broadcast(f"hang-{time.strftime('%y%m%d_%H%M%S')}")
             watchdog = Watchdog(config.watchdog_seconds, reports, world.rank, world.size)
             parts.callback(watchdog.close)
             first_step.report = watchdog.report
             data = RunData(table, open_latents(config, table, world), held_out)
-            system = self.build(mesh, data, place)
+            system = self.build(mesh, data, place, choices)
             update = WeightUpdate(system.denoiser, config)
             start = restore(config, place, system, update)
             if place.checkpoint is not None and start.finished(config) and not self.owes_validation(place, start):
@@ -186,8 +199,10 @@ class RunLaunch:
             lost = world.on_main(lambda: lost_so_far(config, start.state, place))
             begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
-            begun = replace(begun, choices=self.choose(system, stream, start))
+            self.choose(system, stream, start, choices)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
+            choose_graphs(system, stream, order, choices, self.say_once)
+            begun = replace(begun, choices=choices.made)
             world.on_main(lambda: save_config(place.path, config))
             if frozen := system.frozen():
                 begun = replace(begun, frozen=keep_frozen(place.path, frozen, system.frozen_source))
@@ -211,11 +226,12 @@ class RunLaunch:
         due = is_due(self.config, start.state.clock, pass_ended=False) and place.continues
         return due and self.world.on_main(lambda: missing(place.path, start.state.clock.global_step))
 
-    def build(self, mesh: Mesh, data: RunData, place: RunFolder) -> System:
+    def build(self, mesh: Mesh, data: RunData, place: RunFolder, choices: Choices) -> System:
         """The model with its first weights (not those of a checkpoint)."""
-        config, latents, own = self.config, data.latents, place.checkpoint is not None and place.elsewhere is None
+        config, budgets = settle_blocks(self.config, self.world, choices, self.say_once)
+        latents, own = data.latents, place.checkpoint is not None and place.elsewhere is None
         facts_of_encoders = None if latents is None else latents.facts
-        system = build_system(config, mesh, self.world, facts_of_encoders, restored=own)
+        system = build_system(config, mesh, self.world, facts_of_encoders, restored=own, budgets=budgets)
         if latents is not None and system.encoders is not None:
             latents.refuse_other_weights(system.encoders, self.world)
         return system
@@ -236,12 +252,26 @@ class RunLaunch:
         )
         return begun, stream
 
-    def choose(self, system: System, stream: StepStream, start: Start) -> dict[str, Found]:
-        """What is left to a launch to choose. Collective."""
-        say = self.say if self.world.is_main else lambda line: None
-        choices = Choices(self.world, start.state.choices, say)
-        choose_attention_by_time(system, stream.inputs.rule.buckets, stream.peers, choices, say)
-        return choices.made
+    def choose(self, system: System, stream: StepStream, start: Start, choices: Choices) -> None:
+        """What is left to a launch to choose of attention, fused operators and encoding. Collective."""
+        buckets = stream.inputs.rule.buckets
+        begins, before = not start.state.clock.global_step, start.state.choices
+        choose_attention_by_time(system, buckets, stream.peers, choices, self.say_once)
+        allowed = begins or "fused" in before
+        choose_fused_by_time(system, buckets, stream.peers, choices, self.say_once, allowed)
+        # an earlier run's latents stay as they were
+        if begins or "encoding" in before:
+            choose_encoding_layout(system, buckets, choices, self.say_once)
+
+    def choices(self, place: RunFolder) -> Choices:
+        """What is left to a launch to choose, with what the checkpoint says was chosen before."""
+        own = place.checkpoint is not None and place.elsewhere is None
+        return Choices(self.world, RunState.read(place.checkpoint).choices if own else {}, self.say_once)
+
+    def say_once(self, line: str) -> None:
+        """The same on rank 0 alone."""
+        if self.world.is_main:
+            self.say(line)
 
     def announce(
         self, place: RunFolder, system: System, update: WeightUpdate, data: RunData, start: Start, order: PassOrder

@@ -112,6 +112,7 @@ class Validator:
         self.world.free_memory()
         found = {"raw": losses() if both else {}}
         with ema.in_place() if ema is not None else nullcontext():
+            gather_anew(self.system.denoiser)  # with parallel.zero = 2 those of the raw weights' forwards are kept
             found["ema" if ema is not None else "raw"] = losses()
             self.peers.use(self.system.mesh.sequence)
             videos = self.validation.make(self.system, self.folder, step, self.world, watch, lambda: self.stop.asked)

@@ -86,15 +86,19 @@ class Judge:
     def _build(self, checkpoint: Path) -> None:
         """The model, with its encoders, and the clips that its loss is measured on."""
         source = resolve_source(str(checkpoint), ["--device", self.world.device.type])
-        self._system = open_system(source, self.world, self.say)
+        self._system = open_system(source, self.world, lambda line: None)  # which weights, each line says
         config, world = self.config, self.world
         clips = _clips_of_run(config)
         if clips is not None:
             with suppress(ClipError, OSError, UserError):
                 self._data = means(_figures_of_clips(clips, self.validation.config.fps_save))
-        if self.section.holds_out:
-            if clips is None:
-                raise UserError(f"{self.run}: its clips are not here, so no held-out loss can be measured")
+        if self.section.holds_out and clips is None:
+            lacking = f"{self.run}: its clips are not here, so no held-out loss can be measured"
+            if not self.section.prompts:
+                raise UserError(lacking)
+            self.say(lacking)
+        elif self.section.holds_out:
+            assert clips is not None, "they are here"
             data = RunData(clips, None, open_held_out_table(config))
             peers = BucketPeers.create(self._system.mesh)
             folder = self.run / FOLDER

@@ -116,7 +116,7 @@ def _side_by_side(steps: Sequence[int]) -> list[pages.Html]:
 
     columns = pages.joined([side(steps[0]), side(steps[-1])])
     style = pages.Html("display:grid;grid-template-columns:1fr 1fr;gap:1rem")
-    return [pages.html('<h2>Side by side</h2><div class="plays" style="{}">{}</div>', style, columns)]
+    return [pages.html('<h2 id="samples">Side by side</h2><div class="plays" style="{}">{}</div>', style, columns)]
 
 
 def _grid(videos: Mapping[int, Sequence[Path]]) -> list[pages.Html]:

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from longtake.small_files import parse_json
@@ -60,8 +61,8 @@ class Teller:
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 self.say(f"--on-alarm {self.command!r}: {error}")
         if self.webhook is not None:
-            request = urllib.request.Request(self.webhook, text.encode(), {"Content-Type": "application/json"})
             try:
+                request = urllib.request.Request(self.webhook, text.encode(), {"Content-Type": "application/json"})
                 urllib.request.urlopen(request, timeout=_SECONDS).close()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:
                 self.say(f"--webhook {self.webhook}: {error}")

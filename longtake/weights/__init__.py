@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         merged,
         read_adapters,
         save_adapters,
+        summed,
         tensors_of,
     )
     from longtake.weights.model import ModelWeights

@@ -108,6 +108,22 @@ def merged(weight: Tensor, adapter: Adapter) -> Tensor:
     return full.to(weight.dtype)
 
 
+def summed(parts: Sequence[tuple[Adapters, float]]) -> dict[str, Adapter]:
+    """Adapters times their strengths, added up: one of all their ranks together, with scaling 1, float32.
+
+    Raises `ValueError` for DoRA among several, whose rows' lengths do not add.
+    """
+    found: dict[str, Adapter] = {}
+    for layer in dict.fromkeys(layer for adapters, _ in parts for layer in adapters):
+        terms = [(adapters[layer], strength) for adapters, strength in parts if layer in adapters]
+        if any(adapter.magnitude is not None for adapter, _ in terms):
+            raise ValueError("DoRA's rows of weights have lengths, which do not add up")
+        a = torch.cat([adapter.a.float() for adapter, _ in terms])
+        b = torch.cat([adapter.b.float() * (adapter.scaling * strength) for adapter, strength in terms], dim=1)
+        found[layer] = Adapter(a, b, 1.0)
+    return found
+
+
 def convert_adapters(
     form: Format, adapters: Adapters, config: Any, source: WeightLayout, target: WeightLayout
 ) -> dict[str, Adapter]:
@@ -240,18 +256,18 @@ def read_adapters(form: Format, path: str | os.PathLike[str], config: Any) -> di
     return convert_adapters(form, named, config, layout, form.own(config))
 
 
-def find_adapters(name: str) -> Path:
-    """The local file or folder that `lora.from_pretrained` stands for: a path, or a name on the Hugging Face hub.
+def find_adapters(name: str, key: str = "lora.from_pretrained") -> Path:
+    """The local file or folder that a name of adapters stands for: a path, or a name on the Hugging Face hub.
 
     `owner/name` is PEFT's folder, or diffusers' file in one. Raises `UserError` as `find_files`, and for
     a run's folder.
     """
     if any(Path(name, inside).exists() for inside in ("run.json", "metrics.jsonl")):
         raise UserError(
-            f"lora.from_pretrained = {name!r}: is a run, not adapters; generate from it, which has base and adapters, "
+            f"{key} = {name!r}: is a run, not adapters; generate from it, which has base and adapters, "
             f"or `longtake checkpoint export {shlex.quote(name)} adapters --lora peft` and give that folder"
         )
-    return find_files(name, "lora.from_pretrained", ((_PEFT_CONFIG, _PEFT_FILE), (_PUBLISHED_FILE,)))
+    return find_files(name, key, ((_PEFT_CONFIG, _PEFT_FILE), (_PUBLISHED_FILE,)))
 
 
 def _take_apart(name: str, place: str) -> tuple[str, str]:

@@ -21,6 +21,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         "encode",
         "fetch",
         "finetune",
+        "forecast",
+        "fp8",
         "generate",
         "goodput",
         "optimizer",
@@ -42,6 +44,15 @@ def test_a_benchmark_runs_at_its_tiny_size(name: str, tmp_path: Path) -> None:
     assert written["benchmark"] == name
     assert written["figures"]
     assert written["machine"]["commit"]
+
+
+@pytest.mark.slow
+def test_a_step_takes_about_what_is_forecast_from_rates_measured_here(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.benchmarks.program", "forecast", "--here", "--tiny"]
+    done = forks.run([*program, "--json", tmp_path / "figures.json"], timeout=900)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
+    assert 0.6 < figures["least"] <= figures["most"] < 1.7
 
 
 def test_every_committed_result_names_its_program_machine_and_commit() -> None:

@@ -122,7 +122,9 @@ SUGGESTED = {
     "longtake plan RUN --target-step-seconds 12 --probe": (
         "longtake plan RUN.py --gpus 1 --target-step-seconds 0.02 --probe"
     ),
+    "longtake plan RUN --measure": None,  # tests/cli/test_plan.py
     "longtake demo --folder {}{}": None,
+    "longtake demo --folder {} --system {}": None,
     "longtake train {} --dataset.data-path clips.csv": None,
     "longtake train custom --dataset.data-path {}": None,
     "longtake generate {} --prompt {} --save-dir {}": "longtake generate outputs/run --prompt a --save-dir videos",

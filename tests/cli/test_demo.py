@@ -35,12 +35,15 @@ def test_the_default_place_is_outputs_demo(longtake, monkeypatch: pytest.MonkeyP
     longtake("demo")
     longtake("demo", "--system", "cogvideox_fun")
     assert asked == [(Path("outputs/demo"), "shapes"), (Path("outputs/demo_cogvideox_fun"), "cogvideox_fun")]
+    monkeypatch.setattr("longtake.demo.run_all", lambda folder, *rest: asked.append(folder) or DemoOutcome(folder))
+    longtake("demo", "--system", "all")
+    assert asked[2:] == [Path("outputs")]
 
 
 def test_an_unknown_system_is_told_which_there_are(mistake, tmp_path: Path):
     said = mistake("demo", "--folder", tmp_path / "demo", "--system", "sora")
     assert said.endswith(
-        "--system sora: there is no such demo; choose cogvideox_fun or opensora_v1_2 or shapes or ttt_video"
+        "--system sora: there is no such demo; choose cogvideox_fun or opensora_v1_2 or shapes or ttt_video, or all"
     )
     assert not (tmp_path / "demo").exists()
 

@@ -65,7 +65,38 @@ def test_keys_of_the_run_can_be_overridden(longtake, run_file: Path):
 
 def test_the_assumed_efficiency_is_said_and_can_be_set(longtake, run_file: Path):
     _, out, _ = longtake("plan", run_file, "--efficiency", 0.55, "--peak-tflops", 100)
-    assert "kernels reach 55% of 100 TFLOP/s" in out
+    assert "rates: 55% of 100 TFLOP/s for all kernels (--efficiency)" in out
+
+
+def test_rates_that_were_measured_are_kept_and_used_by_later_plans(
+    longtake, mistake, run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "plan RUN --measure" in mistake("plan", run_file, "--gpus", 1, "--gpu", "cpu")
+    words = ("--gpus", 1, "--device", "cpu", "--cpu_threads", 1)
+    _, first, _ = longtake("plan", run_file, *words, "--measure")
+    (said,) = re.findall("^rates: .*$", first, re.MULTILINE)
+    assert re.match(r"rates: measured here on \d{4}-\d\d-\d\d, 1 CPU threads: matrix products [0-9.]+ TFLOP/s", said)
+    assert said in longtake("plan", run_file, *words, "--gpu", "cpu")[1]
+    assert "rates: table of h200" in longtake("plan", run_file)[1]
+    assert "choose --gpu cpu" in mistake("plan", run_file, *words, "--gpu", "h200", "--measure")
+
+
+def test_the_log_in_a_runs_folder_is_compared_with_its_plan(longtake, run_file: Path):
+    folder = run_file.with_name("run")
+    folder.mkdir()
+    run_file.rename(folder / "config.py")
+    launch = {"time": 0.0, "step": 0, "hosts": {"a": 2}, "device": "NVIDIA H200", "reports": "none"}
+    (folder / "launches.jsonl").write_text(json.dumps(launch) + "\n", encoding="utf-8")
+    line = {"seconds": 3.0, "wait": 1.0, "buckets": {"64px/16f/1:1": 0.5}}
+    lines = "".join(json.dumps({"step": step, **line}) + "\n" for step in range(1, 8))
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    _, out, _ = longtake("plan", folder)
+    assert "parameters on 2 x h200" in out, "as the run had"
+    assert re.search(r"^step (1\.9\d|2) s as measured", out, re.MULTILINE)
+    assert "measured: 6 steps of this run's log took" in out, "the first of a launch is left out"
+    for other in (("--gpus", 4), ("--gpu", "h100")):
+        assert "as measured" not in longtake("plan", folder, *other)[1]
 
 
 def test_mistakes_are_one_sentence(mistake, run_file: Path):
@@ -101,6 +132,7 @@ def test_a_probe_on_a_cpu_is_shown_in_the_table_the_page_and_the_data(longtake, 
     (name, measured), *_ = json.loads(data.read_text())["probe"].items()
     assert (name, measured["largest_batch"], measured["peak_bytes"]) == ("64px/16f", 2, None)
     assert measured["seconds"] > 0
+    assert re.search(r"^measured: 1 micro-batches of the probe took [0-9.]+ times the forecast", out, re.MULTILINE)
     assert [one["batch"] for one in measured["tries"]] == [2]
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from longtake.data.shapes import draw_clip
+from longtake.demo import DemoOutcome, run_all, together
 from longtake.demo.judge import Accuracy
 from longtake.demo.report import Group, ShownSample, write_report
+from longtake.track import make_console
 from longtake.train import RunRecord
 from tests.pages import Page
 from tests.train.test_report import record
@@ -63,3 +65,34 @@ def test_a_report_appears_whole_or_not_at_all(tmp_path: Path):
             of.__class__(**vars(of) | {"config": of.config.model_copy(update={"fps_save": 0})}),
         )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_demos_of_all_systems_stand_on_one_page_and_those_finished_are_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    of = record(tmp_path / "run")
+    for name in ("demo", "demo_cogvideox_fun", "demo_ttt_video-2"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "report.html", of)
+    (tmp_path / "demo_ttt_video").mkdir()  # was not finished
+    asked = []
+
+    def fake(folder: Path, console: object, overrides: list[str], system: str) -> DemoOutcome:
+        asked.append((folder.name, overrides, system))
+        if len(asked) == 2:
+            folder.mkdir()
+            write(folder / "report.html", of)
+        return DemoOutcome(folder, report=folder / "report.html" if folder.exists() else None)
+
+    monkeypatch.setattr(together, "run_demo", fake)
+    assert run_all(tmp_path, make_console(), ["--seed", "1"]).stopped
+    assert not (tmp_path / "demos.html").exists()
+    outcome = run_all(tmp_path, make_console(), ["--seed", "1"])
+    assert asked == [("demo_opensora_v1_2", ["--seed", "1"], "opensora_v1_2")] * 2
+    page = Page(outcome.report.read_text())
+    assert [alt for alt, _ in page.pictures] == [RED, "a blue circle moves left"] * 4
+    heads = [text for text in page.texts if text in ("cogvideox_fun", "opensora_v1_2", "shapes", "ttt_video")]
+    assert heads == ["cogvideox_fun", "opensora_v1_2", "shapes", "ttt_video"]
+    assert "demo_ttt_video-2/report.html" in " ".join(page.texts)
+    start = page.texts.index(f"shapes: flux, {of.step:,} steps, 2 min")
+    assert page.texts[start + 1 : start + 7] == ["Main", "60", "98.3 %", "96.7 %", "95 %", "90 %"]

@@ -116,6 +116,7 @@ def test_offloaded_is_the_same(weights: Path) -> None:
         assert torch.equal(away.decode(mean, 5), here.decode(mean, 5))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_layers_give_the_same(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[str] = []

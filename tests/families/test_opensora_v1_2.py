@@ -201,6 +201,7 @@ def test_stages_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips
     assert all("as trained" in line for line in said)
 
 
+@pytest.mark.slow
 def test_the_eight_steps_from_pixart_hand_on_weights(clips: Path, tmp_path: Path, longtake: Any) -> None:
     words = ["--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max-steps", "1"]
     preset, file = str(find_preset("opensora_v1_2/adapt")), tmp_path / "mine.pth"

@@ -116,6 +116,7 @@ max_steps = 2
 """
 
 
+@pytest.mark.slow
 def test_a_curriculum_of_lengths_stops_and_goes_on_as_if_it_had_not(run: Path, tmp_path: Path) -> None:
     tables = {"one": str(write_clips(tmp_path / "one", 9)), "two": str(write_clips(tmp_path / "two", 17))}
     folders = {}

@@ -48,6 +48,7 @@ def test_auto_asks_whether_all_branches_fit(
     assert sizes == ([2] * 3 if fits else [1] * 6)
 
 
+@pytest.mark.slow
 def test_ranks_with_and_without_known_frames_wait_for_each_other(
     described: dict[str, Any], tmp_path: Path, world: World
 ) -> None:
@@ -63,6 +64,22 @@ def test_ranks_with_and_without_known_frames_wait_for_each_other(
     for seed in (5, 6):
         shared, single = (torch.load(folder / f"{seed}.pt") for folder in folders)
         torch.testing.assert_close(shared, single, rtol=0, atol=1e-5)
+
+
+def test_three_branches_at_once_make_the_video_of_three_in_turn(
+    described: dict[str, Any], tmp_path: Path, world: World
+) -> None:
+    """Of known frames and of text alone."""
+    folders = [tmp_path / "True", tmp_path / "False"]
+    calls = []
+    for folder in folders:
+        folder.mkdir()
+        words = ("--sampling_option.guidance_batch", folder.name)
+        calls.append(make_mixed(described, folder, world, *words)["calls"])
+    assert calls == [[3] * 3 + [2] * 3, [1] * (9 + 6)]
+    for seed in (5, 6):
+        together, in_turn = (torch.load(folder / f"{seed}.pt") for folder in folders)
+        torch.testing.assert_close(together, in_turn, rtol=0, atol=1e-5)
 
 
 def mixed(described: dict[str, Any], folder: Path, words: tuple[str, ...], world: World) -> dict[str, Any]:

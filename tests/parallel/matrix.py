@@ -30,6 +30,10 @@ WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many 
     "every block recomputed": {"remat": (2, 2)},
     "blocks compiled": {"compiled": "aot_eager", "micro": (0, 1, 0, 1)},
     "blocks compiled and recomputed": {"compiled": "aot_eager", "micro": (0, 1, 0, 1), "remat": (2, 2)},
+    "blocks compiled, a budget": {
+        **{"compiled": "aot_eager", "micro": (0, 1, 0, 1), "remat": (2, 2), "budget": 0.5},
+        "model": {"attention": "sdpa"},
+    },
     "parts frozen": {"frozen": FROZEN},
     "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
     "three micro-batches a rank": {"micro": (0, 1, 2, 3) * 3},

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from longtake.models import LoraConfig, MMDiT, MMDiTConfig, adapt
 from longtake.models.initial import linear_uniform
 from longtake.parallel import (
+    BlockCompiler,
     Mesh,
     ParallelConfig,
     World,
@@ -35,8 +36,8 @@ from tests.models.initialised import initialise
 from tests.train.optimizer.test_schedule import run_config
 from tests.train.runs import free_port
 
-# (frames, height, width) of latents and text tokens of the micro-batches of a step: 18, 12, 5 and 1 video tokens.
-MICRO = (((2, 6, 6), 5), ((3, 4, 4), 2), ((1, 10, 2), 1), ((1, 2, 2), 4))
+# (frames, height, width) of latents and text tokens of micro-batches: 18, 12, 5, 1 and 12 video tokens.
+MICRO = (((2, 6, 6), 5), ((3, 4, 4), 2), ((1, 10, 2), 1), ((1, 2, 2), 4), ((2, 4, 6), 7))
 LR, EPS, CLIP = 1e-2, 1e-2, 0.05
 
 
@@ -48,6 +49,7 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=dict)
     micro: tuple[int, ...] = (0, 1, 2, 3)  # micro-batches of the step
     remat: tuple[int, int] | None = None
+    budget: float = 0.0  # of what recomputed blocks keep; all blocks are compiled then
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
     compiled: str | None = None  # compiler backend for one double and one single block
@@ -132,10 +134,13 @@ def step_on(case: Case, world: World) -> Step:
         model = MMDiT(config)
     choose(model, case)
     cut = cut_model(model, mesh)
-    if case.compiled is not None:
+    if case.budget:
+        remat_blocks(model, case.remat, cut, case.budget)
+        BlockCompiler(backend=case.compiled).compile(model, cut)
+    elif case.compiled is not None:
         for block in (model.double_blocks[1], model.single_blocks[0]):
             block.forward = torch.compile(block.forward, backend=case.compiled)
-    if case.remat is not None:
+    if case.remat is not None and not case.budget:
         remat_blocks(model, case.remat, cut)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0 if case.by_blocks else 10**9)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from longtake.contracts import UserError
+from longtake.contracts import Bucket, UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.parallel import (
     BlockCompiler,
+    BlockMode,
     Mesh,
     ParallelConfig,
     World,
@@ -27,6 +29,8 @@ from longtake.parallel import (
     shard_model,
     use_compile_cache,
 )
+from longtake.parallel.compile import keep_exchanges_in_order
+from longtake.parallel.exchange import EXCHANGES, CountedGroup, Lengths, gather_tokens
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise
 from tests.parallel.one_step import Facts, on_ranks, whole
@@ -85,6 +89,7 @@ def test_one_graph_serves_all_blocks_of_a_kind_and_all_buckets(remat: tuple[int,
     assert compiler.variants == {"double_blocks": 1, "single_blocks": 1}
 
 
+@pytest.mark.slow
 def test_sampling_and_single_samples_have_graphs_of_their_own() -> None:
     compiler = BlockCompiler(backend="eager")
     model = built(compiler)
@@ -110,6 +115,44 @@ def test_shapes_beyond_the_limit_run_uncompiled_and_are_told_once() -> None:
     assert "set compile_dynamic to True" in told[0]
 
 
+def use(mode: BlockMode, bucket: tuple) -> tuple:
+    size, samples, _ = bucket
+    mode.use(Bucket("", size[0], "", size, samples), MMDiT.tokens(CONFIG, (CONFIG.latent_channels, *size)))
+    return bucket
+
+
+def test_chosen_shapes_have_graphs_of_their_own_and_all_others_share_one() -> None:
+    """A graph that is traced for sizes of its own takes no symbol."""
+    takes_symbols = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        takes_symbols.append(any(isinstance(x, torch.SymInt) for x in inputs))
+        return graph.forward
+
+    mode = BlockMode(static_sizes={(2, 18), (3, 12)})
+    compiler = BlockCompiler(backend=backend, mode=mode)
+    compiled, eager = built(compiler, config=SINGLE_BLOCKS), built(config=SINGLE_BLOCKS)
+    for _ in range(2):
+        for bucket in (*BUCKETS, ((3, 2, 8), 3, 4), ((2, 6, 4), 5, 6)):
+            assert distance(compiled, eager, use(mode, bucket)) <= 1e-5
+    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (2, 1)
+    assert sorted(takes_symbols) == [False, False, True]
+
+
+def test_each_budget_has_a_graph_and_a_shape_of_its_own_one_more() -> None:
+    mode = BlockMode({("", 2): 0.2, ("", 3): 1.0, ("", 1): 1.0}, 0.2, static_sizes={(2, 18)})
+    compiler, eager, model = BlockCompiler(backend="aot_eager", mode=mode), *(built(config=SINGLE_BLOCKS) for _ in "ab")
+    remat_blocks(model, (0, 2), mode=mode)
+    compiler.compile(model)
+    for bucket in BUCKETS:
+        assert distance(model, eager, use(mode, bucket)) <= 1e-5
+    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 1)
+    with torch.no_grad():  # one for all budgets
+        for size, samples, tokens in map(partial(use, mode), BUCKETS):
+            model(*random_inputs(CONFIG, size, batch=samples, text_tokens=tokens))
+    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 2)
+
+
 def on_peers(world: World, degrees: Mapping[str, int]) -> Facts:
     """Compiled blocks of peers beside one process without any of it, over buckets with uneven shares."""
     compiler = BlockCompiler(backend="eager")
@@ -117,7 +160,7 @@ def on_peers(world: World, degrees: Mapping[str, int]) -> Facts:
     with torch.device("meta"):
         model = MMDiT(CONFIG)
     cut = cut_model(model, mesh)
-    compiler.compile(model)
+    compiler.compile(model, cut)
     remat_blocks(model, (1, 1), cut)
     shard_model(model, mesh, torch.float32)
     initialise_sharded(model, torch.device("cpu"), 3)
@@ -129,15 +172,62 @@ def on_peers(world: World, degrees: Mapping[str, int]) -> Facts:
 
 
 @pytest.mark.slow
-def test_blocks_of_peers_have_few_graphs_and_none_for_a_further_bucket(tmp_path: Path) -> None:
+def test_one_graph_serves_all_blocks_of_a_kind_and_all_buckets_of_peers(tmp_path: Path) -> None:
     plays = {way: partial(on_peers, degrees={way: 2}) for way in ("sequence", "tensor")}
     for facts in on_ranks(2, tmp_path, plays):
         for way in plays:
             assert facts[way]["distance"] <= 1e-5
-            # The first shape, and one more each time that samples, video tokens or text tokens change for the first.
-            assert facts[way]["before"]["double_blocks"] <= 4
-            assert facts[way]["before"]["single_blocks"] <= 3
-            assert facts[way]["after"] == facts[way]["before"]
+            assert facts[way]["before"] == facts[way]["after"] == {"double_blocks": 1, "single_blocks": 1}
+
+
+def eager_on_peers(world: World) -> Facts:
+    """Peers of which one has no tokens of the video, and of which one has compiled as many shapes as it may."""
+    found = {}
+    for why, size in (("empty", (1, 2, 2)), ("limit", (2, 6, 6))):
+        compiler = BlockCompiler(backend="eager", warn=lambda sentence: None)
+        with torch.device("meta"):
+            model = MMDiT(SINGLE_BLOCKS)
+        mesh = Mesh.create(ParallelConfig(sequence=2), world)
+        compiler.compile(model, cut_model(model, mesh))
+        initialise_sharded(model, torch.device("cpu"), 3)
+        compiler.variants["single_blocks"] = before = compiler.limit * (why == "limit" and world.rank == 1)
+        loss_and_gradients(model, (size, 2, 5))
+        found[why] = compiler.variants["single_blocks"] - before
+    return found
+
+
+def test_peers_run_without_compilation_together(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, {"eager": eager_on_peers}) == [{"eager": {"empty": 0, "limit": 0}}] * 2
+
+
+def exchanges_in(code: Callable[..., Any], *args: Tensor) -> list[str]:
+    """The operations that Inductor would run, in order."""
+    found: list[str] = []
+
+    def see(nodes: list[Any]) -> None:
+        found.extend(str(getattr(node.node, "op_overload", "")) + node.get_name() for node in nodes)
+        raise InterruptedError
+
+    with torch._inductor.config.patch(_post_fusion_custom_pass=see), pytest.raises(Exception, match="Interrupted"):
+        torch.compile(code)(*args)
+    return [name.removeprefix(EXCHANGES[0]) for name in found if name.startswith(EXCHANGES[0])]
+
+
+def test_inductor_keeps_the_order_of_exchanges_whatever_it_fuses() -> None:
+    """The first product is fused with the last, which takes what the second exchange gives."""
+    group, sizes = CountedGroup(), Lengths([torch.tensor([2, 2])], 2, 4)
+
+    def code(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        product = 2 * z
+        first, second = (gather_tokens(each, sizes, group) for each in (x, y))
+        return product, first + 1, second * z
+
+    args = torch.ones(1, 2, 8), torch.ones(1, 2, 8), torch.ones(1, 4, 8)
+    with torch._inductor.config.patch(_pre_fusion_custom_pass=None):
+        without = exchanges_in(code, *args)
+        keep_exchanges_in_order()
+        torch._dynamo.reset()
+        assert exchanges_in(code, *args) == without[::-1] == sorted(without)
 
 
 def launched(cache: Path) -> list[int]:

@@ -35,8 +35,8 @@ def counted(**peers: int) -> np.ndarray:
     found = []
     for batch in BATCHES:
         of = blocks.count_blocks(CONFIG, batch, Layout(**peers))
-        numbers = [(one.saved, one.input, one.working, one.made, one.flops, *one.launches) for one in of.blocks]
-        found.append([*np.ravel(numbers), of.entry, of.final, of.flops])
+        numbers = [(one.saved, one.input, one.working, one.made, *one.forward, *one.backward) for one in of.blocks]
+        found.append([*np.ravel(numbers), of.entry, of.final, *of.forward])
     return np.array(found)
 
 
@@ -99,9 +99,9 @@ def test_a_law_gives_what_a_trace_sees_where_none_was_fitted(
 
     def found(batch: MicroBatch) -> list[float]:
         of = blocks.count_blocks(config, batch, layout)
-        numbers = [(one.saved, one.input, one.working + one.made, one.flops, *one.launches) for one in of.blocks]
+        numbers = [(one.saved, one.input, one.working + one.made, *one.forward, *one.backward) for one in of.blocks]
         sent = [sum(pair) for one in of.blocks for pair in one.sent.values()]
-        return [*np.ravel(numbers), *sent, of.entry, of.entry + of.final, of.flops, of.launches]
+        return [*np.ravel(numbers), *sent, of.entry, of.entry + of.final, *of.beside]
 
     by_law = [found(batch) for batch in batches]
     hold_no_law(monkeypatch)

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from longtake.models import LoraConfig, build_denoiser, denoiser_class, example_conditions
-from longtake.parallel import BlockCompiler, remat_blocks
+from longtake.parallel import BlockCompiler, Mesh, ParallelConfig, TokenCut, World, cut_model, remat_blocks
 from longtake.plan import Layout, MicroBatch, Upkeep
 from longtake.plan.compiled import remembered
 from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import block_names
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
+from tests.parallel.one_step import on_ranks
 from tests.plan.test_blocks import FAMILIES
 from tests.plan.trace import saved_bytes
 
 TEXT = 16
-LORA = {"adapters": LoraConfig(rank=4), "adapters on 8 bits": LoraConfig(rank=4, base="int8")}
+LORA = {"adapters": LoraConfig(rank=4)} | {
+    f"adapters on {bits} bits": LoraConfig(rank=4, base=base) for bits, base in ((8, "int8"), (4, "nf4"))
+}
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -37,10 +40,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(one)
 
 
-def kept_by_compiled_blocks(model: nn.Module, run: Callable[[], object], backend: str) -> dict[str, int]:
+def kept_by_compiled_blocks(
+    model: nn.Module, run: Callable[[], object], backend: str, cut: TokenCut | None = None
+) -> dict[str, int]:
     """Bytes that each block keeps beside its weights and what it is called with but the output of the one before."""
     blocks = {f"{name}.{i}": block for name in model.blocks for i, block in enumerate(model.get_submodule(name))}
-    BlockCompiler(dynamic=backend != CUT, backend=backend).compile(model)
+    BlockCompiler(dynamic=backend != CUT, backend=backend).compile(model, cut)
     handed: list[Tensor] = []
     found = {}
 
@@ -75,6 +80,8 @@ def test_compiled_blocks_keep_what_is_foretold(
     torch.compiler.reset()
     # on a CPU, attention over few tokens would be matrix products, which keep their scores
     facts = {"attention": "sdpa"} | dict.fromkeys(denoiser_class(FAMILIES[family]).blocks.values(), 2)
+    if lora == "adapters on 4 bits":  # whose blocks are of 64 inputs
+        facts |= {key: 2 * getattr(FAMILIES[family], key) for key in ("hidden_size", "num_heads")}
     config = FAMILIES[family].model_copy(update=facts)
     batch = MicroBatch(2, (config.latent_channels, 13, 16, 24), TEXT)
     torch.manual_seed(0)
@@ -94,6 +101,26 @@ def test_compiled_blocks_keep_what_is_foretold(
     said = dict(zip(block_names(config), placed_blocks(config, batch, layout), strict=True))
     behind = [name for name in found if name.endswith(".1")]  # what the first are called with comes from elsewhere
     assert {name: said[name].held / found[name] for name in behind} == pytest.approx(dict.fromkeys(behind, 1), rel=0.03)
+
+
+OF_PEERS = FAMILIES["mmdit"].model_copy(update={"attention": "sdpa", "depth": 0, "depth_single_blocks": 2})
+LATENT = (OF_PEERS.latent_channels, 13, 16, 24)
+
+
+def kept_by_peers(world: World) -> dict[str, int]:
+    model = build_denoiser(OF_PEERS)
+    cut = cut_model(model, Mesh.create(ParallelConfig(sequence=2), world))
+    x, conditions = torch.randn(2, *LATENT), example_conditions(OF_PEERS, LATENT, TEXT, 2)
+    return kept_by_compiled_blocks(model, lambda: model(x, torch.full((2,), 0.5), conditions), CUT, cut)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_of_peers_keep_what_is_foretold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, _ = on_ranks(2, tmp_path, {"kept": kept_by_peers})
+    layout = Layout(compiled=True, compute_bytes=4, sequence=2)
+    _, said = placed_blocks(OF_PEERS, MicroBatch(2, LATENT, TEXT), layout)
+    assert said.held == pytest.approx(first["kept"]["single_blocks.1"], rel=0.03)
 
 
 def test_what_was_seen_of_compiled_blocks_is_kept_apart_by_what_it_depends_on(

@@ -21,7 +21,7 @@ from longtake.plan.run import read_layout, read_work
 from longtake.track import gpu_named
 from tests.plan.runs import run_config
 
-MACHINE = Machine(gpu_named("h200"))
+MACHINE = Machine(gpu_named("h200"), efficiency=0.4)
 LEARNED: dict[str, Any] = {
     "ae": {"type": "hunyuan_vae"},
     "t5": {"type": "text_embedder"},
@@ -29,7 +29,7 @@ LEARNED: dict[str, Any] = {
     "bucket_config": {"256px": {1: (1.0, 45), 33: (1.0, 12), 129: (1.0, 3)}, "768px": {65: (1.0, 1)}},
 }
 MODEL = {"in_channels": 64, "patch_size": 2, "context_in_dim": 4096, "vec_in_dim": 768}
-RATE = MACHINE.gpu.peak_flops * MACHINE.efficiency
+RATE = MACHINE.gpu.peak_flops * 0.4
 
 
 def video_cost(bucket: Bucket, batch: int) -> EncodeCost:

@@ -7,8 +7,18 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from longtake.models import MMDiT, MMDiTConfig
-from longtake.plan import Layout, Machine, MicroBatch, count_blocks, count_weights, forecast_time, update_seconds
+from longtake.models import LoraConfig, MMDiT, MMDiTConfig
+from longtake.plan import (
+    Layout,
+    Machine,
+    MicroBatch,
+    Rates,
+    Upkeep,
+    count_blocks,
+    count_weights,
+    forecast_time,
+    update_seconds,
+)
 from longtake.track import gpu_named
 from tests.plan.trace import step_bytes
 
@@ -30,6 +40,36 @@ def test_alone_a_micro_batch_takes_its_flops_over_the_assumed_rate() -> None:
     assert (found.weights_wait, found.token_exchange) == (0, 0)
 
 
+def test_each_kind_of_work_takes_the_time_of_its_own_rate() -> None:
+    rates = Rates(1e14, {128: (1e13, 2e13)}, 1e12, 1e12, 1e11, 1e10, 0.0, "made up")
+    machine = Machine(gpu_named("h100"), measured=rates)
+    parts = seconds(Layout(), machine).parts
+    attention = 4 * (33 * 256 + 512) ** 2 * MODEL.hidden_size * 3 * 57
+    assert parts["attention"] == pytest.approx(attention / 1e13 + 2.5 * attention / 2e13)
+    assert parts["products"] == pytest.approx(3 * (3 * FORWARD - attention) / 1e14, rel=0.01)
+    unit = 3 * (33 * 256 + 512) * MODEL.hidden_size * 2  # bytes of the tokens' stream; a block moves some 200 of them
+    assert 150 * 57 * unit / 1e12 < parts["elementwise"] < 250 * 57 * unit / 1e12
+    again = seconds(Layout(remat=(19, 38), budget=0.12), machine).parts
+    kept = {name: again[name] for name in ("products", "attention", "elementwise")}
+    assert kept == {name: parts[name] for name in kept}
+    assert again["recomputation"] == pytest.approx((parts["products"] + parts["elementwise"]) / 3, rel=0.2)
+
+
+def test_compiled_blocks_move_only_what_crosses_between_fused_kernels_and_products() -> None:
+    unit = 3 * (33 * 256 + 512) * MODEL.hidden_size * 2
+    single = {way: count_blocks(MODEL, BATCH, Layout(compiled=way)).blocks[-1] for way in (False, True)}
+    assert single[True].forward.moved < 0.4 * single[False].forward.moved
+    assert single[True].backward.moved < 0.4 * single[False].backward.moved
+    # q, k and v in and out for norm and rotary, the MLP's 4 in and out for GELU, the stream in, modulated and out
+    assert 15 * unit < single[True].forward.moved < 25 * unit
+    assert single[True].forward.flops == single[False].forward.flops
+
+
+def test_frozen_weights_have_no_gradient_to_compute() -> None:
+    lora = Layout(upkeep=Upkeep(lora=LoraConfig(rank=8)))
+    assert 0.62 < seconds(lora).parts["products"] / seconds(Layout()).parts["products"] < 0.70
+
+
 def test_what_is_computed_again_costs_time_but_is_not_counted_as_use() -> None:
     found = seconds(Layout(remat=(19, 38)))
     assert found.seconds == pytest.approx(4 / 3 * seconds(Layout()).seconds, rel=0.01)
@@ -41,7 +81,9 @@ def test_attention_that_is_not_kept_costs_its_time_again() -> None:
     layout = Layout(remat=(19, 38), budget=0.12, sequence=8)
     ring = replace(layout, sequence_attention="ring")
     again = 4 * (33 * 256 + 512) ** 2 * MODEL.hidden_size * 3 * 57 / 8 / (989e12 * 0.5)
-    assert seconds(ring).compute == pytest.approx(seconds(layout).compute + again, rel=1e-3)
+    without = replace(ring, budget=0.0)
+    assert seconds(ring).compute == pytest.approx(seconds(layout).compute, rel=1e-3)
+    assert seconds(without).compute == pytest.approx(seconds(ring).compute + again, rel=1e-3)
 
 
 def test_a_small_model_takes_as_long_as_the_host_takes_to_start_its_kernels() -> None:
@@ -89,7 +131,7 @@ def test_peers_share_the_compute_and_wait_for_each_others_tokens() -> None:
 
 def test_the_update_moves_every_owned_number() -> None:
     owned = count_weights(MODEL, 8).owned
-    bandwidth = gpu_named("h100").memory_bandwidth * 0.5
+    bandwidth = MACHINE.rates.copies
     assert update_seconds(MODEL, Layout(shard=8), MACHINE) == pytest.approx(40 * owned / bandwidth)
     assert update_seconds(MODEL, Layout(shard=8, ema=True), MACHINE) == pytest.approx(52 * owned / bandwidth)
     assert update_seconds(MODEL, Layout(shard=8, offload=True), MACHINE) > 10 * 40 * owned / bandwidth

@@ -15,6 +15,7 @@ import torch
 
 from tests.pretended.plays import MADE, TRAINED
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 Found = dict[str, Any]
 

@@ -143,6 +143,7 @@ def test_files_of_adapters_lie_where_users_look_and_are_of_the_trained_strength(
         assert len(adapters) == 5
 
 
+@pytest.mark.slow
 def test_a_used_folder_is_refused_and_latest_goes_on(
     place: Path, root: Path, meta: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +188,7 @@ def test_whole_weights_train_and_go_on(place: Path, root: Path, meta: Path) -> N
     assert exact(place / "out" / "run") == exact(place / "whole" / "run")
 
 
+@pytest.mark.slow
 def test_a_control_model_trains_from_text_to_video_weights(
     place: Path, meta: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_control_model_trains_from_text_to_video_weights(
     assert (config.model.visual, config.model.positions, config.optim.clip.steps) == ("control", "fun", 1000)
 
 
+@pytest.mark.slow
 def test_videos_are_made_of_the_prompts_while_a_run_trains(place: Path, root: Path, meta: Path) -> None:
     Image.new("RGB", (32, 32), (200, 30, 30)).save(place / "start.png")
     more = '--max_train_steps=1 --validation_steps=1 --validation_prompts "a red circle" "a circle"'

@@ -93,6 +93,7 @@ def test_training_runs_as_written(place: Path, run: str) -> None:
     assert (config.model.grad_ckpt_settings, config.model.grad_ckpt_buffer_size) == ((1, 2), 2 * 2**20)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run")
 def test_a_run_starts_from_another_ones_checkpoint_at_a_place_of_its_own(place: Path, table: str) -> None:
     said = shell(

@@ -20,6 +20,7 @@ __all__ = ["clips"]
 HERE = ["--tiny", "--device", "cpu", "--num-workers", "0"]
 
 
+@pytest.mark.slow
 def test_a_stage_trains_hands_its_weights_to_a_file_of_ones_own_and_makes_videos(
     clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,11 @@ def test_adapters_lie_upon_the_checkpoint_of_another_run(config: Path, base: Pat
     full = base.parent / "outputs" / "base"
     found = predicted(full, "--lora.from-pretrained", str(file))
     torch.testing.assert_close(found, predicted(run.folder), rtol=1e-4, atol=1e-4)
+    again = shutil.copy(file, tmp_path / "again.safetensors")  # a quarter and three quarters of the same are the whole
+    parts = predicted(full, "--lora", str(file), "--lora-scale", "0.25", "--lora-more", f"[('{again}', 0.75)]")
+    torch.testing.assert_close(parts, found, rtol=1e-4, atol=1e-4)
+    half = predicted(full, "--lora", str(file), "--lora-more", f"[('{again}', -0.5)]")
+    torch.testing.assert_close(half, predicted(full, "--lora", str(file), "--lora-scale", "0.5"), rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match="the run has adapters of its own; merge them first"):
         predicted(run.folder, "--lora.from-pretrained", str(file))
 
@@ -195,6 +201,8 @@ def test_mistakes_are_told(config: Path, tmp_path: Path) -> None:
     for flags, said in (
         (("--lora.rank", "2", "--train-only", '["img_in"]'), "with lora the adapters alone train"),
         (("--lora.strength", "0.5"), "is for generation"),
+        (("--lora.more", "[('a.safetensors', 1)]"), "there is no first file"),
+        (("--lora.from-pretrained", "b.safetensors", "--lora.more", "[('a.safetensors', 1)]"), "is for generation"),
         (("--lora.targets", '["to_q"]'), "names no linear layer"),
         (("--lora.from-pretrained", str(tmp_path / "none.safetensors")), "no such file"),
         (("--lora.base", "nf4"), "do not divide by 64"),

@@ -41,6 +41,7 @@ def system_of(config: MMDiTConfig, ranks: int = 1) -> Any:
         dtype=torch.bfloat16,
         facts=SimpleNamespace(text_length=512),
         mesh=SimpleNamespace(size=ranks, sequence=1, tensor=1, config=ParallelConfig(zero=3)),
+        cut=None,
     )
 
 

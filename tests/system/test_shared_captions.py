@@ -61,6 +61,7 @@ def shared(described: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     return folder, [facts["play"] for facts in on_ranks(3, folder, {"play": partial(play, described, folder)})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_peers_have_the_embeddings_of_one_rank(
     described: dict[str, Any], shared: tuple[Path, list[Facts]], placement: str

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from longtake.checkpoint import Clock, RunState
-from longtake.contracts import Bucket
-from longtake.models import Attention
-from longtake.parallel import BucketPeers, Mesh, World, start_world
+from longtake.config import dump_config
+from longtake.contracts import Bucket, UserError
+from longtake.models import Attention, fused
+from longtake.models.attention_time import AttentionShape, time_fused
+from longtake.parallel import BlockCompiler, BucketPeers, Mesh, World, missing_compiler, start_world
+from longtake.plan.run import read_layout, read_work
+from longtake.presets import find_preset
 from longtake.system import System, build_system
+from longtake.train import RunConfig, read_run
 from longtake.train import choices as module
-from longtake.train.choices import Choices, choose_attention_by_time
+from longtake.train.choices import Choices, choose_attention_by_time, choose_fused_by_time, choose_graphs, settle_blocks
+from longtake.train.folder import RunFolder, as_started
+from longtake.train.stages import CONFIG_FILE
 from tests.system.test_build import system_config
+from tests.train.runs import metrics, train_here
 
 BUCKETS = tuple(Bucket("32px", frames, "1:1", (frames, 32, 32), batch) for frames, batch in ((1, 4), (16, 2)))
 
@@ -74,6 +85,14 @@ def test_another_gpu_or_version_chooses_anew_with_a_line(
     assert len(timed) == 2
 
 
+def test_a_kernel_that_was_removed_is_not_taken_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
+    without = module._machine(torch.device("cuda"))
+    (tmp_path / "flash_attn_interface.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert module._machine(torch.device("cuda")) != without
+
+
 def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel(
     world: World, timed: list[str]
 ) -> None:
@@ -83,3 +102,167 @@ def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel
     for system in (deterministic, replace(plain, config=plain.config.model_copy(update={"model": named}))):
         assert launch(system, world, {}) == ({}, [])
     assert timed == []
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> World:
+    """The world as one of GPUs with so much free memory, which have a compiler."""
+    monkeypatch.setattr(module, "_machine", lambda device: {"device": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 0))
+    monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
+    monkeypatch.setattr(World, "gather", lambda self, own: [own, *(gib * 2**30 for gib in free_gib[1:] if own)])
+    return replace(world, device=torch.device("cuda"))
+
+
+BLOCKS = ["--compile", "auto", "--compile-dynamic", "auto", "--model.grad-ckpt-budget", "auto"]
+
+
+def settle(world: World, said: list[str], kept: dict | None = None, *words: str) -> tuple[RunConfig, dict, dict]:
+    tiny = ["--tiny", "--dataset.data-path", "clips.csv", *BLOCKS, *words]
+    config = read_run(str(find_preset("opensora_v2/stage2")), [*tiny, "--parallel.sequence", "1"]).value
+    choices = Choices(world, kept or {}, said.append)
+    return *settle_blocks(config, world, choices, said.append), choices.made
+
+
+def test_budgets_fill_what_is_free_on_the_fullest_gpu_and_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    config, budgets, made = settle(on_gpus(monkeypatch, world, 8, 8), said)
+    assert (config.compile, set(budgets.values())) == (True, {1.0})
+    state = RunState(Clock(), choices=made).to_json()
+    room, own = made["kept outputs"]["room"], [entry for entry in budgets if entry[1] > 1]
+    assert room == int(8 * 2**30 * 0.92 / 1.1)
+    layout = replace(read_layout(config, 1, 1), room=room)
+    work = read_work(config)
+    least, most = (
+        max(work.memory(bucket, replace(layout, budget=budget)).total for bucket in work.entries) for budget in (0, 1.0)
+    )
+    between = (least + most) / 2 / 0.92 * 1.1 / 2**30
+    scarce = on_gpus(monkeypatch, world, 8, between)
+    assert settle(scarce, said, state["choices"])[1] == budgets
+    said.clear()
+    tight = settle(scarce, said)[1]
+    assert all(work.memory(b, replace(layout, budget=tight[b.entry])).total <= between * 2**30 for b in work.entries)
+    assert 0 < min(tight[entry] for entry in own) < 1
+    assert said[-1].startswith("kept outputs of recomputed blocks (grad_ckpt_budget), as ")
+    store = "--dataset.latents", "store", "--dataset.views", "1"  # without encoders
+    for words in (("--model.depth", "2"), store):
+        said.clear()
+        settle(scarce, said, state["choices"], *words)
+        assert "kept outputs: chosen anew, for the run's mesh, model, encoders or buckets are other ones" in said
+
+
+def test_a_wrong_budget_is_told_its_choices_once() -> None:  # all kinds of denoisers have them
+    words = ["--tiny", "--dataset.data-path", "clips.csv", "--model.grad-ckpt-budget", "most"]
+    with pytest.raises(UserError, match=r'must be a number or "auto"; write'):
+        read_run(str(find_preset("opensora_v2/stage2")), words)
+
+
+def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    assert settle(world, said)[:2] == (settle(world, said)[0], {})
+    assert (settle(world, said)[0].compile, said) == (False, [])
+    cuda = on_gpus(monkeypatch, world, 8)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    monkeypatch.setattr("longtake.parallel.missing_compiler", missing_compiler)
+    assert not settle(cuda, said)[0].compile
+    assert said[0] == "not compiled: Triton is missing for this GPU; install it"
+
+
+def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATIC_SHAPES", 1)
+    config = system_config(compile=True, compile_dynamic="auto")
+    monkeypatch.setattr(BlockCompiler, "compile", lambda self, *of: None)
+    system = build_system(config, Mesh.create(config.parallel, world), world)
+    lines = [SimpleNamespace(bucket=bucket, micro_batches=count) for bucket, count in zip(BUCKETS, (5, 4), strict=True)]
+    order = SimpleNamespace(report=SimpleNamespace(buckets=lines))
+    peers = BucketPeers.create(system.mesh)
+    stream = SimpleNamespace(peers=peers, inputs=SimpleNamespace(rule=SimpleNamespace(buckets=BUCKETS)))
+    ran, said = [], []
+    monkeypatch.setattr(module, "run_dummy", lambda system, *sizes: ran.append(sizes))
+    choices = Choices(world, {}, said.append)
+    choose_graphs(system, stream, order, choices, said.append)
+    still, clip = BUCKETS
+    assert system.mode.static_sizes == {(clip.batch_size, system.tokens(clip.shape))}
+    assert ran == [(still.shape, still.batch_size)]
+    assert said[0].startswith("graphs of their own for 1 pairs of samples and tokens, ")
+    lines.reverse()
+    lines[1].micro_batches = 10_000  # what is left of a pass at a restart weighs otherwise
+    again = Choices(world, choices.made, said.append)
+    choose_graphs(system, stream, order, again, said.append)
+    assert again.made == choices.made
+
+
+def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -> None:
+    words = ["--tiny", "--dataset.data-path", "clips.csv", *BLOCKS]
+    config = read_run(str(find_preset("opensora_v2/stage2")), words).value
+    place = RunFolder(tmp_path, None, continues=True)
+    assert as_started(config, place) == (config, None)
+    tree = config.model_copy(update={"compile": False}).model_dump(mode="json")
+    del tree["compile_dynamic"], tree["model"]["grad_ckpt_budget"]  # of before there were such keys
+    tree["parallel"]["zero"], tree["model"]["grad_ckpt_settings"] = 2, (1, 2)
+    (tmp_path / CONFIG_FILE).write_text(dump_config(tree))
+    kept, line = as_started(config, place)
+    assert (kept.compile, kept.compile_dynamic, kept.parallel.zero) == (False, True, 2)
+    assert (kept.model.grad_ckpt_settings, kept.model.grad_ckpt_budget) == ((1, 2), 0.0)
+    assert line.startswith("as this run was started: compile = False, compile_dynamic = True, model.grad_ckpt_")
+    written = config.model_copy(update={"compile": True})
+    assert as_started(written, place)[0] == kept.model_copy(update={"compile": True})
+    assert as_started(config, replace(place, continues=False)) == (config, None)
+    (tmp_path / CONFIG_FILE).write_text(dump_config(config))
+    assert as_started(config, place) == (config, None)
+
+
+@pytest.mark.slow
+def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
+    tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="eager"))
+    monkeypatch.setattr(module, "STATIC_SHAPES", 1)
+    run = find_preset("opensora_v2/stage1")
+    words = ["--tiny", "--dataset.data-path", str(clips), "--dtype", "fp32", "--ckpt-every", "1"]
+    losses = {}
+    for name, flags in {"eager": (), "compiled": ("--compile", "True")}.items():
+        outcome, said = train_here(run, *words, "--outputs", str(tmp_path / name), "--max-steps", "1", *flags)
+        losses[name] = [entry["loss"] for entry in metrics(outcome.folder)]
+    assert losses["compiled"] == pytest.approx(losses["eager"], rel=1e-5)
+    assert "graphs of their own for 1 pairs of samples and tokens, " in said
+    assert "of a pass's FLOPs, one for all others" in said
+    state = RunState.read(outcome.checkpoint)
+    again, _ = train_here(outcome.folder, "--max-steps", "2")
+    assert RunState.read(again.checkpoint).choices == state.choices != {}
+    torch._dynamo.reset()
+
+
+def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_without(
+    world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"heads": {"fused": 1.0, "plain": 2.0}, "gate": {"fused": 2.0, "plain": 1.0}, "modulate": {"plain": 1.0}}
+    monkeypatch.setattr(module, "time_fused", lambda shape, *_: timed.append(str(shape)) or seconds)
+    system, said = as_on_cuda(world), []
+
+    def launch_of(kept: dict, allowed: bool, of: System = system) -> tuple[dict, tuple[str, ...]]:
+        choices = Choices(world, kept, said.append)
+        choose_fused_by_time(of, BUCKETS, BucketPeers.create(of.mesh), choices, said.append, allowed)
+        return choices.made, fused.used()
+
+    try:
+        made, used = launch_of({}, allowed=True)
+        assert used == ("heads",)
+        assert said[0].startswith("fused operators by time: heads (forward and backward of 2 x ")
+        assert said[0].endswith(
+            "heads fused 1000.00 ms, uncompiled 2000.00 ms; gate fused 2000.00 ms, uncompiled 1000.00 ms; "
+            "modulate uncompiled 1000.00 ms)"
+        )
+        assert launch_of({}, allowed=False) == ({}, ())
+        assert launch_of(RunState(Clock(), choices=made).to_json()["choices"], allowed=True) == (made, ("heads",))
+        repeats = replace(system, config=system.config.model_copy(update={"deterministic": True}))
+        assert launch_of({}, True, repeats) == ({}, ())
+        assert len(timed) == 1
+    finally:
+        fused.use(())
+
+
+def test_operators_are_timed_beside_what_they_replace() -> None:
+    shape = AttentionShape(1, 6, 2, 8)
+    found = time_fused(shape, torch.device("cpu"), torch.float32, compiled=False)
+    assert {name: set(of) for name, of in found.items()} == {name: {"fused", "plain"} for name in fused.NAMES}
+    assert fused.used() == ()

@@ -126,6 +126,7 @@ def test_a_killed_run_goes_on_from_its_folder_and_with_loaders(config: Path, und
     assert_the_undisturbed_run(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_folder(
     tmp_path: Path, clips: Path, undisturbed: Path
 ) -> None:

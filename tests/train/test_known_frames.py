@@ -108,6 +108,7 @@ def test_a_loss_without_known_frames_is_the_sum_over_the_others(
     assert logged == pytest.approx([sum(by_hand[:3]) / 3, sum(by_hand[3:]) / 3], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_runs_with_known_frames_repeat_and_differ_from_those_without(config: Path) -> None:
     steps = ("--max_steps", "4")
     first, again, blank, left_out = (

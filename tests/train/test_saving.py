@@ -115,8 +115,8 @@ def freeze(monkeypatch: pytest.MonkeyPatch, value: float | None = None) -> None:
     """All runs from here on train the last layer alone; `value` changes what is frozen."""
     build = run.build_system
 
-    def frozen(*args: Any, restored: bool = False) -> System:
-        system = build(*args)  # as if not restored: what is frozen only here has its first values
+    def frozen(*args: Any, restored: bool = False, **given: Any) -> System:
+        system = build(*args, **given)  # as if not restored: what is frozen only here has its first values
         for name, p in system.denoiser.named_parameters():
             p.requires_grad_(name.startswith("final_layer"))
             if value is not None and not p.requires_grad:

@@ -124,6 +124,7 @@ def test_a_resumed_run_neither_repeats_nor_skips_a_validation(watched: Path, cli
     assert_same_videos(made(folder), made(watched))
 
 
+@pytest.mark.slow
 def test_what_a_killed_launch_left_undone_or_did_too_early_is_put_right(
     watched: Path, clips: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_what_a_killed_launch_left_undone_or_did_too_early_is_put_right(
     assert_same_videos(made(first.folder), later)
 
 
+@pytest.mark.slow
 def test_validations_by_passes_come_at_their_ends(clips: Path, tmp_path: Path) -> None:
     own = {"validation": VALIDATION, "validate_every_passes": 2, "max_steps": 13}
     first, _ = train_here(write_config(tmp_path, clips, **own), "--max-steps", "4")
@@ -151,11 +153,13 @@ def test_validations_by_passes_come_at_their_ends(clips: Path, tmp_path: Path) -
     ]  # of passes 0, 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
         ("--parallel.zero", "2"),
-        *(pytest.param(words, marks=pytest.mark.slow) for words in ((), ("--parallel.sequence", "2"))),
+        (),
+        ("--parallel.sequence", "2"),
     ],
     ids=str,
 )
@@ -217,6 +221,7 @@ def test_the_loss_of_clips_held_back_moves_with_the_weights_alone(clips: Path, t
     assert losses(moved.folder)[4, "raw"]["loss"] < 0.999 * losses(moved.folder)[4, "ema"]["loss"] < first["loss"]
 
 
+@pytest.mark.slow
 def test_held_out_tables_leave_the_training_as_it_is(plain: Path, clips: Path, tmp_path: Path) -> None:
     """In two launches, whose curve is that of one; a killed launch's line behind its checkpoint is made anew."""
     section = {"data_path": str(clips), "clips": 12}

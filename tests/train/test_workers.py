@@ -81,6 +81,7 @@ def test_a_clip_that_crashes_the_decoder_costs_that_clip(
     assert exact(again.folder) == exact(outcome.folder)
 
 
+@pytest.mark.slow
 def test_a_bound_on_memory_changes_no_bit(config: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = []
     close = SlotLoader.close

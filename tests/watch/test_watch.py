@@ -77,6 +77,15 @@ def test_checkpoints_are_validated_once_newest_first_and_as_the_run_does_itself(
     assert sum(": step 6" in line for line in watched(run)) == 2
 
 
+def test_where_the_clips_are_not_its_videos_are_made_all_the_same(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    words = ("--dataset.data_path", "gone.csv", "--validation.ema", "False")
+    lacking, made, _, last = watched(run, pick="last", overrides=words)
+    assert lacking.endswith("its clips are not here, so no held-out loss can be measured")
+    assert made.endswith("step 6, raw weights: 2 videos")
+    assert last == "all checkpoints are validated"
+
+
 def test_without_a_free_gpu_it_leaves_validations_to_the_run_and_says_so(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import struct
 import sys
 import traceback
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 
 from longtake import processes
-from longtake.contracts import Batch, Bucket, Slot
+from longtake.contracts import Batch, Bucket, Caption, Slot
 from longtake.data.loading.parcel import Parcel, plan_parcel
 
 # A forked worker starts at once and shares the memory of the table. Elsewhere a fork would break system libraries.
@@ -43,6 +44,9 @@ class SlotSource(Protocol):
     table: Any  # `written_path(row)` names a clip
 
     def __getitem__(self, slot: Slot) -> Batch: ...
+
+    def texts(self, slot: Slot) -> Sequence[Caption]:
+        """The captions of its samples."""
 
     def batch_bytes(self, bucket: Bucket) -> int:
         """How large the tensors of a bucket's batch are, roughly."""

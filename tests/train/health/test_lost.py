@@ -130,6 +130,7 @@ def test_who_mends_the_clips_and_deletes_their_lines_goes_on(tmp_path: Path, own
     assert state_of(outcome.checkpoint)["samples"]["lost"] == 0
 
 
+@pytest.mark.slow
 def test_the_tally_of_a_run_that_was_stopped_is_that_of_one_that_was_not(tmp_path: Path, own_clips: Path) -> None:
     whole, _ = train_here(write_config(tmp_path / "a", own_clips), "--dataset.max-bad", "50")
     first, _ = train_here(write_config(tmp_path / "b", own_clips), "--dataset.max-bad", "50", "--max-steps", "2")

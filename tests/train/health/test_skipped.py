@@ -77,6 +77,7 @@ def test_a_step_that_is_left_out_changes_nothing(tmp_path: Path, clips: Path, mo
     assert_same_bits(without.checkpoint, left_out.checkpoint)
 
 
+@pytest.mark.slow
 def test_a_run_that_left_out_a_step_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,10 @@
 #   longtake train cogvideox_fun/full_5b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/full_5b --gpus 1 --gpu h100 --dataset.data-path clips.parquet
 #     5.57 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used
-#     zero 3, remat 42 transformer blocks, bf16 masters, 8-bit moments, 1 micro-batch a rank a step
+#     zero 3, remat 42 transformer blocks, budget auto keeps 1, bf16 masters, 8-bit moments,
+#       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1    10.38  10.10  10.54  0.00      1.14      0.84    2.20       35.2  2.55     9
+#     512px/49f  13,312      1    10.38   0.00  10.54  0.00      1.14      0.35   37.24       59.6  2.22     9
 _base_ = "lora_5b.py"
 
 lora = None

@@ -3,9 +3,10 @@
 #   longtake train cogvideox_fun/lora_2b_inp --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/lora_2b_inp --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     1.69 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used
-#     zero 3, remat 30 transformer blocks, 58.98 M of the parameters train, 1 micro-batch a rank a step
+#     zero 3, remat 30 transformer blocks, budget auto keeps 0.6 to 1, 58.98 M of the parameters train,
+#       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/45f  12,288      1     3.37   0.00   0.44  0.00      1.14      0.00    5.26       10.2  7.46     6
+#     512px/41f  11,264      1     3.37   0.00   0.44  0.00      1.14      0.13   14.33       19.4  9.56     7
 _base_ = "lora_2b.py"
 
 condition_config = dict(inpaint=1.0)  # every kind of mask in its published share; without it the model sees zeros

@@ -1,12 +1,18 @@
 # What all stages of Open-Sora 1.2's training have in common. Not a run by itself.
 _base_ = "../parts.py"
 
-model = dict(grad_ckpt_settings=(28, 28), from_part="model")  # all blocks; stages go on from weights as trained
+model = dict(
+    grad_ckpt_settings=(28, 28),  # all blocks, which keep what each entry of the table leaves room for
+    grad_ckpt_budget="auto",
+    from_part="model",  # stages go on from weights as trained
+)
 freeze = ("y_embedder",)
 dropout_ratio = dict(t5=0.1)
 
 dtype = "bf16"
-parallel = dict(zero=2)
+compile = "auto"  # on a GPU that has a compiler
+compile_dynamic = "auto"  # the 16 costliest sizes have graphs of their own
+parallel = dict(zero=3)
 lr = 1e-4
 initial_lr = 0.0
 eps = 1e-15

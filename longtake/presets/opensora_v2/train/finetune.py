@@ -4,9 +4,9 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/finetune --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 8, zero 3, remat 19 double + 38 single blocks, 1 micro-batch a rank a step
-#       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/1f     260     16     5.54   5.20  11.07  0.00      2.24      2.63    2.32       29.0  1.92   144
+#     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 1, 1 micro-batch a rank a step
+#       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU    s  fits
+#     256px/1f     260     16     5.54   0.00  11.07  0.00      2.24      0.72   43.02       62.6  1.1   144
 _base_ = "stage1_i2v.py"
 
 _256px = {
@@ -20,10 +20,8 @@ bucket_config = {"_delete_": True, "256px": _256px}
 model = dict(
     from_pretrained="ckpts/Open_Sora_v2.safetensors",
     strict_load=True,
-    grad_ckpt_settings=(19, 38),
 )
 t5 = dict(placement="sharded")
-parallel = dict(zero=3)
 
 lr = 1e-5
 eps = 1e-8

@@ -3,11 +3,11 @@
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/image --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/image --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 8, zero 2, remat 8 double + 38 single blocks, 1 micro-batch a rank a step
+#     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.10      108.6  5.51     9
-#      768px/1f   2,312     11     5.54   0.07  11.07  0.00      9.29     22.50   57.68      106.1  4.91    15
-#      256px/1f     260     50     5.54   0.07  11.07  0.00      9.29     22.50   72.13      120.6  5.75    56
+#     1024px/1f   4,116      7     5.54   0.00  11.07  0.00      9.29      0.72   64.05       90.7  3.94    47
+#      768px/1f   2,312     11     5.54   0.00  11.07  0.00      9.29      0.72   61.46       88.1  3.43    76
+#      256px/1f     260     50     5.54   0.00  11.07  0.00      9.29      0.72   76.78      103.4  3.41   275
 _base_ = "../parts.py"
 
 dataset = dict(
@@ -24,7 +24,8 @@ bucket_config = {
 model = dict(
     from_pretrained=None,
     strict_load=False,
-    grad_ckpt_settings=(8, 100),  # the first 8 double blocks and all single ones
+    grad_ckpt_settings=(100, 100),  # all blocks (published: the first 8 double blocks and all single ones), which
+    grad_ckpt_budget="auto",  # keep what each entry of the table leaves room for
 )
 dropout_ratio = dict(t5=0.31622777, clip=0.31622777)  # both at once: 0.1
 
@@ -37,7 +38,9 @@ accumulation_steps = 1
 ema_decay = None
 
 dtype = "bf16"
-parallel = dict(zero=2)  # weights stay gathered from forward to backward
+compile = "auto"  # on a GPU that has a compiler
+compile_dynamic = "auto"  # the 16 costliest sizes have graphs of their own
+parallel = dict(zero=3)  # published: 2, which keeps weights gathered, in the room of outputs
 
 num_workers = 12
 prefetch_factor = 2

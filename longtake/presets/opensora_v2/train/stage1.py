@@ -2,11 +2,11 @@
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage1 --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/stage1 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 8, zero 2, remat 8 double + 38 single blocks, 1 micro-batch a rank a step
+#     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29     22.50   60.10      108.6  5.51     9
-#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29     22.50   68.17      116.6   5.8    15
-#      256px/1f     260     45     5.54   0.07  11.07  0.00      9.29     22.50   64.92      113.4  5.18    56
+#     1024px/1f   4,116      7     5.54   0.00  11.07  0.00      9.29      0.72   64.05       90.7  3.94    47
+#      768px/1f   2,312     13     5.54   0.00  11.07  0.00      9.29      0.72   72.64       99.3  4.04    76
+#     256px/89f   5,980      4     5.54   0.00  11.07  0.00      9.29      0.72   90.10      116.7  4.27    33
 _base_ = "image.py"
 
 dataset = dict(memory_efficient=False)

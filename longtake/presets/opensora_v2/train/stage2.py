@@ -3,10 +3,11 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
 #   longtake plan opensora_v2/stage2 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 2, sequence 4, zero 2, remat 19 double + 38 single blocks, 1 micro-batch a rank a step
+#     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
+#       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/97f  57,800      3     5.54   0.07  11.07  0.00      9.29     22.50   20.47       68.9  25.8    11
-#      256px/1f     260    130     5.54   0.07  11.07  0.00      9.29     22.50   13.19       61.7  4.22   795
+#     768px/41f  25,432      4     5.54   0.00  11.07  0.00      9.29      0.72   90.09      116.7  7.39    33
+#      256px/1f     260    130     5.54   0.00  11.07  0.00      9.29      0.72   88.55      115.2  2.52  1004
 _base_ = "image.py"
 
 _256px = {
@@ -25,7 +26,6 @@ _768px = {
 }
 bucket_config = {"_delete_": True, "256px": _256px, "768px": _768px}
 
-model = dict(grad_ckpt_settings=(100, 100))  # all blocks
 parallel = dict(tensor=1, sequence=4)
 
 lr = 5e-5

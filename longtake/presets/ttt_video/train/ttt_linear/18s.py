@@ -7,7 +7,7 @@
 #       inputs of recomputed blocks and what they keep in 92.0 GiB of host memory, 3.19 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/289f  98,550      1     2.41   0.00   2.97  0.00      9.04      0.67   38.17       53.3  26.2     1
+#     480x720/289f  98,550      1     2.41   0.00   2.97  0.00      9.04      0.67   38.17       53.3  31.1     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_18s"

@@ -7,7 +7,7 @@
 #       inputs of recomputed blocks and what they keep in 72.0 GiB of host memory, 3.19 B of the parameters train,
 #       1 micro-batch a rank a step
 #            bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   47.60       60.0  31.1     1
+#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   47.60       60.0  47.5     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_63s"

@@ -7,7 +7,7 @@
 #       inputs of recomputed blocks and what they keep in 24.0 GiB of host memory, 3.19 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/145f  49,950      1     2.41   0.00   2.97  0.00      9.04      0.67   42.96       58.1  13.2     1
+#     480x720/145f  49,950      1     2.41   0.00   2.97  0.00      9.04      0.67   42.96       58.1  15.7     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_9s"

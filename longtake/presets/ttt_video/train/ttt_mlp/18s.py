@@ -7,7 +7,7 @@
 #       inputs of recomputed blocks and what they keep in 92.0 GiB of host memory, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/289f  98,550      1     2.44   0.00   3.02  0.00      9.04      0.67   52.86       68.0  26.8     1
+#     480x720/289f  98,550      1     2.44   0.00   3.02  0.00      9.04      0.67   52.86       68.0  31.6     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_18s"

@@ -6,7 +6,7 @@
 #     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget 0.19 keeps transformer: attention,
 #       1 micro-batch a rank a step
 #          bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/49f  17,550      1     3.37   0.08   6.73  0.00      9.04      1.38   30.26       50.9  4.69     1
+#     480x720/49f  17,550      1     3.37   0.08   6.73  0.00      9.04      1.38   30.26       50.9  5.73     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_3s"

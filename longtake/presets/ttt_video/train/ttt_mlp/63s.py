@@ -7,7 +7,7 @@
 #       inputs of recomputed blocks and what they keep in 72.0 GiB of host memory, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
 #            bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/1009f  341,550      1     1.22   0.00   1.51  0.00      9.04      0.67   54.65       67.1  31.6     1
+#     480x720/1009f  341,550      1     1.22   0.00   1.51  0.00      9.04      0.67   54.65       67.1  47.9     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_63s"

@@ -1,0 +1,250 @@
+"""What this machine reaches, by kind of work: timed in seconds at the shapes of a planned run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from longtake.contracts import UserError
+from longtake.encoders.cost import on_meta, pieces_of
+from longtake.models import Attention, Trace, denoiser_class, meta_conditions
+from longtake.models.attention import fault_of
+from longtake.parallel import TokenPeers, World, cut_among, tune_host
+from longtake.plan.blocks import one_of_each_kind
+from longtake.plan.rates import Rates, measured_rates
+from longtake.plan.run import RunPlan
+from longtake.system.encoders import device_dtype
+from longtake.track import Gpu, gpu_named
+
+CPU = "cpu"  # a device like any kind of GPU
+_CALLS, _PRODUCTS = 3, 3  # timed calls of each, after one; sizes of products, those of most FLOPs
+_MOST_FLOPS = {"cuda": 3e13, "cpu": 4e9}  # of one call; larger shapes are cut to it
+_MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}  # of one tensor that is copied
+_CHAIN = 100  # small kernels in a row
+_KERNELS = ("cudnn", "flash", "efficient", "fa3")
+
+
+def measure_rates(plan: RunPlan, world: World) -> Rates:
+    """The rates of this process's device at the run's costliest shapes; those of links are measured where several
+    processes run, and else as planned. Collective."""
+    work, device = plan.work, world.device
+    if device.type == "cpu":
+        tune_host(work.config.cpu_threads)
+    dtype, machine = device_dtype(work.config.dtype, device), plan.machine.rates
+    longest = max(plan.entries, key=lambda entry: entry.tokens * entry.bucket.batch_size)
+    layout = plan.layout.at_degree(longest.sequence)
+    seen = _operations(plan, longest.bucket, layout)
+    time_of = partial(_seconds, device)
+    (shapes, _), *_ = seen["attention"].most_common(1)
+    products = _products(seen["products"], device, dtype, time_of)
+    convolved = _convolutions(plan, longest.bucket.shape, device, time_of)
+    stream = dtype.itemsize * longest.bucket.batch_size * longest.tokens * work.model.head_dim
+    stream *= denoiser_class(work.model).heads(work.model)
+    return Rates(
+        products=products,
+        attention={work.model.head_dim: _attention(shapes, device, dtype, time_of)},
+        convolutions=convolved or products,
+        copies=_copies(min(stream, _MOST_BYTES[device.type]), device, dtype, time_of),
+        links=_links(world, time_of) or machine.links,
+        host=_host(time_of) if device.type == "cuda" else machine.host,
+        launch=_launch(device, time_of),
+        said=f"measured here on {datetime.now(UTC):%Y-%m-%d}, {_name(device)}",
+    )
+
+
+def device_here(device: torch.device | None = None) -> str:
+    """What `--gpu` calls the device of this process."""
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return gpu_named(torch.cuda.get_device_name(device)).name if on_gpu else CPU
+
+
+def device_named(gpu: str, measures: bool = False) -> Gpu:
+    """A kind of GPU; or this machine's processor, whose peak is what products were measured to reach. Raises
+    `UserError` for one that was not measured, unless it is about to be."""
+    if gpu != CPU:
+        return gpu_named(gpu)
+    rates, pages = measured_rates(CPU), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if rates is None and not measures:
+        raise UserError(f"--gpu {CPU}: nothing is known of this processor; measure it: longtake plan RUN --measure")
+    peak, copies = (rates.products, rates.copies) if rates else (1e11, 1e10)
+    return Gpu(CPU, CPU, peak, pages / 2**30, copies, copies)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+
+
+class _Operations(Trace):
+    """Notes what products, attention and convolutions are called with, and their FLOPs."""
+
+    def __init__(self, *known: Any) -> None:
+        super().__init__(*known)
+        self.seen: dict[str, Counter[Any]] = defaultdict(Counter)
+
+    def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
+        name, tensors = operation._opname, [tuple(one.shape) for one in args if isinstance(one, Tensor)]
+        if name in ("mm", "addmm"):
+            (m, k), (_, n) = tensors[-2:]
+            self.seen["products"][m, k, n] += flops
+        elif flops and "attention" in name:
+            self.seen["attention"][*tensors[:2]] += flops
+        elif name == "convolution":
+            self.seen["convolutions"][*tensors[:2], *map(tuple, args[3:6])] += flops
+
+
+def _operations(plan: RunPlan, bucket: Any, layout: Any) -> dict[str, Counter[Any]]:
+    """Sizes and FLOPs by kind, of a forward with one block of each kind."""
+    work, upkeep = plan.work, layout.upkeep
+    config, sizes = work.model, work.micro_batch(bucket)
+    _, model = one_of_each_kind(config, upkeep, layout.compute_bytes)
+    if layout.peers > 1:
+        heads = denoiser_class(config).heads(config)
+        cut_among(model, TokenPeers.counted(layout.sequence, layout.tensor, layout.sequence_attention, heads))
+    x = torch.empty(sizes.batch, *sizes.latent, device="meta")
+    conditions = meta_conditions(config, sizes.latent, sizes.text_tokens, sizes.batch)
+    with torch.no_grad(), _Operations(model) as trace:
+        model(x, x[:, 0, 0, 0, 0], conditions)
+    return trace.seen
+
+
+def _products(seen: Counter[Any], device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]) -> float:
+    """The products of most FLOPs, forward and for both gradients."""
+    done = taken = 0.0
+    for (m, k, n), flops in seen.most_common(_PRODUCTS):
+        rows = max(1, min(m, int(_MOST_FLOPS[device.type] / (2 * k * n))))
+        x, w, y = (torch.randn(*of, device=device, dtype=dtype) for of in ((rows, k), (n, k), (rows, n)))
+        seconds = time_of(lambda x=x, w=w: x @ w.t()) + time_of(lambda y=y, w=w: y @ w)
+        seconds += time_of(lambda x=x, y=y: y.t() @ x)
+        done, taken = done + 3 * flops, taken + seconds * flops / (2 * rows * k * n)
+    return done / taken
+
+
+def _attention(
+    shapes: Any, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]
+) -> tuple[float, float]:
+    """FLOP/s forward and backward of the kernel that is the fastest in both together."""
+    (batch, heads, queries, width), (_, _, keys, _) = shapes
+    batch = max(1, min(batch, int(_MOST_FLOPS[device.type] / (4 * heads * queries * keys * width))))
+    whole = 4 * batch * heads * queries * keys * width
+    part = min(1.0, _MOST_FLOPS[device.type] / whole)
+    queries, keys = (max(16, int(length * part**0.5)) for length in (queries, keys))
+    q, k, v = (
+        torch.randn(batch, n, heads, width, device=device, dtype=dtype, requires_grad=True)
+        for n in (queries, keys, keys)
+    )
+    found = attention_rates(q, k, v, time_of)
+    return max(found.values(), key=lambda rates: 1 / (1 / rates[0] + 2.5 / rates[1]))
+
+
+def attention_rates(q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float]) -> dict[str, tuple[float, float]]:
+    """FLOP/s forward and backward over q, k, v [B, L, N, K] by each kernel that runs; on a CPU by the one that does.
+    time_of: says the seconds of a call."""
+    found, on_gpu = {}, q.device.type == "cuda"
+    flops = 4 * q.numel() * k.shape[1]
+    for name in _KERNELS if on_gpu else ("auto",):
+        if on_gpu and fault_of(name, q.device, q.dtype, q.shape[-1]) is not None:
+            continue
+        kernel = Attention(name)
+        try:
+            out = kernel(q, k, v)
+            grad = torch.randn_like(out)
+            there = time_of(partial(kernel, q, k, v))
+            back = time_of(partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True))
+        except RuntimeError:  # not at this shape, or out of memory
+            continue
+        found[name] = flops / there, 2.5 * flops / back
+    return found
+
+
+def _convolutions(
+    plan: RunPlan, shape: tuple[int, int, int], device: torch.device, time_of: Callable[..., float]
+) -> float | None:
+    """The autoencoder's costliest convolution; None where it has none."""
+    section = plan.work.config.ae
+    video = torch.empty(1, 3, *shape, device="meta")
+    with torch.no_grad(), _Operations(video) as trace:
+        pieces_of(on_meta(section), video)[0].run()
+    for (given, weight, *options), flops in trace.seen["convolutions"].most_common(1):
+        dtype = device_dtype(section.dtype, device)
+        rows = max(weight[-2], int(given[-2] * min(1.0, _MOST_FLOPS[device.type] / flops)))
+        x = torch.randn(*given[:-2], rows, given[-1], device=device, dtype=dtype)
+        w = torch.randn(*weight, device=device, dtype=dtype)
+        stride, padding, dilation = options
+        convolve = F.conv3d if len(weight) == 5 else F.conv2d
+        run = partial(convolve, x, w, None, stride, padding, dilation)
+        with torch.no_grad():
+            return 2 * run().numel() / weight[0] * w.numel() / time_of(run)
+    return None
+
+
+def _copies(num_bytes: int, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]) -> float:
+    """What kernels between products are like: sums, scales, norms, activations, casts."""
+    rows = max(1, num_bytes // dtype.itemsize // 1024)
+    x, y = (torch.randn(rows, 1024, device=device, dtype=dtype) for _ in range(2))
+    kernels: dict[Callable[[], Tensor], int] = {
+        lambda: x + y: 3,
+        lambda: x * y[:1]: 2,
+        lambda: F.gelu(x, approximate="tanh"): 2,
+        lambda: F.rms_norm(x, (1024,)): 2,
+        lambda: x.clone(): 2,
+    }
+    with torch.no_grad():
+        return sum(kernels.values()) * x.nbytes / sum(map(time_of, kernels))
+
+
+def _links(world: World, time_of: Callable[..., float]) -> float | None:
+    """Bytes/s that a process takes in where all gather from all."""
+    if world.size == 1:
+        return None
+    part = torch.ones((1 << 26) // world.size, device=world.device)
+    whole = part.new_empty(part.numel() * world.size)
+    seconds = time_of(partial(dist.all_gather_into_tensor, whole, part))
+    return (whole.nbytes - part.nbytes) / seconds
+
+
+def _host(time_of: Callable[..., float]) -> float:
+    x = torch.empty(1 << 26, dtype=torch.float32, pin_memory=True)
+    return x.nbytes / time_of(lambda: x.to("cuda", non_blocking=True))
+
+
+def _launch(device: torch.device, time_of: Callable[..., float]) -> float:
+    """Seconds a kernel of many small ones, forward and backward."""
+    w, x = torch.ones(64, device=device, requires_grad=True), torch.ones(64, device=device)
+
+    def run() -> None:
+        y = x
+        for _ in range(_CHAIN):
+            y = y * w
+        y.sum().backward()
+
+    return time_of(run) / (4 * _CHAIN)  # backward: two products, and a sum
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, once the device has done all it was asked to; on a CPU those that its threads were given, so that other
+    work beside them does not count."""
+    if device.type != "cuda":
+        return time.process_time() / torch.get_num_threads()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _seconds(device: torch.device, run: Callable[[], Any]) -> float:
+    """The median of a few calls, after one."""
+    times = []
+    for _ in range(1 + _CALLS):
+        start = clock(device)
+        run()
+        times.append(clock(device) - start)
+    return median(times[1:])

@@ -1,0 +1,214 @@
+"""What a generation takes before it is started: seconds of its videos, and bytes on a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+from typing import Any
+
+import torch
+
+from longtake import encoders
+from longtake.contracts import UserError
+from longtake.encoders.cost import facts_of, on_meta
+from longtake.generate.config import GenerateConfig
+from longtake.generate.rounds import rounds, says_degrees
+from longtake.generate.sample import guidance_scales, shape_asked
+from longtake.models import Trace, denoiser_class
+from longtake.pages import duration
+from longtake.parallel import Mesh, resolve_degrees
+from longtake.parallel.config import divisors
+from longtake.plan.blocks import count_blocks
+from longtake.plan.compiled import remembered
+from longtake.plan.layout import Layout, MicroBatch, Upkeep
+from longtake.plan.machine import Machine
+from longtake.plan.measure import device_here, device_named
+from longtake.plan.parameters import count_weights
+from longtake.plan.rates import measured_rates
+from longtake.plan.remedies import gib
+from longtake.plan.report import rates_words
+from longtake.plan.speed import forward_seconds
+from longtake.system.encoders import encoder_bytes, encoding_costs
+from longtake.system.room import forward_bytes
+
+_DTYPES = {2: torch.bfloat16, 4: torch.float32}
+
+
+@dataclass(frozen=True)
+class VideoForecast:
+    """Of all videos that a request asks for."""
+
+    parts: Mapping[str, float]  # seconds: embedding texts, encoding references, denoising, decoding, stills before it
+    bytes: int  # on the fullest GPU
+    forwards: int  # of the denoiser for one video, each branch of guidance by itself
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+def forecast_videos(config: GenerateConfig, machine: Machine, gpus: int = 1, count: int = 1) -> VideoForecast:
+    """Seconds and bytes of `count` videos on `gpus` GPUs, once weights are loaded. Nothing is read or built. Raises
+    `UserError` where the degrees of the config do not divide the GPUs, or its autoencoder cannot make the size."""
+    shape = shape_asked(config, config.sampling_option)
+    config.check_shape(*shape)
+    size = min(config.batch_size, max(1, count // gpus))
+    degrees, tensor = _degrees(config, gpus)
+    times: Counter[str] = Counter()
+    most = forwards = 0
+    for _, degree in rounds(ceil(count / size), gpus // tensor, degrees):
+        layout = _layout(config, gpus, degree, tensor)
+        found = _batch(config, shape, size, layout, machine)
+        times.update(found.parts)
+        most, forwards = max(most, found.bytes), found.forwards
+    parts = {name: seconds * config.num_clips for name, seconds in times.items()}
+    if config.use_t2i2v:
+        stills = forecast_videos(config.of_stills(), machine, gpus, count)
+        parts, most = {"stills": stills.seconds, **parts}, max(most, stills.bytes)
+    return VideoForecast(parts, most, forwards)
+
+
+def machine_named(gpu: str | None) -> Machine:
+    """GPUs of a kind, as measured here where they were; None: of the kind that is here, or an H200."""
+    device = device_named(gpu or (device_here() if torch.cuda.is_available() else "h200"))
+    return Machine(device, measured=measured_rates(device.name))
+
+
+def video_words(config: GenerateConfig, machine: Machine, gpus: int, count: int) -> str:
+    """The forecast in words."""
+    found = forecast_videos(config, machine, gpus, count)
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.parts.items() if seconds)
+    frames, height, width = shape_asked(config, config.sampling_option)
+    return (
+        f"{count} x {frames} x {height} x {width} on {gpus} x {machine.gpu.name}: {duration(found.seconds)} ({parts}), "
+        f"{gib(found.bytes)} of {machine.gpu.memory_gib:g} GiB a GPU; a video takes {found.forwards} forwards of the "
+        "denoiser, each branch of guidance by itself; loading weights and writing files are not in it\n"
+        + rates_words(machine, config)
+    )
+
+
+def _degrees(config: GenerateConfig, gpus: int) -> tuple[list[int], int]:
+    """How many sequence peers may make a batch together, and the tensor peers of each."""
+    *_, sequence, tensor = resolve_degrees(config.parallel, gpus)
+    if says_degrees(config):
+        return [sequence], tensor
+    kind, found = denoiser_class(config.model), []
+    for degree in divisors(gpus):
+        try:
+            parallel = config.parallel.model_copy(update={"sequence": degree})
+            Mesh(1, gpus // degree, degree, 1, 0, parallel, weights=None).check_model(kind, kind.heads(config.model))
+        except UserError:
+            continue
+        found.append(degree)
+    return found, 1
+
+
+def _layout(config: GenerateConfig, gpus: int, sequence: int, tensor: int) -> Layout:
+    return Layout(
+        shard=gpus // sequence // tensor,
+        sequence=sequence,
+        tensor=tensor,
+        compute_bytes=2 if config.dtype == "bf16" else 4,
+        compiled=config.compile is True,
+        upkeep=Upkeep(lora=config.lora),
+        sequence_attention=config.parallel.sequence_attention,
+    )
+
+
+def _batch(
+    config: GenerateConfig, shape: tuple[int, int, int], size: int, layout: Layout, machine: Machine
+) -> VideoForecast:
+    """One batch on the ranks that make it together, which share tiles and captions."""
+    option, rates, latent = config.sampling_option, machine.rates, config.ae.latent(*shape)
+    held, rooms = _weights(config, layout), _rooms(config, shape, size, layout)
+    branches = _branches(config, latent[1])
+    batched = option.guidance_batch
+    widest = max(branches)
+
+    def total(width: int) -> int:
+        moments = {**rooms, "denoise": rooms["denoise"] * width}
+        if config.offload_model:
+            return max(moments[name] + held[name] for name in moments)
+        return sum(held.values()) + max(moments.values())
+
+    if batched == "auto":
+        batched = total(widest) <= machine.usable_bytes
+
+    def forward(width: int) -> float:
+        sizes = MicroBatch(size * width, latent, config.text_length)
+        return forward_seconds(config.model, count_blocks(config.model, sizes, layout), layout, machine)
+
+    denoise = sum(steps * (forward(n) if batched else n * forward(1)) for n, steps in branches.items())
+    costs = encoding_costs(config, shape, size * min(2, widest))
+    del costs["ae"]
+    known = sum(encoders.autoencoder_cost(config.ae, one, size).flops for one in _known(config, shape))
+    texts = sum(cost.rank_flops(layout.peers) for cost in costs.values())
+    shared = layout.peers if on_meta(config.ae).compute is not None else 1
+    parts = {
+        "texts": texts / rates.products,
+        "references": known / shared / rates.convolutions,
+        "denoising": denoise,
+        "decoding": _decoding(config.ae, shape, size)["flops"] / shared / rates.convolutions,
+    }
+    forwards = sum(n * steps for n, steps in branches.items())
+    return VideoForecast(parts, total(widest if batched else 1), forwards)
+
+
+def _branches(config: GenerateConfig, frames: int) -> Counter[int]:
+    """Steps by how many branches of guidance they run."""
+    option, by_known = config.sampling_option, not config.knows_nothing and config.family.guided_by_known
+    scales = guidance_scales(config, option, False, by_known)
+    steps = max(1, round(option.num_steps * config.strength))
+    return Counter(len(scales.coefficients(step, steps, frames)) for step in range(steps))
+
+
+def _known(config: GenerateConfig, shape: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Pixels that are encoded of a reference."""
+    if config.knows_nothing or config.law_of_family is None:
+        return []
+    windows = config.law_of_family.windows(config.kind, config.ae.latent, shape[0])
+    return [(len(window.pixels), *shape[1:]) for window in windows]
+
+
+def _weights(config: GenerateConfig, layout: Layout) -> dict[str, int]:
+    """Bytes of weights on a GPU by the phase that needs them, those that are gathered among the denoiser's."""
+    counted = count_weights(config.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
+    ahead = 1 if layout.weight_shards == 1 else 2
+    gathered = counted.rest.gathered + ahead * max((unit.gathered for unit in counted.blocks), default=0)
+    found = encoder_bytes(config, layout.gpus, decodes=True)
+    autoencoder = found.pop("ae")
+    denoiser = counted.frozen + layout.compute_bytes * (counted.owned + gathered)
+    return {"texts": sum(found.values()), "denoise": int(denoiser), "decode": autoencoder}
+
+
+def _rooms(config: GenerateConfig, shape: tuple[int, int, int], size: int, layout: Layout) -> dict[str, int]:
+    """Bytes of activations in each phase; denoising of one branch."""
+    costs = encoding_costs(config, shape, size)
+    del costs["ae"]
+    peers = layout.sequence, layout.tensor, layout.sequence_attention
+    dtype, latent = _DTYPES[layout.compute_bytes], config.ae.latent(*shape)
+    forward = forward_bytes(config.model, tuple(latent), config.text_length, size, dtype, *peers)
+    return {
+        "texts": max((cost.rank_bytes(layout.peers) for cost in costs.values()), default=0),
+        "denoise": max(forward.values()) + 4 * 4 * size * prod(latent),  # noise, the solver's states, the result
+        "decode": _decoding(config.ae, shape, size)["bytes"],
+    }
+
+
+@lru_cache(maxsize=64)
+def _decoding(section: Any, shape: tuple[int, int, int], batch: int) -> Mapping[str, int]:
+    """FLOPs of decoding on one rank, and bytes at the worst moment, by a trace that is kept."""
+
+    def look() -> dict[str, int]:
+        autoencoder = on_meta(section)
+        latents = torch.empty(batch, *autoencoder.latent(*shape), device="meta")
+        parts = (*autoencoder.encoding.values(), *autoencoder.decoding.values())
+        with torch.no_grad(), Trace(*parts) as trace:
+            for _ in autoencoder.decode_stream(latents, shape[0]):
+                pass
+        return {"flops": trace.flops, "bytes": trace.peak}
+
+    return remembered(look, "decoding", facts_of(section), section.model_dump(mode="json"), shape, batch)

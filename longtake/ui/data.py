@@ -1,0 +1,182 @@
+"""The tab of data: what is in a table and how a run's buckets take it, its clips with captions to edit, and what could
+not be read, with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longtake import data, pages, train
+from longtake.contracts import UserError
+from longtake.data.clips.remote import join_location
+from longtake.data.tables.rows import FOLDER_TABLE, open_rows
+from longtake.durable import write_whole
+from longtake.presets import presets, run_file
+from longtake.train.folder import QUARANTINE_FILE
+from longtake.train.stages import CONFIG_FILE
+from longtake.ui.roots import Roots
+from longtake.ui.shown import box, frame, media, told
+
+SHOWN = 6  # clips at once
+_TABLES = (".csv", ".parquet", ".jsonl", ".arrow")
+_MOST_LOST = 200
+_CACHE_BYTES = 20 * 10**9
+
+
+class Clips:
+    """What the tab's handlers do."""
+
+    def __init__(self, roots: Roots):
+        self.roots = roots
+
+    def tables(self) -> list[tuple[str, str]]:
+        """Tables of clips, and folders that have been read as one; not what runs, probes and this page write."""
+        found = [path for path in self.roots.files(_TABLES) if not (path.parent / CONFIG_FILE).exists()]
+        own = [path for path in found if not path.name.endswith(".bad.csv") and self.roots.own not in path.parents]
+        own = [path.parent if path.name == FOLDER_TABLE else path for path in own]
+        return self.roots.named(own)
+
+    def report(self, table: str, run: str | None) -> str:
+        """The page of `longtake data stats --html`, with the buckets of a run."""
+        source, start = data.table_and_root(self.roots.path(table, "table"), None)
+        found = data.table_stats(source, examples=12)
+        buckets = None
+        if run:
+            preset = run in {one.name for one in presets()}
+            own = run_file(run) if preset else str(self.roots.path(run, "run"))
+            buckets = train.preview_buckets(train.read_previewed(own, source), source).picture()
+        start = found.folder if start is None else data.base_folder(source, start)
+        cache = data.FileCache(data.default_cache_folder(), _CACHE_BYTES)
+        page = self.roots.own / "pages" / "data.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(page, data.stats_page(found, data.film_reader(start, cache), buckets))
+        return frame(page)
+
+    def clips(self, table: str) -> list[tuple[str, str]]:
+        """(where a clip lies, its caption) of every row."""
+        source, start = data.table_and_root(self.roots.path(table, "table"), None)
+        columns, _ = open_rows(source, as_text=source.suffix.lower() == ".csv").whole()
+        if "path" not in columns.column_names:
+            raise UserError(f"{source}: has no column path; its columns are {', '.join(columns.column_names)}")
+        place = data.base_folder(source, start)
+        paths = [str(path) for path in columns.column("path").to_pylist()]
+        there = "text" in columns.column_names
+        texts = columns.column("text").to_pylist() if there else [""] * len(paths)
+        return [(join_location(place, path), text or "") for path, text in zip(paths, texts, strict=True)]
+
+    def browse(self, table: str, word: str, first: float) -> tuple[str, int, list[tuple[str, str]]]:
+        """A line on what is shown, the first that is, and the clips, some whose caption or path has `word`."""
+        every = self.clips(table)
+        found = [clip for clip in every if not word or word.lower() in f"{clip[0]} {clip[1]}".lower()]
+        first = max(0, min(int(first), (len(found) - 1) // SHOWN * SHOWN))
+        last = min(first + SHOWN, len(found))
+        said = f"{first + 1 if found else 0} to {last} of {len(found):,} clips, {len(every):,} in the table"
+        return said, first, found[first:last]
+
+    def film(self, location: str) -> str:
+        try:
+            return box(
+                media(self.roots.path(location, "clip")), pages.html('<p class="said">{}</p>', Path(location).name)
+            )
+        except UserError as error:
+            return box(pages.html('<p class="bad">{}</p>', error))
+
+    def save(self, table: str, shown: Sequence[Sequence[str]], texts: Sequence[str]) -> str:
+        """Writes the captions that were changed, as `longtake data captions` does."""
+        source = self.roots.path(table, "table")
+        new = {
+            (where, old): text.strip() for (where, old), text in zip(shown, texts, strict=False) if text.strip() != old
+        }
+        if source.is_dir():  # of a folder of clips the captions lie beside them
+            for (where, _), text in new.items():
+                write_whole(self.roots.path(where, "clip").with_suffix(".txt"), text + "\n")
+            return f"{len(new):,} captions changed in {source}" if new else "no caption was changed"
+        changed, rows = (
+            data.edit_captions(source, [lambda where, text: new.get((where, text), text)]) if new else (0, 0)
+        )
+        return f"{changed:,} of {rows:,} captions changed in {source}" if changed else "no caption was changed"
+
+    def lost(self) -> str:
+        """What runs and probes could not read, with the reasons."""
+        rows = []
+        for run in self.roots.runs():
+            faults = data.list_quarantine(run / QUARANTINE_FILE)
+            rows += [(fault.path, fault.reason, f"{run.name}, pass {fault.pass_index}") for fault in faults]
+        for path in self.roots.files((".bad.csv",)):
+            columns, _ = open_rows(path, as_text=True).whole()
+            rows += [(row["path"], row["reason"], path.name) for row in columns.slice(0, _MOST_LOST).to_pylist()]
+        if not rows:
+            return box(pages.html('<p class="said">Every clip could be read so far.</p>'))
+        return box(pages.table(("clip", "reason", "where"), rows[:_MOST_LOST], words=(0, 1, 2)))
+
+
+def build(roots: Roots) -> None:
+    """The tab."""
+    import gradio as gr
+
+    clips = Clips(roots)
+    tables = clips.tables()
+    runs = roots.named(roots.runs()) + [(one.name, one.name) for one in presets() if one.kind == "train"]
+    with gr.Row():
+        own = tables[0][1] if tables else None
+        words = {"allow_custom_value": True, "scale": 3, "min_width": 260, "elem_id": "table"}
+        table = gr.Dropdown(tables, value=own, label="Table, or folder of clips", **words)
+        run = gr.Dropdown(
+            runs,
+            value=None,
+            allow_custom_value=True,
+            label="Buckets of a run or preset",
+            scale=3,
+            min_width=260,
+            elem_id="bucket_run",
+        )
+        report = gr.Button("Report", scale=1, elem_id="report", variant="primary")
+    page = gr.HTML(elem_id="data_page")
+    gr.Markdown("### Clips and captions")
+    with gr.Row():
+        word = gr.Textbox(label="With the word", scale=2, min_width=140, elem_id="word")
+        show = gr.Button("Show", min_width=80, elem_id="show")
+        back = gr.Button("Back", min_width=80)
+        on = gr.Button("On", min_width=80, elem_id="next")
+        save = gr.Button("Save captions", variant="primary", min_width=140, elem_id="save")
+    said = gr.Markdown(elem_id="clips_said")
+    films, texts = _boxes()
+    gr.Markdown("### What could not be read")
+    lost = gr.HTML(clips.lost, elem_id="lost")
+    first, shown = gr.State(0), gr.State([])
+
+    def browse(name: str, text: str, at: float) -> list[Any]:
+        words, at, found = clips.browse(name, text, at)
+        more = SHOWN - len(found)
+        filled = [clips.film(where) for where, _ in found] + [""] * more
+        captions = [gr.update(value=caption, visible=True) for _, caption in found] + [gr.update(visible=False)] * more
+        return [words, at, found, *filled, *captions]
+
+    def kept(name: str, there: list[list[str]], text: str, at: float, *written: str) -> list[Any]:
+        gr.Info(clips.save(name, there, written[: len(there)]))
+        return browse(name, text, at)
+
+    outcome = [said, first, shown, *films, *texts]
+    report.click(told(clips.report), [table, run], page)
+    for button, move in ((show, None), (back, -SHOWN), (on, SHOWN)):
+        moved = told(lambda name, text, at, by=move: browse(name, text, 0 if by is None else at + by))
+        button.click(moved, [table, word, first], outcome, show_progress="hidden")
+    save.click(told(kept), [table, shown, word, first, *texts], outcome, show_progress="hidden")
+    report.click(clips.lost, None, lost, show_progress="hidden")
+    gr.on(None, lambda: gr.update(choices=clips.tables()), None, table, show_progress="hidden")
+    gr.on(None, clips.lost, None, lost, show_progress="hidden")
+
+
+def _boxes() -> tuple[list[Any], list[Any]]:
+    """The places of the clips that are shown at once, and of their captions."""
+    import gradio as gr
+
+    films, texts = [], []
+    for _ in range(SHOWN // 3):
+        with gr.Row():
+            for _ in range(3):
+                with gr.Column(min_width=280):
+                    films.append(gr.HTML(elem_classes="clip"))
+                    texts.append(gr.Textbox(label="Caption", lines=2, visible=False, elem_classes="caption"))
+    return films, texts

@@ -1,0 +1,91 @@
+"""Who gets in: this machine alone, or whoever has the token; and what a page may load: nothing from elsewhere."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from longtake import pages
+from longtake.contracts import UserError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+COOKIE = "longtake_token"
+_SHORTEST = 16
+_POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; form-action 'self'; "
+    "base-uri 'self'; object-src 'none'"
+)
+_ASK = pages.page(
+    "Longtake",
+    pages.Html(
+        '<form><label>Token, as `longtake ui` printed it <input name="token" type="password" autofocus></label> '
+        "<button>Open</button></form>"
+    ),
+)
+
+
+def token_for(host: str, token: str | None) -> str | None:
+    """The token of a page on `host`: the one given, one made up where others could reach it, None on loopback."""
+    if token is not None and len(token) < _SHORTEST:
+        raise UserError(f"--token: has {len(token)} characters; give {_SHORTEST} or more, or leave it out to get one")
+    return token or (None if host in LOOPBACK else secrets.token_urlsafe(24))
+
+
+class Gate:
+    """In front of every request, of files and of events too."""
+
+    def __init__(self, app: Any, token: str | None, loopback: bool):
+        self._app, self._token, self._loopback = app, token, loopback
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if refusal := self._refusal(headers):
+            return await _answer(send, 403, refusal)
+        if self._token is not None and not self._known(headers):
+            given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
+            if scope["type"] == "http" and self._is_token(given):
+                cookie = f"{COOKIE}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
+                return await _answer(send, 303, "", ("location", scope["path"]), ("set-cookie", cookie))
+            return await _answer(send, 401, _ASK)
+
+        async def with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                policy = _POLICY + ("; sandbox allow-scripts" if scope["path"] == "/page" else "")
+                own = {b"content-security-policy": policy.encode(), b"x-content-type-options": b"nosniff"}
+                own[b"referrer-policy"] = b"no-referrer"
+                message["headers"] = [*message.get("headers", ()), *own.items()]
+            await send(message)
+
+        await self._app(scope, receive, with_policy)
+
+    def _refusal(self, headers: dict[str, str]) -> str | None:
+        """A page of elsewhere that has a browser ask, by its own name (DNS rebinding) or by ours (cross-site)."""
+        host = headers.get("host", "")
+        if self._loopback and urlsplit(f"//{host}").hostname not in LOOPBACK:
+            return "This page answers to 127.0.0.1 and localhost only."
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return "This page takes requests from itself only."
+        return None
+
+    def _known(self, headers: dict[str, str]) -> bool:
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and self._is_token(unquote(cookie.value))
+
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+async def _answer(send: Any, status: int, text: str, *headers: tuple[str, str]) -> None:
+    head = [("content-type", "text/html; charset=utf-8"), ("cache-control", "no-store"), *headers]
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in head]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": text.encode()})

@@ -1,0 +1,147 @@
+"""The tab that trains adapters on a folder of clips: the plan first, then the queue."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from longtake import pages
+from longtake.contracts import UserError
+from longtake.presets import presets
+from longtake.track.devices import GPUS
+from longtake.train.stages import CONFIG_FILE
+from longtake.ui.generate import flag
+from longtake.ui.queue import Queue, QueuedCommand
+from longtake.ui.roots import Roots
+from longtake.ui.shown import box, frame, mistake, told
+
+FIELDS = ("base", "weights", "clips", "trigger", "name", "rank", "steps", "rate", "gpu")
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")  # a name on the Hugging Face hub
+_NAME = re.compile(r"\w[\w.-]*")
+_MOST_SECONDS = 600  # of a plan: the first with `compile` traces for minutes
+
+
+def words_of(form: Mapping[str, Any], roots: Roots) -> list[str]:
+    """What stands behind `longtake train` for a filled-in form. Raises `UserError` for what is missing or outside."""
+    clips = roots.path(form["clips"], "clips")
+    if not _NAME.fullmatch(form["name"] or ""):
+        raise UserError(f"name {form['name'] or ''!r}: give the run one of letters, digits, - and _, such as my_lora")
+    if (roots.folders[0] / form["name"]).exists():
+        raise UserError(f"name {form['name']}: there is such a run; give another, or go on with it in the tab Runs")
+    if form["base"] in {one.name for one in presets()}:
+        words = [form["base"]]
+    else:
+        base = roots.path(form["base"], "base")
+        words = [str(base / CONFIG_FILE), "--model.from-pretrained", str(base)]
+    if form["weights"]:
+        words += flag("model.from-pretrained", _weights(form["weights"], roots))
+    words += [*flag("dataset.data-path", clips), "--outputs", str(roots.folders[0]), "--exp-name", form["name"]]
+    if form["trigger"]:
+        words += flag("dataset.caption-prefix", f"{form['trigger'].strip().rstrip(',')}, ")
+    rank = str(int(form["rank"] or 16))
+    words += ["--lora.rank", rank, "--lora.alpha", rank]
+    if form["steps"]:
+        words += ["--max-steps", str(int(form["steps"]))]
+    if form["rate"]:
+        words += ["--lr", f"{form['rate']:g}"]
+    return words
+
+
+def _weights(text: str, roots: Roots) -> str:
+    try:
+        return str(roots.path(text, "weights"))
+    except UserError:
+        if _HUB.fullmatch(text) and ".." not in text and not Path(text).exists():
+            return text
+        raise
+
+
+class Adapters:
+    """What the tab's handlers do."""
+
+    def __init__(self, roots: Roots, queue: Queue):
+        self.roots, self.queue = roots, queue
+
+    def bases(self) -> list[tuple[str, str]]:
+        """Presets that train adapters, and runs whose model may get some."""
+        files = {one.name: one.path for one in presets() if one.kind == "train"}
+        own = [name for name, path in files.items() if "\nlora = dict(" in path.read_text("utf-8")]
+        runs = [name for name in self.roots.models() if (Path(name) / CONFIG_FILE).is_file()]
+        return [*((name, name) for name in own), *self.roots.named(runs)]
+
+    def command(self, *values: Any) -> tuple[str, str]:
+        form = dict(zip(FIELDS, values, strict=True))
+        if not (form["clips"] and form["name"]):
+            return "", box(pages.html('<p class="said">Name a folder of clips, and the run.</p>'))
+        try:
+            return QueuedCommand(Path(), "train", ("train", *words_of(form, self.roots))).command, ""
+        except (UserError, OSError) as error:
+            return "", mistake(error)
+
+    def plan(self, *values: Any) -> tuple[str, str]:
+        """The page of `longtake plan` for the form's run on one GPU, or what is wrong; and the form it is of."""
+        form = dict(zip(FIELDS, values, strict=True))
+        words, page = words_of(form, self.roots), self.roots.own / "pages" / "plan.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.unlink(missing_ok=True)
+        asked = ["plan", *words, "--gpus", "1", "--gpu", str(form["gpu"]), "--html", str(page)]
+        command = [sys.executable, "-m", "longtake", *asked]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, stdin=subprocess.DEVNULL)
+        said = pages.html("<pre>{}</pre>", (done.stdout + done.stderr).strip())
+        fits = pages.html(
+            '<p class="{}">{}</p>', *(("good", "It fits.") if done.returncode == 0 else ("bad", "See below."))
+        )
+        shown = frame(page) if page.exists() else ""
+        return box(fits, pages.folded("what `longtake plan` printed", said) if shown else said) + shown, str(words)
+
+    def start(self, planned: str, *values: Any) -> str:
+        words = words_of(dict(zip(FIELDS, values, strict=True)), self.roots)
+        if str(words) != planned:
+            raise UserError("plan: is of another form than this one; look at the plan first")
+        return self.queue.add("train", ["train", *words]).command
+
+
+def build(roots: Roots, queue: Queue) -> None:
+    """The tab."""
+    import gradio as gr
+
+    adapters = Adapters(roots, queue)
+    bases, made = adapters.bases(), {}
+    with gr.Row():
+        with gr.Column(scale=2, min_width=320):
+            made["base"] = gr.Dropdown(
+                bases, label="Base", info="a preset, or a run of yours", allow_custom_value=True, elem_id="base"
+            )
+            made["weights"] = gr.Textbox(label="Weights", info="a file, or a name on the hub; empty: the base's own")
+            made["clips"] = gr.Textbox(
+                label="Clips", info="a folder or table inside the page's folders", elem_id="clips"
+            )
+            made["trigger"] = gr.Textbox(label="Trigger word", info="put in front of every caption", elem_id="trigger")
+            made["name"] = gr.Textbox(label="Name of the run", elem_id="lora_name")
+        with gr.Column(scale=1, min_width=280):
+            made["rank"] = gr.Number(16, label="Rank", precision=0, minimum=1, elem_id="rank")
+            made["steps"] = gr.Number(1000, label="Steps", precision=0, elem_id="lora_steps")
+            made["rate"] = gr.Number(1e-4, label="Learning rate", elem_id="rate")
+            made["gpu"] = gr.Dropdown(
+                sorted(gpu.name for gpu in GPUS), value="4090", label="Plan for one", elem_id="gpu"
+            )
+    command = gr.Textbox(label="Command", lines=2, max_lines=8, interactive=False, buttons=["copy"])
+    wrong = gr.HTML(elem_id="lora_wrong")
+    with gr.Row():
+        plan = gr.Button("Show the plan", variant="primary", elem_id="plan")
+        start = gr.Button("Put on the queue", elem_id="train")
+    page, planned = gr.HTML(elem_id="plan_page"), gr.State("")
+    fields = [made[name] for name in FIELDS]
+    changes = [field.change for field in fields]
+    gr.on(changes, adapters.command, fields, [command, wrong], trigger_mode="always_last", show_progress="hidden")
+    plan.click(told(adapters.plan), fields, [page, planned])
+
+    def put(*values: Any) -> None:
+        gr.Info(f"on the queue, see the tab Runs: {adapters.start(*values)}")
+
+    start.click(told(put), [planned, *fields], None, show_progress="hidden")
+    gr.on(None, lambda: gr.update(choices=adapters.bases()), None, made["base"], show_progress="hidden")

@@ -1,0 +1,210 @@
+"""Commands one after another, as they lie in a folder: `0001/job.json`, `log.txt`, and `exit`, the status.
+
+A command goes on when the page ends, and the page that is opened next finds it. The line that is shown is the line that
+is run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from longtake.contracts import UserError
+from longtake.durable import write_whole
+from longtake.small_files import parse_json
+
+PROGRESS = "LONGTAKE_PROGRESS"  # the variable that has `longtake generate` tell its progress line by line
+_SECONDS = 0.5  # between two looks at what runs
+# The shell outlives the signals that end the command, and writes its status down, with or without the page.
+_SHELL = 'trap : TERM INT; "$@"; echo $? > "$0"'
+_PROGRESS = re.compile(r"(?:step |^)(\d[\d.]*)(?:/| of )(\d+)(?: videos|\s|$)")
+_LAST_BYTES = 20_000
+
+
+@dataclass(frozen=True)
+class QueuedCommand:
+    folder: Path
+    kind: str  # "generate", "train" or "data"
+    words: tuple[str, ...]  # behind `longtake`
+    about: Mapping[str, Any] = field(default_factory=dict)
+    state: str = "waiting"  # then running, stopping; at the end done, failed or stopped
+    made: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    pid: int = 0
+    born: str = ""  # of the process, lest another one has its number
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def command(self) -> str:
+        return shlex.join(("longtake", *self.words))
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "failed", "stopped")
+
+    def log(self) -> str:
+        """The end of what it printed."""
+        try:
+            with (self.folder / "log.txt").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+                return file.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def progress(self) -> tuple[float, float] | None:
+        """(done, total) as the last line of its kind says."""
+        for line in reversed(self.log().splitlines()):
+            if found := _PROGRESS.search(line):
+                return float(found[1]), float(found[2])
+        return None
+
+    def seconds(self) -> float:
+        return (self.ended or time.time()) - self.started if self.started else 0.0
+
+    def write(self) -> None:
+        kept = {key: value for key, value in asdict(self).items() if key != "folder"}
+        write_whole(self.folder / "job.json", json.dumps(kept, indent=1) + "\n", synced=False)
+
+
+class Queue:
+    """The commands of a folder. One page at a time runs them."""
+
+    def __init__(self, folder: Path):
+        """Raises `UserError` where another page has the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._lock, self._children = folder, threading.RLock(), dict[int, subprocess.Popen[bytes]]()
+        self._held = (folder / "lock").open("a")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another `longtake ui` is open here; use that one, or another root") from None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="queue")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """No further command is started; the one that runs goes on."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._held.close()
+
+    def jobs(self) -> list[QueuedCommand]:
+        """In the order in which they were put there."""
+        found = (_read(path) for path in sorted(self.folder.glob("[0-9]*/job.json")))
+        return [job for job in found if job is not None]
+
+    def job(self, name: str) -> QueuedCommand | None:
+        return next((job for job in self.jobs() if job.name == name), None)
+
+    def add(self, kind: str, words: Sequence[str], about: Mapping[str, Any] | None = None) -> QueuedCommand:
+        with self._lock:
+            taken = [int(path.name) for path in self.folder.glob("[0-9]*") if path.name.isdecimal()]
+            folder = self.folder / f"{max(taken, default=0) + 1:04d}"
+            folder.mkdir()
+            job = QueuedCommand(folder, kind, tuple(words), about or {}, made=time.time())
+            job.write()
+            return job
+
+    def stop(self, name: str) -> str:
+        """Takes a command off the queue, or asks it to end (SIGTERM: a training saves); a second time ends it."""
+        with self._lock:
+            job = self.job(name)
+            if job is None or job.is_over:
+                return "nothing to stop"
+            if job.state == "waiting":
+                replace(job, state="stopped", ended=time.time()).write()
+                return "taken off the queue"
+            again = job.state == "stopping"
+            if _born(job.pid) == job.born:
+                os.killpg(job.pid, signal.SIGKILL if again else signal.SIGTERM)
+            replace(job, state="stopping").write()
+            return "ended" if again else "asked to end; once more ends it at once"
+
+    def look(self) -> None:
+        """One turn: what has ended is written down, and the next one started."""
+        with self._lock:
+            jobs = self.jobs()
+            for job in jobs:
+                if job.state in ("running", "stopping") and (ended := self._ended(job)) is not None:
+                    ended.write()
+            if any(job.state in ("running", "stopping") for job in self.jobs()):
+                return
+            if (waiting := next((job for job in jobs if job.state == "waiting"), None)) is not None:
+                self._begin(waiting)
+
+    def _begin(self, job: QueuedCommand) -> None:
+        command = ["sh", "-c", _SHELL, str(job.folder / "exit"), sys.executable, "-m", "longtake", *job.words]
+        environment = {**os.environ, PROGRESS: "1", "PYTHONUNBUFFERED": "1"}
+        with (job.folder / "log.txt").open("wb") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self._children[child.pid] = child
+        replace(job, state="running", started=time.time(), pid=child.pid, born=_born(child.pid)).write()
+
+    def _ended(self, job: QueuedCommand) -> QueuedCommand | None:
+        """The job as it ended; None while it goes on."""
+        if (child := self._children.get(job.pid)) is not None:
+            child.poll()
+        status = job.folder / "exit"
+        if not status.exists() and (_born(job.pid) == job.born and (child is None or child.returncode is None)):
+            return None
+        code = status.read_text().strip() if status.exists() else ""
+        state = "done" if code == "0" else "stopped" if job.state == "stopping" or code == "130" else "failed"
+        return replace(job, state=state, ended=time.time())
+
+    def _run(self) -> None:
+        while not self._over.wait(_SECONDS):
+            try:
+                self.look()
+            except OSError as error:  # a full disk, say: the next turn may find room
+                print(f"queue: {error}", file=sys.stderr)
+
+
+def _read(path: Path) -> QueuedCommand | None:
+    try:
+        kept = parse_json(path.read_bytes())
+        return QueuedCommand(path.parent, **{**kept, "words": tuple(kept["words"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _born(pid: int) -> str:
+    """When a process began, in the system's own ticks; empty where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "" if Path("/proc/self/stat").exists() else _lives(pid)
+    return text.rpartition(")")[2].split()[19]
+
+
+def _lives(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError, OSError):
+        return ""
+    return "lives"

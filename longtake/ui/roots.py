@@ -1,0 +1,107 @@
+"""The folders that the page may see: every path that comes from a browser passes through here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from longtake.checkpoint import list_checkpoints
+from longtake.contracts import UserError, visible
+from longtake.data.clips.video import is_image
+from longtake.presets import find_preset
+from longtake.train.stages import CONFIG_FILE
+
+_DEEPEST = 4  # folders below a root that are searched
+_MOST = 500  # files that are offered
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Resolved folders; the first is where the page keeps what it makes, in `ui`."""
+
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, folders: Sequence[Path]) -> Roots:
+        """Raises `UserError` where one is no folder."""
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(f"{folder}: is no folder; give folders that the page may see, such as outputs")
+        return cls(tuple(folder.resolve() for folder in folders))
+
+    @property
+    def own(self) -> Path:
+        return self.folders[0] / "ui"
+
+    @property
+    def uploads(self) -> Path:
+        return self.own / "uploads"
+
+    def path(self, text: str, kind: str = "path") -> Path:
+        """A path inside a root, links followed; a relative one starts from the first root that has it, else from the
+        first. Raises `UserError` for any other, and for one that is not there."""
+        text = (text or "").strip()
+        if not text or "\0" in text:
+            raise UserError(f"{kind}: is missing; give a path inside {self}")
+        places = [Path(os.path.realpath(root / text)) for root in self.folders]
+        found = next((place for place in places if self.holds(place) and place.exists()), None)
+        if found is None and not all(map(self.holds, places)):
+            raise UserError(f"{kind} {visible(text)}: lies outside of what this page may see; give one inside {self}")
+        if found is None:
+            raise UserError(f"{kind} {visible(text)}: there is nothing of this name inside {self}")
+        if found.is_relative_to(self.uploads) and not is_image(found):
+            raise UserError(f"{kind} {visible(text)}: is an upload, and no picture; give another")
+        return found
+
+    def model(self, text: str) -> str:
+        """What a generation starts from: a path inside a root, or a preset's name."""
+        return (text or "").strip() if self._is_preset(text) else str(self.path(text, "model"))
+
+    def _is_preset(self, text: str) -> bool:
+        words = (text or "").strip()
+        return bool(words) and not Path(words).is_absolute() and find_preset(words, "inference") is not None
+
+    def holds(self, path: Path) -> bool:
+        """Whether a resolved path lies inside."""
+        return any(path.is_relative_to(root) for root in self.folders)
+
+    def runs(self) -> list[Path]:
+        """The folders of runs, the one that changed last first."""
+        found = [path.parent for path in self._files((CONFIG_FILE,))]
+        return sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)
+
+    def models(self) -> list[str]:
+        """Runs that have a checkpoint, and exported files of weights."""
+        runs = [str(run) for run in self.runs() if any(info.complete for info in list_checkpoints(run))]
+        return runs + [str(path) for path in self.files((".safetensors",)) if "model" in path.stem]
+
+    def named(self, paths: Iterable[str | Path]) -> list[tuple[str, str]]:
+        """(what a list shows, path) pairs: a path inside a root without the root."""
+        found = []
+        for path in map(Path, paths):
+            root = next((root for root in self.folders if path.is_relative_to(root)), None)
+            found.append((str(path if root in (None, path) else path.relative_to(root)), str(path)))
+        return found
+
+    def files(self, suffixes: tuple[str, ...]) -> list[Path]:
+        """Files by their ends, the newest first."""
+        return sorted(self._files(suffixes), key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def _files(self, ends: tuple[str, ...]) -> Iterator[Path]:
+        left = _MOST
+        for root in self.folders:
+            for place, folders, names in os.walk(root):
+                deep = len(Path(place).relative_to(root).parts) >= _DEEPEST
+                is_run = CONFIG_FILE in names
+                # what lies in a checkpoint is no file of anybody's, and a run has many
+                hidden = [name for name in folders if name.startswith((".", "epoch")) or (is_run and name == "watch")]
+                folders[:] = [] if deep else sorted(set(folders) - set(hidden) - {"queue", "uploads"})
+                for name in names:
+                    if name.endswith(ends) and self.holds(path := Path(place, name).resolve()) and left > 0:
+                        left -= 1
+                        yield path
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.folders))

@@ -1,0 +1,168 @@
+"""The tab of runs: the queue, live curves, samples by step, two runs compared, and what may be asked of a run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from longtake import pages, train, watch
+from longtake.contracts import UserError
+from longtake.evaluate.validation import FOLDER as VIDEOS
+from longtake.presets import presets
+from longtake.track import METRICS_FILE
+from longtake.train.report import mean_loss
+from longtake.train.stages import CONFIG_FILE
+from longtake.ui.queue import Queue, QueuedCommand
+from longtake.ui.roots import Roots
+from longtake.ui.shown import box, frame, mistake, queue_table, state, told
+
+_MOST_JOBS = 12
+_SECONDS = 10  # between two drawings of a run that trains
+_TOO_FEW = re.compile("<div><h3>[^<]*</h3><p>Too few steps for a curve.</p></div>")
+_NO_RUN = '<div class="lt"><p class="said">No run here yet: put one on the queue below, or see the tab LoRA.</p></div>'
+
+
+class Runs:
+    """What the tab's handlers do."""
+
+    def __init__(self, roots: Roots, queue: Queue):
+        self.roots, self.queue = roots, queue
+
+    def names(self) -> list[tuple[str, str]]:
+        return self.roots.named(self.roots.runs())
+
+    def shown(self, name: str) -> str:
+        """Figures and curves of a run as it stands."""
+        if not name:
+            return _NO_RUN
+        try:
+            run = self.roots.path(name, "run")
+            record = train.read_record(run)
+        except (UserError, OSError) as error:
+            return mistake(error)
+        last = record.config.max_steps
+        figures = [
+            ("steps" if last is None else f"steps of {last:,}", f"{record.step:,}"),
+            ("loss, mean of the last steps", pages.number(mean_loss(record.lines))),
+            ("in all launches", pages.duration(record.total_seconds)),
+            ("samples that could not be loaded", f"{len(record.lost):,}"),
+            ("state", "trains" if train.is_training(run) else "rests"),
+        ]
+        curves, *rest = train.run_sections(record)
+        curves = pages.Html(_TOO_FEW.sub("", curves))
+        folded = pages.folded("data, time, settings, how to go on", pages.joined(rest))
+        return box(pages.tiles(figures), curves, folded)
+
+    def samples(self, name: str) -> str:
+        """The page of a run's validations: checkpoints by prompts, and two side by side."""
+        run = self.roots.path(name, "run")
+        if not any((run / place).is_dir() for place in (VIDEOS, f"watch/{VIDEOS}")):
+            raise UserError(f"{run.name}: has no samples; train it with validate_every, or run `longtake watch {run}`")
+        return frame(watch.write_page(run), "samples")
+
+    def compared(self, name: str, other: str) -> str:
+        runs = [self.roots.path(one, "run") for one in (name, other)]
+        page = self.roots.own / "pages" / "comparison.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        train.write_comparison(page, [train.read_record(run) for run in runs])
+        return frame(page)
+
+    def ask(self, name: str, what: str) -> str:
+        return train.ask_run(self.roots.path(name, "run"), what)
+
+    def go_on(self, name: str, steps: float | None) -> str:
+        """Puts a run's training on the queue, up to `steps` where there are some."""
+        run = self.roots.path(name, "run")
+        if train.is_training(run):
+            raise UserError(f"{run}: trains already; stop it first")
+        further = ["--max-steps", str(int(steps))] if steps else []
+        return self.queue.add("train", ["train", str(run), *further]).command
+
+    def start(self, source: str) -> str:
+        """Puts a run file or preset on the queue."""
+        if source not in {one.name for one in presets()}:
+            source = str(self.roots.path(source, "run file"))
+        return self.queue.add("train", ["train", source, "--outputs", str(self.roots.folders[0])]).command
+
+    def sources(self) -> list[tuple[str, str]]:
+        own = [path for path in self.roots.files((".py", ".toml")) if path.name != CONFIG_FILE]
+        return self.roots.named(own) + [(one.name, one.name) for one in presets() if one.kind == "train"]
+
+    def under_way(self) -> str:
+        jobs = self.queue.jobs()
+        running = [state(job) for job in jobs if job.state in ("running", "stopping")]
+        return box(*running, queue_table(reversed(jobs[-_MOST_JOBS:])))
+
+    def stoppable(self) -> list[tuple[str, str]]:
+        found: list[QueuedCommand] = [job for job in self.queue.jobs() if not job.is_over]
+        return [(f"{job.name} {job.state}: {job.command[:80]}", job.name) for job in found]
+
+    def stamp(self, name: str) -> str:
+        """What changes when a run has made a step, or the list of runs or the queue is another."""
+        try:
+            made = int((self.roots.path(name) / METRICS_FILE).stat().st_mtime) // _SECONDS if name else 0
+        except (UserError, OSError):
+            made = 0
+        jobs = [(job.name, job.state) for job in self.queue.jobs() if not job.is_over]
+        return f"{name} {made} {jobs} {self.names()}"
+
+
+def build(roots: Roots, queue: Queue) -> None:
+    """The tab."""
+    import gradio as gr
+
+    runs = Runs(roots, queue)
+    names = runs.names()
+    with gr.Row():
+        run = gr.Dropdown(
+            names,
+            value=names[0][1] if names else None,
+            label="Run",
+            allow_custom_value=True,
+            elem_id="run",
+            min_width=260,
+        )
+        other = gr.Dropdown(
+            names, value=None, label="Compare with", allow_custom_value=True, elem_id="other", min_width=260
+        )
+    with gr.Row():
+        words = ("sample", "save", "stop")
+        wanted = {word: gr.Button(word.capitalize(), min_width=70, elem_id=f"ask_{word}") for word in words}
+        go_on = gr.Button("Go on", min_width=70, variant="primary", elem_id="go_on")
+        steps = gr.Number(None, label="to step", precision=0, min_width=80, elem_id="up_to")
+    with gr.Row():
+        samples = gr.Button("Samples by step", min_width=140, elem_id="samples")
+        compare = gr.Button("Compare the two", min_width=140, elem_id="compare")
+    page = gr.HTML(elem_id="run_page")
+    now = gr.HTML(lambda: runs.shown(names[0][1] if names else ""), elem_id="curves")
+    gr.Markdown("### Queue")
+    jobs = gr.HTML(runs.under_way, elem_id="queue")
+    with gr.Row():
+        job = gr.Dropdown(
+            runs.stoppable(), value=None, label="A command of the queue", allow_custom_value=True, scale=3
+        )
+        stop = gr.Button("Stop it", variant="stop", scale=1)
+    with gr.Row():
+        source = gr.Dropdown(runs.sources(), value=None, label="Run file or preset", allow_custom_value=True, scale=3)
+        start = gr.Button("Put on the queue", scale=1)
+    seen = gr.State("")
+
+    def tick(name: str, last: str) -> tuple[Any, ...]:
+        stamp = runs.stamp(name)
+        if stamp == last:
+            return gr.skip(), runs.under_way(), gr.skip(), gr.skip(), gr.skip(), last
+        found = runs.names()
+        chosen = name or (found[0][1] if found else None)
+        listed = gr.update(choices=found, value=chosen), gr.update(choices=found)
+        return runs.shown(chosen or ""), runs.under_way(), *listed, gr.update(choices=runs.stoppable()), stamp
+
+    for what, button in wanted.items():
+        asked = told(lambda name, what=what: gr.Info(runs.ask(name, what)))
+        button.click(asked, run, None, show_progress="hidden")
+    go_on.click(told(lambda name, to: gr.Info(runs.go_on(name, to))), [run, steps], None, show_progress="hidden")
+    run.change(runs.shown, run, now, show_progress="hidden")
+    samples.click(told(runs.samples), run, page)
+    compare.click(told(runs.compared), [run, other], page)
+    stop.click(lambda name: gr.Info(queue.stop(name or "")), job, None, show_progress="hidden")
+    start.click(told(lambda text: gr.Info(runs.start(text or ""))), source, None, show_progress="hidden")
+    gr.Timer(2).tick(tick, [run, seen], [now, jobs, run, other, job, seen], show_progress="hidden")

@@ -1,0 +1,86 @@
+"""What the tabs share: mistakes said in the page, parts of pages, and the state of a command."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from longtake import pages
+from longtake.contracts import UserError
+from longtake.ui.queue import QueuedCommand
+
+
+def told(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler whose user's mistakes appear in the page as the sentence that the command line would print."""
+
+    @functools.wraps(handler)
+    def run(*values: Any) -> Any:
+        import gradio as gr
+
+        try:
+            return handler(*values)
+        except (UserError, OSError) as error:
+            raise gr.Error(pages.html("{}", error), duration=20, print_exception=False) from None
+
+    return run
+
+
+def box(*parts: object) -> str:
+    """Parts of a page in Longtake's style."""
+    return str(pages.html('<div class="lt">{}</div>', pages.joined(parts)))
+
+
+def mistake(error: object) -> str:
+    return box(pages.html('<p class="bad">{}</p>', error))
+
+
+def media(path: Path, title: str = "") -> pages.Html:
+    """A video or still of the roots."""
+    source = f"/media?path={quote(str(path))}"
+    if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".gif"):
+        return pages.html('<img src="{}" alt="{}" loading="lazy">', source, title)
+    words = '<video src="{}" title="{}" controls autoplay loop muted playsinline preload="metadata"></video>'
+    return pages.html(words, source, title)
+
+
+def frame(path: Path, place: str = "") -> str:
+    """A whole page that Longtake has written, inside this one, from the heading `place` on."""
+    words = '<iframe class="page" src="/page?path={}&amp;v={}#{}"></iframe>'
+    return str(pages.html(words, quote(str(path)), path.stat().st_mtime_ns, place))
+
+
+def state(job: QueuedCommand) -> pages.Html:
+    """What a command is at: its progress, time and the end of its output."""
+    done = job.progress()
+    head = pages.html(
+        '<p><span class="state {}">{}</span> <b>{}</b> {} {}</p>',
+        *(job.state, job.state, job.kind, job.name, pages.duration(job.seconds()) if job.started else ""),
+    )
+    bar = pages.joined([])
+    if done and not job.is_over and done[1]:
+        bar = pages.meter(min(1.0, done[0] / done[1]), f"{done[0]:g} / {done[1]:g}")
+    log = [line for line in job.log().strip().splitlines() if not line.endswith(" videos")]  # the bar says these
+    end = pages.html("<pre>{}</pre>", "\n".join(log[-12:])) if log else pages.joined([])
+    if job.state == "done":
+        end = pages.folded("what it printed", end)
+    return pages.joined([head, bar, pages.html('<p class="said"><code>{}</code></p>', job.command), end])
+
+
+def queue_table(jobs: Iterable[QueuedCommand]) -> pages.Html:
+    rows = [
+        (
+            job.name,
+            pages.html('<span class="state {}">{}</span>', job.state, job.state),
+            pages.duration(job.seconds()) if job.started else "",
+            pages.html("<code>{}</code>", job.command),
+        )
+        for job in jobs
+    ]
+    return pages.table(("", "state", "time", "command"), rows, words=(0, 1, 3)) if rows else _nothing()
+
+
+def _nothing() -> pages.Html:
+    return pages.html('<p class="said">Nothing has been asked for yet.</p>')

@@ -1,0 +1,41 @@
+"""What a generation takes, foretold by the passes that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longtake.generate.config import GenerateConfig
+from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_videos
+from longtake.track import gpu_named
+from tests.plan.runs import run_config
+
+MACHINE = Machine(gpu_named("h200"), efficiency=0.5, launch=0.0)
+
+
+def request(option: dict[str, Any] | None = None, **changes: Any) -> GenerateConfig:
+    run = run_config()
+    option = {"resolution": "256px", "num_frames": 32, "num_steps": 10, "text_osci": False} | (option or {})
+    parts = {name: getattr(run, name) for name in ("model", "ae", "t5", "clip")}
+    return GenerateConfig(**parts, sampling_option=option, **changes)
+
+
+def test_denoising_takes_a_forward_for_each_step_and_branch_of_guidance() -> None:
+    found = forecast_videos(request(), MACHINE)
+    assert found.forwards == 20
+    config = request()
+    latent = config.ae.latent(32, 192, 336)
+    flops = count_blocks(config.model, MicroBatch(2, latent, config.text_length), Layout()).forward.flops
+    assert found.parts["denoising"] == pytest.approx(10 * flops / (989e12 * 0.5), rel=0.1)
+    plain = forecast_videos(request({"guidance": 1.0}), MACHINE)
+    assert plain.forwards == 10
+    assert plain.parts["denoising"] == pytest.approx(found.parts["denoising"] / 2, rel=0.05)
+    assert plain.bytes < found.bytes
+
+
+def test_gpus_share_videos_and_then_the_tokens_of_one() -> None:
+    one = forecast_videos(request(), MACHINE).parts["denoising"]
+    assert forecast_videos(request(), MACHINE, gpus=4, count=8).parts["denoising"] == pytest.approx(2 * one, rel=0.1)
+    together = forecast_videos(request(), MACHINE, gpus=4).parts["denoising"]
+    assert together < one

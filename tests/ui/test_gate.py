@@ -1,0 +1,116 @@
+"""What the page lets in and out: paths inside the roots, the token, this machine's own name, words of a command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from longtake.config import Section, resolve
+from longtake.contracts import UserError
+from longtake.ui import gate, server
+from longtake.ui.generate import flag, looked_at
+from longtake.ui.roots import Roots
+
+TOKEN = "a token+of/enough=length;"
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Roots:
+    for name in ("one", "two", "outside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "clip.mp4").write_bytes(b"")
+    (tmp_path / "two" / "only_here.mp4").write_bytes(b"")
+    (tmp_path / "one" / "link").symlink_to(tmp_path / "outside")
+    return Roots.of([tmp_path / "one", tmp_path / "two"])
+
+
+def test_paths_inside_the_roots_are_found(roots: Roots, tmp_path: Path) -> None:
+    assert roots.path("clip.mp4") == tmp_path / "one" / "clip.mp4"
+    assert roots.path("only_here.mp4") == tmp_path / "two" / "only_here.mp4"
+    assert roots.path(str(tmp_path / "two")) == tmp_path / "two"
+
+
+@pytest.mark.parametrize("text", ["../outside/clip.mp4", "link/clip.mp4", "/etc/passwd", "{}/outside", "../one2"])
+def test_paths_outside_are_refused_links_followed(roots: Roots, tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match="outside of what this page may see"):
+        roots.path(text.format(tmp_path))
+    assert server._served(roots, text.format(tmp_path), (".mp4",), str, lambda said, code: code) == 404
+
+
+def test_files_that_a_prompt_names_are_inside_too(roots: Roots, tmp_path: Path) -> None:
+    prompt = f'a day {{"reference_path": "{tmp_path}/outside/clip.mp4", "mask_strategy": "0"}}'
+    with pytest.raises(UserError, match="outside of what this page may see"):
+        looked_at(["generate", "opensora_v1_2/240p", "--prompt", prompt], roots, [])
+
+
+def test_of_uploads_only_pictures_are_taken(roots: Roots) -> None:
+    roots.uploads.mkdir(parents=True)
+    for name in ("start.png", "run.py", "clips.csv"):
+        (roots.uploads / name).write_bytes(b"")
+    assert roots.path("ui/uploads/start.png") == roots.uploads / "start.png"
+    for name in ("run.py", "clips.csv", ""):
+        with pytest.raises(UserError, match="is an upload"):
+            roots.path(f"ui/uploads/{name}")
+
+
+def asked(token: str | None, loopback: bool, path: str = "/", **headers: str) -> tuple[int, dict[str, str]]:
+    """The status and headers that a request gets; 200 where the page behind the gate is reached."""
+    sent: list[dict] = []
+
+    async def page(scope: dict, receive: object, send: object) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def keep(message: dict) -> None:
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "query_string": query.encode(), "headers": pairs}
+    asyncio.run(gate.Gate(page, token, loopback)(scope, None, keep))
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def test_only_who_has_the_token_gets_in() -> None:
+    assert gate.token_for("127.0.0.1", None) is None
+    assert len(gate.token_for("0.0.0.0", None) or "") >= 32
+    with pytest.raises(UserError, match="--token: has 5 characters"):
+        gate.token_for("0.0.0.0", "short")
+    assert asked(TOKEN, False, host="there:7860")[0] == 401
+    assert asked(TOKEN, False, "/gradio_api/queue/join", host="there", cookie=f"{gate.COOKIE}=wrong")[0] == 401
+    assert asked(TOKEN, False, "/?token=wrong", host="there")[0] == 401
+    status, headers = asked(TOKEN, False, f"/?token={quote(TOKEN)}", host="there")
+    assert (status, headers["location"]) == (303, "/")
+    assert "HttpOnly; SameSite=Strict" in headers["set-cookie"]
+    status, headers = asked(TOKEN, False, host="there", cookie=headers["set-cookie"].split(";")[0])
+    assert status == 200
+    assert "default-src 'self'" in headers["content-security-policy"]
+
+
+def test_pages_of_elsewhere_cannot_use_a_browser_to_get_in() -> None:
+    assert asked(None, True, host="localhost:7860")[0] == 200
+    assert asked(None, True, host="[::1]:7860", origin="http://[::1]:7860")[0] == 200
+    assert asked(None, True, host="elsewhere.example:7860")[0] == 403
+    assert asked(None, True, host="127.0.0.1:7860", origin="http://elsewhere.example")[0] == 403
+
+
+class Asked(Section):
+    prompt: str | list[str] | None
+    save_dir: str = "samples"
+
+
+@pytest.mark.parametrize("text", ["--save-dir=/etc", "-x", "[1, 2]", "'a'", "none", " a ", 'a "b" c', "a\nb", "12"])
+def test_a_prompt_is_never_another_flag(text: str) -> None:
+    assert resolve({}, flag("prompt", text), Asked).value == Asked(prompt=text)
+
+
+def test_without_gradio_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(UserError, match=r"gradio is not installed; pip install 'longtake\[ui\]'"):
+        server.serve([tmp_path])
+    assert not list(tmp_path.iterdir())

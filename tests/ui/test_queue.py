@@ -1,0 +1,50 @@
+"""Commands of the page one after another, over the end of the page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from longtake.contracts import UserError
+from longtake.ui.queue import Queue, QueuedCommand
+
+
+def ended(queue: Queue, name: str) -> QueuedCommand:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        queue.look()
+        job = queue.job(name)
+        assert job is not None
+        if job.is_over:
+            return job
+        time.sleep(0.1)
+    raise AssertionError(f"{job} does not end")
+
+
+def test_a_command_outlives_the_page_and_the_next_one_finds_it_and_what_waits(tmp_path: Path) -> None:
+    first = Queue(tmp_path)
+    names = [first.add("generate", words).name for words in (["--version"], ["no-such-verb"], ["--version"])]
+    first.look()
+    assert [job.state for job in first.jobs()] == ["running", "waiting", "waiting"]
+    with pytest.raises(UserError, match="another `longtake ui` is open here"):
+        Queue(tmp_path)
+    first.close()
+    second = Queue(tmp_path)
+    assert second.stop(names[2]) == "taken off the queue"
+    done = ended(second, names[0])
+    assert (done.state, done.log()[:8]) == ("done", "longtake")
+    assert ended(second, names[1]).state == "failed"
+    assert [job.state for job in second.jobs()] == ["done", "failed", "stopped"]
+    second.close()
+
+
+def test_a_command_that_vanished_with_its_machine_counts_as_failed(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    job = queue.add("train", ["train", "x"])
+    (job.folder / "job.json").write_text(
+        (job.folder / "job.json").read_text().replace('"waiting"', '"running"').replace('"pid": 0', '"pid": 1')
+    )
+    assert ended(queue, job.name).state == "failed"  # process 1 is another one
+    queue.close()
