@@ -5,37 +5,52 @@ python benchmarks/generate.py --preset 768px --frames 129 --steps 4
 python benchmarks/generate.py --cond-type i2v_head --solver ab2 --steps 25
 python benchmarks/generate.py --tiny               a tiny model and its pixel autoencoder, on a CPU too
 torchrun --nproc_per_node 8 benchmarks/generate.py --preset 768px       one video on all of them
+python benchmarks/generate.py --compare            a small model on a CPU: ways to run the same steps, in turns
 
 The denoiser and the autoencoder have their real sizes; text embeddings are made up in the widths of T5 XXL and CLIP-L,
 so neither their time nor their memory is in the figures. `start` is everything before the first step: noise, text,
 known frames. `branches` counts network evaluations for one video; MFU is their FLOPs over the time of the steps and the
-peak of the device. Needs diffusers, but for --tiny.
+peak of the device. Needs diffusers, but for --tiny. `--compare`: medians of a step's milliseconds with branches of
+guidance at once and in turn, blocks eager and compiled, and of two processes that each make one video or make it
+together.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from machine import gib, now, percent, print_table, write_json
 from torch import Tensor
+from torch.multiprocessing import spawn
 
 from longtake.diffusion import NOTHING_KNOWN
 from longtake.generate import GenerationSource, Request, open_system, resolve_source, sample_videos
 from longtake.generate.sample import guidance_scales, pixel_shape
-from longtake.parallel import World, start_world
+from longtake.parallel import TokenPeers, World, start_world
+from longtake.system import System
 from longtake.track import peak_flops
 
 PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "inference"
 TEXT_TOKENS = 512
+_SMALL = ("--model.hidden_size", "256", "--model.num_heads", "8", "--model.axes_dim", "(8, 12, 12)")
+_SMALL += ("--model.depth", "2", "--model.depth_single_blocks", "4")
+_PORT = 29533
 
 
 def main() -> None:
     """Measures each way of keeping the model and prints one table."""
     arguments = _arguments()
+    if arguments.compare:
+        compare(arguments)
+        return
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, start_world(arguments.device) as world:
         autoencoder = None if arguments.tiny else _random_autoencoder(Path(folder), world)
@@ -93,6 +108,76 @@ def measure(source: GenerationSource, world: World) -> dict[str, Any]:
         "mfu": flops / steps / peak if peak else None,
         "peak_bytes": torch.cuda.max_memory_allocated(world.device) if on_gpu else None,
     }
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Times ways to run the steps of one video, in turns in the same processes, and prints their medians."""
+    turns, figures = 2 if arguments.tiny else 9, {}
+    with tempfile.TemporaryDirectory() as folder:
+        with start_world("cpu") as world:
+            eager, compiled = _small(arguments, world), _small(arguments, world, "--compile", "True")
+            shape = pixel_shape(eager, eager.config.sampling_option)
+            sizes = {"pixels": shape, "tokens": eager.tokens(shape), "parameters": eager.num_parameters()[0]}
+            ways = {
+                "branches at once, eager": _stepper(eager),
+                "branches in turn, eager": _stepper(eager, guidance_batch=False),
+                "branches at once, compiled": _stepper(compiled),
+            }
+            figures |= _medians(ways, turns)
+        spawn(_of_two, (arguments, turns, folder), nprocs=2)
+        figures |= json.loads(Path(folder, "two.json").read_text())
+    first = figures["branches at once, eager"]
+    rows = [(name, f"{ms:.0f}", f"{first / ms:.2f}") for name, ms in figures.items()]
+    print_table(("a step of one video", "ms", "the first over it"), rows)
+    write_json(arguments.json, "generate", {"tiny": arguments.tiny, "turns": turns, **sizes, "milliseconds": figures})
+
+
+def _of_two(rank: int, arguments: argparse.Namespace, turns: int, folder: str) -> None:
+    """The same of two processes, with a thread each, by rank 0 into a file."""
+    torch.set_num_threads(1)
+    store = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _PORT}
+    os.environ.update({name: str(value) for name, value in store.items()})
+    with start_world("cpu") as world:
+        system = _small(arguments, world)
+        heads = type(system.denoiser).heads(system.config.model)
+        alone, together = (system.mesh.token_peers(heads, degree) for degree in (1, 2))
+        ways = {
+            "two processes, each makes it": _stepper(system, peers=alone),
+            "two processes, together": _stepper(system, peers=together),
+        }
+        found = _medians(ways, turns)
+        if world.is_main:
+            Path(folder, "two.json").write_text(json.dumps(found))
+
+
+def _small(arguments: argparse.Namespace, world: World, *flags: str) -> System:
+    """A system for `--compare`; of two processes, they are sequence peers."""
+    words = ["--tiny", "--dtype", "fp32", "--device", "cpu", "--prompt", "raining, sea", "--num-steps", "3"]
+    size = [] if arguments.tiny else ["--resolution", "128px", *_SMALL]
+    source = resolve_source(str(PRESETS / "256px.py"), [*words, *size, *flags])
+    parallel = source.config.parallel.model_copy(update={"sequence": world.size})
+    return open_system(source, world, lambda line: None, parallel=parallel)
+
+
+def _stepper(system: System, guidance_batch: bool = True, peers: TokenPeers | None = None) -> Callable[[], float]:
+    """A call that samples a video and returns the milliseconds of a step, the first one left out."""
+    option = system.config.sampling_option.model_copy(update={"guidance_batch": guidance_batch})
+
+    def step() -> float:
+        marks: list[float] = []
+        if peers is not None:
+            system.cut.use(peers)
+        request = Request("raining, sea", 42)
+        sample_videos(system, [request], option, lambda *_: marks.append(now(system.device)))
+        return 1e3 * (marks[-1] - marks[0]) / (len(marks) - 1)
+
+    return step
+
+
+def _medians(ways: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
+    """The median of each way's results, the first turn left out."""
+    found = [[way() for way in ways.values()] for _ in range(turns + 1)][1:]
+    return {name: median(column) for name, column in zip(ways, zip(*found, strict=True), strict=True)}
 
 
 def _random_autoencoder(folder: Path, world: World) -> str:
@@ -157,6 +242,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the denoiser's blocks")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a tiny model")
+    parser.add_argument("--compare", action="store_true", help="compare ways to run the same steps, on a CPU")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 

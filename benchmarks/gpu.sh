@@ -40,6 +40,7 @@ blocks() { # NAME WORD...: 2 + 4 blocks of full width at 8,960 tokens, three sam
 last=${TINY:+1 2} last=${last:-2 4} # blocks computed again: all of them
 case "${1:-}" in
 kernels) run kernels kernels gemm attention ;;
+fused) run fused kernels fused ;;
 encoders) run encoders kernels vae t5 ;;
 compiled)
   blocks dynamic_none
@@ -80,7 +81,7 @@ ttt)
   run ttt ttt
   ;;
 *)
-  echo "parts, the deciding ones first: kernels encoders compiled steps sequence online eager lora ttt"
+  echo "parts, the deciding ones first: kernels fused encoders compiled steps sequence online eager lora ttt"
   [ -z "${1:-}" ] || failed=1
   ;;
 esac

@@ -1,8 +1,9 @@
-"""Rates of what a step is made of, one by one: matrix products, attention, the autoencoder, T5.
+"""Rates of what a step is made of, one by one: matrix products, attention, norms and gates, the autoencoder, T5.
 
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
-python benchmarks/kernels.py gemm attention vae t5 --tiny --device cpu      small ones, to see that it runs
+python benchmarks/kernels.py fused                   norms, rotations, gates: uncompiled, compiled, by our operators
+python benchmarks/kernels.py gemm attention fused vae t5 --tiny --device cpu      small ones, to see that it runs
 
 FLOP/s are medians over `--seconds` of each. Products are [M, K] x [K, N]: forward, the gradient of the input and that
 of the weight. Attention's backward counts as 2.5 times its forward.
@@ -23,8 +24,12 @@ from step_run import random_autoencoder
 
 from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
+from longtake.encoders.layouts import LAYOUTS, lay_out_weights
+from longtake.models import fused
+from longtake.models.attention_time import AttentionShape, block_parts
 
-ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 12288, 15360, 21504)
+ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
+ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K
 ATTENTION = (  # B, L, N, K
     (3, 8960, 24, 128),
     (1, 21248, 24, 128),
@@ -53,8 +58,8 @@ def main() -> None:
         for part in arguments.parts:
             for line in PARTS[part](arguments):
                 lines.append({"part": part, **line})
-                print(f"{part}: {line['what']}: {line['ms']:.3f} ms, {line['tflops']:.1f} TFLOP/s", flush=True)
-    print_table(("part", "what", "ms", "TFLOP/s"), [_row(line) for line in lines])
+                print(f"{part}: {line['what']}: {line['ms']:.3f} ms, {line['rate']}", flush=True)
+    print_table(("part", "what", "ms", "rate"), [_row(line) for line in lines])
     write_json(arguments.json, "kernels", {"tiny": arguments.tiny, **watch.figures, "runs": lines})
 
 
@@ -98,16 +103,12 @@ def autoencoder(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if arguments.tiny else {}
     shape, section = (5, 32, 32) if arguments.tiny else (129, 256, 256), HunyuanVAEConfig(**small)
     flops, device = autoencoder_cost(section, shape, 1).flops, arguments.device
-    layouts = {"NCDHW": torch.contiguous_format, "channels_last_3d": torch.channels_last_3d}
-    for name, layout in layouts.items():
+    for name in LAYOUTS:
         for searched in (False, True):
             torch.backends.cudnn.benchmark = searched
             encoder = random_autoencoder(section, device, torch.bfloat16)
-            for module in encoder.encoding.values():
-                for parameter in module.parameters():
-                    if parameter.dim() == 5:
-                        parameter.data = parameter.data.to(memory_format=layout)
-            video = torch.rand(1, 3, *shape, device=device).to(torch.bfloat16).contiguous(memory_format=layout)
+            lay_out_weights(encoder.encoding.values(), name)
+            video = torch.rand(1, 3, *shape, device=device).to(torch.bfloat16)
             with torch.inference_mode():
                 seconds = median_seconds(partial(encoder.posterior, video), device, arguments.seconds)
             yield _line(f"{name}{', cudnn.benchmark' * searched} {shape}", seconds, flops)
@@ -133,15 +134,41 @@ def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield _line(f"{captions} captions of {length} tokens", seconds, 2 * linear * captions * length + scores)
 
 
-PARTS = {"gemm": products, "attention": attention, "vae": autoencoder, "t5": t5}
+def norms_and_gates(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Forward, and forward with backward, of what `fused.NAMES` stand for."""
+    device, dtype = arguments.device, torch.bfloat16
+    for shape in ((1, 16, 2, 8),) if arguments.tiny else ROW_SHAPES:
+        for name, (function, inputs) in block_parts(AttentionShape(*shape), device, dtype).items():
+            compiled = () if arguments.tiny else (("compiled", (), torch.compile(function, dynamic=False)),)
+            for way, names, called in (("uncompiled", (), function), *compiled, ("ours", (name,), function)):
+                fused.use(names)
+                out = called(*inputs)
+                out = out if isinstance(out, tuple) else (out,)
+                grads = [one.detach() for one in out]
+                through = sum(one.nbytes for one in (*inputs, *out))
+                backward = partial(torch.autograd.grad, out, inputs, grads, retain_graph=True)
+                for kind, run in (("forward", partial(called, *inputs)), ("backward", backward)):
+                    seconds = median_seconds(run, device, arguments.seconds)
+                    moved = through + (kind == "backward") * sum(one.nbytes for one in inputs)
+                    found = {
+                        "what": f"{name} {shape}, {way}, {kind}",
+                        "ms": 1e3 * seconds,
+                        "tb_s": moved / seconds / 1e12,
+                    }
+                    yield {**found, "rate": f"{found['tb_s']:.2f} TB/s"}
+                fused.use(())
+
+
+PARTS = {"gemm": products, "attention": attention, "fused": norms_and_gates, "vae": autoencoder, "t5": t5}
 
 
 def _line(what: str, seconds: float, flops: float) -> dict[str, Any]:
-    return {"what": what, "ms": 1e3 * seconds, "tflops": flops / seconds / 1e12}
+    found = {"what": what, "ms": 1e3 * seconds, "tflops": flops / seconds / 1e12}
+    return {**found, "rate": f"{found['tflops']:.1f} TFLOP/s"}
 
 
 def _row(line: dict[str, Any]) -> tuple[str, ...]:
-    return line["part"], line["what"], f"{line['ms']:.3f}", f"{line['tflops']:.1f}"
+    return line["part"], line["what"], f"{line['ms']:.3f}", line["rate"]
 
 
 if __name__ == "__main__":

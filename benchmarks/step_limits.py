@@ -12,17 +12,15 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from machine import now
 from torch import Tensor, nn
 from torch.autograd import DeviceType
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.models.attention import Attention
+from longtake.plan import measure
 
 GEMM_RATE = 740e12  # FLOP/s that products of this size are taken to sustain on an H200
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 CLASSES = {  # the first that is found in the name of a kernel, on a CPU of an operator
     "attention": r"flash|fmha|sdpa|attention|softmax",
     "convolution": r"conv|fprop|dgrad|wgrad|winograd",
@@ -53,25 +51,12 @@ def attention_rates(
     """FLOP/s of attention over q, k, v of `shape` (B, L, N, K), forward and backward, by kernel; on a CPU of the one it
     has. `joined`: v is a slice of one buffer of all three. A kernel that refuses is left out."""
     batch, length, heads, width = shape
-    forward_flops = 4 * batch * length**2 * heads * width
     buffer = torch.randn(batch, length, 3, heads, width, device=device, dtype=dtype)
-    q, k, v = (x.transpose(1, 2) for x in buffer.unbind(2))
+    q, k, v = buffer.unbind(2)
     q, k, v = (x.detach().requires_grad_() for x in (q.contiguous(), k.contiguous(), v if joined else v.contiguous()))
     del buffer
-    found = {}
-    for name, backend in (BACKENDS if device.type == "cuda" else {"cpu": SDPBackend.FLASH_ATTENTION}).items():
-        try:
-            with sdpa_kernel(backend):
-                out = F.scaled_dot_product_attention(q, k, v)
-                grad = torch.randn_like(out)
-                forward = median_seconds(lambda: F.scaled_dot_product_attention(q, k, v), device, seconds)
-                both = partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True)
-                backward = median_seconds(both, device, seconds)
-        except RuntimeError as error:
-            print(f"attention by {name}: {str(error).splitlines()[0]}")
-            continue
-        found[name] = {"forward": forward_flops / forward, "backward": 2.5 * forward_flops / backward}
-    return found
+    found = measure.attention_rates(q, k, v, lambda run: median_seconds(run, device, seconds))
+    return {name: {"forward": there, "backward": back} for name, (there, back) in found.items()}
 
 
 def limit_seconds(flops: float, attention: float, rates: dict[str, Any]) -> float | None:

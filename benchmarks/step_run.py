@@ -151,10 +151,12 @@ class OurStep:
         yield "optimizer"
 
 
-def random_autoencoder(section: HunyuanVAEConfig, device: torch.device, dtype: torch.dtype) -> Autoencoder:
-    """An encoder with random weights."""
+def random_autoencoder(
+    section: HunyuanVAEConfig, device: torch.device, dtype: torch.dtype, decodes: bool = False
+) -> Autoencoder:
+    """An encoder with random weights, and a decoder where wanted."""
     found = build_autoencoder(section, dtype)
-    for module in found.encoding.values():
+    for module in (*found.encoding.values(), *(found.decoding.values() if decodes else ())):
         module.to_empty(device=device)
         for tensor in module.state_dict().values():
             tensor.normal_(0, 0.02)
