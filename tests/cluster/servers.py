@@ -125,7 +125,10 @@ def _serve(settings: Path, port: int, inside: Sequence[str]) -> subprocess.Popen
 def start_launch(
     place: Site, *words: object, folder: Path, options: tuple[object, ...] = (), log: Path | None = None
 ) -> subprocess.Popen[str]:
-    """`longtake launch` over the hosts, in `folder`; `words` stand behind `--`. `log`: a file for all that it says."""
+    """`longtake launch` over the hosts, in `folder`; `words` stand behind `--`. `log`: a file for all that it says.
+
+    Each test's run needs a name of its own: the hosts are this machine, and a launch is refused beside one of its name.
+    """
     command = [sys.executable, "-m", "longtake", "launch", "--ssh", place.ssh, "--hostfile", str(place.hostfile)]
     command += ["--env", "PYTHONPATH", *map(str, options), "--", *map(str, words)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "LONGTAKE_JOBS": str(place.jobs), "PYTHONPATH": str(ROOT)}

@@ -61,8 +61,8 @@ def test_a_host_that_fails_ends_the_launch_with_its_code_and_last_words(place: S
 @pytest.mark.slow
 def test_ctrl_c_saves_on_all_hosts_and_ends_with_130(place: Site, tmp_path: Path, clips: Path):
     config = write_config(tmp_path, clips, max_steps=100_000)
-    launched = start_launch(place, "train", config, folder=tmp_path)
-    run = tmp_path / "outputs" / "tiny"
+    launched = start_launch(place, "train", config, "--exp-name", "interrupted", folder=tmp_path)
+    run = tmp_path / "outputs" / "interrupted"
     wait_until(launched, lambda: bool(exact(run)))
     launched.send_signal(signal.SIGINT)
     code, out, error = finish(launched)
