@@ -11,7 +11,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.data.clips.captions import caption
-    from longtake.data.clips.remote import FileCache, default_cache_folder
+    from longtake.data.clips.file_cache import FileCache, default_cache_folder
     from longtake.data.clips.transforms import from_unit, resize_crop, to_unit
     from longtake.data.clips.video import ClipError, read_frames, read_image, video_writer, write_image, write_video
     from longtake.data.config import DatasetConfig, DatasetWithoutTable

@@ -16,9 +16,10 @@ from longtake.config.dump import plain_data
 from longtake.contracts import UserError
 from longtake.evaluate.config import LOSSES_FILE, ValidationConfig
 from longtake.generate import GenerateConfig, Prompt, Video, read_prompts
+from longtake.generate.checks import prompt_faults
 from longtake.generate.options import seed_of, suffix_of
 from longtake.generate.prompts import in_one_sentence, split_paths
-from longtake.generate.requests import prompt_faults, refs_of, shape_of
+from longtake.generate.requests import refs_of, shape_of
 from longtake.generate.run import make_all
 from longtake.parallel import World
 from longtake.system import System, SystemConfig, said_sampling, trained_size

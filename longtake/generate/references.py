@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop
-from longtake.data.clips.remote import is_url
+from longtake.data.clips.locations import is_url
 from longtake.data.clips.video import is_image
 from longtake.diffusion import Window
 from longtake.generate.config import GenerateConfig

@@ -1,8 +1,8 @@
 """What a run needs before it is launched: memory by part, step time and MFU, days and GPU-hours, and what would fit.
 
 `parameters` counts weights and `blocks` activations, FLOPs and exchanges of the real model, from which `memory` and
-`speed` make a step; `run` applies them to a config, `remedies` finds what makes a run fit, `probe` measures real steps,
-`failures` says what interruptions cost, `report` says it in words and as data, `page` draws it.
+`speed` make a step; `work` reads a config, and `run` applies them to it; `remedies` finds what makes a run fit, `probe`
+measures real steps, `failures` says what interruptions cost, `report` says it in words and as data, `page` draws it.
 """
 
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from longtake.plan.rates import Rates, keep_rates, measured_rates
     from longtake.plan.remedies import Remedy, find_remedies, refuse_misfits
     from longtake.plan.report import amount, plan_json, total_words
-    from longtake.plan.run import EntryPlan, Forecast, RunPlan, Work, first_pass, plan_run
+    from longtake.plan.run import EntryPlan, Forecast, RunPlan, first_pass, plan_run
     from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
     from longtake.plan.video import VideoForecast, forecast_videos, machine_named, video_words
+    from longtake.plan.work import Work
 
 __getattr__ = lazy_exports(__name__)

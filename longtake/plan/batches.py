@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from longtake.contracts import Bucket
 from longtake.plan.layout import Layout
 from longtake.plan.machine import Machine
+from longtake.plan.work import Work
 
-Work = Any  # that of `run`, which uses this module
 MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
 
 

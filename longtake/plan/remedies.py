@@ -17,8 +17,9 @@ from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import block_names
-from longtake.plan.run import EntryPlan, RunPlan, Work
+from longtake.plan.run import EntryPlan, RunPlan
 from longtake.plan.speed import update_seconds
+from longtake.plan.work import Work
 
 _BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _GIB = 2**30

@@ -23,7 +23,7 @@ from longtake.parallel import BucketPeers, EntryKey, World, refused_budget
 from longtake.parallel.compile import STATIC_SHAPES
 from longtake.parallel.mesh import ulysses_degree
 from longtake.plan.machine import FORECAST_ERROR, Machine
-from longtake.plan.run import read_layout, read_work
+from longtake.plan.work import read_layout, read_work
 from longtake.system import System, compiles
 from longtake.train.config import RunConfig
 from longtake.train.cost import run_dummy

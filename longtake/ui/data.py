@@ -9,7 +9,7 @@ from typing import Any
 
 from longtake import data, pages, train
 from longtake.contracts import UserError
-from longtake.data.clips.remote import join_location
+from longtake.data.clips.locations import join_location
 from longtake.data.tables.rows import FOLDER_TABLE, open_rows
 from longtake.durable import write_whole
 from longtake.presets import presets, run_file

@@ -20,7 +20,7 @@ from longtake.data import to_unit
 from longtake.diffusion import Refs, VPrediction, VPredictionConfig
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.families.cogvideox_known import MaskedVideo
-from longtake.generate import GenerateConfig, Prompt, Request, Video
+from longtake.generate import GenerateConfig, Prompt, Request, Video, checks
 from longtake.generate import requests as asking
 from longtake.generate import sample as sampling
 from longtake.generate.references import known_pixels
@@ -163,11 +163,11 @@ def test_what_a_kind_wants_is_said_before_anything_is_built(tmp_path: Path) -> N
         ("i2v_head", Prompt("x", "x", refs=(still,) * 5), "5 references leave no frame of 5 to be made"),
         ("i2v_tail", Prompt("x", "x", refs=(still,) * 2, then=(Prompt("y", "y", carries="inpaint"),)), "wants a mask"),
     ):
-        faults = [fault for _, fault in asking._clip_faults(prompt, config_of(kind))]
+        faults = [fault for _, fault in checks.clip_faults(prompt, config_of(kind))]
         assert len(faults) == 1
         assert sentence in faults[0]
     good = Prompt("x", "x", refs=(still,), mask=still)
-    assert not list(asking._clip_faults(good, config_of("inpaint")))
+    assert not list(checks.clip_faults(good, config_of("inpaint")))
 
 
 def test_a_prompt_makes_a_chain_of_clips_with_noise_of_their_own(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_prompt_makes_a_chain_of_clips_with_noise_of_their_own(tmp_path: Path)
     found = asking.clips_of(Video(prompt, 7, tmp_path / "x.mp4", prompt.refs), config)
     assert len({request.seed for request in found}) == 3
     assert [request.places.windows[0].shown for request in found] == [(range(1),), (range(4),), (range(4),)]
-    assert not list(asking._clip_faults(prompt, config))
+    assert not list(checks.clip_faults(prompt, config))
     for changes, sentence in (
         ({"num_clips": 2}, "write carries = one of i2v_head, i2v_tail, i2v_loop, v2v_head"),
         ({"carries": "i2v_head"}, "there is one clip"),

@@ -17,7 +17,7 @@ from longtake.encoders import (
 )
 from longtake.plan import Machine, RunPlan, plan_json, plan_run
 from longtake.plan.report import entry_head, entry_rows
-from longtake.plan.run import read_layout, read_work
+from longtake.plan.work import read_layout, read_work
 from longtake.track import gpu_named
 from tests.plan.runs import run_config
 

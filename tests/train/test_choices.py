@@ -17,7 +17,7 @@ from longtake.contracts import Bucket, UserError
 from longtake.models import Attention, fused
 from longtake.models.attention_time import AttentionShape, time_fused
 from longtake.parallel import BlockCompiler, BucketPeers, Mesh, World, missing_compiler, start_world
-from longtake.plan.run import read_layout, read_work
+from longtake.plan.work import read_layout, read_work
 from longtake.presets import find_preset
 from longtake.system import System, build_system
 from longtake.train import RunConfig, read_run

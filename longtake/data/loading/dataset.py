@@ -24,7 +24,8 @@ from torch.utils.data import Dataset
 from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw, view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Slot
 from longtake.data.clips.captions import caption, names_in, read_frame_numbers, segment_captions
-from longtake.data.clips.remote import FileCache, default_cache_folder, file_name
+from longtake.data.clips.file_cache import FileCache, default_cache_folder
+from longtake.data.clips.locations import file_name
 from longtake.data.clips.transforms import fit_frame, window
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.config import DatasetConfig

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from longtake.contracts import LatentShape, UserError
-from longtake.data.clips.remote import is_url
+from longtake.data.clips.locations import is_url
 from longtake.data.probing.folder import state_of
 from longtake.data.probing.probe import digest_of, file_state
 from longtake.data.tables.convert import lock, user_cache, writable_folder

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtake.data.clips.remote import is_url, join_location
+from longtake.data.clips.locations import is_url, join_location
 from longtake.data.probing.folder import kept_table
 from longtake.data.probing.probe import digest_of, file_state
 from longtake.data.tables.convert import user_cache, writable_folder

@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import FileCache, check_protocols, default_cache_folder, join_location, refuse_url
+from longtake.data.clips.file_cache import FileCache, default_cache_folder
+from longtake.data.clips.locations import join_location, refuse_url
+from longtake.data.clips.servers import check_protocols
 from longtake.data.clips.video import IMAGE_SUFFIXES, ClipError
 from longtake.data.probing.journal import Journal
 from longtake.data.probing.one_file import ClipInfo, probe_file

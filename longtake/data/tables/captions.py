@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import is_url, join_location
+from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import base_folder
 from longtake.data.tables.write_rows import write_table

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import refuse_url
+from longtake.data.clips.locations import refuse_url
 from longtake.data.tables.checks import (
     FORMAT,
     SHARDS_VERSION,

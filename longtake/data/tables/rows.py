@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import refuse_url
+from longtake.data.clips.locations import refuse_url
 from longtake.data.tables import json_table, shards
 from longtake.data.tables.cells import NUMBERS, CsvKind, joined_schema, plain_schema, readable_cells
 from longtake.data.tables.checks import (

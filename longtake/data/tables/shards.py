@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import is_url
+from longtake.data.clips.locations import is_url
 from longtake.data.tables.checks import SHARDS_VERSION, check_version, readable
 from longtake.small_files import check_kinds, read_object
 

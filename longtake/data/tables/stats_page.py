@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from longtake.data.clips.remote import FileCache, join_location
+from longtake.data.clips.file_cache import FileCache
+from longtake.data.clips.locations import join_location
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.probing.one_file import probe_file
 from longtake.data.tables.stats import TableStats, column_rows, named_columns, table_facts

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import is_url, join_location
+from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.checks import check_columns, clean_numbers, fingerprint_of, probe_command, refuse_repeated
 from longtake.data.tables.convert import cached_shards, is_large
 from longtake.data.tables.ids import compute_clip_ids

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
-from longtake.data.clips.remote import is_url, join_location
+from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.checks import FORMAT
 from longtake.data.tables.json_table import JsonWriter
 from longtake.durable import unfinished

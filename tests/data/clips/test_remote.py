@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -16,8 +17,8 @@ import torch
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, ClipTable, FileCache, SlotLoader, probe_table, write_image, write_video
-from longtake.data.clips import remote
-from longtake.data.clips.remote import file_name, is_url, join_location
+from longtake.data.clips import file_cache, servers
+from longtake.data.clips.locations import file_name, is_url, join_location
 from tests import forks
 from tests.data.made_clips import make_dataset, make_slot, noise_frames
 from tests.data.servers import FileServer, file_server
@@ -48,7 +49,7 @@ def server(folder: Path) -> Iterator[FileServer]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(file_cache, "_FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -143,8 +144,8 @@ def test_a_server_that_is_not_there_is_asked_for_one_file_and_not_for_its_others
     server: FileServer, cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    original = remote._ask
-    monkeypatch.setattr(remote, "_ask", lambda url: asked.append(url) or original(url))
+    original = file_cache.find_file
+    monkeypatch.setattr(file_cache, "find_file", lambda url: asked.append(url) or original(url))
     for number in range(10):
         with pytest.raises(ClipError, match=r"^cannot be fetched: .*[Cc]onnect"):
             read(FileCache(cache.folder), f"http://127.0.0.1:9/{number}.mp4")  # another process's, for all it knows
@@ -161,7 +162,7 @@ def test_a_server_that_comes_back_is_found_again(
     with pytest.raises(ClipError):
         read(cache, urls[0])
     [mark] = cache.folder.glob("*.absent")
-    monkeypatch.setattr(remote, "_ABSENT_SECONDS", 0.0)
+    monkeypatch.setattr(file_cache, "_ABSENT_SECONDS", 0.0)
     with file_server(folder, port):
         assert read(cache, urls[1]) == (folder / "1.mp4").read_bytes()
     assert not mark.exists()
@@ -176,13 +177,13 @@ def test_an_unknown_protocol_is_not_the_clips_fault(url: str, cache: FileCache) 
 def test_a_server_that_falls_silent_is_given_up(
     server: FileServer, cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "_SILENCE_SECONDS", 0.1)
     started = time.monotonic()
     with pytest.raises(ClipError, match=r"^cannot be fetched: nothing came for 0.1 s$"):
         read(cache, server.url("silent/3.mp4"))
     assert time.monotonic() - started < 30
     assert kept(cache) == []
-    monkeypatch.setattr(remote, "_SILENCE_SECONDS", 30)
+    monkeypatch.setattr(servers, "_SILENCE_SECONDS", 30)
     short = FileCache(cache.folder, cache.capacity_bytes, download_seconds=0.3)
     with pytest.raises(ClipError, match=r"^cannot be fetched: took longer than dataset.download_seconds$"):
         read(short, server.url("silent/3.mp4"))
@@ -208,10 +209,10 @@ class _Sleepy:
 def test_a_download_that_was_given_up_and_wakes_up_late_spoils_nothing(
     cache: FileCache, server: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(servers, "_SILENCE_SECONDS", 0.5)
     system = _Sleepy(b"whole")
     with monkeypatch.context() as patched:
-        patched.setattr(remote, "_ask", lambda _: (system, "", 5))
+        patched.setattr(file_cache, "find_file", lambda _: (system, "", 5))
         with cache.local("sleepy://a.mp4") as path:
             system.woken.set()
             assert system.done.wait(PATIENCE_SECONDS)
@@ -300,7 +301,7 @@ def test_what_a_killed_download_left_is_swept_and_a_living_one_is_not(server: Fi
     for path in (dead, living):
         path.write_bytes(b"half")
     with open(living, "rb") as held:
-        remote.fcntl.flock(held, remote.fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX)
         read(cache, server.url("0.mp4"))
         assert not dead.exists()
         assert living.exists()

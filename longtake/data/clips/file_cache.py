@@ -1,7 +1,6 @@
 """Clips that lie on a server: fetched whole through fsspec into a bounded folder that the processes of a machine share.
 
-A location is the path of a file or a URL of any protocol that fsspec knows (`s3://`, `gs://`, `https://` ...). The
-folder holds one file a URL, named by the URL's hash. Locks are `flock`s on the files themselves, so they end with
+The folder holds one file a URL, named by the URL's hash. Locks are `flock`s on the files themselves, so they end with
 their process, whatever ends it:
 
 - a reader holds a shared lock on its file; what is to be deleted must be locked exclusively first;
@@ -22,22 +21,19 @@ import hashlib
 import os
 import re
 import secrets
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from longtake.contracts import UserError
+from longtake.data.clips.locations import file_name, is_url
+from longtake.data.clips.servers import cause_of, fetch_fault, find_file, in_time, is_absence, may_pass, server_of
 from longtake.data.clips.video import ClipError, reason_of
 from longtake.durable import replace
 
-_URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
 _OURS = re.compile(
     r"[0-9a-f]{32}(\.[A-Za-z0-9]{1,8})?(\.(?P<reserved>\d+)(?P<token>\.[0-9a-f]{8})?(?P<partial>\.partial))?"
@@ -45,57 +41,8 @@ _OURS = re.compile(
 _KEPT_SHARE = 0.9  # of the capacity, when room is made: the folder is then not listed again for a while
 _ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS = 0.5  # before the second attempt; doubled each time
-_SILENCE_SECONDS = 30.0  # without a byte: the attempt is given up
 _ABSENT_SECONDS = 10.0  # so long a server that is not there is not asked again
-_ABSENT = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_PASSING_STATUS = (408, 425, 429)  # of the HTTP codes that blame the client, those worth another attempt
-
-Result = TypeVar("Result")
-
-
-def is_url(location: str) -> bool:
-    """Whether a location names a protocol (`s3://...`), also `file://`."""
-    return _URL.match(location) is not None
-
-
-def join_location(root: str | os.PathLike[str], path: str) -> str:
-    """A path as a table has it, starting from `root`, either of which may be a URL; URLs and absolute paths stay.
-
-    A relative path is the name of a file: below a web address, what has a meaning there (`%`, `#`, `?`) is escaped.
-    """
-    if is_url(path) or os.path.isabs(path):
-        return path
-    start = os.fspath(root)
-    if not is_url(start):
-        return os.path.join(start, path)
-    if start.rsplit("::", 1)[-1].lower().startswith(("http://", "https://")):
-        path = path.replace("%", "%25").replace("#", "%23").replace("?", "%3F")  # the rest is done when it is asked for
-    return f"{start.rstrip('/')}/{path}"
-
-
-def refuse_url(table: str | os.PathLike[str]) -> None:
-    """Raises `UserError` for a table or folder given as a URL, also one that a `Path` has robbed of a slash."""
-    name = os.fspath(table)
-    found = re.match(r"([a-z][a-z0-9+.:-]+):/+(?=[^/])", name, re.IGNORECASE)
-    if found and not os.path.lexists(f"{found[1]}:"):  # a folder may be called so
-        url = f"{found[1]}://{name[found.end() :]}"
-        raise UserError(
-            f"{url}: a table must lie on this machine, and so must a folder of clips; fetch the table (its paths, "
-            "dataset.root and --root may be URLs)"
-        )
-
-
-def check_protocols(locations: Iterable[str]) -> None:
-    """Raises `UserError` where some of these files could never be fetched: fsspec or one of its parts is missing."""
-    for url in {location.split("://", 1)[0]: location for location in locations if is_url(location)}.values():
-        if not url.lower().startswith("file://"):
-            _system_of(url)
-
-
-def file_name(location: str) -> str:
-    """The location without what a web address has behind its path (`?...`), so that its suffix is the file's."""
-    return urlsplit(location).path if location.lower().startswith(("http://", "https://")) else location
 
 
 def default_cache_folder() -> Path:
@@ -150,7 +97,7 @@ class FileCache:
 
     def _fetch(self, url: str, path: Path, deadline: float) -> None:
         """Puts the file in its place, unless another process does: then returns when it should be there."""
-        mark = self.folder / f"{_server_of(url)}.absent"
+        mark = self.folder / f"{server_of(url)}.absent"
         attempts = 1 if _absent_for(mark) is not None else _ATTEMPTS  # as long as nobody has found it again
         for attempt in range(attempts):
             since = _absent_for(mark)
@@ -166,11 +113,11 @@ class FileCache:
                 raise
             except Exception as error:
                 pause = _FIRST_PAUSE_SECONDS * 2**attempt
-                cause = _cause(error)
-                if not _may_pass(cause) or attempt == attempts - 1 or time.monotonic() + pause > deadline:
-                    if _is_absence(cause):
-                        self._note_absence(mark, _reason(cause))
-                    raise ClipError(f"cannot be fetched: {_reason(cause)}") from error
+                cause = cause_of(error)
+                if not may_pass(cause) or attempt == attempts - 1 or time.monotonic() + pause > deadline:
+                    if is_absence(cause):
+                        self._note_absence(mark, fetch_fault(cause))
+                    raise ClipError(f"cannot be fetched: {fetch_fault(cause)}") from error
                 time.sleep(pause)
 
     def _note_absence(self, mark: Path, reason: str) -> None:
@@ -180,7 +127,7 @@ class FileCache:
             mark.write_text(reason, encoding="utf-8")
 
     def _fetch_once(self, url: str, path: Path, deadline: float) -> None:
-        system, place, size = _in_time(lambda: _ask(url), deadline, lambda: None)
+        system, place, size = in_time(lambda: find_file(url), deadline, lambda: None)
         claim = path.with_name(f"{path.name}.{size or 0}.partial")
         with self._held(claim, deadline) as held:
             if held is None or path.exists():
@@ -190,7 +137,7 @@ class FileCache:
             with self._held(content, deadline) as handle:
                 assert handle is not None
                 with _blaming_the_folder(self.folder):
-                    _in_time(lambda: system.get_file(place, str(content)), deadline, lambda: _written(content))
+                    in_time(lambda: system.get_file(place, str(content)), deadline, lambda: _written(content))
                     got = content.stat().st_size
                     if size is not None and got != size:
                         raise OSError(f"{got} of {size} bytes came")
@@ -257,68 +204,6 @@ class FileCache:
         return used
 
 
-def _ask(url: str) -> tuple[Any, str, int | None]:
-    """The file system of a URL, the file's name there, and its size in bytes where the server says it."""
-    _system_of(url)
-    import fsspec
-
-    system, place = fsspec.core.url_to_fs(url)
-    info = system.info(place)
-    if info.get("type") == "directory":
-        raise IsADirectoryError("is a folder, not a file")
-    size = info.get("size")
-    if size == 0:
-        raise ClipError("the file is empty")
-    return system, place, size
-
-
-def _system_of(url: str) -> None:
-    """Imports the kinds of file systems that a URL goes through. Raises `UserError`."""
-    first, *others = url.split("::")  # as it may also stand in a file's name
-    for part in [first, *(other for other in others if "://" in other)]:
-        protocol = part.split("://", 1)[0].lower()
-        try:
-            import fsspec
-
-            fsspec.get_filesystem_class(protocol)
-        except ImportError as error:
-            raise UserError(
-                f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'"
-            ) from error
-        except ValueError as error:
-            raise UserError(
-                f"{url}: {protocol}:// is not a protocol that fsspec knows; write s3://, gs://, https:// ... in the "
-                "table's paths, dataset.root or --root"
-            ) from error
-
-
-def _in_time(function: Callable[[], Result], deadline: float, progress: Callable[[], Any]) -> Result:
-    """`function()`, given up at the deadline, or when `progress()` has not changed for a while.
-
-    It runs in a thread of its own, because a call that waits for a server cannot be interrupted in another way. A
-    thread that is given up is left to itself and ends with its connection, at the latest with the process.
-    """
-    outcome: Future[Result] = Future()
-
-    def work() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=work, daemon=True, name="fetch").start()
-    seen, since = progress(), time.monotonic()
-    while not wait([outcome], min(0.2, _SILENCE_SECONDS)).done:
-        now, found = time.monotonic(), progress()
-        if found != seen:
-            seen, since = found, now
-        if now > deadline:
-            raise ClipError("cannot be fetched: took longer than dataset.download_seconds")
-        if now - since > _SILENCE_SECONDS:
-            raise TimeoutError(f"nothing came for {_SILENCE_SECONDS:g} s")
-    return outcome.result()
-
-
 def _written(path: Path) -> tuple[int, int] | None:
     """What changes with every byte written to a file."""
     try:
@@ -378,51 +263,9 @@ def _blaming_the_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def _server_of(url: str) -> str:
-    """16 hex digits for the protocol and host (or bucket) of a URL."""
-    address = urlsplit(url.rsplit("::", 1)[-1])
-    return hashlib.blake2b(f"{address.scheme}://{address.netloc}".encode(), digest_size=8).hexdigest()
-
-
 def _absent_for(mark: Path) -> float | None:
     """Seconds since a server was last found to be absent; None where it was not."""
     try:
         return max(0.0, time.time() - mark.stat().st_mtime)
     except OSError:
         return None
-
-
-def _is_absence(error: BaseException | None) -> bool:
-    """Whether an error says that nothing answers at the address, or that there is no such address."""
-    for _ in range(8):
-        named = type(error).__name__ in ("EndpointConnectionError", "ClientConnectorDNSError")
-        lost = isinstance(error, ConnectionRefusedError | socket.gaierror)
-        if named or lost or getattr(error, "errno", None) in _ABSENT:
-            return True
-        if error is None:
-            return False
-        error = getattr(error, "os_error", None) or error.__cause__ or error.__context__
-    return False
-
-
-def _cause(error: Exception) -> BaseException:
-    """What lies behind the "file not found" that fsspec makes of every failure to ask a web server about a file."""
-    return error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
-
-
-def _may_pass(error: BaseException) -> bool:
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
-        return status in _PASSING_STATUS
-    lasting = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, ImportError)
-    return not isinstance(error, lasting)
-
-
-def _reason(error: BaseException) -> str:
-    status = getattr(error, "status", None)
-    if isinstance(error, FileNotFoundError) or status == 404:
-        return "no such file on the server"
-    if isinstance(status, int):
-        return f"the server answers {status} {getattr(error, 'message', '')}".rstrip()
-    assert isinstance(error, Exception)
-    return reason_of(error)

@@ -1,0 +1,255 @@
+"""What a plan reads of a run's config: its work, whatever the layout, and its layout over GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from longtake.buckets import BucketLaw
+from longtake.contracts import Bucket, LatentShape, UserError
+from longtake.encoders import EncodeCost, autoencoder_cost
+from longtake.models import denoiser_class
+from longtake.parallel import (
+    EntryKey,
+    Mesh,
+    bucket_degrees,
+    check_bucket_sequence,
+    check_budget,
+    refused_budget,
+    resolve_degrees,
+)
+from longtake.plan.blocks import budget_levels
+from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
+from longtake.plan.machine import Machine
+from longtake.plan.memory import Memory, forecast_memory
+from longtake.plan.speed import EncoderWork, MicroBatchTime, forecast_time
+from longtake.system.encoders import encoder_bytes, encoding_costs
+from longtake.system.float8 import check_float8
+
+RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run as a plan sees it: everything that does not depend on how it is laid out over GPUs."""
+
+    config: RunConfig
+    rule: BucketLaw
+    latent: LatentShape
+    text_tokens: int
+    encoder_bytes: int  # of frozen weights on one GPU
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what was computed before
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    @property
+    def model(self) -> Any:
+        """The denoiser's section."""
+        return self.config.model
+
+    @cached_property
+    def entries(self) -> tuple[Bucket, ...]:
+        """Each entry of the bucket table that clips can take, at the ratio with the most tokens."""
+        largest: dict[tuple[str, int], Bucket] = {}
+        for bucket in self.rule.buckets:
+            key = bucket.entry
+            if key in self.rule.entries and (key not in largest or self.tokens(bucket) > self.tokens(largest[key])):
+                largest[key] = bucket
+        return tuple(largest.values())
+
+    def tokens(self, bucket: Bucket) -> int:
+        """Video tokens of one sample."""
+        tokens = denoiser_class(self.model).tokens
+        return self._once(bucket.shape, lambda: tokens(self.model, self.latent(*bucket.shape)))
+
+    def micro_batch(self, bucket: Bucket, batch: int | None = None, encoders_of: int = 0) -> MicroBatch:
+        """The sizes of one micro-batch of a bucket, of its own batch size where none is given.
+
+        encoders_of: peers that encode it together; 0: encoding is left out.
+        """
+        batch = bucket.batch_size if batch is None else batch
+        most = 0
+        if encoders_of:
+            most = max(cost.rank_bytes(encoders_of) for cost in self.encoding(bucket.shape, batch).values())
+        beside = FP32 * batch * self._once(("beside", bucket.shape), lambda: self._brought(bucket.shape))
+        return MicroBatch(batch, self.latent(*bucket.shape), self.text_tokens, most, beside)
+
+    def _brought(self, shape: tuple[int, int, int]) -> int:
+        """Numbers of a sample's companions that the denoiser's `needs` do not name: it takes them where they are."""
+        latent = self.latent(*shape)
+        needs = denoiser_class(self.model).needs(self.model, latent, self.text_tokens)
+        still = self.latent(1, *shape[1:])
+        of = {"video": lambda one: prod(latent), "stills": lambda one: one.most * prod(still)}
+        of["numbers"] = lambda one: shape[0] * one.width
+        found = self.config.family.companions(self.model)
+        return sum(of[one.kind](one) for one in found if one.condition not in needs)
+
+    def encoding(self, shape: tuple[int, int, int], batch: int) -> Mapping[str, EncodeCost]:
+        """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""
+        if _stores_all(self.config):
+            return {"": EncodeCost()}
+        return self._once((shape, batch), lambda: encoding_costs(self.config, shape, batch))
+
+    def encoder_work(self, bucket: Bucket, batch: int, ranks: int) -> EncoderWork:
+        """Of the rank with most to do among so many that share a micro-batch; none where latents come from a store."""
+        if self.config.dataset.stored:
+            return EncoderWork()
+        flops = {name: cost.rank_flops(ranks) for name, cost in self.encoding(bucket.shape, batch).items()}
+        video = flops.pop("ae", 0) + self.known_flops(bucket, batch, ranks)
+        return EncoderWork(video, sum(flops.values()))
+
+    def known_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:
+        """Of that rank for what is known and encoded apart: the mean over the kinds of `condition_config`."""
+
+        def mean() -> float:
+            (frames, *sides), weights = bucket.shape, self.config.condition_config or {}
+            law, found = self.config.known_law, 0.0
+            for kind, weight in weights.items():
+                for window in law.windows(kind, self.latent, frames) if weight else ():
+                    cost = autoencoder_cost(self.config.ae, (len(window.pixels), *sides), batch)
+                    found += weight * cost.rank_flops(ranks) * bool(window.name)
+            return found / sum(weights.values()) if found else 0.0
+
+        return self._once(("known", bucket.shape, batch, ranks), mean)
+
+    def degrees(self, layout: Layout) -> dict[EntryKey, int]:
+        """The sequence degree of every entry of the bucket table, at the batch sizes as written."""
+        parallel = self.config.parallel.model_copy(update={"bucket_sequence": layout.bucket_sequence})
+
+        def length(bucket: Bucket) -> int:
+            return self.tokens(bucket) + self.text_tokens
+
+        key = layout.sequence, str(layout.bucket_sequence)
+        return self._once(key, lambda: bucket_degrees(parallel, layout.sequence, self.rule.buckets, length))
+
+    def degree(self, bucket: Bucket, layout: Layout) -> int:
+        """The sequence degree of one of them."""
+        if layout.bucket_sequence is None or layout.sequence == 1:
+            return layout.sequence
+        return self.degrees(layout)[bucket.entry]
+
+    def slot_size(self, bucket: Bucket, layout: Layout) -> int:
+        """Micro-batches of a bucket that the peers of one data rank run side by side."""
+        return layout.sequence // self.degree(bucket, layout)
+
+    def budget(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> float:
+        """What recomputed blocks keep of a micro-batch of this bucket; where "auto", the most that fits."""
+        if layout.budget != "auto":
+            return layout.budget
+        if not any(layout.remat) or refused_budget(layout.compiled, layout.peers, denoiser_class(self.model)):
+            return 0.0
+
+        def most() -> float:
+            for budget in budget_levels(self.model, layout.tensor):
+                if self.memory(bucket, replace(layout, budget=budget), batch).total <= layout.room:
+                    return budget
+            return 0.0
+
+        return self._once((bucket, batch, str(layout)), most)
+
+    def own_layout(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Layout:
+        """The layout as a micro-batch of this bucket sees it."""
+        return replace(layout.at_degree(self.degree(bucket, layout)), budget=self.budget(bucket, layout, batch))
+
+    def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None, encodes: bool = True) -> Memory:
+        """Bytes of a step whose micro-batches are of this bucket, at its own sequence degree.
+
+        encodes: False leaves encoders out, their weights and activations.
+        """
+        own = self.own_layout(bucket, layout, batch)
+        sizes = self.micro_batch(bucket, batch, own.peers if encodes else 0)
+        return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0)
+
+    def encoding_bytes(self, bucket: Bucket, layout: Layout) -> int:
+        """Bytes of activations while a micro-batch of this bucket is encoded."""
+        sizes = self.micro_batch(bucket, encoders_of=self.degree(bucket, layout) * layout.tensor)
+        return sizes.encoding_bytes + sizes.latent_bytes
+
+    def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:
+        """Time of one micro-batch of this bucket, and of those that run beside it."""
+        own, sizes = self.own_layout(bucket, layout, batch), self.micro_batch(bucket, batch)
+        return forecast_time(self.model, sizes, own, machine, self.encoder_work(bucket, sizes.batch, own.peers))
+
+
+def read_work(config: RunConfig, ranks_per_node: int = 1) -> Work:
+    """The work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot take."""
+    rule = config.bucket_rule
+    for bucket in rule.buckets:
+        config.check_shape(*bucket.shape)
+    return Work(config, rule, config.ae.latent, config.text_length, _encoder_bytes(config, ranks_per_node))
+
+
+def _encoder_bytes(config: RunConfig, ranks_per_node: int) -> int:
+    """Of frozen encoders on one GPU; none are held where all comes from a latent store."""
+    if _stores_all(config):
+        return 0
+    return sum(encoder_bytes(config, ranks_per_node).values())
+
+
+def _stores_all(config: RunConfig) -> bool:
+    """Whether everything comes from a latent store, so that nothing is encoded."""
+    return config.dataset.stored and config.dataset.latents_missing == "refuse"
+
+
+def _read_upkeep(config: RunConfig) -> Upkeep:
+    """What of the weights trains, and how it is kept."""
+    return Upkeep(
+        lora=config.lora,
+        freeze=config.freeze,
+        train_only=config.train_only,
+        master_bytes=2 if config.master_dtype == "bf16" else FP32,
+        moments_bytes=EIGHT_BIT_BYTES if config.optim.states == "8bit" else 2 * FP32,
+        moments_offloaded=config.optim.offload,
+        ema_offloaded=config.ema_offload,
+    )
+
+
+def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
+    """How the config cuts its model over `gpus` GPUs. Raises `UserError` where it does not divide."""
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        raise UserError(
+            f"--gpus {gpus}: does not fill nodes of {gpus_per_node} GPUs; choose a multiple of {gpus_per_node}, or set "
+            "--gpus-per-node"
+        )
+    replicate, shard, sequence, tensor = resolve_degrees(config.parallel, gpus)
+    node = min(gpus, gpus_per_node)
+    if node % tensor:
+        raise UserError(
+            f"parallel.tensor = {tensor}: tensor peers must lie in one node, of {node} GPUs here; choose a divisor of "
+            f"{node}"
+        )
+    mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
+    mesh.check_model(kind := denoiser_class(config.model), kind.heads(config.model))
+    check_bucket_sequence(config.parallel, sequence)
+    compiled, budget = bool(config.compile), config.model.grad_ckpt_budget
+    if budget != "auto":
+        check_budget(budget, compiled, sequence * tensor, kind)
+    check_float8(config.precision, tensor, eager=not compiled)
+    ranks = replicate * shard
+    return Layout(
+        replicate=replicate,
+        shard=shard,
+        sequence=sequence,
+        tensor=tensor,
+        zero=config.parallel.zero,
+        remat=config.model.grad_ckpt_settings or (),
+        ema=config.ema_decay is not None,
+        compute_bytes=2 if config.dtype == "bf16" else 4,
+        reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
+        prefetch=max(1, config.parallel.backward_prefetch),
+        offload=config.parallel.cpu_offload,
+        budget=budget,
+        buffer_bytes=config.model.grad_ckpt_buffer_size,
+        compiled=compiled,
+        float8=config.precision == "fp8",
+        bucket_sequence=config.parallel.bucket_sequence,
+        sequence_attention=config.parallel.sequence_attention,
+        upkeep=_read_upkeep(config),
+        micro_batches=-(-config.slots_at(ranks) // ranks),
+    )
