@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from longtake.plan.failures import Failures, failure_words, forecast_failures
     from longtake.plan.layout import Layout, MicroBatch, Upkeep
     from longtake.plan.logged import Logged, as_logged, compare_with_log, compare_with_probe, logged_words
-    from longtake.plan.machine import Machine
-    from longtake.plan.measure import CPU, device_here, device_named, measure_rates
+    from longtake.plan.machine import CPU, Machine
+    from longtake.plan.measure import device_here, device_named, measure_rates
     from longtake.plan.memory import Memory, forecast_memory
     from longtake.plan.page import write_html
     from longtake.plan.parameters import count_weights

@@ -58,7 +58,7 @@ def forecast_failures(plan: RunPlan) -> Failures:
     own = weights.owned * a_weight  # bytes of one rank's part of a checkpoint
     node = own * min(layout.weight_shards, machine.gpus_per_node)
     loaded = node + plan.work.encoder_bytes
-    first = plan.forecast.step_seconds + _COMPILING * bool(plan.work.config.compile)
+    first = plan.forecast.step_seconds + _COMPILING * layout.compiled
     return Failures(
         between=_DAY / (machine.interruptions * nodes),
         restart=machine.relaunch + loaded / machine.storage + first if machine.restart is None else machine.restart,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from longtake.track import Gpu
 
 
+CPU = "cpu"  # a device like any kind of GPU
 FORECAST_ERROR = 0.1  # share of a forecast of memory, within which tests hold it against what a step holds
 
 
@@ -35,14 +36,19 @@ class Machine:
     stall: float | None = None  # seconds that a run stands still for a checkpoint; None: forecast
 
     @property
+    def device(self) -> str:
+        """The type of a rank's device there, as PyTorch calls it."""
+        return CPU if self.gpu.name == CPU else "cuda"
+
+    @property
     def usable_bytes(self) -> int:
         """Memory of one GPU that a run may count on."""
         return int(self.gpu.memory_gib * 2**30 * (1 - self.headroom))
 
     @property
     def room_bytes(self) -> int:
-        """What a budget that is "auto" fills of it."""
-        return int(self.usable_bytes / (1 + FORECAST_ERROR))
+        """What a budget that is "auto" fills of it: on a CPU nothing."""
+        return int(self.usable_bytes / (1 + FORECAST_ERROR)) if self.device != CPU else 0
 
     @cached_property
     def rates(self) -> Rates:

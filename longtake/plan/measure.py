@@ -22,12 +22,12 @@ from longtake.models import Attention, Trace, denoiser_class, meta_conditions
 from longtake.models.attention import fault_of
 from longtake.parallel import TokenPeers, World, cut_among, tune_host
 from longtake.plan.blocks import one_of_each_kind
+from longtake.plan.machine import CPU
 from longtake.plan.rates import Rates, measured_rates
 from longtake.plan.run import RunPlan
 from longtake.system.encoders import device_dtype
 from longtake.track import Gpu, gpu_named
 
-CPU = "cpu"  # a device like any kind of GPU
 _CALLS, _PRODUCTS = 3, 3  # timed calls of each, after one; sizes of products, those of most FLOPs
 _MOST_FLOPS = {"cuda": 3e13, "cpu": 4e9}  # of one call; larger shapes are cut to it
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}  # of one tensor that is copied

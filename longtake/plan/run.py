@@ -135,7 +135,7 @@ def plan_run(config: RunConfig, gpus: int, machine: Machine, target_seconds: flo
             f"--target-step-seconds {target_seconds:g}: the buckets of this run follow from {work.rule.place}, which "
             "has no batch size of each; leave it out, or give the run a bucket_config"
         )
-    layout = replace(read_layout(config, gpus, machine.gpus_per_node), room=machine.room_bytes)
+    layout = replace(read_layout(config, gpus, machine.gpus_per_node, machine.device), room=machine.room_bytes)
     report, no_report = _read_report(work, layout)
     return forecast_run(work, layout, machine, report, no_report, target_seconds)
 

@@ -210,8 +210,9 @@ def _read_upkeep(config: RunConfig) -> Upkeep:
     )
 
 
-def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
-    """How the config cuts its model over `gpus` GPUs. Raises `UserError` where it does not divide."""
+def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = "cuda") -> Layout:
+    """How the config cuts its model over `gpus` GPUs, or devices of another type. Raises `UserError` where it does not
+    divide."""
     if gpus > gpus_per_node and gpus % gpus_per_node:
         raise UserError(
             f"--gpus {gpus}: does not fill nodes of {gpus_per_node} GPUs; choose a multiple of {gpus_per_node}, or set "
@@ -227,10 +228,10 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int) -> Layout:
     mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
     mesh.check_model(kind := denoiser_class(config.model), kind.heads(config.model))
     check_bucket_sequence(config.parallel, sequence)
-    compiled, budget = bool(config.compile), config.model.grad_ckpt_budget
+    compiled, budget = config.compiles_on(device), config.model.grad_ckpt_budget
     if budget != "auto":
         check_budget(budget, compiled, sequence * tensor, kind)
-    check_float8(config.precision, tensor, eager=not compiled)
+    check_float8(config.precision, tensor, eager=device == "cuda" and not compiled)
     ranks = replicate * shard
     return Layout(
         replicate=replicate,

@@ -330,12 +330,11 @@ def _fill_denoiser(
 def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | None]:
     """Whether blocks are compiled, and a line where they are not for want of a compiler. Raises `UserError` where they
     must be. Collective."""
-    if config.compile != "auto":
-        if config.compile:
-            parallel.check_compiler(world.device)
-        return config.compile, None
-    if world.device.type == "cpu":  # which takes minutes to compile, and for small models alone
+    if not config.compiles_on(world.device.type):
         return False, None
+    if config.compile is True:
+        parallel.check_compiler(world.device)
+        return True, None
     missing = next(filter(None, world.gather(parallel.missing_compiler(world.device))), None)
     return missing is None, missing and f"not compiled: {missing}"
 

@@ -256,6 +256,11 @@ class SystemConfig(EncodersConfig):
         """The quirks of the published program that are turned on."""
         return self.family.quirks_of(self.compat)
 
+    def compiles_on(self, device: str) -> bool:
+        """Whether blocks are compiled on devices of a type, where there is a compiler. On a CPU that takes minutes, and
+        only small models run there, so `auto` leaves it out."""
+        return self.compile is True or (self.compile == "auto" and device != "cpu")
+
     @property
     def text_length(self) -> int:
         """Tokens of an embedded caption; 0 where no text encoder gives a sequence."""

@@ -12,10 +12,13 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.pages import money, number
+from longtake.parallel import start_world
 from longtake.plan import (
+    CPU,
     Machine,
     blocks,
     find_remedies,
+    forecast_failures,
     plan_json,
     plan_run,
     refuse_misfits,
@@ -25,6 +28,7 @@ from longtake.plan import (
 from longtake.plan.batches import _most
 from longtake.plan.report import batches_words, layout_words, stage_words
 from longtake.plan.run import EntryPlan, RunPlan, forecast_run
+from longtake.system import compiles
 from longtake.track import gpu_named
 from tests.pages import Page
 from tests.plan.runs import run_config, write_table
@@ -196,6 +200,19 @@ def test_peers_whose_graphs_break_are_refused_a_budget_as_the_run_would_refuse_i
     assert plan(**COMPILED).layout.budget == 0.5
     with pytest.raises(UserError, match=r"grad_ckpt_budget = 0.5: compiled blocks of this model's peers"):
         plan(parallel={"sequence": 2}, **COMPILED)
+
+
+def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
+    gpu = gpu_named("h100")
+    changes = {"compile": "auto", "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": "auto"}}
+    there, here = (plan(Machine(one), 1, **changes) for one in (gpu, replace(gpu, name=CPU)))
+    with start_world("cpu") as world:
+        assert here.layout.compiled is compiles(run_config(**changes), world)[0] is False
+    assert there.layout.compiled
+    assert ({entry.budget for entry in here.entries}, min(entry.budget for entry in there.entries)) == ({0.0}, 1.0)
+    first = [forecast_failures(one).restart - one.forecast.step_seconds for one in (here, there)]
+    assert first[1] > first[0]  # which waits for no compiler
+    assert plan(Machine(replace(gpu, name=CPU)), 1, **changes | {"compile": True}).layout.compiled
 
 
 def test_no_change_is_named_that_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
