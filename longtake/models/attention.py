@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longtake.contracts import UserError
+from longtake.models.attention_op import attention
 from longtake.models.config import Backend
 from longtake.models.time_attention import attend_over_time, fits
 
 # Operators by which tokens see each other, beside PyTorch's.
-MIXERS = ("longtake::ttt_scan", "longtake::ring_attention", "flash_attn_3::_flash_attn_forward", "flash_attn_3::fwd")
-OPENED: dict[Any, Callable[..., Any]] = {}  # operators of ours that a trace takes apart, and what they are made of
-HALF = (torch.bfloat16, torch.float16)
+MIXERS = ("longtake::attention", "longtake::ttt_scan")
 _SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 _SDPA = {
@@ -42,17 +41,17 @@ _PROBED_TOKENS = 256
 # tokens and meets plain attention between 1,000 and 2,000 (2 threads, torch 2.13).
 _MATH_TOKENS = {torch.float32: 256, torch.bfloat16: 1024}
 
-_loaded: dict[str, Callable[..., Any]] = {}  # kernels from outside PyTorch's own call, by backend
+_loaded: dict[str, Callable[..., Any]] = {}  # FlexAttention, once it is there
 
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(K)) v over whole sequences, no mask, no parameters.
 
     Called as `attention(q, k, v)` with q [B, Lq, N, K] and k, v [B, Lk, N, K]; returns [B, Lq, N, K].
-    `backend`: "sdpa" leaves the kernel to `scaled_dot_product_attention`, "flash", "cudnn" and "efficient" insist on
-    one of its kernels; "math" is matmul, softmax, matmul; "fa3" is FlashAttention-3, "flex" FlexAttention. "auto" is
-    math for short sequences on a CPU, where the fused kernel's backward is slow, else sdpa. `choose_attention` says
-    beforehand what runs, and whether it can.
+    `backend`: "sdpa" takes the kernel that `scaled_dot_product_attention` would, "flash", "cudnn" and "efficient" are
+    its kernels; "fa3" is FlashAttention-3; all of these are one operator (`attention_op`). "math" is matmul, softmax,
+    matmul, and "flex" FlexAttention. "auto" is math for short sequences on a CPU, where the fused kernel's backward is
+    slow, else sdpa. `choose_attention` says beforehand what runs, and whether it can.
     """
 
     def __init__(self, backend: Backend = "auto") -> None:
@@ -60,19 +59,16 @@ class Attention(nn.Module):
         self.backend = backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.backend == "fa3":
-            return _flash_attention_3(q, k, v)
+        by_products = self.backend == "math" or (self.backend == "auto" and _prefers_math(q, k))
+        if not by_products and self.backend != "flex":
+            return attention(q, k, v, self.backend)[0]
+        # These two stay outside of the operator: PyTorch differentiates them, and rounds, as it always has.
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if self.backend == "math" or (self.backend == "auto" and _prefers_math(q, k)):
+        if by_products:
             scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
             out = scores.softmax(-1) @ v
-        elif self.backend == "flex":
-            out = (_loaded.get("flex") or _load("flex"))(q, k, v)
-        elif self.backend in _SDPA:
-            with sdpa_kernel(_SDPA[self.backend]):
-                out = F.scaled_dot_product_attention(q, k, v)
         else:
-            out = F.scaled_dot_product_attention(q, k, v)
+            out = (_loaded.get("flex") or _load_flex())(q, k, v)
         return out.transpose(1, 2)
 
     def extra_repr(self) -> str:
@@ -174,10 +170,13 @@ def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_di
         return "it is made for Hopper GPUs"
     q, k, v = _probe(device, dtype, head_dim)
     try:
+        if backend in _SDPA:  # PyTorch's own call knows best what a kernel takes
+            with sdpa_kernel(_SDPA[backend]):
+                F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
         Attention(backend)(q, k, v).sum().backward()
     except ImportError as error:
         return f"{KERNEL_NAMES[backend]} is not installed ({error})"
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return None
 
@@ -195,22 +194,11 @@ def _probe(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[Ten
 
 
 def _prefers_math(q: Tensor, k: Tensor) -> bool:
-    return q.device.type == "cpu" and max(q.shape[-2], k.shape[-2]) <= _MATH_TOKENS.get(q.dtype, 0)
+    return q.device.type == "cpu" and max(q.shape[1], k.shape[1]) <= _MATH_TOKENS.get(q.dtype, 0)
 
 
-def _flash_attention_3(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k, v [B, L, N, K] -> [B, L, N, K]; early releases return the log-sum-exp beside it."""
-    attend = _loaded.get("fa3") or _load("fa3")
-    out = attend(q, k, v, deterministic=torch.are_deterministic_algorithms_enabled())
-    return out[0] if isinstance(out, tuple) else out
+def _load_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
 
-
-def _load(backend: Literal["fa3", "flex"]) -> Callable[..., Any]:
-    if backend == "fa3":
-        from flash_attn_interface import flash_attn_func as attend
-    else:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        attend = torch.compile(flex_attention, dynamic=True)  # not compiled, it would hold all scores in memory
-    _loaded[backend] = attend
-    return attend
+    _loaded["flex"] = torch.compile(flex_attention, dynamic=True)  # not compiled, it would hold all scores in memory
+    return _loaded["flex"]

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from longtake.contracts import Conditions
-from longtake.models.attention import OPENED, Attention
+from longtake.models.attention import Attention
+from longtake.models.attention_op import OPENED
 from longtake.models.build import LatentSize, denoiser_class, example_conditions
 
 Sizes = tuple[int, ...]

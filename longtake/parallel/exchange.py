@@ -130,7 +130,7 @@ def to_tokens(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Gro
     return switch(x.transpose(1, 2), [heads] * len(tokens), tokens, group).transpose(1, 2)
 
 
-EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "ring_attention", "ring_attention_backward"))
+EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "attention", "attention_backward"))
 
 
 @torch.library.custom_op("longtake::between_peers", mutates_args=())

@@ -7,15 +7,17 @@ length and be empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtake.models.attention import OPENED, Backend
-from longtake.parallel.block_attention import attend_block, attend_block_backward
+from longtake.models.attention_kernels import attend_block, attend_block_backward
+from longtake.models.attention_op import AMONG_RANKS, attention
+from longtake.models.config import Backend
 from longtake.parallel.exchange import CountedGroup, Group, Lengths, group_of, rank_in, summed
 
 
@@ -30,7 +32,7 @@ def ring_attention(
     if not counted and type(q) is not Tensor:  # a stand-in, on which every operation is counted
         return _Ring.apply(q, k, v, list(lengths), group, backend)
     sizes = lengths.sizes if isinstance(lengths, Lengths) else [torch.tensor(lengths)]
-    return _ring(q, k, v, sizes, group.group_name, backend)[0]
+    return attention(q, k, v, backend, sizes, group.group_name)[0]
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,55 +109,13 @@ class _Ring(torch.autograd.Function):
         return *_backward(grad, *ctx.saved_tensors, *ctx.how), None, None, None
 
 
-@torch.library.custom_op("longtake::ring_attention", mutates_args=())
-def _ring(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[Tensor], group: str, backend: str
-) -> tuple[Tensor, Tensor]:
-    """The result and the log-sum-exp; `lengths`: of each of several sequences, int64 [ranks]."""
-    return _forward(q, k, v, summed(lengths), group_of(group), backend)
+def _named(compute: Callable[..., Any], *args: Any) -> Any:
+    """As the operator calls it: last come lengths of each of several sequences, a group's name, and a backend."""
+    *tensors, lengths, group, backend = args
+    return compute(*tensors, summed(lengths), group_of(group), backend)
 
 
-@torch.library.custom_op("longtake::ring_attention_backward", mutates_args=())
-def _ring_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    lengths: Sequence[Tensor], group: str, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _backward(grad, q, k, v, out, lse, summed(lengths), group_of(group), backend)
-
-
-def _headed(x: Tensor) -> Tensor:
-    """A new tensor [B, l, N, K], heads before tokens in memory."""
-    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-
-
-@_ring.register_fake
-def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _headed(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
-
-
-@_ring_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _headed(q), _headed(k), _headed(v)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, lengths, ctx.group, ctx.backend = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, *output, *lengths)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
-    q, k, v, out, lse, *lengths = ctx.saved_tensors  # which recomputation gives once
-    if grad is None:
-        return None, None, None, [None] * len(lengths), None, None
-    found = _ring_backward(grad, q, k, v, out, lse, lengths, ctx.group, ctx.backend)
-    return *found, [None] * len(lengths), None, None
-
-
-_ring.register_autograd(_differentiate, setup_context=_save)
-OPENED[torch.ops.longtake.ring_attention.default] = _ring._init_fn
-OPENED[torch.ops.longtake.ring_attention_backward.default] = _ring_backward._init_fn
+AMONG_RANKS.update(forward=partial(_named, _forward), backward=partial(_named, _backward))
 
 
 class _Transfer:

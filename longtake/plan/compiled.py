@@ -125,7 +125,7 @@ def _moved(graph: fx.Graph) -> int:
         if node.op == "placeholder":
             fused |= dict.fromkeys((memory._cdata for memory in _memories(node)), False)
         elif node.op == "output" or (made and made[0] not in fused):
-            alone = str(node.target) in EXCHANGES or str(node.target).startswith(_OF_OURS)
+            alone = _is_exchange(node) or str(node.target).startswith(_OF_OURS)
             if alone:
                 copied += sum(tensor.nbytes for one in (node, *node.all_input_nodes) for tensor in _values(one))
             product = alone or getattr(node.target, "overloadpacket", None) in flop_registry
@@ -133,6 +133,11 @@ def _moved(graph: fx.Graph) -> int:
             crossing |= {memory: size for memory, size in taken.items() if fused.get(memory, own) is not own}
             fused |= dict.fromkeys(made, own)
     return copied + sum(crossing.values())
+
+
+def _is_exchange(node: fx.Node) -> bool:
+    """Attention is one where it is among ranks: its last argument names their group."""
+    return str(node.target) in EXCHANGES and bool(node.args[-1])
 
 
 def _memories(node: fx.Node) -> list[torch.UntypedStorage]:

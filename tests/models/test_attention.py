@@ -11,12 +11,15 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.models import Attention, MMDiT, attention_time, choose_attention, use_attention
 from longtake.models import attention as module
+from longtake.models.attention_kernels import attend
+from longtake.models.attention_op import attention
 from longtake.models.attention_time import time_each
+from tests.models import flash_attention_3
 from tests.models.golden import tiny_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -81,32 +84,13 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def install_flash_attention_3(patch: pytest.MonkeyPatch) -> list[bool]:
-    """Plays the package; returns a list that grows with every call."""
-    calls: list[bool] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
-        calls.append(deterministic)
-        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
-        return out, out[..., 0]
-
-    package = ModuleType("flash_attn_interface")
-    package.flash_attn_func = attend
-    patch.setitem(sys.modules, "flash_attn_interface", package)
-    return calls
-
-
 def test_a_kernel_that_is_not_installed_is_refused_in_a_sentence(hopper: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"'fa3': does not run here .* is not installed .* choose auto"):
         choose_attention("fa3", CUDA, torch.bfloat16, 128)
 
 
 def test_a_kernel_that_fails_on_the_device_is_refused_with_its_reason(hopper: pytest.MonkeyPatch) -> None:
-    def broken(self: nn.Module, *_: Tensor) -> Tensor:
-        raise RuntimeError("No available kernel. Aborting execution.\nmore lines")
-
-    hopper.setattr(Attention, "forward", broken)
-    with pytest.raises(UserError, match=r"not run here \(fp32, head width 8\): No available kernel.* choose auto$"):
+    with pytest.raises(UserError, match=r"not run here \(fp32, head width 8\): No viable backend.* choose auto$"):
         choose_attention("cudnn", CUDA, torch.float32, 8)
 
 
@@ -119,17 +103,56 @@ def test_auto_takes_flash_attention_3_where_pytorch_would_take_2(
 ) -> None:
     hopper.setattr(module, "_sdpa_choice", lambda *_: kernel)
     if installed:
-        install_flash_attention_3(hopper)
+        flash_attention_3.install(hopper)
     choice = choose_attention("auto", CUDA, torch.bfloat16, 128)
     assert choice.backend == expected
     assert choice.name.startswith("FlashAttention-3" if expected == "fa3" else module.KERNEL_NAMES[kernel])
 
 
-def test_flash_attention_3_is_called_with_our_layout(hopper: pytest.MonkeyPatch) -> None:
-    calls = install_flash_attention_3(hopper)
+@pytest.mark.parametrize("release", ["operators", "functions"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flash_attention_3_is_called_forward_and_backward(
+    hopper: pytest.MonkeyPatch, release: str, compiled: bool
+) -> None:
+    calls = flash_attention_3.install(hopper, release)
     q, k, v = drawn(9)
-    torch.testing.assert_close(Attention("fa3")(q, k, v), exact(q, k, v), atol=1e-5, rtol=0)
-    assert calls == [False]
+    attend = torch.compile(Attention("fa3"), backend="aot_eager", fullgraph=True) if compiled else Attention("fa3")
+    found, expected = attend(q, k, v), exact(q, k, v)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    gradients = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert calls == ["forward", "backward, deterministic=False"]
+
+
+def test_a_release_of_flash_attention_3_without_its_functions_is_refused(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+    with pytest.raises(
+        UserError, match=r"'fa3': does not run here .*has no attribute '_flash_attn_forward'; choose auto"
+    ):
+        choose_attention("fa3", CUDA, torch.bfloat16, 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("width", [8, 5])
+def test_the_operator_keeps_the_rules_of_operators(dtype: torch.dtype, width: int) -> None:
+    """What the compiler is told of shapes, strides and dtypes is so; nothing is an alias or changed; `auto` is what
+    PyTorch takes, or products where that takes no kernel, as of no keys."""
+    q, k, v = (x.to(dtype).detach().requires_grad_() for x in drawn(9, width))
+    for inputs in (
+        (q, k, v),
+        (q.transpose(0, 1).contiguous().transpose(0, 1), k[:, :4], v[:, :4]),
+        (q, k[:, :0], v[:, :0]),
+    ):
+        torch.library.opcheck(torch.ops.longtake.attention.default, (*inputs, "auto", [], ""))
+        found = attention(*inputs, "auto")[0]
+        assert torch.equal(found, F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2))
+
+
+def test_products_give_the_log_sum_exp_of_a_kernel() -> None:
+    q, k, v = (x.detach().transpose(1, 2) for x in drawn(300))
+    for ours, theirs in zip(attend(q, k, v, "math"), attend(q, k, v, "cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_cudnn_is_refused_where_a_run_is_to_repeat_itself(hopper: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtake.parallel.block_attention import attend_block, attend_block_backward
+from longtake.models.attention_kernels import attend_block, attend_block_backward
 from longtake.parallel.ring import merge
+from tests.models import flash_attention_3
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -28,11 +29,12 @@ def by_blocks(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, sizes: list[int]) -
     return out, sum(part[0] for part in parts), dk, dv
 
 
-@pytest.mark.parametrize("which", ["cpu", "math"])
+@pytest.mark.parametrize("which", ["cpu", "math", "fa3"])
 @pytest.mark.parametrize("sizes", [[7], [3, 4], [1, 5, 1]])
 def test_blocks_make_up_whole_attention(monkeypatch: pytest.MonkeyPatch, which: str, sizes: list[int]) -> None:
-    monkeypatch.setattr("longtake.parallel.block_attention.kernel", lambda q, backend: which)
-    monkeypatch.setattr("longtake.parallel.block_attention._CHUNK_BYTES", 200)  # several chunks of queries
+    monkeypatch.setattr("longtake.models.attention_kernels.kernel", lambda q, backend: which)
+    monkeypatch.setattr("longtake.models.attention_kernels._CHUNK_BYTES", 200)  # several chunks of queries
+    flash_attention_3.install(monkeypatch)
     q, k, v = (drawn(2, 3, rows, 8, seed=rows + i).requires_grad_() for i, rows in enumerate((5, 7, 7)))
     grad = drawn(2, 3, 5, 8, seed=9)
     expected = F.scaled_dot_product_attention(q, k, v)
