@@ -6,28 +6,21 @@ number that is seen follows for other sizes by a polynomial in samples, video to
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from longtake.models import Law, Trace, as_on_cuda, block_counts, denoiser_class, fit, fused, meta_conditions
+from longtake.models import Law, block_counts, denoiser_class, fit, fused
 from longtake.models.build import LatentSize
-from longtake.parallel import Kept, TokenPeers, choose_kept, cut_among, has_whole_graphs, kept_as
+from longtake.parallel import Kept, choose_kept, has_whole_graphs
+from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, one_of_each_kind
 from longtake.plan.compiled import compiled_bytes, multiply_in_float8, remembered
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
-from longtake.plan.parameters import block_names, meta_model
-
-Point = tuple[int, ...]  # samples; frames, rows and columns of tokens of each
+from longtake.plan.parameters import meta_model
 
 # Points at which blocks are traced, by whether there is more than one sample and more than one frame: PyTorch takes
 # other ways where a size is one. The later ones are for models with more terms than full attention has.
@@ -44,10 +37,8 @@ _POINTS: dict[tuple[bool, bool], tuple[Point, ...]] = {
     ),
     (False, False): ((1, 1, 32, 32), (1, 1, 16, 16), (1, 1, 48, 48), (1, 1, 64, 64)),
 }
-_FRAMES = (4, 6, 8, 12, 16, 24)  # at the points; a denoiser that takes only some lengths has its own in their place
 _SUFFICE = {True: 6, False: 4}  # points, where attention is full
 _EAGER = 1.0, 0.0, 1.0, 1.0  # as `_compiled_shares`
-_MANY = 1 << 20  # launches are counted in so many parts, so that a fit does not take a few for a rounding error
 
 
 class Pass(NamedTuple):
@@ -147,7 +138,7 @@ def _count_blocks(
 
 def _as_pass(numbers: Sequence[float], share: float = 1.0) -> Pass:
     products, attention, moved, launches = numbers
-    return Pass(products, attention, share * moved, launches / _MANY)
+    return Pass(products, attention, share * moved, launches / LAUNCH)
 
 
 def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float, forward: float, backward: float) -> Block:
@@ -190,15 +181,15 @@ def budget_levels(config: Any, tensor: int) -> tuple[float, ...]:
 @lru_cache(maxsize=64)
 def _run(
     config: Any, upkeep: Upkeep, compute_bytes: int, float8: bool, peers: Any, text_tokens: int, _: tuple[str, ...]
-) -> _Run:
+) -> TracedBlocks:
     kinds, model = one_of_each_kind(config, upkeep, compute_bytes)
     if float8:
         multiply_in_float8(model)
-    return _Run(config, kinds, model, peers, text_tokens)
+    return TracedBlocks(config, kinds, model, peers, text_tokens)
 
 
 @lru_cache(maxsize=64)
-def _compiled_shares(run: _Run, *facts: Any) -> Mapping[str, Sequence[float]]:
+def _compiled_shares(run: TracedBlocks, *facts: Any) -> Mapping[str, Sequence[float]]:
     """The share of an eager block's bytes that a compiled one saves, and how many beside it; the shares that forward
     and backward move. By kind; they are nearly the same at all sizes, for all grow with the tokens, so they are seen at
     one. facts: all that this depends on."""
@@ -217,7 +208,7 @@ def _compiled_shares(run: _Run, *facts: Any) -> Mapping[str, Sequence[float]]:
 
 
 @lru_cache(maxsize=256)
-def _law(run: _Run, many: bool, moving: bool, left: int) -> Law:
+def _law(run: TracedBlocks, many: bool, moving: bool, left: int) -> Law:
     """The law of one or several samples, of one or several frames, of which so many are left over where peers share
     them: what the first peer has follows by a polynomial only where as many are."""
     points = _POINTS[many, moving]
@@ -238,219 +229,3 @@ def _terms(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
         *(frames * place, place, frames),  # positions are those of all samples
         *(batch * frames, batch * place, tokens * frames, tokens * place, batch * place**2),
     )
-
-
-def one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[list[str], nn.Module]:
-    """The kind of each block, by the name of the first alike; and the model with one block of each kind in its lists,
-    twice, in the compute dtype."""
-    whole = meta_model(config, upkeep, compute_bytes)
-    first: dict[Any, str] = {}
-    kinds = []
-    for name in block_names(config):
-        parameters = whole.get_submodule(name).named_parameters()
-        facts = tuple((part, tuple(p.shape), p.dtype, p.requires_grad) for part, p in parameters)
-        kinds.append(first.setdefault((name.rpartition(".")[0], facts), name))
-    lists = {}
-    for blocks in block_counts(config):
-        own = [copy.deepcopy(whole.get_submodule(name)) for name in first.values() if name.startswith(f"{blocks}.")]
-        lists[id(whole.get_submodule(blocks))] = nn.ModuleList(block for block in own for _ in range(2))
-    model = copy.deepcopy(whole, memo=lists)
-    return kinds, as_on_cuda(model, torch.bfloat16 if compute_bytes == 2 else torch.float32)
-
-
-def _made(trace: Trace) -> np.ndarray:
-    """What a trace has counted so far, in the order of `Pass`; launches in parts."""
-    return np.array((trace.flops - trace.attention, trace.attention, trace.moved, trace.launches * _MANY), float)
-
-
-class _BlockTrace(Trace):
-    """Also counts what a budget could keep of the operations."""
-
-    def __init__(self, *known: nn.Module | Tensor) -> None:
-        super().__init__(*known)
-        self.kept: Counter[Any] = Counter()
-        self.spared: Counter[Any] = Counter()
-
-    def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
-        if (key := kept_as(operation, args)) is not None:
-            self.kept[key] += _bytes(out)
-            self.spared[key] += flops
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _bytes(tree: Any) -> int:
-    return sum(tensor.nbytes for tensor in _tensors(tree))
-
-
-class _Run:
-    """Runs micro-batches through a model that has one block of each kind, twice, and through these by themselves."""
-
-    def __init__(
-        self, config: Any, kinds: Sequence[str], model: nn.Module, peers: tuple[int, int, Any], text_tokens: int
-    ) -> None:
-        self.kinds = kinds  # of each block, in the order of the forward
-        self._config, self._model, self._text_tokens = config, model, text_tokens
-        kind = denoiser_class(config)
-        traced = getattr(kind, "traced_frames", lambda config: _FRAMES)
-        self.frames = dict(zip(_FRAMES, traced(config), strict=True))
-        self._peers = TokenPeers.counted(*peers, kind.heads(config))
-        by_frame = "frame" in (kind.sequence_plan.units.values() if kind.sequence_plan else ())
-        self.frame_peers = self._peers.count if by_frame else 1  # that cut a video between frames alone
-        self._cut = cut_among(model, self._peers) if self._peers.count > 1 else None
-        blocks = [block for name in block_counts(config) for block in model.get_submodule(name)]
-        self._blocks = dict(zip(dict.fromkeys(kinds), dict.fromkeys(blocks), strict=True))
-        self._forwards = {kind: block.forward for kind, block in self._blocks.items()}
-        self._handed = self._find_handed()
-        for name in block_counts(config):
-            model.set_submodule(name, nn.ModuleList(dict.fromkeys(model.get_submodule(name))))
-
-    def _inputs(self, point: Point) -> tuple[Tensor, Tensor, Any, Tensor, Tensor]:
-        """Noised latents, timesteps and conditions; clean latents and target."""
-        batch, *grid = point
-        config = self._config
-        latent = (config.latent_channels, *(n * patch for n, patch in zip(grid, config.patch, strict=True)))
-        noised, clean, target = (torch.empty(batch, *latent, device="meta") for _ in range(3))
-        conditions = meta_conditions(config, latent, self._text_tokens, batch)
-        return noised, torch.empty(batch, device="meta"), conditions, clean, target
-
-    def _find_handed(self) -> dict[str, set[int]]:
-        """Which inputs of each kind of block, by their place, come from the block before; the others all share."""
-        seen: dict[str, list[list[int]]] = {kind: [] for kind in self._blocks}
-
-        def see(kind: str, *args: Any, **named: Any) -> Any:
-            seen[kind].append([trace.number(tensor) for tensor in _tensors((args, named))])
-            return self._forwards[kind](*args, **named)
-
-        for kind, block in self._blocks.items():
-            block.forward = partial(see, kind)
-        with torch.no_grad(), Trace(self._model) as trace:
-            self._model(*self._inputs((1, self.frames[_FRAMES[-1]], 64, 64))[:3])  # tables of positions only grow
-        return {
-            kind: {place for place, (one, other) in enumerate(zip(*calls, strict=True)) if one != other}
-            for kind, calls in seen.items()
-        }
-
-    def numbers(self, point: Point, of_compiled: Callable[..., Any] | None = None) -> dict[Any, Any]:
-        """What was seen, by name; of_compiled: says what a compiled block saves, if that is to be seen too."""
-        found: dict[Any, Any] = {}
-
-        def count(kind: str, *args: Any, **named: Any) -> Any:
-            handed = [tensor for i, tensor in enumerate(_tensors((args, named))) if i in self._handed[kind]]
-            found.setdefault("entry", trace.live - _bytes(handed))
-            with trace.paused():
-                numbers, out = self._alone(kind, (args, named), set(map(id, handed)))
-                if of_compiled is not None:
-                    block, eager = self._blocks[kind], self._forwards[kind]
-                    with self._cut.as_compiled() if self._cut else nullcontext():
-                        numbers["compiled",] = of_compiled(block, eager, (args, named), set(map(id, handed)))
-            found.update({(kind, *name): number for name, number in numbers.items()})
-            out = tree_map_only(_Like, _Like.made, out)
-            ends[:] = [end for end in _tensors(out) if end.requires_grad]
-            start[0] = len(trace.changes)
-            return out
-
-        ends: list[Tensor] = []
-        start = [0]
-        for kind, block in self._blocks.items():
-            block.forward = partial(count, kind)
-        with Trace(self._model) as trace:
-            noised, t, conditions, _clean, target = self._inputs(point)
-            prediction = self._model(noised, t, conditions)
-            found["beside"] = _made(trace)
-            loss = (prediction.float() - target).square().mean()
-            if ends:
-                torch.autograd.grad(loss, ends, allow_unused=True)
-            found["final"] = [live - found["entry"] for _, live in trace.moments(start=start[0])]
-        return found
-
-    def _alone(self, kind: str, called: Any, handed: set[int]) -> tuple[dict[Any, Any], Any]:
-        """The numbers of one block by itself, called with tensors like these, and what its outputs are like; `handed`:
-        ids of those that come from the block before."""
-
-        def own(tensor: Tensor) -> Tensor:
-            if id(tensor) not in known:
-                needs_grad = tensor.requires_grad or trains  # only the first has none that trains before it
-                known[id(tensor)] = _Like(tensor.shape, tensor.dtype, needs_grad).made()
-            return known[id(tensor)]
-
-        block = self._blocks[kind]
-        trains = any(p.requires_grad for p in block.parameters())
-        shared = [one for one in _tensors(called) if id(one) not in handed]
-        known = {id(one): one.detach().requires_grad_(one.requires_grad) for one in shared}
-        shared = list(known.values())
-        with _BlockTrace(block, *shared) as trace:
-            args, named = tree_map_only(Tensor, own, called)
-            known.clear()
-            numbers: dict[Any, Any] = {("input",): trace.live}
-            sent = [self._sent()]
-            out = self._forwards[kind](*args, **named)
-            del args, named
-            numbers["forward",] = _made(trace)
-            numbers |= {("product", key): (num_bytes, trace.spared[key]) for key, num_bytes in trace.kept.items()}
-            sent.append(self._sent())
-            end = _End.apply(*_tensors(out))
-            out = tree_map_only(Tensor, _Like.of, out)
-            numbers["saved",], numbers["differentiated",] = trace.live, int(end.requires_grad)
-            if end.requires_grad:
-                end.backward()
-            sent.append(self._sent())
-            numbers["backward",] = _made(trace) - numbers["forward",]
-            gradients = {trace.number(p.grad) for p in block.parameters() if p.grad is not None}
-            moments = trace.moments(gradients)
-        for axis, (before, between, after) in zip(("sequence", "tensor"), zip(*sent, strict=True), strict=True):
-            numbers["sent", axis] = between - before, after - between
-        numbers["made",], numbers["working",] = zip(*moments, strict=True)
-        for p in (*block.parameters(), *shared):
-            p.grad = None
-        return numbers, out
-
-    def _sent(self) -> tuple[int, int]:
-        """Bytes that this rank has sent to sequence peers and to tensor peers so far."""
-        peers = self._peers
-        groups = (peers.ulysses_group, peers.ring_group, peers.sequence_group), (peers.tensor_group,)
-        sequence, tensor = (sum(group.sent for group in of if group is not None) for of in groups)
-        return sequence, tensor
-
-
-@dataclass(frozen=True)
-class _Like:
-    """What a tensor is like that is not kept for it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    requires_grad: bool
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Like:
-        return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
-
-    def made(self) -> Tensor:
-        """A tensor like it that comes from nowhere, and is gone when nothing needs it any more."""
-        anchor = torch.empty((), device="meta", requires_grad=self.requires_grad)
-        return _FromNowhere.apply(anchor, self.shape, self.dtype)
-
-
-class _FromNowhere(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return torch.empty((), device="meta"), None, None
-
-
-class _End(torch.autograd.Function):
-    """What comes behind a block: takes its outputs, gives gradients of their sizes."""
-
-    @staticmethod
-    def forward(ctx: Any, *outs: Tensor) -> Tensor:
-        ctx.likes = [_Like.of(out) for out in outs]
-        return torch.empty((), device="meta")
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty(like.shape, dtype=like.dtype, device="meta") for like in ctx.likes)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).resolve().parents[1]
 _OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
 _READ = ("models/*.py", "parallel/*.py", "encoders/*.py")  # what says how they compute, and how it is looked at
-_READ += ("plan/blocks.py", "plan/compiled.py", "system/float8.py")
+_READ += ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "system/float8.py")
 
 
 def remembered(look: Callable[[], Any], *facts: Any) -> Any:

@@ -21,7 +21,7 @@ from longtake.encoders.cost import on_meta, pieces_of
 from longtake.models import Attention, Trace, denoiser_class, meta_conditions
 from longtake.models.attention import fault_of
 from longtake.parallel import TokenPeers, World, cut_among, tune_host
-from longtake.plan.blocks import one_of_each_kind
+from longtake.plan.block_traces import one_of_each_kind
 from longtake.plan.machine import CPU
 from longtake.plan.rates import Rates, measured_rates
 from longtake.plan.run import RunPlan

@@ -154,8 +154,8 @@ def test_an_entry_without_clips_does_not_make_a_run_unfit(tmp_path: Path) -> Non
 
 def test_more_buckets_are_planned_from_the_same_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[tuple[int, ...]] = []
-    numbers = blocks._Run.numbers
-    monkeypatch.setattr(blocks._Run, "numbers", lambda run, point: traced.append(point) or numbers(run, point))
+    numbers = blocks.TracedBlocks.numbers
+    monkeypatch.setattr(blocks.TracedBlocks, "numbers", lambda run, point: traced.append(point) or numbers(run, point))
     for cached in (blocks._run, blocks._law, blocks._count_blocks):
         cached.cache_clear()
     plan(bucket_config={"64px": {8: (1.0, 4), 16: (1.0, 2)}})

@@ -1,0 +1,243 @@
+"""One block of each kind of a denoiser, run forward and backward on meta tensors, cut for peers as in a run: what it
+holds, computes and sends at one size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from longtake.models import Trace, as_on_cuda, block_counts, denoiser_class, meta_conditions
+from longtake.parallel import TokenPeers, cut_among, kept_as
+from longtake.plan.layout import Upkeep
+from longtake.plan.parameters import block_names, meta_model
+
+Point = tuple[int, ...]  # samples; frames, rows and columns of tokens of each
+FRAMES = (4, 6, 8, 12, 16, 24)  # that are traced; a denoiser that takes only some lengths has its own in their place
+LAUNCH = 1 << 20  # launches are counted in so many parts, so that a fit does not take a few for a rounding error
+
+
+def one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[list[str], nn.Module]:
+    """The kind of each block, by the name of the first alike; and the model with one block of each kind in its lists,
+    twice, in the compute dtype."""
+    whole = meta_model(config, upkeep, compute_bytes)
+    first: dict[Any, str] = {}
+    kinds = []
+    for name in block_names(config):
+        parameters = whole.get_submodule(name).named_parameters()
+        facts = tuple((part, tuple(p.shape), p.dtype, p.requires_grad) for part, p in parameters)
+        kinds.append(first.setdefault((name.rpartition(".")[0], facts), name))
+    lists = {}
+    for blocks in block_counts(config):
+        own = [copy.deepcopy(whole.get_submodule(name)) for name in first.values() if name.startswith(f"{blocks}.")]
+        lists[id(whole.get_submodule(blocks))] = nn.ModuleList(block for block in own for _ in range(2))
+    model = copy.deepcopy(whole, memo=lists)
+    return kinds, as_on_cuda(model, torch.bfloat16 if compute_bytes == 2 else torch.float32)
+
+
+def _made(trace: Trace) -> np.ndarray:
+    """What a trace has counted so far, in the order of `Pass`; launches in parts."""
+    return np.array((trace.flops - trace.attention, trace.attention, trace.moved, trace.launches * LAUNCH), float)
+
+
+class _BlockTrace(Trace):
+    """Also counts what a budget could keep of the operations."""
+
+    def __init__(self, *known: nn.Module | Tensor) -> None:
+        super().__init__(*known)
+        self.kept: Counter[Any] = Counter()
+        self.spared: Counter[Any] = Counter()
+
+    def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
+        if (key := kept_as(operation, args)) is not None:
+            self.kept[key] += _bytes(out)
+            self.spared[key] += flops
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tree: Any) -> int:
+    return sum(tensor.nbytes for tensor in _tensors(tree))
+
+
+class TracedBlocks:
+    """Runs micro-batches through a model that has one block of each kind, twice, and through these by themselves."""
+
+    def __init__(
+        self, config: Any, kinds: Sequence[str], model: nn.Module, peers: tuple[int, int, Any], text_tokens: int
+    ) -> None:
+        self.kinds = kinds  # of each block, in the order of the forward
+        self._config, self._model, self._text_tokens = config, model, text_tokens
+        kind = denoiser_class(config)
+        traced = getattr(kind, "traced_frames", lambda config: FRAMES)
+        self.frames = dict(zip(FRAMES, traced(config), strict=True))
+        self._peers = TokenPeers.counted(*peers, kind.heads(config))
+        by_frame = "frame" in (kind.sequence_plan.units.values() if kind.sequence_plan else ())
+        self.frame_peers = self._peers.count if by_frame else 1  # that cut a video between frames alone
+        self._cut = cut_among(model, self._peers) if self._peers.count > 1 else None
+        blocks = [block for name in block_counts(config) for block in model.get_submodule(name)]
+        self._blocks = dict(zip(dict.fromkeys(kinds), dict.fromkeys(blocks), strict=True))
+        self._forwards = {kind: block.forward for kind, block in self._blocks.items()}
+        self._handed = self._find_handed()
+        for name in block_counts(config):
+            model.set_submodule(name, nn.ModuleList(dict.fromkeys(model.get_submodule(name))))
+
+    def _inputs(self, point: Point) -> tuple[Tensor, Tensor, Any, Tensor, Tensor]:
+        """Noised latents, timesteps and conditions; clean latents and target."""
+        batch, *grid = point
+        config = self._config
+        latent = (config.latent_channels, *(n * patch for n, patch in zip(grid, config.patch, strict=True)))
+        noised, clean, target = (torch.empty(batch, *latent, device="meta") for _ in range(3))
+        conditions = meta_conditions(config, latent, self._text_tokens, batch)
+        return noised, torch.empty(batch, device="meta"), conditions, clean, target
+
+    def _find_handed(self) -> dict[str, set[int]]:
+        """Which inputs of each kind of block, by their place, come from the block before; the others all share."""
+        seen: dict[str, list[list[int]]] = {kind: [] for kind in self._blocks}
+
+        def see(kind: str, *args: Any, **named: Any) -> Any:
+            seen[kind].append([trace.number(tensor) for tensor in _tensors((args, named))])
+            return self._forwards[kind](*args, **named)
+
+        for kind, block in self._blocks.items():
+            block.forward = partial(see, kind)
+        with torch.no_grad(), Trace(self._model) as trace:
+            self._model(*self._inputs((1, self.frames[FRAMES[-1]], 64, 64))[:3])  # tables of positions only grow
+        return {
+            kind: {place for place, (one, other) in enumerate(zip(*calls, strict=True)) if one != other}
+            for kind, calls in seen.items()
+        }
+
+    def numbers(self, point: Point, of_compiled: Callable[..., Any] | None = None) -> dict[Any, Any]:
+        """What was seen, by name; of_compiled: says what a compiled block saves, if that is to be seen too."""
+        found: dict[Any, Any] = {}
+
+        def count(kind: str, *args: Any, **named: Any) -> Any:
+            handed = [tensor for i, tensor in enumerate(_tensors((args, named))) if i in self._handed[kind]]
+            found.setdefault("entry", trace.live - _bytes(handed))
+            with trace.paused():
+                numbers, out = self._alone(kind, (args, named), set(map(id, handed)))
+                if of_compiled is not None:
+                    block, eager = self._blocks[kind], self._forwards[kind]
+                    with self._cut.as_compiled() if self._cut else nullcontext():
+                        numbers["compiled",] = of_compiled(block, eager, (args, named), set(map(id, handed)))
+            found.update({(kind, *name): number for name, number in numbers.items()})
+            out = tree_map_only(_Like, _Like.made, out)
+            ends[:] = [end for end in _tensors(out) if end.requires_grad]
+            start[0] = len(trace.changes)
+            return out
+
+        ends: list[Tensor] = []
+        start = [0]
+        for kind, block in self._blocks.items():
+            block.forward = partial(count, kind)
+        with Trace(self._model) as trace:
+            noised, t, conditions, _clean, target = self._inputs(point)
+            prediction = self._model(noised, t, conditions)
+            found["beside"] = _made(trace)
+            loss = (prediction.float() - target).square().mean()
+            if ends:
+                torch.autograd.grad(loss, ends, allow_unused=True)
+            found["final"] = [live - found["entry"] for _, live in trace.moments(start=start[0])]
+        return found
+
+    def _alone(self, kind: str, called: Any, handed: set[int]) -> tuple[dict[Any, Any], Any]:
+        """The numbers of one block by itself, called with tensors like these, and what its outputs are like; `handed`:
+        ids of those that come from the block before."""
+
+        def own(tensor: Tensor) -> Tensor:
+            if id(tensor) not in known:
+                needs_grad = tensor.requires_grad or trains  # only the first has none that trains before it
+                known[id(tensor)] = _Like(tensor.shape, tensor.dtype, needs_grad).made()
+            return known[id(tensor)]
+
+        block = self._blocks[kind]
+        trains = any(p.requires_grad for p in block.parameters())
+        shared = [one for one in _tensors(called) if id(one) not in handed]
+        known = {id(one): one.detach().requires_grad_(one.requires_grad) for one in shared}
+        shared = list(known.values())
+        with _BlockTrace(block, *shared) as trace:
+            args, named = tree_map_only(Tensor, own, called)
+            known.clear()
+            numbers: dict[Any, Any] = {("input",): trace.live}
+            sent = [self._sent()]
+            out = self._forwards[kind](*args, **named)
+            del args, named
+            numbers["forward",] = _made(trace)
+            numbers |= {("product", key): (num_bytes, trace.spared[key]) for key, num_bytes in trace.kept.items()}
+            sent.append(self._sent())
+            end = _End.apply(*_tensors(out))
+            out = tree_map_only(Tensor, _Like.of, out)
+            numbers["saved",], numbers["differentiated",] = trace.live, int(end.requires_grad)
+            if end.requires_grad:
+                end.backward()
+            sent.append(self._sent())
+            numbers["backward",] = _made(trace) - numbers["forward",]
+            gradients = {trace.number(p.grad) for p in block.parameters() if p.grad is not None}
+            moments = trace.moments(gradients)
+        for axis, (before, between, after) in zip(("sequence", "tensor"), zip(*sent, strict=True), strict=True):
+            numbers["sent", axis] = between - before, after - between
+        numbers["made",], numbers["working",] = zip(*moments, strict=True)
+        for p in (*block.parameters(), *shared):
+            p.grad = None
+        return numbers, out
+
+    def _sent(self) -> tuple[int, int]:
+        """Bytes that this rank has sent to sequence peers and to tensor peers so far."""
+        peers = self._peers
+        groups = (peers.ulysses_group, peers.ring_group, peers.sequence_group), (peers.tensor_group,)
+        sequence, tensor = (sum(group.sent for group in of if group is not None) for of in groups)
+        return sequence, tensor
+
+
+@dataclass(frozen=True)
+class _Like:
+    """What a tensor is like that is not kept for it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Like:
+        return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
+
+    def made(self) -> Tensor:
+        """A tensor like it that comes from nowhere, and is gone when nothing needs it any more."""
+        anchor = torch.empty((), device="meta", requires_grad=self.requires_grad)
+        return _FromNowhere.apply(anchor, self.shape, self.dtype)
+
+
+class _FromNowhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return torch.empty((), device="meta"), None, None
+
+
+class _End(torch.autograd.Function):
+    """What comes behind a block: takes its outputs, gives gradients of their sizes."""
+
+    @staticmethod
+    def forward(ctx: Any, *outs: Tensor) -> Tensor:
+        ctx.likes = [_Like.of(out) for out in outs]
+        return torch.empty((), device="meta")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty(like.shape, dtype=like.dtype, device="meta") for like in ctx.likes)
