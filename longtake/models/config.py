@@ -43,8 +43,9 @@ class ModelSection(OpenSection):
     )
     grad_ckpt_budget: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = Field(
         0.0,
-        description="share of what attention and linear layers put out that recomputed blocks keep; 0: inputs alone; "
-        "`auto`: for each entry of bucket_config what a GPU's memory has room for by the plan, on a CPU 0",
+        description="share of what attention and linear layers put out that recomputed blocks keep, attention's always "
+        "where it is above 0; 0: inputs alone; `auto`: for each entry of bucket_config what a GPU's memory has room "
+        "for by the plan, on a CPU 0",
     )
     grad_ckpt_buffer_size: int = Field(
         0,

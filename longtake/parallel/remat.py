@@ -100,9 +100,9 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     """What the blocks of the list `blocks` of a model keep with a budget, at a tensor degree.
 
     `budget`: share (0 ... 1) of the outputs of attention and linear layers over tokens (those in `model.tensor_plan`).
-    Attention comes first, since its FLOPs grow with the tokens; then linear layers with most inputs, since an output of
-    k inputs saves 2k FLOPs; of equal ones the narrower. Attention by `math` or `flex` is always recomputed.
-    Layers of one size are kept together or not at all.
+    With any budget above 0 what attention gives is kept, be it more than that share, since its FLOPs grow with the
+    tokens; then linear layers with most inputs, since an output of k inputs saves 2k FLOPs; of equal ones the narrower.
+    Attention by `math` or `flex` is always recomputed. Layers of one size are kept together or not at all.
     """
     if not budget or not len(model.get_submodule(blocks)):
         return NOTHING
@@ -122,8 +122,6 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     widths = {size: size[1] * len(names) // len(streams) for size, names in sizes.items()}  # numbers a token
     left = budget * (attention + sum(widths.values())) * (1 + 1e-9)
     keeps = all(module.backend not in _ALWAYS_AGAIN for module in model.modules() if isinstance(module, Attention))
-    if keeps and attention > left:
-        return NOTHING
     left -= attention if keeps else 0
     kept: list[tuple[int, int]] = []
     for size in sorted(sizes, key=lambda size: (-size[0], size[1])):
