@@ -35,18 +35,30 @@ Found = Mapping[str, Any]
 class Choices:
     """Each choice by its name; `kept`: those of the launch before this one.
 
-    A choice holds on GPUs of one kind with one set of versions; elsewhere it is made again, and a line says so.
+    A choice holds on GPUs of one kind with one set of versions; elsewhere it is made again, and a line says so. What a
+    launch does not choose, as with `deterministic`, is kept for a later one; an empty one was left open.
     """
 
     def __init__(self, world: World, kept: Mapping[str, Found], say: Callable[[str], None]) -> None:
-        self.made: dict[str, Found] = {}
+        self.made: dict[str, Found] = dict(kept)
         self._world, self._kept, self._say = world, kept, say
         self._machine = world.on_main(lambda: _machine(world.device))
+
+    def leave_open(self, *names: str) -> None:
+        """Lets a run that begins now make these choices, in this launch or a later one."""
+        self.made |= {name: {} for name in names if name not in self.made}
+
+    def is_open(self, name: str, otherwise: str) -> bool:
+        """Whether the run may choose this; a run that began before there was such a choice goes on as it is, and a
+        line says how: `otherwise`."""
+        if name not in self.made and self._world.is_main:
+            self._say(f"{name}: {otherwise}, as this run was started")
+        return name in self.made
 
     def take(self, name: str, choose: Callable[[], Found], basis: str = "") -> Found:
         """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
         Collective."""
-        before = self._kept.get(name)
+        before = self._kept.get(name) or None
         if before is not None and (before["machine"], before.get("basis", "")) == (self._machine, basis):
             found = before
         else:
@@ -94,7 +106,9 @@ def choose_encoding_layout(
 ) -> None:
     """Lets the autoencoder encode in the memory layout that is faster at the largest bucket, on CUDA. Nothing is timed
     with `deterministic`. Collective."""
-    if system.encoders is None or system.config.deterministic:
+    if system.encoders is None or system.config.deterministic or system.device.type != "cuda":
+        return
+    if not choices.is_open("encoding", "latents are encoded in the usual memory layout"):
         return
     shape = max((bucket.shape for bucket in buckets), key=math.prod)
     take = partial(choices.take, "encoding")
@@ -210,14 +224,14 @@ def choose_fused_by_time(
     peers: BucketPeers,
     choices: Choices,
     say: Callable[[str], None],
-    allowed: bool = True,
 ) -> None:
     """On CUDA: lets blocks compute norms, rotations and gates by our operators where they are faster, at the run's
-    largest shape, than what they replace. Nothing is timed with `deterministic`, nor where that is not `allowed`.
-    Collective."""
+    largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
     fused.use(())
     config, device, mesh = system.config, system.device, system.mesh
-    if config.deterministic or not fused.runs_here(device) or not allowed:
+    if config.deterministic or not fused.runs_here(device):
+        return
+    if not choices.is_open("fused", "no fused operators"):
         return
     model = system.denoiser
 

@@ -199,7 +199,7 @@ class RunLaunch:
             lost = world.on_main(lambda: lost_so_far(config, start.state, place))
             begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
-            self.choose(system, stream, start, choices)
+            self.choose(system, stream, choices)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             choose_graphs(system, stream, order, choices, self.say_once)
             begun = replace(begun, choices=choices.made)
@@ -252,21 +252,22 @@ class RunLaunch:
         )
         return begun, stream
 
-    def choose(self, system: System, stream: StepStream, start: Start, choices: Choices) -> None:
+    def choose(self, system: System, stream: StepStream, choices: Choices) -> None:
         """What is left to a launch to choose of attention, fused operators and encoding. Collective."""
         buckets = stream.inputs.rule.buckets
-        begins, before = not start.state.clock.global_step, start.state.choices
         choose_attention_by_time(system, buckets, stream.peers, choices, self.say_once)
-        allowed = begins or "fused" in before
-        choose_fused_by_time(system, buckets, stream.peers, choices, self.say_once, allowed)
-        # an earlier run's latents stay as they were
-        if begins or "encoding" in before:
-            choose_encoding_layout(system, buckets, choices, self.say_once)
+        choose_fused_by_time(system, buckets, stream.peers, choices, self.say_once)
+        choose_encoding_layout(system, buckets, choices, self.say_once)
 
     def choices(self, place: RunFolder) -> Choices:
-        """What is left to a launch to choose, with what the checkpoint says was chosen before."""
+        """What is left to a launch to choose, with what the checkpoint says was chosen before. In the folder of an
+        earlier run, operators and memory layouts are as there."""
         own = place.checkpoint is not None and place.elsewhere is None
-        return Choices(self.world, RunState.read(place.checkpoint).choices if own else {}, self.say_once)
+        state = RunState.read(place.checkpoint) if own else RunState(Clock())
+        choices = Choices(self.world, state.choices, self.say_once)
+        if not (place.continues and state.clock.global_step):
+            choices.leave_open("fused", "encoding")
+        return choices
 
     def say_once(self, line: str) -> None:
         """The same on rank 0 alone."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from longtake.checkpoint import Clock, RunState
 from longtake.config import dump_config
@@ -24,6 +25,7 @@ from longtake.train import RunConfig, read_run
 from longtake.train import choices as module
 from longtake.train.choices import Choices, choose_attention_by_time, choose_fused_by_time, choose_graphs, settle_blocks
 from longtake.train.folder import RunFolder, as_started
+from longtake.train.run import RunLaunch
 from longtake.train.stages import CONFIG_FILE
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
@@ -239,24 +241,34 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
     monkeypatch.setattr(module, "time_fused", lambda shape, *_: timed.append(str(shape)) or seconds)
     system, said = as_on_cuda(world), []
 
-    def launch_of(kept: dict, allowed: bool, of: System = system) -> tuple[dict, tuple[str, ...]]:
-        choices = Choices(world, kept, said.append)
-        choose_fused_by_time(of, BUCKETS, BucketPeers.create(of.mesh), choices, said.append, allowed)
+    def launch_of(kept: dict, of: System = system, begins: bool = False) -> tuple[dict, tuple[str, ...]]:
+        choices = Choices(world, RunState(Clock(), choices=kept).to_json()["choices"], said.append)
+        if begins:
+            choices.leave_open("fused")
+        choose_fused_by_time(of, BUCKETS, BucketPeers.create(of.mesh), choices, said.append)
         return choices.made, fused.used()
 
     try:
-        made, used = launch_of({}, allowed=True)
+        made, used = launch_of({}, begins=True)
         assert used == ("heads",)
         assert said[0].startswith("fused operators by time: heads (forward and backward of 2 x ")
         assert said[0].endswith(
             "heads fused 1000.00 ms, uncompiled 2000.00 ms; gate fused 2000.00 ms, uncompiled 1000.00 ms; "
             "modulate uncompiled 1000.00 ms)"
         )
-        assert launch_of({}, allowed=False) == ({}, ())
-        assert launch_of(RunState(Clock(), choices=made).to_json()["choices"], allowed=True) == (made, ("heads",))
+        said.clear()
+        assert launch_of({}) == ({}, ())
+        assert said == ["fused: no fused operators, as this run was started"]
+        assert launch_of(made) == (made, ("heads",))
         repeats = replace(system, config=system.config.model_copy(update={"deterministic": True}))
-        assert launch_of({}, True, repeats) == ({}, ())
+        assert launch_of(made, repeats) == (made, ())  # kept for a launch that need not repeat itself
         assert len(timed) == 1
+        left_open, used = launch_of({}, repeats, begins=True)
+        assert (used, len(timed)) == ((), 1)
+        said.clear()
+        assert launch_of(left_open) == (made, ("heads",))
+        assert said[0].startswith("fused operators by time: heads ")
+        assert len(timed) == 2
     finally:
         fused.use(())
 
@@ -266,3 +278,21 @@ def test_operators_are_timed_beside_what_they_replace() -> None:
     found = time_fused(shape, torch.device("cpu"), torch.float32, compiled=False)
     assert {name: set(of) for name, of in found.items()} == {name: {"fused", "plain"} for name in fused.NAMES}
     assert fused.used() == ()
+
+
+def test_a_run_leaves_to_later_launches_what_its_first_does_not_choose(
+    config: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome, _ = train_here(config, "--max_steps", "1")
+    state = RunState.read(outcome.checkpoint)
+    assert state.choices == {"fused": {}, "encoding": {}}
+    run = read_run(str(outcome.folder), []).value
+
+    def made(continues: bool) -> dict:
+        place = RunFolder(outcome.folder, outcome.checkpoint, continues)
+        return RunLaunch(run, world, str(outcome.folder), Console()).choices(place).made
+
+    assert made(continues=True) == state.choices
+    monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices={}))  # of before there were any
+    assert made(continues=True) == {}
+    assert made(continues=False) == state.choices
