@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from longtake.contracts import UserError
+from longtake.durable import write_whole
 
 MOST_BYTES = 1 << 26
 
@@ -24,6 +27,24 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     if len(data) > most_bytes:
         raise ValueError(f"it is too large: more than {most_bytes:,} bytes")
     return data
+
+
+def cache_folder() -> Path:
+    """Longtake's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "longtake"
+
+
+def remembered(kind: str, look: Callable[[], Any], *facts: object, whole: Callable[[Any], bool] = bool) -> Any:
+    """What `look` finds, as JSON: from the user's cache where it has found something with these facts before. kind: of
+    what is found, its folder there; whole: whether it is worth keeping."""
+    file = cache_folder() / kind / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(read_small(file))
+    found = look()
+    with suppress(OSError):
+        if whole(found) and file.is_absolute():  # else there is no home
+            write_whole(file, json.dumps(found), synced=False)
+    return found
 
 
 def regular(path: Path) -> Path:

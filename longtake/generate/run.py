@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from longtake.contracts import UserError
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.encoders import choose_layout
+from longtake.encoders.cost import facts_of
+from longtake.encoders.layouts import LAYOUTS
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import adapter_strength, own_config
 from longtake.generate.requests import (
@@ -33,7 +36,9 @@ from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, shar
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
+from longtake.models.attention_time import timed_on
 from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World, check_compiler
+from longtake.small_files import remembered
 from longtake.system import CaptionEncoders, System, build_system, encoders_on_host
 
 Say = Callable[[str], None]
@@ -132,12 +137,23 @@ def generate(
 
 
 def prepare_decoding(system: System, config: GenerateConfig, world: World, say: Say) -> None:
-    """Lets the autoencoder decode in the memory layout that is faster at the size of the config. Collective. Raises
-    `UserError` where it cannot make that size."""
+    """Lets the autoencoder decode in the memory layout that is faster at the size of the config, by what rank 0 has
+    timed, now or before. Collective. Raises `UserError` where it cannot make that size."""
     shape = pixel_shape(system, config.sampling_option)
-    parts = system.autoencoder, shape, system.device, world.on_main
+
+    def take(time: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        own = system.autoencoder
+        facts = timed_on(system.device), facts_of(own.config), str(own.dtype), own.piece(shape)
+        return world.on_main(lambda: remembered("decoding_layouts", time, *facts, whole=_whole))
+
+    parts = system.autoencoder, shape, system.device, take
     if not config.deterministic and (line := choose_layout(*parts, decodes=True)):
         say(line)
+
+
+def _whole(found: Mapping[str, Any]) -> bool:
+    """Whether every layout was timed: one may have found too little memory for once."""
+    return found["seconds"].keys() == LAYOUTS.keys()
 
 
 def make_stills(

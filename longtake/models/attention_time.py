@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -107,6 +108,17 @@ def block_parts(
         "gate": (layers.add_gated, [x, numbers[0], y]),
         "gate_modulate": (layers.add_gated_and_modulate, [x, numbers[0], y, *numbers[1:]]),
     }
+
+
+def timed_on(device: torch.device) -> dict[str, str]:
+    """What times on a device depend on beside what is timed, by name."""
+    found = {"device": device.type, "torch": torch.__version__}
+    if device.type == "cuda":
+        cudnn = str(torch.backends.cudnn.version())
+        found |= {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda), "cudnn": cudnn}
+        if find_spec("flash_attn_interface") is not None:  # FlashAttention-3, which may be removed again
+            found["flash_attn_interface"] = "installed"
+    return found
 
 
 def time_each(candidates: Mapping[str, Callable[[], None]], clock: Callable[[], float]) -> dict[str, float]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from longtake.durable import write_whole
+from longtake import small_files
 from longtake.models import attention_on_cuda, storage
 from longtake.parallel.exchange import EXCHANGES
-from longtake.plan.rates import cache_folder
 from longtake.system.float8 import use_float8
 
 if TYPE_CHECKING:
@@ -41,15 +38,8 @@ def remembered(look: Callable[[], Any], *facts: Any) -> Any:
     """What `look` finds, as JSON: from the user's cache where it has looked with these facts, this PyTorch and these
     files of ours before, for importing the compiler takes longer than the rest of a plan."""
     code = b"".join(path.read_bytes() for one in _READ for path in sorted(_PACKAGE.glob(one)))
-    digest = hashlib.sha256(repr((torch.__version__, facts)).encode() + code).hexdigest()
-    file = cache_folder() / "compiled_blocks" / f"{digest}.json"
-    with suppress(OSError, ValueError):
-        return json.loads(file.read_text(encoding="utf-8"))
-    found = look()
-    with suppress(OSError):
-        if file.is_absolute():  # else there is no home
-            write_whole(file, json.dumps(found), synced=False)
-    return found
+    digest = hashlib.sha256(code).hexdigest()
+    return small_files.remembered("compiled_blocks", look, torch.__version__, facts, digest, whole=lambda _: True)
 
 
 def compiled_bytes(

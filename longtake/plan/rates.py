@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from longtake.small_files import cache_folder
 
 if TYPE_CHECKING:
     from longtake.track import Gpu
@@ -90,11 +91,6 @@ def keep_rates(gpu: str, rates: Rates) -> Rates:
         with suppress(OSError):
             write_whole(file, json.dumps(asdict(rates), indent=1) + "\n", synced=False)
     return rates
-
-
-def cache_folder() -> Path:
-    """Longtake's folder in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "longtake"
 
 
 def _file(gpu: str) -> Path:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from longtake.contracts import Bucket
 from longtake.encoders import choose_layout
 from longtake.models import Attention, AttentionChoice, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
-from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels
+from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels, timed_on
 from longtake.parallel import BucketPeers, EntryKey, World, refused_budget
 from longtake.parallel.compile import STATIC_SHAPES
 from longtake.parallel.mesh import ulysses_degree
@@ -42,7 +41,7 @@ class Choices:
     def __init__(self, world: World, kept: Mapping[str, Found], say: Callable[[str], None]) -> None:
         self.made: dict[str, Found] = dict(kept)
         self._world, self._kept, self._say = world, kept, say
-        self._machine = world.on_main(lambda: _machine(world.device))
+        self._machine = world.on_main(lambda: timed_on(world.device))
 
     def leave_open(self, *names: str) -> None:
         """Lets a run that begins now make these choices, in this launch or a later one."""
@@ -70,17 +69,6 @@ class Choices:
                 self._say(f"{name}: chosen anew on {now}; before it was {then}")
         self.made[name] = found
         return found
-
-
-def _machine(device: torch.device) -> dict[str, str]:
-    """What a choice depends on beside the run itself."""
-    found = {"device": device.type, "torch": torch.__version__}
-    if device.type == "cuda":
-        cudnn = str(torch.backends.cudnn.version())
-        found |= {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda), "cudnn": cudnn}
-        if find_spec("flash_attn_interface") is not None:  # FlashAttention-3, which may be removed again
-            found["flash_attn_interface"] = "installed"
-    return found
 
 
 def attention_shape(system: System, buckets: Sequence[Bucket], peers: BucketPeers) -> AttentionShape | None:

@@ -47,7 +47,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         module, "time_kernels", lambda shape, *_: shapes.append(str(shape)) or {"flash": 2.0, "cudnn": 1.0}
     )
     monkeypatch.setattr(module, "slow_on_hopper", lambda *_: None)
-    monkeypatch.setattr(module, "_machine", lambda device: {"device": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
     return shapes
 
 
@@ -81,7 +81,7 @@ def test_another_gpu_or_version_chooses_anew_with_a_line(
     world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = launch(as_on_cuda(world), world, {})
-    monkeypatch.setattr(module, "_machine", lambda device: {"device": "a GPU", "torch": "2.12"})
+    monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.12"})
     _, said = launch(as_on_cuda(world), world, made)
     assert said[0] == "attention: chosen anew on device a GPU, torch 2.12; before it was device a GPU, torch 2.11"
     assert len(timed) == 2
@@ -89,10 +89,10 @@ def test_another_gpu_or_version_chooses_anew_with_a_line(
 
 def test_a_kernel_that_was_removed_is_not_taken_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
-    without = module._machine(torch.device("cuda"))
+    without = module.timed_on(torch.device("cuda"))
     (tmp_path / "flash_attn_interface.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert module._machine(torch.device("cuda")) != without
+    assert module.timed_on(torch.device("cuda")) != without
 
 
 def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel(
@@ -108,7 +108,7 @@ def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> World:
     """The world as one of GPUs with so much free memory, which have a compiler."""
-    monkeypatch.setattr(module, "_machine", lambda device: {"device": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 0))
     monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
     monkeypatch.setattr(World, "gather", lambda self, own: [own, *(gib * 2**30 for gib in free_gib[1:] if own)])
@@ -281,7 +281,7 @@ def test_operators_are_timed_beside_what_they_replace() -> None:
 
 
 def test_a_run_leaves_to_later_launches_what_its_first_does_not_choose(
-    config: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome, _ = train_here(config, "--max_steps", "1")
     state = RunState.read(outcome.checkpoint)
@@ -290,7 +290,8 @@ def test_a_run_leaves_to_later_launches_what_its_first_does_not_choose(
 
     def made(continues: bool) -> dict:
         place = RunFolder(outcome.folder, outcome.checkpoint, continues)
-        return RunLaunch(run, world, str(outcome.folder), Console()).choices(place).made
+        with start_world("cpu") as world:
+            return RunLaunch(run, world, str(outcome.folder), Console()).choices(place).made
 
     assert made(continues=True) == state.choices
     monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices={}))  # of before there were any
