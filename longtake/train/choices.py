@@ -18,12 +18,13 @@ from longtake.encoders import choose_layout
 from longtake.models import Attention, AttentionChoice, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
 from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels, timed_on
-from longtake.parallel import BucketPeers, EntryKey, World, refused_budget
-from longtake.parallel.compile import STATIC_SHAPES
+from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees, refused_budget, resolve_degrees
+from longtake.parallel.compile import STATIC_SHAPES, use_compile_cache
 from longtake.parallel.mesh import ulysses_degree
 from longtake.plan.machine import FORECAST_ERROR, Machine
 from longtake.plan.work import read_layout, read_work
 from longtake.system import System, compiles
+from longtake.system.encoders import device_dtype
 from longtake.train.config import RunConfig
 from longtake.train.cost import run_dummy
 from longtake.train.stream import StepStream
@@ -63,7 +64,7 @@ class Choices:
         else:
             found = {**self._world.on_main(choose), "machine": self._machine, **({"basis": basis} if basis else {})}
             if before is not None and self._world.is_main and before["machine"] == self._machine:
-                self._say(f"{name}: chosen anew, for the run's mesh, model, encoders or buckets are other ones")
+                self._say(f"{name}: chosen anew: the run's mesh, model, encoders, operators or buckets are other ones")
             elif before is not None and self._world.is_main:
                 then, now = (", ".join(f"{key} {of[key]}" for key in of) for of in (before["machine"], self._machine))
                 self._say(f"{name}: chosen anew on {now}; before it was {then}")
@@ -129,15 +130,59 @@ def choose_attention_by_time(
         say(f"attention: this Hopper GPU is left on FlashAttention-2: {found['warning']}")
 
 
+def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]) -> None:
+    """On CUDA: lets blocks compute norms, rotations and gates by our operators where they are faster, at the run's
+    largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
+    fused.use(())
+    if config.deterministic or not fused.runs_here(world.device):
+        return
+    if not choices.is_open("fused", "no fused operators"):
+        return
+    _, _, sequence, tensor = resolve_degrees(config.parallel, world.size)
+    kind, buckets = denoiser_class(config.model), config.bucket_rule.buckets
+
+    def tokens(bucket: Bucket) -> int:
+        return kind.tokens(config.model, config.ae.latent(*bucket.shape)) + config.text_length
+
+    degrees = bucket_degrees(config.parallel, sequence, buckets, tokens)
+
+    def shape(bucket: Bucket) -> AttentionShape:
+        own, heads = -(-tokens(bucket) // degrees.get(bucket.entry, sequence)), kind.heads(config.model) // tensor
+        return AttentionShape(bucket.batch_size, own, heads, config.model.head_dim)
+
+    def choose() -> Found:
+        if config.compile and config.compile_cache:
+            use_compile_cache(config.compile_cache)
+        largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
+        dtype = device_dtype(config.dtype, world.device)
+        seconds = time_fused(largest, world.device, dtype, bool(config.compile))
+        chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
+        return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
+
+    found = choices.take("fused", choose)
+    world.free_memory()
+    fused.use(found["chosen"])
+    words = {"fused": "fused", "plain": "compiled" if config.compile else "uncompiled"}
+    figures = "; ".join(
+        f"{name} {', '.join(f'{words[way]} {1e3 * of:.2f} ms' for way, of in ways.items())}"
+        for name, ways in found["seconds"].items()
+    )
+    chosen = ", ".join(found["chosen"]) or "nothing"
+    say(f"fused operators by time: {chosen} (forward and backward of {found['shape']}: {figures})")
+
+
 def settle_blocks(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
 ) -> tuple[RunConfig, dict[EntryKey, float]]:
     """The run with `compile` decided; and where `model.grad_ckpt_budget` is "auto", on CUDA, the largest budget of each
-    entry of the bucket table with which a step fits the memory that is free on every GPU now. Collective."""
+    entry of the bucket table with which a step fits the memory that is free on every GPU now. Fused operators are
+    chosen between the two: they keep other tensors for backward than what they replace, and the forecast counts what
+    runs. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
     config = config.model_copy(update={"compile": compiled})
+    choose_fused_by_time(config, world, choices, say)
     if config.model.grad_ckpt_budget != "auto" or not config.model.grad_ckpt_settings or world.device.type != "cuda":
         return config, {}
     node = world.node_size if world.size % world.node_size == 0 else world.size
@@ -157,7 +202,8 @@ def settle_blocks(
 
     encoders = [getattr(config, name) for name in ("ae", *(text.section for text in config.family.texts))]
     sources = config.dataset.stored, config.dataset.latents_missing  # which decide whether there are encoders
-    basis = _basis(layout, config.model, config.bucket_rule.buckets, encoders, sources)
+    facts = layout, config.model, config.bucket_rule.buckets, encoders, sources
+    basis = _basis(*facts, *fused.used())
     found = choices.take("kept outputs", choose, basis)
     budgets = {(name, int(t)): of for name, own in found["budgets"].items() for t, of in own.items()}
     words: dict[float, list[str]] = {}
@@ -204,42 +250,3 @@ def choose_graphs(
 
 def _basis(*facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def choose_fused_by_time(
-    system: System,
-    buckets: Sequence[Bucket],
-    peers: BucketPeers,
-    choices: Choices,
-    say: Callable[[str], None],
-) -> None:
-    """On CUDA: lets blocks compute norms, rotations and gates by our operators where they are faster, at the run's
-    largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
-    fused.use(())
-    config, device, mesh = system.config, system.device, system.mesh
-    if config.deterministic or not fused.runs_here(device):
-        return
-    if not choices.is_open("fused", "no fused operators"):
-        return
-    model = system.denoiser
-
-    def shape(bucket: Bucket) -> AttentionShape:
-        tokens = system.tokens(bucket.shape) + system.facts.text_length
-        heads = type(model).heads(model.config) // mesh.tensor
-        return AttentionShape(bucket.batch_size, -(-tokens // peers.degree(bucket)), heads, model.config.head_dim)
-
-    def choose() -> Found:
-        largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
-        seconds = time_fused(largest, device, system.dtype, config.compile)
-        chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
-        return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
-
-    found = choices.take("fused", choose)
-    fused.use(found["chosen"])
-    words = {"fused": "fused", "plain": "compiled" if config.compile else "uncompiled"}
-    figures = "; ".join(
-        f"{name} {', '.join(f'{words[way]} {1e3 * of:.2f} ms' for way, of in ways.items())}"
-        for name, ways in found["seconds"].items()
-    )
-    chosen = ", ".join(found["chosen"]) or "nothing"
-    say(f"fused operators by time: {chosen} (forward and backward of {found['shape']}: {figures})")

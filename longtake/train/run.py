@@ -31,7 +31,6 @@ from longtake.train.choices import (
     Choices,
     choose_attention_by_time,
     choose_encoding_layout,
-    choose_fused_by_time,
     choose_graphs,
     settle_blocks,
 )
@@ -253,10 +252,9 @@ class RunLaunch:
         return begun, stream
 
     def choose(self, system: System, stream: StepStream, choices: Choices) -> None:
-        """What is left to a launch to choose of attention, fused operators and encoding. Collective."""
+        """What is left to a launch to choose of attention and encoding. Collective."""
         buckets = stream.inputs.rule.buckets
         choose_attention_by_time(system, buckets, stream.peers, choices, self.say_once)
-        choose_fused_by_time(system, buckets, stream.peers, choices, self.say_once)
         choose_encoding_layout(system, buckets, choices, self.say_once)
 
     def choices(self, place: RunFolder) -> Choices:

@@ -18,7 +18,7 @@ from longtake.contracts import Bucket, UserError
 from longtake.models import Attention, fused
 from longtake.models.attention_time import AttentionShape, time_fused
 from longtake.parallel import BlockCompiler, BucketPeers, Mesh, World, missing_compiler, start_world
-from longtake.plan.work import read_layout, read_work
+from longtake.plan.work import Work, read_layout, read_work
 from longtake.presets import find_preset
 from longtake.system import System, build_system
 from longtake.train import RunConfig, read_run
@@ -27,6 +27,7 @@ from longtake.train.choices import Choices, choose_attention_by_time, choose_fus
 from longtake.train.folder import RunFolder, as_started
 from longtake.train.run import RunLaunch
 from longtake.train.stages import CONFIG_FILE
+from tests.plan.runs import run_config
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
 
@@ -149,7 +150,7 @@ def test_budgets_fill_what_is_free_on_the_fullest_gpu_and_stay(world: World, mon
     for words in (("--model.depth", "2"), store):
         said.clear()
         settle(scarce, said, state["choices"], *words)
-        assert "kept outputs: chosen anew, for the run's mesh, model, encoders or buckets are other ones" in said
+        assert "kept outputs: chosen anew: the run's mesh, model, encoders, operators or buckets are other ones" in said
 
 
 def test_a_wrong_budget_is_told_its_choices_once() -> None:  # all kinds of denoisers have them
@@ -239,19 +240,20 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
 ) -> None:
     seconds = {"heads": {"fused": 1.0, "plain": 2.0}, "gate": {"fused": 2.0, "plain": 1.0}, "modulate": {"plain": 1.0}}
     monkeypatch.setattr(module, "time_fused", lambda shape, *_: timed.append(str(shape)) or seconds)
-    system, said = as_on_cuda(world), []
+    monkeypatch.setattr(fused, "runs_here", lambda device: True)
+    config, said = run_config(), []
 
-    def launch_of(kept: dict, of: System = system, begins: bool = False) -> tuple[dict, tuple[str, ...]]:
+    def launch_of(kept: dict, begins: bool = False, **changes: object) -> tuple[dict, tuple[str, ...]]:
         choices = Choices(world, RunState(Clock(), choices=kept).to_json()["choices"], said.append)
         if begins:
             choices.leave_open("fused")
-        choose_fused_by_time(of, BUCKETS, BucketPeers.create(of.mesh), choices, said.append)
+        choose_fused_by_time(config.model_copy(update=changes), world, choices, said.append)
         return choices.made, fused.used()
 
     try:
         made, used = launch_of({}, begins=True)
         assert used == ("heads",)
-        assert said[0].startswith("fused operators by time: heads (forward and backward of 2 x ")
+        assert said[0].startswith("fused operators by time: heads (forward and backward of 4 x ")
         assert said[0].endswith(
             "heads fused 1000.00 ms, uncompiled 2000.00 ms; gate fused 2000.00 ms, uncompiled 1000.00 ms; "
             "modulate uncompiled 1000.00 ms)"
@@ -260,10 +262,9 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
         assert launch_of({}) == ({}, ())
         assert said == ["fused: no fused operators, as this run was started"]
         assert launch_of(made) == (made, ("heads",))
-        repeats = replace(system, config=system.config.model_copy(update={"deterministic": True}))
-        assert launch_of(made, repeats) == (made, ())  # kept for a launch that need not repeat itself
+        assert launch_of(made, deterministic=True) == (made, ())  # kept for a launch that need not repeat itself
         assert len(timed) == 1
-        left_open, used = launch_of({}, repeats, begins=True)
+        left_open, used = launch_of({}, begins=True, deterministic=True)
         assert (used, len(timed)) == ((), 1)
         said.clear()
         assert launch_of(left_open) == (made, ("heads",))
@@ -271,6 +272,24 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
         assert len(timed) == 2
     finally:
         fused.use(())
+
+
+def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, counted = on_gpus(monkeypatch, world, 8), []
+    monkeypatch.setattr(fused, "runs_here", lambda device: device.type == "cuda")
+    budget = Work.budget
+    monkeypatch.setattr(Work, "budget", lambda *given: counted.append(fused.used()) or budget(*given))
+    kept = {"fused": {"chosen": ["heads"], "shape": "", "seconds": {}, "machine": {"device": "a GPU", "torch": "2.11"}}}
+    try:
+        *_, first = settle(cuda, [])
+        assert set(counted) == {()}
+        counted.clear()
+        *_, then = settle(cuda, said := [], {**first, **kept})
+    finally:
+        fused.use(())
+    assert set(counted) == {("heads",)}
+    assert "kept outputs: chosen anew: the run's mesh, model, encoders, operators or buckets are other ones" in said
+    assert then["kept outputs"]["basis"] != first["kept outputs"]["basis"]
 
 
 def test_operators_are_timed_beside_what_they_replace() -> None:
