@@ -130,6 +130,7 @@ def to_tokens(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Gro
     return switch(x.transpose(1, 2), [heads] * len(tokens), tokens, group).transpose(1, 2)
 
 
+# Operators of compiled code in which ranks meet; attention's only where it is given a group of them, as by a ring.
 EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "attention", "attention_backward"))
 
 

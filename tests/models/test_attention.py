@@ -16,7 +16,7 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.models import Attention, MMDiT, attention_time, choose_attention, use_attention
 from longtake.models import attention as module
-from longtake.models.attention_kernels import attend
+from longtake.models.attention_kernels import attend, attend_backward
 from longtake.models.attention_op import attention
 from longtake.models.attention_time import time_each
 from tests.models import flash_attention_3
@@ -147,6 +147,16 @@ def test_the_operator_keeps_the_rules_of_operators(dtype: torch.dtype, width: in
         torch.library.opcheck(torch.ops.longtake.attention.default, (*inputs, "auto", [], ""))
         found = attention(*inputs, "auto")[0]
         assert torch.equal(found, F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2))
+
+
+@pytest.mark.parametrize(("which", "width"), [("flash", 64), ("flash", 50), ("cudnn", 64), ("efficient", 72)])
+def test_kernels_of_gpus_are_called_as_they_are_declared(which: str, width: int) -> None:
+    """On the meta device: what they take and give, not what they compute."""
+    q, k, v = (torch.empty(2, 3, tokens, width, dtype=torch.bfloat16, device="meta") for tokens in (37, 41, 41))
+    out, lse = attend(q, k, v, which)
+    assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
+    found = attend_backward(torch.empty_like(out), q, k, v, out, lse, which)
+    assert [one.shape for one in found] == [one.shape for one in (q, k, v)]
 
 
 def test_products_give_the_log_sum_exp_of_a_kernel() -> None:
