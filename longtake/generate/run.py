@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from longtake import durable
-from longtake.contracts import UserError
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.encoders import choose_layout
@@ -37,9 +36,9 @@ from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, s
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
 from longtake.models.attention_time import timed_on
-from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World, check_compiler
+from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
 from longtake.small_files import remembered
-from longtake.system import CaptionEncoders, System, build_system, encoders_on_host
+from longtake.system import CaptionEncoders, System, build_system, compiles, encoders_on_host
 
 Say = Callable[[str], None]
 # progress(videos done, total): the first is fractional in the middle of a batch
@@ -62,7 +61,10 @@ def open_system(
     if config.compile == "auto":  # a video is made in less time than it takes
         config = config.model_copy(update={"compile": False})
     restored = source.checkpoint is not None
-    config = _as_compiler_allows(config, world, say)
+    compiled, why = compiles(config, world)
+    if why is not None:  # a run may have been trained elsewhere
+        say(why)
+    config = config.model_copy(update={"compile": compiled})
     model = config.model.model_copy(update={"grad_ckpt_budget": 0.0})  # for no backward, so that peers may be compiled
     config = config.model_copy(update={"model": model})
     system = build_system(config, Mesh.create(parallel or config.parallel, world), world, restored=restored, kept=kept)
@@ -74,17 +76,6 @@ def open_system(
             say(line)
     system.keep_compute_dtype()
     return system.offloaded() if config.offload_model else system
-
-
-def _as_compiler_allows(config: GenerateConfig, world: World, say: Say) -> GenerateConfig:
-    """The config without `compile` where there is no compiler, with a line: a run may have been trained elsewhere."""
-    try:
-        if config.compile:
-            world.on_all(lambda: check_compiler(world.device))
-    except UserError as error:
-        say(f"not compiled: {str(error).removeprefix('compile = True: ')}")
-        return config.model_copy(update={"compile": False})
-    return config
 
 
 def generate_from(

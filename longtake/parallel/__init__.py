@@ -7,7 +7,6 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.parallel.compile import (
         BlockCompiler,
-        check_compiler,
         lift_compile_limits,
         missing_compiler,
         use_compile_cache,
@@ -29,14 +28,11 @@ if TYPE_CHECKING:
     from longtake.parallel.remat import (
         BlockMode,
         Kept,
-        check_budget,
         choose_kept,
         kept_as,
         offload_inputs,
-        refused_budget,
         remat_blocks,
     )
-    from longtake.parallel.sequence import has_whole_graphs
     from longtake.parallel.shard import (
         cut_among,
         cut_model,

@@ -181,12 +181,6 @@ def lift_compile_limits(variants: int) -> None:
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
 
 
-def check_compiler(device: torch.device) -> None:
-    """Raises `UserError` where the compiler's backend is missing."""
-    if missing := missing_compiler(device):
-        raise UserError(f"compile = True: {missing} or write compile = False")
-
-
 def missing_compiler(device: torch.device) -> str | None:
     """What the compiler's backend lacks on this machine, and what to do: a C++ compiler for a CPU, Triton and a C
     compiler, which it calls, for a GPU. None where nothing is missing."""

@@ -45,11 +45,12 @@ Group = dist.ProcessGroup | CountedGroup
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of each rank of a group, as compiled code has them."""
+    """How many tokens, or other units, each rank of a group has, as compiled code has them."""
 
     sizes: list[Tensor]  # int64 [ranks] on the CPU, of each of several sequences
-    before: Any  # tokens of this rank's share, a symbol
+    before: Any  # of this rank's share, a symbol
     after: Any  # and where all shares are together
+    is_first: bool = False  # whether this rank is the first of the group
 
 
 def group_of(name: str) -> Group:
@@ -102,17 +103,29 @@ def exchange(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Grou
     return _Linear.apply(x, there, partial(_all_to_all, send=receive, receive=send, group=group))
 
 
-def switch(x: Tensor, rows: Sequence[int], columns: Sequence[int], group: Group) -> Tensor:
-    """Own rows and all columns [B, r, C, ...] -> all rows and own columns [B, R, c, ...], such as tokens and heads.
+def switch(x: Tensor, rows: Sequence[int] | Lengths, columns: Sequence[int] | Lengths, group: Group) -> Tensor:
+    """Own rows and all columns [B, r, C, ...] -> all rows and own columns [B, R, c, ...], such as tokens and heads;
+    `switch_back` and back.
 
     rows, columns: of each rank of the group, in their order.
     """
+    if isinstance(rows, Lengths):
+        sizes = [*rows.sizes, *columns.sizes]
+        return _between_peers(x, "switch", sizes, rows.after, columns.before, group.group_name)
     own, one = rank_in(group), len(x) * math.prod(x.shape[3:])  # numbers at one row and column
     send = [rows[own] * count * one for count in columns]
     receive = [count * columns[own] * one for count in rows]
     parts = [part.transpose(0, 1).flatten() for part in x.split(list(columns), 2)]
     out = exchange(torch.cat(parts), send, receive, group)
     return out.view(sum(rows), len(x), columns[own], *x.shape[3:]).transpose(0, 1)
+
+
+def switch_back(x: Tensor, rows: Sequence[int] | Lengths, columns: Sequence[int] | Lengths, group: Group) -> Tensor:
+    """All rows and own columns -> own rows and all columns."""
+    if isinstance(rows, Lengths):
+        sizes = [*rows.sizes, *columns.sizes]
+        return _between_peers(x, "switch_back", sizes, rows.before, columns.after, group.group_name)
+    return switch(x.transpose(1, 2), columns, rows, group).transpose(1, 2)
 
 
 def to_heads(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Group) -> Tensor:
@@ -126,69 +139,84 @@ def to_heads(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Grou
 def to_tokens(x: Tensor, tokens: Sequence[int] | Lengths, heads: int, group: Group) -> Tensor:
     """All tokens of own heads -> own tokens of all heads."""
     if isinstance(tokens, Lengths):
-        return _between_peers(x, "to_tokens", tokens.sizes, tokens.before, heads, group.group_name)
-    return switch(x.transpose(1, 2), [heads] * len(tokens), tokens, group).transpose(1, 2)
+        whole = heads * len(tokens.sizes[0])
+        return _between_peers(x, "to_tokens", tokens.sizes, tokens.before, whole, group.group_name)
+    return switch_back(x, tokens, [heads] * len(tokens), group)
 
 
 # Operators of compiled code in which ranks meet; attention's only where it is given a group of them, as by a ring.
-EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "attention", "attention_backward"))
+_ATTENTION = "attention", "attention_backward"
+EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "halo_between_peers", *_ATTENTION))
 
 
 @torch.library.custom_op("longtake::between_peers", mutates_args=())
-def _between_peers(x: Tensor, how: str, sizes: Sequence[Tensor], tokens: int, heads: int, group: str) -> Tensor:
-    """The exchange of that name, of `tokens` tokens in its result."""
+def _between_peers(x: Tensor, how: str, sizes: Sequence[Tensor], rows: int, columns: int, group: str) -> Tensor:
+    """The exchange of that name; rows, columns: dims 1 and 2 of its result, where it changes them."""
     peers = group_of(group)
+    if how == "sum":
+        return _all_reduce(x, peers)
+    if how in ("switch", "switch_back"):
+        return (switch if how == "switch" else switch_back)(x, *(one.tolist() for one in sizes), peers)
     if how in ("to_heads", "to_tokens"):
+        heads = columns if how == "to_heads" else x.shape[2]
         return (to_heads if how == "to_heads" else to_tokens)(x, summed(sizes), heads, peers)
     of_ranks = list(zip(*(one.tolist() for one in sizes), strict=True))
     return (_gather if how == "gather" else _scatter)(x, of_ranks, peers).contiguous()
 
 
 @_between_peers.register_fake
-def _(x: Tensor, how: str, sizes: Sequence[Tensor], tokens: int, heads: int, group: str) -> Tensor:
-    if how == "to_heads":
-        return x.new_empty(tokens, x.shape[0], heads, *x.shape[3:]).transpose(0, 1)
-    if how == "to_tokens":
-        whole = heads * len(sizes[0])
-        return x.new_empty(whole, x.shape[0], tokens, *x.shape[3:]).transpose(0, 1).transpose(1, 2)
-    return x.new_empty(x.shape[0], tokens, x.shape[2])
+def _(x: Tensor, how: str, sizes: Sequence[Tensor], rows: int, columns: int, group: str) -> Tensor:
+    if how == "sum":
+        return x.new_empty(x.shape)
+    if how in ("to_heads", "switch"):
+        return x.new_empty(rows, x.shape[0], columns, *x.shape[3:]).transpose(0, 1)
+    if how in ("to_tokens", "switch_back"):
+        return x.new_empty(columns, x.shape[0], rows, *x.shape[3:]).transpose(0, 1).transpose(1, 2)
+    return x.new_empty(x.shape[0], rows, x.shape[2])
 
 
-_ADJOINT = {"gather": "scatter", "scatter": "gather", "to_heads": "to_tokens", "to_tokens": "to_heads"}
+_PAIRS = (("gather", "scatter"), ("to_heads", "to_tokens"), ("switch", "switch_back"), ("halo", "fold"), ("sum", "sum"))
+_ADJOINT = dict(_PAIRS) | {back: there for there, back in _PAIRS}
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.how, sizes, _, ctx.heads, ctx.peers = inputs
+    x, ctx.how, sizes, _, _, ctx.peers = inputs
     ctx.save_for_backward(*sizes)
-    ctx.tokens = x.shape[1]
+    ctx.rows, ctx.columns = (*x.shape[1:3], 0, 0)[:2]
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     sizes = list(ctx.saved_tensors)
-    found = _between_peers(grad, _ADJOINT[ctx.how], sizes, ctx.tokens, ctx.heads, ctx.peers)
+    found = _between_peers(grad, _ADJOINT[ctx.how], sizes, ctx.rows, ctx.columns, ctx.peers)
     return found, None, [None] * len(sizes), None, None, None
 
 
 _between_peers.register_autograd(_differentiate, setup_context=_save)
 
 
-def with_halo(tensors: Sequence[Tensor], width: int, sizes: Sequence[int], group: Group) -> tuple[Tensor, ...]:
+def with_halo(tensors: Sequence[Tensor], width: int, sizes: Sequence[int] | Lengths, group: Group) -> list[Tensor]:
     """This rank's [B, l, ...], alike in shape -> [B, width + l, ...]: behind the last `width` tokens of the rank
-    before, where there is one and this share is not empty. sizes: tokens of each rank."""
+    before, where there is one and this share is not empty; the adjoint of `fold_halo`. sizes: tokens of each rank."""
+    if isinstance(sizes, Lengths):
+        before = 0 if sizes.is_first else width
+        return _halo_between_peers(list(tensors), "halo", *sizes.sizes, width, before, group.group_name)
     send, receive = _halo(width, sizes, group)
     ends = torch.stack([x[:, x.shape[1] - sum(send) :] for x in tensors]).transpose(0, 2)
     received = exchange(ends, send, receive, group).transpose(0, 2)
-    return tuple(torch.cat([halo, x], dim=1) for halo, x in zip(received, tensors, strict=True))
+    return [torch.cat([halo, x], dim=1) for halo, x in zip(received, tensors, strict=True)]
 
 
-def fold_halo(x: Tensor, width: int, sizes: Sequence[int], group: Group) -> Tensor:
-    """The adjoint of `with_halo`: [B, width + l, ...] -> [B, l, ...], where the first `width` tokens are added to the
-    last ones of the rank before."""
+def fold_halo(tensors: Sequence[Tensor], width: int, sizes: Sequence[int] | Lengths, group: Group) -> list[Tensor]:
+    """[B, width + l, ...], alike in shape -> [B, l, ...], where the first `width` tokens are added to the last ones of
+    the rank before."""
+    if isinstance(sizes, Lengths):
+        before = 0 if sizes.is_first else width
+        return _halo_between_peers(list(tensors), "fold", *sizes.sizes, width, before, group.group_name)
     send, receive = _halo(width, sizes, group)
-    halo, own = x[:, : sum(receive)], x[:, sum(receive) :]
-    end = exchange(halo.transpose(0, 1), receive, send, group).transpose(0, 1)
-    before, last = own.split([own.shape[1] - sum(send), sum(send)], dim=1)
-    return torch.cat([before, last + end], dim=1)
+    halos = torch.stack([x[:, : sum(receive)] for x in tensors]).transpose(0, 2)
+    ends = exchange(halos, receive, send, group).transpose(0, 2)
+    own = [x[:, sum(receive) :].split([x.shape[1] - sum(receive) - sum(send), sum(send)], dim=1) for x in tensors]
+    return [torch.cat([before, last + end], dim=1) for (before, last), end in zip(own, ends, strict=True)]
 
 
 def _halo(width: int, sizes: Sequence[int], group: Group) -> tuple[list[int], list[int]]:
@@ -199,8 +227,39 @@ def _halo(width: int, sizes: Sequence[int], group: Group) -> tuple[list[int], li
     return send, [width * (i == own - 1 and sizes[own] > 0) for i in range(len(sizes))]
 
 
-def sum_of_all(x: Tensor, group: Group) -> Tensor:
-    """The sum of x over the ranks, on each of them; so is the gradient, of which each has a term."""
+@torch.library.custom_op("longtake::halo_between_peers", mutates_args=())
+def _halo_between_peers(
+    tensors: Sequence[Tensor], how: str, sizes: Tensor, width: int, before: int, group: str
+) -> list[Tensor]:
+    """`with_halo` ("halo") or `fold_halo` ("fold"); before: tokens that lie in front of this rank's own."""
+    found = (with_halo if how == "halo" else fold_halo)(tensors, width, sizes.tolist(), group_of(group))
+    return [x.contiguous() for x in found]
+
+
+@_halo_between_peers.register_fake
+def _(tensors: Sequence[Tensor], how: str, sizes: Tensor, width: int, before: int, group: str) -> list[Tensor]:
+    more = before if how == "halo" else -before
+    return [x.new_empty(x.shape[0], x.shape[1] + more, *x.shape[2:]) for x in tensors]
+
+
+def _save_halo(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _, ctx.how, sizes, ctx.width, ctx.before, ctx.peers = inputs
+    ctx.save_for_backward(sizes)
+
+
+def _differentiate_halo(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    adjoint, (sizes,) = _ADJOINT[ctx.how], ctx.saved_tensors
+    return _halo_between_peers(grads, adjoint, sizes, ctx.width, ctx.before, ctx.peers), *[None] * 5
+
+
+_halo_between_peers.register_autograd(_differentiate_halo, setup_context=_save_halo)
+
+
+def sum_of_all(x: Tensor, group: Group, compiled: bool = False) -> Tensor:
+    """The sum of x over the ranks, on each of them; so is the gradient, of which each has a term. compiled: as compiled
+    code has it."""
+    if compiled:
+        return _between_peers(x, "sum", [], 0, 0, group.group_name)
     there = partial(_all_reduce, group=group)
     return _Linear.apply(x, there, there)
 

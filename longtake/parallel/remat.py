@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from longtake.contracts import Bucket, UserError
+from longtake.contracts import Bucket
 from longtake.models.attention import MIXERS, Attention
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
-from longtake.parallel.sequence import has_whole_graphs, matching
+from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
 
 _ATTENTION = frozenset(
@@ -134,21 +134,6 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
         products=frozenset(kept),
         layers=tuple(name for size in kept for name in sizes[size][: len(sizes[size]) // len(streams)]),
     )
-
-
-def check_budget(budget: float, compiled: bool, num_peers: int, kind: type[nn.Module]) -> None:
-    """Raises `UserError` for a budget that is refused."""
-    if budget and (why := refused_budget(compiled, num_peers, kind)):
-        raise UserError(
-            f"model.grad_ckpt_budget = {budget:g}: {why}; write model.grad_ckpt_budget = 0 or compile = False"
-        )
-
-
-def refused_budget(compiled: bool, num_peers: int, kind: type[nn.Module]) -> str | None:
-    """Why compiled blocks of several peers take no budget: of some denoiser classes an exchange breaks the graph of a
-    block, which then can only keep its input. None where they do."""
-    refused = compiled and num_peers > 1 and not has_whole_graphs(kind)
-    return "compiled blocks of this model's peers cannot keep a part" if refused else None
 
 
 def remat_blocks(

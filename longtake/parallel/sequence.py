@@ -21,24 +21,15 @@ from longtake.parallel.exchange import (
     gather_output,
     sum_of_all,
     switch,
+    switch_back,
     to_heads,
     to_tokens,
     with_halo,
 )
 from longtake.parallel.ring import ring_attention
-from longtake.parallel.tokens import TokenCut, share
+from longtake.parallel.tokens import TokenCut
 
 Exchanged = Exchange | Switch | Halo | Sum
-
-
-def is_traced(exchanged: Exchanged) -> bool:
-    """Whether compiled code holds this exchange; around others it is left."""
-    return isinstance(exchanged, Exchange) and not (exchanged.of_heads or exchanged.by_tensor_peers)
-
-
-def has_whole_graphs(kind: type[nn.Module]) -> bool:
-    """Whether none of its exchanges breaks the graph of a block of a denoiser class."""
-    return all(map(is_traced, kind.sequence_plan.exchanges.values()))
 
 
 def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
@@ -105,13 +96,11 @@ class AmongPeers(nn.Module):
             object.__setattr__(self, "inner", inner)
             self._parameters, self._buffers, self._modules = inner._parameters, inner._buffers, inner._modules
         self._cut, self.exchanged = cut, exchanged
-        run = AmongPeers._exchange_and_run
-        self._apart = run if is_traced(exchanged) else cut.uncompiled(run)
 
     def forward(self, *args: Any) -> Any:
         peers, how = self._cut.peers, self.exchanged
         meeting = peers.count if isinstance(how, Exchange) and how.by_tensor_peers else peers.sequence
-        return self.inner(*args) if meeting == 1 else self._apart(self, *args)
+        return self.inner(*args) if meeting == 1 else self._exchange_and_run(*args)
 
     def _exchange_and_run(self, *args: Any) -> Any:
         group, how = self._cut.peers.sequence_group, self.exchanged
@@ -120,15 +109,16 @@ class AmongPeers(nn.Module):
         if isinstance(how, Switch):
             return self._at_own_places(how, args)
         if isinstance(how, Sum):
-            return sum_of_all(self.inner(*args), group)
-        width, sizes = self._cut.unit(how.width), self._cut.joined_sizes((how.split,))
+            return sum_of_all(self.inner(*args), group, self._cut.is_compiled)
+        width, sizes = self._cut.unit(how.width), self._cut.sequence_sizes((how.split,))
         given = args[: how.tensors]
         behind = with_halo(given, width, sizes, group)
         out = self.inner(*behind, *args[how.tensors :])
         found, *others = (out,) if isinstance(out, Tensor) else out
-        if any(one.requires_grad for one in behind) and not sizes[self._cut.peers.sequence_index]:
+        is_empty = isinstance(sizes, list) and not sizes[self._cut.peers.sequence_index]
+        if is_empty and any(one.requires_grad for one in behind):
             found = found + sum(0 * one.sum() for one in behind)  # backward is collective all the same
-        folded = fold_halo(found, width, sizes, group)
+        (folded,) = fold_halo([found], width, sizes, group)
         return folded if isinstance(out, Tensor) else (folded, *others)
 
     def _at_own_heads(self, how: Exchange, first: Tensor, *args: Any) -> Tensor:
@@ -153,12 +143,12 @@ class AmongPeers(nn.Module):
     def _at_heads_of_all(self, how: Exchange, first: Tensor, *args: Any) -> Tensor:
         peers, (others, beside) = self._cut.peers, _tensors_first(args)
         (name,) = how.queries
-        sizes, own = self._cut.peer_sizes(name, entered=True), peers.sequence_index * peers.tensor + peers.tensor_index
-        assert first.shape[1] == sizes[own], f"{first.shape[1]} tokens, shares of {sizes}"
-        heads = [first.shape[2] // peers.count] * peers.count
-        tensors = _switched((first, *others), partial(switch, rows=sizes, columns=heads, group=peers.everyone))
-        out = self._run_heads(how, own * heads[0], heads[0], *tensors, *beside)
-        return switch(out.transpose(1, 2), heads, sizes, peers.everyone).transpose(1, 2)
+        sizes, heads = self._cut.sizes_of_all(name), first.shape[2] // peers.count
+        dealt = partial(to_heads, tokens=sizes, heads=heads, group=peers.everyone)
+        tensors = _switched((first, *others), dealt)
+        offset = (peers.sequence_index * peers.tensor + peers.tensor_index) * heads
+        out = self._run_heads(how, offset, heads, *tensors, *beside)
+        return to_tokens(out, sizes, heads, peers.everyone)
 
     def _run_heads(self, how: Exchange, offset: int, count: int, *args: Any) -> Tensor:
         """The submodule with `count` of its heads."""
@@ -167,13 +157,10 @@ class AmongPeers(nn.Module):
         return torch.func.functional_call(self.inner, own, args) if own else self.inner(*args)
 
     def _at_own_places(self, how: Switch, tensors: Sequence[Tensor]) -> Tensor:
-        peers, unit, own = self._cut.peers, self._cut.unit(how.split), self._cut.peers.sequence_index
-        units = [size // unit for size in self._cut.joined_sizes((how.split,))]
-        places = [share(unit, peers.sequence, i)[1] for i in range(peers.sequence)]
-        assert tensors[0].shape[1:3] == (units[own], unit), f"{list(tensors[0].shape)}, units {units} of {unit} tokens"
-        there = partial(switch, rows=units, columns=places, group=peers.sequence_group)
-        out = self.inner(*_switched(tensors, there)).transpose(1, 2)
-        return switch(out, places, units, peers.sequence_group).transpose(1, 2)
+        units, places = self._cut.dealt(how.split)
+        group = self._cut.peers.sequence_group
+        there = partial(switch, rows=units, columns=places, group=group)
+        return switch_back(self.inner(*_switched(tensors, there)), units, places, group)
 
 
 def _tensors_first(args: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,13 +33,14 @@ class _RankTokens:
     sizes: Tensor
     before: Tensor
     after: Tensor
+    is_first: bool
 
     @classmethod
     def of(cls, sizes: Sequence[int], own: int) -> _RankTokens:
         before, after = (torch.empty(size, device="meta") for size in (sizes[own], sum(sizes)))
         for tensor in (before, after):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return cls(torch.tensor(sizes), before, after)
+        return cls(torch.tensor(sizes), before, after, own == 0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,6 @@ class TokenCut:
         self._tensor_units = tensor_units  # tensor peers cut between units alone
         self._now = _CutState(peers, {}, {}, {})
         self._compiled = False
-        self._uncompiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     @property
     def peers(self) -> TokenPeers:
@@ -74,13 +74,6 @@ class TokenCut:
     def use(self, peers: TokenPeers) -> None:
         """Makes `peers` compute the next forwards."""
         self._now = _CutState(peers, {}, {}, {})
-
-    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, left out of compiled code; one for all blocks. Where peers are only counted nothing is compiled,
-        and it stays as it is: to mark it imports the compiler, 1 s."""
-        if isinstance(self.peers.everyone, CountedGroup):
-            return function
-        return self._uncompiled.setdefault(function, torch.compiler.disable(function))
 
     def note(self, name: str, tokens: int) -> None:
         """Records that the module `name` returned `tokens` tokens in this forward."""
@@ -107,17 +100,27 @@ class TokenCut:
     def _numbers(self, name: str) -> dict[str, _RankTokens]:
         peers, sizes = self.peers, self.joined_sizes((name,))
         near, of_groups = peers.near, [sum(sizes[group]) for group in peers.groups]
-        tensor = [own for (own,) in self.tensor_sizes((name,))]
-        return {
-            "near": _RankTokens.of(sizes[near], peers.sequence_index - near.start),
-            "ring": _RankTokens.of(of_groups, peers.groups.index(near)),
-            "tensor": _RankTokens.of(tensor, peers.tensor_index),
+        tensor, everyone = [own for (own,) in self._tensor_sizes((name,))], self.peer_sizes(name, entered=True)
+        found = {
+            "near": (sizes[near], peers.sequence_index - near.start),
+            "ring": (of_groups, peers.groups.index(near)),
+            "sequence": (sizes, peers.sequence_index),
+            "tensor": (tensor, peers.tensor_index),
+            "everyone": (everyone, peers.sequence_index * peers.tensor + peers.tensor_index),
         }
+        if name in self._now.units:
+            found |= {kind: (of, peers.sequence_index) for kind, of in self._dealt(name).items()}
+        return {kind: _RankTokens.of(*of) for kind, of in found.items()}
 
     def _lengths(self, names: Sequence[str], among: str) -> Lengths:
         found = [self._now.lengths[name][among] for name in names]
         before, after = (sum(getattr(one, of).shape[0] for one in found) for of in ("before", "after"))
-        return Lengths([one.sizes for one in found], before, after)
+        return Lengths([one.sizes for one in found], before, after, found[0].is_first)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether lengths are given as compiled code has them."""
+        return torch.compiler.is_compiling() or self._compiled
 
     def note_units(self, units: Mapping[str, int]) -> None:
         """Records the tokens per unit of these modules, cut between units only, and of units by their own names."""
@@ -139,18 +142,35 @@ class TokenCut:
         """Tokens of each sequence peer's share, all of `names` together."""
         return [sum(self._share(name, i)[1] for name in names) for i in range(self.peers.sequence)]
 
+    def sequence_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
+        """The same, as compiled code has it where it is compiled."""
+        return self._lengths(names, "sequence") if self.is_compiled else self.joined_sizes(names)
+
     def near_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
         """The same of the peers that deal heads among each other."""
-        if torch.compiler.is_compiling() or self._compiled:
-            return self._lengths(names, "near")
-        return self.joined_sizes(names)[self.peers.near]
+        return self._lengths(names, "near") if self.is_compiled else self.joined_sizes(names)[self.peers.near]
 
     def ring_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
         """Tokens of each group of such peers."""
-        if torch.compiler.is_compiling() or self._compiled:
+        if self.is_compiled:
             return self._lengths(names, "ring")
         sizes = self.joined_sizes(names)
         return [sum(sizes[group]) for group in self.peers.groups]
+
+    def sizes_of_all(self, name: str) -> list[int] | Lengths:
+        """Tokens of `name` on every rank, in order, cut among tensor peers too."""
+        return self._lengths((name,), "everyone") if self.is_compiled else self.peer_sizes(name, entered=True)
+
+    def dealt(self, name: str) -> tuple[list[int] | Lengths, list[int] | Lengths]:
+        """Units of `name` that each sequence peer has, and of the places in a unit those that are dealt to each."""
+        if self.is_compiled:
+            return self._lengths((name,), "units"), self._lengths((name,), "places")
+        return tuple(self._dealt(name).values())
+
+    def _dealt(self, name: str) -> dict[str, list[int]]:
+        unit, num = self.unit(name), self.peers.sequence
+        units = [size // unit for size in self.joined_sizes((name,))]
+        return {"units": units, "places": [share(unit, num, i)[1] for i in range(num)]}
 
     def tensor_share(self, name: str) -> tuple[int, int]:
         """(offset, size) of this rank's part of its own sequence share of `name`."""
@@ -161,10 +181,10 @@ class TokenCut:
 
     def tensor_sizes(self, names: Sequence[str]) -> list[tuple[int, ...]] | Lengths:
         """For each tensor peer, its part of each of `names` in this rank's sequence share."""
-        if torch.compiler.is_compiling() or self._compiled:
-            return self._lengths(names, "tensor")
-        wholes = [self.sequence_share(name)[1] for name in names]
-        pairs = list(zip(names, wholes, strict=True))
+        return self._lengths(names, "tensor") if self.is_compiled else self._tensor_sizes(names)
+
+    def _tensor_sizes(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        pairs = [(name, self.sequence_share(name)[1]) for name in names]
         return [tuple(self._tensor_share(*pair, i)[1] for pair in pairs) for i in range(self.peers.tensor)]
 
     def peer_sizes(self, name: str, entered: bool) -> list[int]:
@@ -181,8 +201,12 @@ class TokenCut:
 
     @property
     def has_empty_shares(self) -> bool:
-        """Whether one of the peers has no tokens of some module."""
-        return any(0 in self.peer_sizes(name, entered=True) for name in self._now.whole)
+        """Whether one of the peers has no tokens of some module, or would be dealt no place in a unit."""
+        whole, sequence = self._now.whole, self.peers.sequence
+        return any(
+            0 in self.peer_sizes(name, entered=True) or 0 < self._now.units.get(name, sequence) < sequence
+            for name in whole
+        )
 
     def captured(self, inside: AbstractContextManager[Any] | None = None) -> _Captured:
         """The lengths of this forward, as a reusable context that restores them; `inside`: one entered with it."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from longtake.models import Law, block_counts, denoiser_class, fit, fused
 from longtake.models.build import LatentSize
-from longtake.parallel import Kept, choose_kept, has_whole_graphs
+from longtake.parallel import Kept, choose_kept
 from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, one_of_each_kind
 from longtake.plan.compiled import compiled_bytes, multiply_in_float8, remembered
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
@@ -101,9 +101,10 @@ def count_blocks(config: Any, batch: MicroBatch, layout: Layout) -> Blocks:
     """What the denoiser of `config` takes for such a micro-batch. The first call for a layout traces it."""
     upkeep = layout.upkeep.lora, layout.upkeep.freeze, layout.upkeep.train_only
     peers = layout.sequence, layout.tensor, layout.sequence_attention
-    compiled = layout.compiled and (layout.peers == 1 or has_whole_graphs(denoiser_class(config)))
     sizes = batch.batch, batch.latent, batch.text_tokens
-    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, compiled, fused.used())
+    return _count_blocks(
+        config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, layout.compiled, fused.used()
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,7 @@ from itertools import product
 from operator import mul
 
 from longtake.contracts import UserError
-from longtake.models import block_counts, denoiser_class
-from longtake.parallel import refused_budget
+from longtake.models import block_counts
 from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
@@ -256,9 +255,6 @@ def _smaller_batches(offenders: tuple[EntryPlan, ...], place: str) -> str | None
 
 
 def _fits(work: Work, layout: Layout, machine: Machine, entries: tuple[EntryPlan, ...]) -> bool:
-    refused = refused_budget(layout.compiled, layout.peers, denoiser_class(work.model))
-    if refused and layout.budget not in (0, "auto"):
-        return False
     return all(work.memory(entry.bucket, layout).total <= machine.usable_bytes for entry in entries)
 
 

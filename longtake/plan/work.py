@@ -17,8 +17,6 @@ from longtake.parallel import (
     Mesh,
     bucket_degrees,
     check_bucket_sequence,
-    check_budget,
-    refused_budget,
     resolve_degrees,
 )
 from longtake.plan.blocks import budget_levels
@@ -142,7 +140,7 @@ class Work:
         """What recomputed blocks keep of a micro-batch of this bucket; where "auto", the most that fits."""
         if layout.budget != "auto":
             return layout.budget
-        if not any(layout.remat) or refused_budget(layout.compiled, layout.peers, denoiser_class(self.model)):
+        if not any(layout.remat):
             return 0.0
 
         def most() -> float:
@@ -228,9 +226,7 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
     mesh = Mesh(replicate, shard, sequence, tensor, 0, config.parallel, weights=None)  # of no process; for its checks
     mesh.check_model(kind := denoiser_class(config.model), kind.heads(config.model))
     check_bucket_sequence(config.parallel, sequence)
-    compiled, budget = config.compiles_on(device), config.model.grad_ckpt_budget
-    if budget != "auto":
-        check_budget(budget, compiled, sequence * tensor, kind)
+    compiled = config.compiles_on(device)
     check_float8(config.precision, tensor, eager=device == "cuda" and not compiled)
     ranks = replicate * shard
     return Layout(
@@ -245,7 +241,7 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
         reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
         prefetch=max(1, config.parallel.backward_prefetch),
         offload=config.parallel.cpu_offload,
-        budget=budget,
+        budget=config.model.grad_ckpt_budget,
         buffer_bytes=config.model.grad_ckpt_buffer_size,
         compiled=compiled,
         float8=config.precision == "fp8",

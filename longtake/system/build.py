@@ -286,7 +286,6 @@ def _cut_denoiser(
     cut = parallel.cut_model(denoiser, mesh)
     again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
     budget = max(mode.budget, *mode.budgets.values(), 0.0)
-    parallel.check_budget(budget, compiled, mesh.num_peers, type(denoiser))
     attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     models.use_attention(denoiser, attention)
     room = config.model.grad_ckpt_buffer_size
@@ -328,13 +327,9 @@ def _fill_denoiser(
 
 
 def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | None]:
-    """Whether blocks are compiled, and a line where they are not for want of a compiler. Raises `UserError` where they
-    must be. Collective."""
+    """Whether blocks are compiled, and a line where they are not for want of a compiler. Collective."""
     if not config.compiles_on(world.device.type):
         return False, None
-    if config.compile is True:
-        parallel.check_compiler(world.device)
-        return True, None
     missing = next(filter(None, world.gather(parallel.missing_compiler(world.device))), None)
     return missing is None, missing and f"not compiled: {missing}"
 

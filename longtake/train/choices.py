@@ -18,7 +18,7 @@ from longtake.encoders import choose_layout
 from longtake.models import Attention, AttentionChoice, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
 from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels, timed_on
-from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees, refused_budget, resolve_degrees
+from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees, resolve_degrees
 from longtake.parallel.compile import STATIC_SHAPES, use_compile_cache
 from longtake.parallel.mesh import ulysses_degree
 from longtake.plan.machine import FORECAST_ERROR, Machine
@@ -187,9 +187,6 @@ def settle_blocks(
         return config, {}
     node = world.node_size if world.size % world.node_size == 0 else world.size
     layout = read_layout(config, world.size, node)
-    if why := refused_budget(compiled, layout.peers, denoiser_class(config.model)):
-        say(f"kept outputs: none, {why}")
-        return config, {}
     free = min(world.gather(torch.cuda.mem_get_info(world.device)[0]))
     room = int(free * (1 - Machine.headroom) / (1 + FORECAST_ERROR))
 

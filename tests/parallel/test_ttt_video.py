@@ -15,6 +15,7 @@ from longtake.models import TTTVideo
 from longtake.models.segments import Segments
 from longtake.models.ttt import inner_flops
 from longtake.parallel import (
+    BlockCompiler,
     BlockStore,
     Mesh,
     ParallelConfig,
@@ -56,7 +57,9 @@ def step(model: TTTVideo, sizes: Sequence[tuple[int, int, int]] = SIZES) -> tupl
 
 
 def differences(parallel: dict[str, Any], kind: str, compiled: bool, world: World) -> Facts:
-    config = tiny_config("linear", **{"num_attention_heads": 4, **KINDS[kind]})
+    """How far losses and gradients are from one process; compiled: with a budget, and how many graphs there are."""
+    attention = "sdpa" if compiled else "auto"  # of which something is kept
+    config = tiny_config("linear", **{"num_attention_heads": 4, "attention": attention, **KINDS[kind]})
     alone = TTTVideo(config)
     initialise(alone, 3)
     sizes = SIZES[:1] if compiled else SIZES
@@ -65,15 +68,21 @@ def differences(parallel: dict[str, Any], kind: str, compiled: bool, world: Worl
     with torch.device("meta"):
         model = TTTVideo(config)
     cut = cut_model(model, mesh)
+    compiler = BlockCompiler(backend="aot_eager")
     if compiled:
-        block = model.transformer_blocks[1]
-        block.forward = torch.compile(block.forward, backend="aot_eager")
-    remat_blocks(model, (1,), cut)
+        kept = remat_blocks(model, (2,), cut, 0.5)["transformer_blocks"]
+        assert kept.attention
+        assert kept.products
+        compiler.compile(model, cut)
+    else:
+        remat_blocks(model, (1,), cut)
     shard_model(model, mesh, torch.float32)
     initialise_sharded(model, torch.device("cpu"), 3)
     found, own = step(model, sizes)
     largest = max(float(g.abs().max()) for g in gradients.values())
+    breaks = sum(torch._dynamo.utils.counters["graph_break"].values()) if compiled else 0
     return {
+        "graphs": (compiler.variants.get("transformer_blocks", 0), breaks),
         "loss": max(abs(a - b) / b for a, b in zip(found, losses, strict=True)),
         "gradient": max(float((own[name] - g).abs().max()) for name, g in gradients.items()) / largest,
     }
@@ -97,8 +106,12 @@ def test_a_step_on_every_mesh_is_that_of_one_process(size: int, kinds: tuple[str
 
 
 @pytest.mark.slow
-def test_a_step_of_compiled_blocks_is_that_of_one_process(tmp_path: Path) -> None:
-    assert_alike(on_ranks(2, tmp_path, {"sequence": partial(differences, {"sequence": 2}, "mlp", True)}))
+@pytest.mark.parametrize("mesh", ["sequence", "tensor"])
+def test_a_step_of_compiled_blocks_that_keep_outputs_is_that_of_one_process(mesh: str, tmp_path: Path) -> None:
+    """In one graph, exchanges and all."""
+    ranks = on_ranks(2, tmp_path, {mesh: partial(differences, MESHES[2][mesh], "mlp", True)})
+    assert [facts[mesh]["graphs"] for facts in ranks] == [[1, 0]] * 2
+    assert_alike(ranks)
 
 
 def assert_alike(ranks: list[Facts]) -> None:

@@ -185,23 +185,6 @@ def test_what_cannot_run_is_refused_in_a_sentence(changes: dict, sentence: str) 
         plan(**changes)
 
 
-COMPILED = {"compile": True, "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": 0.5}}
-
-
-def breaks_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtake.parallel.remat.has_whole_graphs", lambda kind: False)
-
-
-def test_peers_whose_graphs_break_are_refused_a_budget_as_the_run_would_refuse_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert plan(parallel={"sequence": 2}, **COMPILED).layout.budget == 0.5
-    breaks_graphs(monkeypatch)
-    assert plan(**COMPILED).layout.budget == 0.5
-    with pytest.raises(UserError, match=r"grad_ckpt_budget = 0.5: compiled blocks of this model's peers"):
-        plan(parallel={"sequence": 2}, **COMPILED)
-
-
 def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
     gpu = gpu_named("h100")
     changes = {"compile": "auto", "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": "auto"}}
@@ -213,15 +196,6 @@ def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
     first = [forecast_failures(one).restart - one.forecast.step_seconds for one in (here, there)]
     assert first[1] > first[0]  # which waits for no compiler
     assert plan(Machine(replace(gpu, name=CPU)), 1, **changes | {"compile": True}).layout.compiled
-
-
-def test_no_change_is_named_that_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    breaks_graphs(monkeypatch)
-    found = plan(machine_of(0.8 * needed_mib(**COMPILED)), **COMPILED)
-    assert found.misfits
-    words = [remedy.words for remedy in find_remedies(found)]
-    assert words
-    assert not any("parallel.sequence" in one and "budget = 0 " not in one + " " for one in words)
 
 
 def test_offloaded_weights_are_counted_in_the_hosts_memory() -> None:
