@@ -167,7 +167,11 @@ def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeyp
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     monkeypatch.setattr("longtake.parallel.missing_compiler", missing_compiler)
     assert not settle(cuda, said)[0].compile
-    assert said[0] == "not compiled: Triton is missing for this GPU; install it"
+    assert said[0] == (missing := "not compiled: Triton is missing for this GPU; install it")
+    asked_for = settle(cuda, [])[0].model_copy(update={"compile": True})
+    said.clear()
+    assert settle_blocks(asked_for, cuda, Choices(cuda, {}, said.append), said.append)[0].compile is False
+    assert said[0] == missing
 
 
 def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ dataset = dict(fps_max=16, views=1)
 dropout_ratio = dict(t5=0.1)
 objective = dict(uniform_sampling=True)
 
-# all blocks, of which the outputs of attention and of the scans are kept, from 9s on as far as need be with the host
-model = dict(grad_ckpt_settings=(42,), grad_ckpt_budget=0.19)
-parallel = dict(replicate=8, shard=8)
+model = dict(grad_ckpt_settings=(42,), grad_ckpt_budget="auto")  # all blocks, which keep what there is room for
+compile = "auto"  # on a GPU that has a compiler
+compile_dynamic = "auto"  # the one size that there is has a graph of its own
+parallel = dict(replicate=8, shard=8, zero=3)
 slots_per_step = 64
 
 _steps = 5000

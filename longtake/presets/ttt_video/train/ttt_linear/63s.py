@@ -16,7 +16,6 @@ model = dict(
     mixer="ttt_linear",
     mini_batch_size=16,
     ttt_base_lr=1.0,
-    grad_ckpt_budget=0.09,
     grad_ckpt_buffer_size=72 * 2**30,
 )
 parallel = dict(replicate=16, shard=4, tensor=4)

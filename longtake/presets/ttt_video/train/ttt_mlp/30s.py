@@ -11,7 +11,7 @@
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_30s"
-model = dict(from_pretrained="outputs/ttt_mlp_18s", grad_ckpt_budget=0.14, grad_ckpt_buffer_size=72 * 2**30)
+model = dict(from_pretrained="outputs/ttt_mlp_18s", grad_ckpt_buffer_size=72 * 2**30)
 parallel = dict(replicate=16, shard=4, tensor=2)
 train_only = ("transformer_blocks.*.attn1", "transformer_blocks.*.ttt")
 

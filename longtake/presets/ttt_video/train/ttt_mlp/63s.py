@@ -11,7 +11,7 @@
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_63s"
-model = dict(from_pretrained="outputs/ttt_mlp_30s", grad_ckpt_budget=0.09, grad_ckpt_buffer_size=72 * 2**30)
+model = dict(from_pretrained="outputs/ttt_mlp_30s", grad_ckpt_buffer_size=72 * 2**30)
 parallel = dict(replicate=16, shard=4, tensor=4)
 train_only = ("transformer_blocks.*.attn1", "transformer_blocks.*.ttt")
 
