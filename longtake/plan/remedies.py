@@ -158,7 +158,7 @@ def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[
     most = 0
     for entry in plan.misfits:
         own = layout.at_degree(plan.work.degree(entry.bucket, layout))
-        endless = replace(own, buffer_bytes=1 << 60)
+        endless = replace(own.least, buffer_bytes=1 << 60)
         placed = placed_blocks(plan.work.model, plan.work.micro_batch(entry.bucket), endless)
         most = max(most, int(sum(one.host_bytes for one in placed)))
     for num_bytes in sorted({-(-most * part // (4 * _GIB)) * _GIB for part in (1, 2, 3, 4)}):
