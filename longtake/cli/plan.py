@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longtake import parallel, track, train
+from longtake import evaluate, parallel, track, train
 from longtake import plan as planning
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, finite, run_and_overrides
@@ -147,7 +147,7 @@ def _write(
 ) -> None:
     """The plan as files, where these are asked for."""
     if data is not None:
-        write_whole(data, json.dumps(planning.plan_json(plan, probed), indent=1) + "\n")
+        write_whole(data, json.dumps(planning.plan_json(plan, probed, _validation(plan)), indent=1) + "\n")
     if page is not None:
         planning.write_html(page, plan, run, probed, price)
 
@@ -233,6 +233,14 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
         return found if world.is_main else None
 
 
+def _validation(plan: RunPlan) -> planning.ValidationForecast | None:
+    """What the videos of the run's validations take; None where it makes none."""
+    section = plan.work.config.validation
+    if section is None:
+        return None
+    return planning.forecast_validation(plan, evaluate.plan_validation(plan.work.config, section).requests())
+
+
 def _show(
     plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Path | None, logged: Logged | None = None
 ) -> None:
@@ -249,6 +257,8 @@ def _show(
     console.print(report.stage_words(plan, price))
     if logged is not None:
         console.print(planning.logged_words(logged))
+    if (validation := _validation(plan)) is not None:
+        console.print(str(validation))
     console.print(planning.failure_words(plan))
     if plan.report is not None:
         console.print(plan.report.text())

@@ -35,6 +35,11 @@ class ValidationConfig(Section):
         True,
         description='use the averaged weights (EMA) where the run has them; "both": the loss of the raw ones too',
     )
+    offload: bool | Literal["auto"] = Field(
+        "auto",
+        description="whether the optimizer's moments and the average, and between its forwards the denoiser, wait in "
+        'the host\'s memory while videos are made; "auto": on a GPU that would not have room for these otherwise',
+    )
     data_path: str | None = Field(None, description="table or folder of held-out clips, whose loss is measured")
     heldout: float = Field(
         0.0, ge=0.0, le=0.5, description="share of the training clips that is held back in place of `data_path`"

@@ -17,7 +17,7 @@ from longtake.contracts import UserError
 from longtake.evaluate.config import LOSSES_FILE, ValidationConfig
 from longtake.generate import GenerateConfig, Prompt, Video, read_prompts
 from longtake.generate.checks import prompt_faults
-from longtake.generate.options import seed_of, suffix_of
+from longtake.generate.options import own_config, seed_of, suffix_of
 from longtake.generate.prompts import in_one_sentence, split_paths
 from longtake.generate.requests import refs_of, shape_of
 from longtake.generate.run import make_all
@@ -37,6 +37,7 @@ class Validation:
     config: GenerateConfig
     prompts: tuple[Prompt, ...]
     ema: bool | Literal["both"]
+    offload: bool | Literal["auto"]
 
     def videos(self, folder: Path) -> list[Video]:
         """The videos, to be written into `folder`. Each has a seed of its own, the same every time."""
@@ -46,6 +47,10 @@ class Validation:
             Video(p, seed_of(p, first + p.row), folder / (p.name + suffix_of(p, self.config)), refs_of(p, self.config))
             for p in self.prompts
         ]
+
+    def requests(self) -> list[GenerateConfig]:
+        """What is asked for, once of each kind of video: those of a row may be of a size or length of their own."""
+        return list({prompt.options: own_config(prompt, self.config) for prompt in self.prompts}.values())
 
     def make(
         self,
@@ -92,7 +97,7 @@ def plan_validation(run: SystemConfig, section: ValidationConfig) -> Validation:
     faults += prompt_faults(prompts, config) if prompts else []
     if faults:
         raise in_one_sentence("validation", faults, "name other files, or mend their prompts")
-    return Validation(config, tuple(prompts), section.ema)
+    return Validation(config, tuple(prompts), section.ema, section.offload)
 
 
 def _prompts(section: ValidationConfig, run: SystemConfig, faults: list[str]) -> list[Prompt]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from longtake.parallel.host import Lanes, host_memory, pin, pinned_like, tune_host, unpin
     from longtake.parallel.mesh import Mesh, TokenPeers
     from longtake.parallel.offload import BlockStore
-    from longtake.parallel.offloaded_weights import OffloadedWeights
+    from longtake.parallel.offloaded_weights import OffloadedTensors, OffloadedWeights, offloaded
     from longtake.parallel.remat import (
         BlockMode,
         Kept,

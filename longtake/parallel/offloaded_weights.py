@@ -1,6 +1,9 @@
-"""Weights offloaded to host memory between phases of work."""
+"""Tensors offloaded to host memory between phases of work."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +13,19 @@ from longtake.parallel.host import host_memory, lay_out
 from longtake.parallel.shard import local_tensor
 
 
-class OffloadedWeights:
-    """The weights of a module, sharded or not: `load` brings them to the device, `offload` frees its memory again.
+class OffloadedTensors:
+    """Tensors of a device, sharded or not: `load` brings them there, `offload` frees its memory again.
 
-    Built from a module on the device, which is then offloaded. The weights must not change: they are copied to pinned
-    host memory once, and `offload` discards the device's copy. Tensors stay the same objects, only their storage is
+    Built from tensors on the device, which are then offloaded. They must not change: they are copied to pinned host
+    memory once, and `offload` discards the device's copy. Tensors stay the same objects, only their storage is
     resized, so views of it (FSDP's flat ones) stay valid. Tensors that are not on `device` (`parallel.cpu_offload`) are
     left alone.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
         self.on_device = True
-        self._module = module
-        self._reshard()
-        tensors = [local_tensor(tensor) for tensor in (*module.parameters(), *module.buffers())]
-        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == device.type}
+        own = [local_tensor(tensor) for tensor in tensors]
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in own if t.device.type == device.type}
         self._storages = [storage for storage in storages.values() if storage.nbytes()]
         places, total = lay_out([storage.nbytes() for storage in self._storages])
         memory, _ = host_memory(total if self._storages else 0, device, self)  # not pinned: copies are slower
@@ -39,7 +40,7 @@ class OffloadedWeights:
         return sum(host.nbytes for host in self._host)
 
     def load(self) -> None:
-        """Copies the weights to the device, ahead of the next computation on it, without blocking the host."""
+        """Copies the tensors to the device, ahead of the next computation on it, without blocking the host."""
         if self.on_device:
             return
         for host, storage in zip(self._host, self._storages, strict=True):
@@ -51,16 +52,39 @@ class OffloadedWeights:
         """Frees the device's memory, after all computation queued before."""
         if not self.on_device:
             return
-        self._reshard()
         for storage in self._storages:
             storage.resize_(0)
         self.on_device = False
 
+
+class OffloadedWeights(OffloadedTensors):
+    """The weights and buffers of a module, and what of them `parallel.zero = 2` keeps gathered."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module = module
+        self._reshard()
+        super().__init__((*module.parameters(), *module.buffers()), device)
+
+    def offload(self) -> None:
+        if self.on_device:
+            self._reshard()
+        super().offload()
+
     def _reshard(self) -> None:
-        """Frees gathered weights that `parallel.zero = 2` keeps."""
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
+
+
+@contextmanager
+def offloaded(tensors: OffloadedTensors) -> Iterator[OffloadedTensors]:
+    """Inside, they are offloaded, or come and go; after it they are on the device for good, bit by bit as before."""
+    try:
+        yield tensors
+    finally:
+        tensors.load()
+        for device in {storage.device for storage in tensors._storages if storage.device.type == "cuda"}:
+            torch.cuda.synchronize(device)  # the host's memory may go from here on
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> Tensor:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from longtake.plan.report import amount, plan_json, total_words
     from longtake.plan.run import EntryPlan, Forecast, RunPlan, first_pass, plan_run
     from longtake.plan.speed import MicroBatchTime, forecast_time, update_seconds
+    from longtake.plan.validation import ValidationForecast, forecast_validation, validation_rooms
     from longtake.plan.video import VideoForecast, forecast_videos, machine_named, video_words
-    from longtake.plan.work import Work
+    from longtake.plan.work import Work, read_layout
 
 __getattr__ = lazy_exports(__name__)

@@ -20,10 +20,13 @@ from longtake.plan.speed import micro_batch_seconds
 
 if TYPE_CHECKING:
     from longtake.plan.probe import Probed
+    from longtake.plan.validation import ValidationForecast
 
 
-def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
-    """The plan as plain data: bytes, seconds, counts; and what was measured, where it was."""
+def plan_json(
+    plan: RunPlan, probed: Sequence[Probed] = (), validation: ValidationForecast | None = None
+) -> dict[str, Any]:
+    """The plan as plain data: bytes, seconds, counts; what was measured, where it was; what a validation takes."""
     layout, machine, forecast = plan.layout, plan.machine, plan.forecast
     return {
         "gpus": layout.gpus,
@@ -67,6 +70,9 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = ()) -> dict[str, Any]:
             "gpu_hours": forecast.gpu_hours,
         },
         "failures": failures_json(plan),
+        "validation": None
+        if validation is None
+        else {"bytes": validation.total, "host_bytes": validation.host_bytes, "fits": validation.fits},
         "fits": not plan.misfits,
         "remedies": [
             {"change": remedy.words, "slower": round(remedy.slower, 4), "same_steps": remedy.same_steps}

@@ -123,8 +123,8 @@ def _batch(
 ) -> VideoForecast:
     """One batch on the ranks that make it together, which share tiles and captions."""
     option, rates, latent = config.sampling_option, machine.rates, config.ae.latent(*shape)
-    held, rooms = _weights(config, layout), _rooms(config, shape, size, layout)
-    branches = _branches(config, latent[1])
+    held, rooms = _weights(config, layout), rooms_of(config, shape, size, layout)
+    branches = branches_of(config, latent[1])
     batched = option.guidance_batch
     widest = max(branches)
 
@@ -157,7 +157,7 @@ def _batch(
     return VideoForecast(parts, total(widest if batched else 1), forwards)
 
 
-def _branches(config: GenerateConfig, frames: int) -> Counter[int]:
+def branches_of(config: GenerateConfig, frames: int) -> Counter[int]:
     """Steps by how many branches of guidance they run."""
     option, by_known = config.sampling_option, not config.knows_nothing and config.family.guided_by_known
     scales = guidance_scales(config, option, False, by_known)
@@ -184,7 +184,7 @@ def _weights(config: GenerateConfig, layout: Layout) -> dict[str, int]:
     return {"texts": sum(found.values()), "denoise": int(denoiser), "decode": autoencoder}
 
 
-def _rooms(config: GenerateConfig, shape: tuple[int, int, int], size: int, layout: Layout) -> dict[str, int]:
+def rooms_of(config: GenerateConfig, shape: tuple[int, int, int], size: int, layout: Layout) -> dict[str, int]:
     """Bytes of activations in each phase; denoising of one branch."""
     costs = encoding_costs(config, shape, size)
     del costs["ae"]

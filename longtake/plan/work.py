@@ -90,7 +90,7 @@ class Work:
 
     def encoding(self, shape: tuple[int, int, int], batch: int) -> Mapping[str, EncodeCost]:
         """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""
-        if _stores_all(self.config):
+        if stores_all(self.config):
             return {"": EncodeCost()}
         return self._once((shape, batch), lambda: encoding_costs(self.config, shape, batch))
 
@@ -185,12 +185,12 @@ def read_work(config: RunConfig, ranks_per_node: int = 1) -> Work:
 
 def _encoder_bytes(config: RunConfig, ranks_per_node: int) -> int:
     """Of frozen encoders on one GPU; none are held where all comes from a latent store."""
-    if _stores_all(config):
+    if stores_all(config):
         return 0
     return sum(encoder_bytes(config, ranks_per_node).values())
 
 
-def _stores_all(config: RunConfig) -> bool:
+def stores_all(config: RunConfig) -> bool:
     """Whether everything comes from a latent store, so that nothing is encoded."""
     return config.dataset.stored and config.dataset.latents_missing == "refuse"
 

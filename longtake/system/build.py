@@ -127,7 +127,8 @@ class System:
         found = dict(self.facts.empty)
         for text in self.config.family.texts:
             if text.empty not in ("prompt", "zeros"):
-                found[text.condition] = whole_tensor(self.denoiser, text.empty)[None]
+                with self.denoising():
+                    found[text.condition] = whole_tensor(self.denoiser, text.empty)[None].clone()
         return self._conditions(found)
 
     def encode(self, batch: Batch) -> Tensor:

@@ -86,6 +86,11 @@ def fits_at_once(system: System, samples: int, latent_shape: LatentSize) -> bool
     return spare.item() >= 0
 
 
+def has_room(device: torch.device, num_bytes: int) -> bool:
+    """Whether a CUDA device can take so much more."""
+    return num_bytes <= _USABLE * free_bytes(device)
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory of a CUDA device that PyTorch can still take: free, or kept by its allocator for reuse."""
     free, _ = torch.cuda.mem_get_info(device)

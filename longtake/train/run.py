@@ -354,7 +354,7 @@ class RunLaunch:
         if config.validation.holds_out:
             clips = open_held_out(config, system, prepared.data, peers, world, place.path, self.say)
             held_out = HeldOut(config, system, clips, clips.plan(0, None), world)
-        parts = system, prepared.update, peers, place.path, world, recorder, stop, held_out
+        parts = system, prepared.update, peers, place.path, world, recorder, stop, self.say, held_out
         validator = Validator(prepared.validation, config, *parts)
         validator.begin(prepared.start.state.clock.global_step, place.continues)
         return validator

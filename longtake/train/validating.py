@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 from longtake.checkpoint import Clock
 from longtake.evaluate import FOLDER, LOSSES_FILE, Validation, forget_after, missing, plan_validation
 from longtake.generate import Video, read_video
-from longtake.parallel import BucketPeers, World, gather_anew
+from longtake.parallel import BucketPeers, OffloadedTensors, OffloadedWeights, World, gather_anew, offloaded
+from longtake.plan import read_layout, validation_rooms
 from longtake.system import System, build_encoders, encoders_on_host, find_encoders
+from longtake.system.room import free_bytes, has_room
 from longtake.track import TrackedVideo, append_line
 from longtake.train.config import RunConfig
 from longtake.train.health import StopRequest
@@ -72,7 +74,9 @@ class Validator:
     world: World
     recorder: Recorder
     stop: StopRequest
+    say: Callable[[str], None]  # puts a line on rank 0's terminal
     held_out: HeldOut | None = None
+    _needed: int | None = None  # bytes that its videos take beside what the run holds
     done: int | None = None  # the last step of which it is made, or need not be
 
     def begin(self, step: int, continues: bool) -> None:
@@ -110,12 +114,24 @@ class Validator:
             return {} if self.held_out is None else self.held_out.losses(watch, lambda: self.stop.asked)
 
         self.world.free_memory()
-        found = {"raw": losses() if both else {}}
-        with ema.in_place() if ema is not None else nullcontext():
+        make_room, device = self._makes_room(), self.system.device
+        averages = [] if self.update.ema is None else self.update.ema.storage.on_device
+        with ExitStack() as away:
+            if make_room:
+                moments = OffloadedTensors(self.update.optimizer.storage.on_device, device)
+                away.enter_context(offloaded(moments))
+            found = {"raw": losses() if both else {}}
+            if ema is not None:
+                away.enter_context(ema.in_place())
             gather_anew(self.system.denoiser)  # with parallel.zero = 2 those of the raw weights' forwards are kept
             found["ema" if ema is not None else "raw"] = losses()
             self.peers.use(self.system.mesh.sequence)
-            videos = self.validation.make(self.system, self.folder, step, self.world, watch, lambda: self.stop.asked)
+            system = self.system
+            if make_room:
+                away.enter_context(offloaded(OffloadedTensors(averages, device)))
+                weights = OffloadedWeights(self.system.denoiser, device)
+                system = replace(system, offloaded_weights=away.enter_context(offloaded(weights)))
+            videos = self.validation.make(system, self.folder, step, self.world, watch, lambda: self.stop.asked)
             gather_anew(self.system.denoiser)
         self.world.free_memory()
         if videos is None or None in found.values():
@@ -124,6 +140,20 @@ class Validator:
             self._note(step, {weights: of for weights, of in found.items() if of})
             self.recorder.trackers.show(step, [self._tracked(video) for video in videos])
         return True
+
+    def _makes_room(self) -> bool:
+        """Whether what no forward needs is to wait in the host's memory; the same answer on every rank. Collective."""
+        wanted, device = self.validation.offload, self.system.device
+        if wanted != "auto" or device.type != "cuda" or not self.validation.prompts:
+            return wanted is True and bool(self.validation.prompts)
+        if self._needed is None:
+            layout = read_layout(self.config, self.world.size, self.world.node_size)
+            self._needed = max(max(validation_rooms(self.config, one, layout)) for one in self.validation.requests())
+        lacking = any(self.world.gather(not has_room(device, self._needed)))
+        if lacking and self.world.is_main:
+            needed, free = (f"{count / 2**30:.3g} GiB" for count in (self._needed, free_bytes(device)))
+            self.say(f"validation: moments and average wait in host memory; videos take {needed}, {free} are free")
+        return lacking
 
     def _note(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
         """Writes down the held-out losses by the weights they are of."""

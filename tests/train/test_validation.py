@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from longtake.cli import main
+from longtake.contracts import Conditions
 from longtake.data import write_image
 from longtake.generate import generate_from, read_video, resolve_source
-from longtake.parallel import start_world
+from longtake.parallel import local_tensor, start_world
+from longtake.system import System
 from longtake.track import read_lines
+from longtake.train.validating import Validator
 from tests.train.runs import (
     assert_one_sentence,
     assert_same_bits,
@@ -66,12 +71,56 @@ def plain(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
     return train_here(write_config(tmp_path_factory.mktemp("plain"), clips))[0].checkpoint
 
 
+Held = dict[str, list[tuple[int, int, int]]]  # device bytes of moments, averages and weights, by the moment
+
+
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
-    """The folder of the same run with validations, and a checkpoint at each."""
+def held() -> Held:
+    """What the run below has on its device in its validations."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, clips: Path, held: Held) -> Path:
+    """The folder of the same run with validations that offload all they do not need, and a checkpoint at each."""
     folder = tmp_path_factory.mktemp("watched")
-    own = {"validation": VALIDATION, "validate_every": 3, "ckpt_every": 3, "tensorboard": True}
-    return train_here(write_config(folder, clips, **own))[0].folder
+    section = {**VALIDATION, "offload": True}
+    own = {"validation": section, "validate_every": 3, "ckpt_every": 3, "tensorboard": True}
+    with pytest.MonkeyPatch.context() as patch:
+        note_bytes(patch, held)
+        return train_here(write_config(folder, clips, **own))[0].folder
+
+
+def note_bytes(patch: pytest.MonkeyPatch, held: Held) -> None:
+    """Has validations note what is on the device before them, while text is embedded, in a forward, and after them."""
+    make, embed, denoising = Validator._make, System.embed, System.denoising
+
+    def watch(self: Validator, step: int) -> bool:
+        def note(moment: str) -> None:
+            moments, averages = (of.storage.on_device for of in (self.update.optimizer, self.update.ema))
+            sets = moments, averages, list(self.system.denoiser.parameters())
+            found = tuple(sum(local_tensor(x).untyped_storage().nbytes() for x in tensors) for tensors in sets)
+            held.setdefault(moment, []).append(found)
+
+        def embedding(system: System, texts: list[str]) -> Conditions:
+            note("texts")
+            return embed(system, texts)
+
+        @contextmanager
+        def forwards(system: System) -> Iterator[None]:
+            with denoising(system):
+                note("forwards")
+                yield
+
+        note("before")
+        with patch.context() as inner:
+            inner.setattr(System, "embed", embedding)
+            inner.setattr(System, "denoising", forwards)
+            made = make(self, step)
+        note("after")
+        return made
+
+    patch.setattr(Validator, "_make", watch)
 
 
 def last(folder: Path) -> Path:
@@ -87,6 +136,14 @@ def test_a_run_with_validations_is_the_run_without(plain: Path, watched: Path) -
     _, first, second = videos.values()
     assert any((first[name] != second[name]).any() for name in first)
     assert (watched / "validation" / "step000003" / "prompt_0001.txt").read_text().startswith(PROMPTS[1])
+
+
+def test_moments_average_and_resting_weights_leave_the_device_meanwhile(watched: Path, held: Held) -> None:
+    (moments, averages, weights), *others = held["before"]
+    assert min(moments, averages, weights) > 0
+    assert {*others, *held["after"]} == {(moments, averages, weights)}
+    assert set(held["texts"]) == {(0, 0, 0)}
+    assert set(held["forwards"]) == {(0, 0, weights)}
 
 
 def test_validations_show_the_averaged_weights_as_generate_does(watched: Path, tmp_path: Path) -> None:
@@ -170,6 +227,7 @@ def test_two_processes_make_each_video_once_and_train_as_without(
     write_image(tmp_path / "start.png", image[0])
     runs = {}
     sampled = {"prompts": PROMPTS, "references": ["", str(tmp_path / "start.png"), ""], "sampling_option": SAMPLING}
+    sampled["offload"] = True
     for name, own in (("plain", {}), ("watched", {"validation": sampled, "validate_every": 2})):
         config = write_config(tmp_path / name, clips, **OF_IMAGES, **own)
         code, _, error = finish(start("train", config, "--max-steps", "4", *layout, processes=2))

@@ -40,6 +40,11 @@ class OnDevice:
     def wait(self) -> None:
         """Until `tensors` may be read or written outside of `walk`."""
 
+    @property
+    def on_device(self) -> list[Tensor]:
+        """What lies on the device between steps."""
+        return [tensor for own in self.tensors for tensor in own.values()]
+
 
 class OnHost:
     """Tensors, zero at first, in (pinned) host memory. On a CPU it is all plain copies."""
@@ -75,6 +80,11 @@ class OnHost:
     def wait(self) -> None:
         """Until `tensors` may be read or written outside of `walk`."""
         self._lanes.wait()
+
+    @property
+    def on_device(self) -> list[Tensor]:
+        """Nothing: the slots hold no numbers between steps, and the same memory is used by later ones."""
+        return []
 
 
 def _sizes(layouts: Sequence[Layout]) -> list[int]:
