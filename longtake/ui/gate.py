@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -12,7 +12,6 @@ from longtake import pages
 from longtake.contracts import UserError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-COOKIE = "longtake_token"
 _SHORTEST = 16
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; form-action 'self'; "
@@ -34,6 +33,12 @@ def token_for(host: str, token: str | None) -> str | None:
     return token or (None if host in LOOPBACK else secrets.token_urlsafe(24))
 
 
+def cookie_name(token: str) -> str:
+    """The name of the cookie that keeps a token: one of its own for each token, since a browser sends the cookies of a
+    host to all its ports, and pages of several machines may come through `localhost`."""
+    return f"longtake_{hashlib.sha256(token.encode()).hexdigest()[:16]}"
+
+
 class Gate:
     """In front of every request, of files and of events too."""
 
@@ -49,7 +54,7 @@ class Gate:
         if self._token is not None and not self._known(headers):
             given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
             if scope["type"] == "http" and self._is_token(given):
-                cookie = f"{COOKIE}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
+                cookie = f"{cookie_name(given)}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
                 return await _answer(send, 303, "", ("location", scope["path"]), ("set-cookie", cookie))
             return await _answer(send, 401, _ASK)
 
@@ -74,11 +79,10 @@ class Gate:
         return None
 
     def _known(self, headers: dict[str, str]) -> bool:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return cookie is not None and self._is_token(unquote(cookie.value))
+        assert self._token is not None, "an open page asks for none"
+        own = f"{cookie_name(self._token)}="
+        cookies = (cookie.strip() for cookie in headers.get("cookie", "").split(";"))  # others' may be of any form
+        return any(self._is_token(unquote(one.removeprefix(own))) for one in cookies if one.startswith(own))
 
     def _is_token(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())

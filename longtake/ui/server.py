@@ -94,6 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((host, port))
+        place.listen()  # whoever opens the address at once waits until it is answered
     except OSError as error:
         place.close()
         raise UserError(f"--port {port}: cannot listen on {host} ({error.strerror}); give another, such as 0") from None

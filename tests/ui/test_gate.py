@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -81,14 +86,49 @@ def test_only_who_has_the_token_gets_in() -> None:
     with pytest.raises(UserError, match="--token: has 5 characters"):
         gate.token_for("0.0.0.0", "short")
     assert asked(TOKEN, False, host="there:7860")[0] == 401
-    assert asked(TOKEN, False, "/gradio_api/queue/join", host="there", cookie=f"{gate.COOKIE}=wrong")[0] == 401
+    assert (
+        asked(TOKEN, False, "/gradio_api/queue/join", host="there", cookie=f"{gate.cookie_name(TOKEN)}=wrong")[0] == 401
+    )
     assert asked(TOKEN, False, "/?token=wrong", host="there")[0] == 401
     status, headers = asked(TOKEN, False, f"/?token={quote(TOKEN)}", host="there")
     assert (status, headers["location"]) == (303, "/")
     assert "HttpOnly; SameSite=Strict" in headers["set-cookie"]
-    status, headers = asked(TOKEN, False, host="there", cookie=headers["set-cookie"].split(";")[0])
+    cookie = headers["set-cookie"].split(";")[0]
+    assert asked(TOKEN, False, host="there", cookie=f'of another page={{"a": 1}}; {cookie}')[0] == 200
+    status, headers = asked(TOKEN, False, host="there", cookie=cookie)
     assert status == 200
     assert "default-src 'self'" in headers["content-security-policy"]
+
+
+@contextmanager
+def served(token: str) -> Iterator[str]:
+    """The address of a page behind a gate, on a port of its own."""
+    uvicorn = pytest.importorskip("uvicorn")
+
+    async def page(scope: dict, receive: object, send: object) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": token.encode()})
+
+    place = server._listen("127.0.0.1", 0)
+    running = uvicorn.Server(uvicorn.Config(gate.Gate(page, token, True), log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})
+    thread.start()
+    try:
+        yield f"http://localhost:{place.getsockname()[1]}/"
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+def test_a_browser_stays_in_two_pages_of_one_host() -> None:
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())  # a cookie goes to all ports of a host
+    tokens = [f"{name} {TOKEN}" for name in ("one", "two")]
+    with served(tokens[0]) as one, served(tokens[1]) as two:
+        for address, token in zip((one, two), tokens, strict=True):
+            assert browser.open(f"{address}?token={quote(token)}").read().decode() == token
+        assert [browser.open(address).read().decode() for address in (one, two)] == tokens
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(one)
 
 
 def test_pages_of_elsewhere_cannot_use_a_browser_to_get_in() -> None:
