@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 from longtake import pages, train, watch
+from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.presets import presets
@@ -29,7 +32,8 @@ class Runs:
         self.roots, self.queue = roots, queue
 
     def names(self) -> list[tuple[str, str]]:
-        return self.roots.named(self.roots.runs())
+        """(name, path) of each run; a name says what alarms there are."""
+        return [(_with_alarms(name, Path(path)), path) for name, path in self.roots.named(self.roots.runs())]
 
     def shown(self, name: str) -> str:
         """Figures and curves of a run as it stands."""
@@ -51,7 +55,7 @@ class Runs:
         curves, *rest = train.run_sections(record)
         curves = pages.Html(_TOO_FEW.sub("", curves))
         folded = pages.folded("data, time, settings, how to go on", pages.joined(rest))
-        return box(pages.tiles(figures), curves, folded)
+        return box(_alarms(run), pages.tiles(figures), curves, folded)
 
     def samples(self, name: str) -> str:
         """The page of a run's validations: checkpoints by prompts, and two side by side."""
@@ -105,6 +109,30 @@ class Runs:
             made = 0
         jobs = [(job.name, job.state) for job in self.queue.jobs() if not job.is_over]
         return f"{name} {made} {jobs} {self.names()}"
+
+
+def _with_alarms(name: str, run: Path) -> str:
+    kinds = dict.fromkeys(alarm.kind for alarm in watch.read_alarms(run))
+    return f"{name} · ALARM: {', '.join(kinds)}" if kinds else name
+
+
+def _alarms(run: Path) -> pages.Html:
+    """What `longtake watch` has raised alarm of: since when, why, what to do, and what to go back to."""
+    saved = [info for info in list_checkpoints(run) if info.complete]
+
+    def shown(alarm: watch.Alarm) -> pages.Html:
+        about = f"{alarm.kind} of {alarm.subject}" if alarm.subject else alarm.kind
+        said = pages.html(
+            "<b>{} since step {}</b><br>{}<br>What to do: {}", about, alarm.step, alarm.reason, alarm.advice
+        )
+        back = [info for info in saved if alarm.checkpoint is not None and info.step <= alarm.checkpoint]
+        if not back:
+            return pages.html('<div class="alarm">{}<br>No checkpoint is left from before it.</div>', said)
+        words = shlex.join(["longtake", "train", str(run / CONFIG_FILE), "--load", str(back[-1].path)])
+        place = pages.html("Go back to step {}: <code>{}</code>", back[-1].step, words)
+        return pages.html('<div class="alarm">{}<br>{}</div>', said, place)
+
+    return pages.joined(shown(alarm) for alarm in watch.read_alarms(run))
 
 
 def build(roots: Roots, queue: Queue) -> None:

@@ -36,6 +36,8 @@ image-rendering:pixelated}
 .lt td:first-child{white-space:nowrap;color:var(--soft)}
 .lt .state{display:inline-block;border-radius:1rem;padding:0 .6rem;font-size:.82rem;background:var(--line)}
 .lt .state.running{background:var(--accent);color:#fff}.lt .state.failed{background:var(--bad);color:#fff}
+.lt .alarm{border-left:4px solid var(--bad);padding:.4rem .8rem;margin:.6rem 0;overflow-wrap:anywhere}
+.lt .alarm b{color:var(--bad)}
 iframe.page{width:100%;height:80vh;border:1px solid #8885;border-radius:10px;background:#fff}
 """
 

@@ -14,10 +14,9 @@ from longtake.durable import write_whole
 from longtake.evaluate import LOSSES_FILE
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.generate import read_video
-from longtake.small_files import parse_json
 from longtake.track import read_lines
 from longtake.watch.judging import FOLDER, lines_of
-from longtake.watch.telling import FILE as ALARMS_FILE
+from longtake.watch.telling import read_alarms
 
 PAGE = "watch.html"
 _MOST_STEPS, _MOST_PROMPTS = 8, 12
@@ -69,11 +68,7 @@ def _videos(run: Path) -> dict[int, list[Path]]:
 
 
 def _alarms(run: Path) -> list[pages.Html]:
-    if not (path := run / ALARMS_FILE).exists():
-        return []
-    lines = [parse_json(line) for line in path.read_text("utf-8").splitlines() if line]
-    active = {(line["kind"], line["subject"]): line for line in lines}
-    rows = [pages.html('<p class="bad">{}</p>', line["text"]) for line in active.values() if not line["ended"]]
+    rows = [pages.html('<p class="bad">{}</p>', alarm) for alarm in read_alarms(run)]
     return [pages.html("<h2>Alarms</h2>{}", pages.joined(rows))] if rows else []
 
 

@@ -12,11 +12,22 @@ from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from longtake.small_files import parse_json
+from longtake.track import read_lines
 from longtake.watch.alarms import Alarm
 
 FILE = "alarms.jsonl"
 _SECONDS = 30.0  # that a command or webhook may take
+
+
+def read_alarms(run: Path) -> list[Alarm]:
+    """The alarms of a run that have not ended, the oldest first, from its log."""
+    found: dict[tuple[str, str], Alarm] = {}
+    for of in read_lines(run / FILE) if (run / FILE).exists() else ():
+        alarm = Alarm(**{key: of[key] for key in Alarm.__dataclass_fields__})
+        found.pop((alarm.kind, alarm.subject), None)
+        if not of["ended"]:
+            found[alarm.kind, alarm.subject] = alarm
+    return list(found.values())
 
 
 @dataclass
@@ -30,13 +41,11 @@ class Teller:
     _told: dict[tuple[str, str], Alarm] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (path := self.run / FILE).exists():
-            for line in filter(None, path.read_text("utf-8").splitlines()):
-                of = parse_json(line)
-                alarm = Alarm(**{key: of[key] for key in Alarm.__dataclass_fields__})
-                self._told[alarm.kind, alarm.subject] = alarm
-                if of["ended"]:
-                    del self._told[alarm.kind, alarm.subject]
+        log = self.run / FILE
+        if log.exists() and not log.read_bytes().endswith(b"\n"):  # of a watcher that was killed as it wrote
+            with log.open("a") as file:
+                file.write("\n")
+        self._told = {(alarm.kind, alarm.subject): alarm for alarm in read_alarms(self.run)}
 
     def tell(self, alarms: Sequence[Alarm]) -> None:
         """Takes what is new among the alarms of now to people, and notes what has ended."""
