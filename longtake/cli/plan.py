@@ -147,7 +147,9 @@ def _write(
 ) -> None:
     """The plan as files, where these are asked for."""
     if data is not None:
-        write_whole(data, json.dumps(planning.plan_json(plan, probed, _validation(plan)), indent=1) + "\n")
+        validation = _validation(plan)
+        facts = planning.plan_json(plan, probed, None if validation is None else validation.to_json())
+        write_whole(data, json.dumps(facts, indent=1) + "\n")
     if page is not None:
         planning.write_html(page, plan, run, probed, price)
 

@@ -20,12 +20,9 @@ from longtake.plan.speed import micro_batch_seconds
 
 if TYPE_CHECKING:
     from longtake.plan.probe import Probed
-    from longtake.plan.validation import ValidationForecast
 
 
-def plan_json(
-    plan: RunPlan, probed: Sequence[Probed] = (), validation: ValidationForecast | None = None
-) -> dict[str, Any]:
+def plan_json(plan: RunPlan, probed: Sequence[Probed] = (), validation: dict[str, Any] | None = None) -> dict[str, Any]:
     """The plan as plain data: bytes, seconds, counts; what was measured, where it was; what a validation takes."""
     layout, machine, forecast = plan.layout, plan.machine, plan.forecast
     return {
@@ -70,9 +67,7 @@ def plan_json(
             "gpu_hours": forecast.gpu_hours,
         },
         "failures": failures_json(plan),
-        "validation": None
-        if validation is None
-        else {"bytes": validation.total, "host_bytes": validation.host_bytes, "fits": validation.fits},
+        "validation": validation,
         "fits": not plan.misfits,
         "remedies": [
             {"change": remedy.words, "slower": round(remedy.slower, 4), "same_steps": remedy.same_steps}

@@ -43,6 +43,10 @@ class ValidationForecast:
     def fits(self) -> bool:
         return self.total <= self.usable
 
+    def to_json(self) -> dict[str, int | bool]:
+        """The same as plain data."""
+        return {"bytes": self.total, "host_bytes": self.host_bytes, "fits": self.fits}
+
     def __str__(self) -> str:
         said = f"a validation takes {gib(self.total)} of {gib(self.usable)} a GPU"
         if self.offload:
