@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 
 MOST_BYTES = 1 << 26
+_PACKAGE = Path(__file__).parent
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -45,6 +47,13 @@ def remembered(kind: str, look: Callable[[], Any], *facts: object, whole: Callab
         if whole(found) and file.is_absolute():  # else there is no home
             write_whole(file, json.dumps(found), synced=False)
     return found
+
+
+@cache
+def digest_of_code(*patterns: str) -> str:
+    """Of the files of this package whose paths match, for what is `remembered` of what they do."""
+    paths = [path for pattern in patterns for path in sorted(_PACKAGE.glob(pattern))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def regular(path: Path) -> Path:

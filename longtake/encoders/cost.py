@@ -8,6 +8,7 @@ takes 3 s, so what was seen of them lies in `published.json`, which `tools/encod
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -27,6 +28,7 @@ from longtake.encoders.kl import HunyuanAutoencoder
 from longtake.encoders.text import LearnedTextEncoder, build_text_encoder, text_facts
 from longtake.models import Trace, fit
 from longtake.parallel import Tile, deal
+from longtake.small_files import digest_of_code, remembered
 
 Shape = tuple[int, int, int]  # frames, rows, columns
 Numbers = Mapping[str, Any]
@@ -77,16 +79,18 @@ def autoencoder_cost(section: AutoencoderSection, shape: Shape, batch: int) -> E
     pieces = _shapes(section, shape, 1) * batch
     if batch > 1 and _shapes(section, shape, 2) != pieces[: 2 * len(pieces) // batch]:  # several samples in a piece
         pieces = _shapes(section, shape, batch)
-    flops = {piece: piece[0] * _flops(section, _sizes(piece)) for piece in dict.fromkeys(pieces)}
-    results = _DTYPES[getattr(section, "dtype", "fp32")].itemsize * sum(map(prod, pieces))
-    together = max(piece[0] for piece in pieces)
+    counts = Counter(pieces)
+    flops = {piece: piece[0] * _flops(section, _sizes(piece)) for piece in counts}
+    numbers_made = sum(prod(piece) * count for piece, count in counts.items())
+    results = _DTYPES[getattr(section, "dtype", "fp32")].itemsize * numbers_made
+    together = max(piece[0] for piece in counts)
 
     def num_bytes(_: int) -> int:
         (prepared, first), (_, most) = (_bytes_of_a_sample(section, part) for part in first_chunks(section, shape))
         caches = (batch - together) * (most - first)  # of samples in turn, from chunk to chunk
         return batch * prepared + results + max(together * most + caches, results)
 
-    return EncodeCost(tuple(flops[piece] for piece in pieces), num_bytes, frames)
+    return EncodeCost(tuple(map(flops.__getitem__, pieces)), num_bytes, frames)
 
 
 def text_cost(numbers: Numbers, batch: int) -> EncodeCost:
@@ -182,7 +186,7 @@ def look_at_autoencoder(autoencoder: Autoencoder) -> dict[str, Any]:
     }
     if not autoencoder.encoding:
         return {"parts": parts}
-    pieces: dict[tuple[int, ...], Tile] = {}
+    pieces: dict[tuple[int, ...], tuple[Tensor, Tile]] = {}  # with the video that they are cut from
     small: list[tuple[int, ...]] = []
     for frames, *sides in _TRACED:
         has_length = autoencoder.config.has_length(frames)
@@ -191,14 +195,16 @@ def look_at_autoencoder(autoencoder: Autoencoder) -> dict[str, Any]:
             autoencoder.check(*shape)
         except UserError:
             continue
-        piece = pieces_of(autoencoder, torch.empty(1, 3, *shape, device="meta"))[0]
-        pieces.setdefault(_sizes(piece.shape), piece)
+        video = torch.empty(1, 3, *shape, device="meta")
+        piece = pieces_of(autoencoder, video)[0]
+        pieces.setdefault(_sizes(piece.shape), (video, piece))
         small += [_sizes(piece.shape)] * (prod(shape) < _WHOLE)
 
     @cache
     def measure(sizes: tuple[int, ...]) -> dict[str, int]:
-        with torch.no_grad(), Trace(*autoencoder.encoding.values()) as trace:
-            pieces[sizes].run()
+        video, piece = pieces[sizes]
+        with torch.no_grad(), Trace(*autoencoder.encoding.values(), video) as trace:
+            piece.run()
         return {"flops": trace.flops, "bytes": trace.peak}
 
     flops = fit(tuple(pieces), lambda sizes: {"flops": measure(sizes)["flops"]}, _flops_terms, tolerance=1e-9)
@@ -300,15 +306,20 @@ def largest_piece(section: Any, shape: Shape) -> tuple[int, int]:
 
 
 def peak_of_piece(section: Any, shape: Shape) -> int:
-    """Bytes at the worst moment of the largest piece of one sample, by a trace."""
+    """Bytes at the worst moment of the largest piece of one sample, by a trace, which is kept in the user's cache."""
     peaks, sizes = _peaks(section), largest_piece(section, shape)
-    if sizes not in peaks:
+
+    def look() -> int:
         autoencoder, video = on_meta(section), torch.empty(1, 3, *shape, device="meta")
         with torch.no_grad(), Trace(*autoencoder.encoding.values(), video) as trace:
             largest = max(pieces_of(autoencoder, video), key=lambda piece: prod(piece.shape))
             prepared = trace.peak = trace.live
             largest.run()
-            peaks[sizes] = trace.peak - prepared
+            return trace.peak - prepared
+
+    if sizes not in peaks:
+        facts = torch.__version__, facts_of(section), sizes, digest_of_code("encoders/*.py", "models/trace.py")
+        peaks[sizes] = remembered("encoded_pieces", look, *facts)
     return peaks[sizes]
 
 

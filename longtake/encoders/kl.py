@@ -22,7 +22,7 @@ from longtake.encoders.config import (
 )
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import autoencoder_names, flux_name
-from longtake.encoders.tiles import Tiling
+from longtake.encoders.tiles import Box, Tiling
 from longtake.parallel import Tile, lift_compile_limits
 
 TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig
@@ -87,6 +87,10 @@ class KLAutoencoder(nn.Module, Autoencoder):
         """Unscaled latents -> `[B, 3, T, H, W]`."""
 
 
+def _run_box(run: Callable[[Tensor], Tensor], group: Tensor, box: Box) -> Tensor:
+    return run(group[:, :, *box])
+
+
 def run_in_turn(tiles: Sequence[Tile]) -> list[Tensor]:
     """All tiles, on this rank."""
     return [tile.run() for tile in tiles]
@@ -137,17 +141,21 @@ class TiledAutoencoder(KLAutoencoder):
         join: Tiling,
         shape: Callable[[tuple[int, ...]], tuple[int, ...]],
     ) -> list[Tensor]:
-        """What `run` makes of each of `groups` `[B, C, f, h, w]`, tile by tile; `shape`: of its result."""
-        boxes = [cut.cut(group.shape[2:]) for group in groups]
+        """What `run` makes of each of `groups` `[B, C, f, h, w]`, tile by tile, of which only the last may have fewer
+        samples; `shape`: of its result."""
+        planes = cut.cut(tuple(groups[0].shape[2:]))
+        boxes = [box for rows in planes for columns in rows for box in columns]
+        shapes = {
+            len(group): [shape((*group.shape[:2], *(part.stop - part.start for part in box))) for box in boxes]
+            for group in (groups[0], groups[-1])
+        }
         tiles = [
-            group[:, :, span, row, column]
-            for group, planes in zip(groups, boxes, strict=True)
-            for rows in planes
-            for columns in rows
-            for span, row, column in columns
+            Tile(partial(_run_box, run, group, box), result)
+            for group in groups
+            for box, result in zip(boxes, shapes[len(group)], strict=True)
         ]
-        done = iter(self.compute([Tile(partial(run, tile), shape(tuple(tile.shape))) for tile in tiles]))
-        return [join.join([[[next(done) for _ in row] for row in rows] for rows in planes]) for planes in boxes]
+        done = iter(self.compute(tiles))
+        return [join.join([[[next(done) for _ in row] for row in rows] for rows in planes]) for _ in groups]
 
     def _encoded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         channels, *cells = self.latent(*shape[2:])

@@ -6,11 +6,9 @@ Forward and backward are traced as one graph on stand-ins of tensors, and cut; n
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +26,6 @@ from longtake.system.float8 import use_float8
 if TYPE_CHECKING:
     from torch import fx
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 _OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
 _READ = ("models/*.py", "parallel/*.py", "encoders/*.py")  # what says how they compute, and how it is looked at
 _READ += ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "system/float8.py")
@@ -37,9 +34,8 @@ _READ += ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "system/
 def remembered(look: Callable[[], Any], *facts: Any) -> Any:
     """What `look` finds, as JSON: from the user's cache where it has looked with these facts, this PyTorch and these
     files of ours before, for importing the compiler takes longer than the rest of a plan."""
-    code = b"".join(path.read_bytes() for one in _READ for path in sorted(_PACKAGE.glob(one)))
-    digest = hashlib.sha256(code).hexdigest()
-    return small_files.remembered("compiled_blocks", look, torch.__version__, facts, digest, whole=lambda _: True)
+    facts = torch.__version__, facts, small_files.digest_of_code(*_READ)
+    return small_files.remembered("compiled_blocks", look, *facts, whole=lambda _: True)
 
 
 def compiled_bytes(
