@@ -323,16 +323,19 @@ class Law:
     def __init__(
         self, like: Numbers, terms: Callable[[Sizes], Sequence[float]], factors: np.ndarray, holds: bool = True
     ) -> None:
-        self._like, self._terms, self.factors = like, terms, factors
+        self._terms, self.factors = terms, factors
         self.holds = holds  # False: the terms do not give all that was measured
-        self._ends = np.cumsum([np.size(of) for of in like.values()])[:-1]
+        ends = np.cumsum([np.size(of) for of in like.values()]).tolist()
+        self._places = {
+            name: slice(end - np.size(of), end) if np.ndim(of) else end - 1
+            for (name, of), end in zip(like.items(), ends, strict=True)
+        }
 
     def __call__(self, sizes: Sizes) -> dict[Any, Any]:
         """The numbers at these sizes, by name: a float, or an array where there are several."""
-        parts = np.split(np.array(self._terms(sizes), float) @ self.factors, self._ends)
-        return {
-            name: part if np.ndim(of) else part[0] for (name, of), part in zip(self._like.items(), parts, strict=True)
-        }
+        numbers = np.array(self._terms(sizes), float) @ self.factors
+        plain = numbers.tolist()
+        return {name: (plain if isinstance(at, int) else numbers)[at] for name, at in self._places.items()}
 
     def predicts(self, sizes: Sizes, measured: Numbers, tolerance: float = 1e-4) -> bool:
         """Whether the numbers at these sizes are as they were measured, but for a share of them."""

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from longtake.parallel.offloaded_weights import OffloadedTensors, OffloadedWeights, offloaded
     from longtake.parallel.remat import (
         BlockMode,
+        Keepable,
         Kept,
         choose_kept,
+        find_keepable,
         kept_as,
         offload_inputs,
         remat_blocks,

@@ -96,44 +96,61 @@ class ByBudget:
         return ByBudget({budget: others[way] for budget, way in self.ways.items()}, self.mode)
 
 
-def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -> Kept:
-    """What the blocks of the list `blocks` of a model keep with a budget, at a tensor degree.
+@dataclass(frozen=True)
+class Keepable:
+    """What the recomputed blocks of one list could keep, on this rank."""
 
-    `budget`: share (0 ... 1) of the outputs of attention and linear layers over tokens (those in `model.tensor_plan`).
-    With any budget above 0 what attention gives is kept, be it more than that share, since its FLOPs grow with the
-    tokens; then linear layers with most inputs, since an output of k inputs saves 2k FLOPs; of equal ones the narrower.
-    Attention by `math` or `flex` is always recomputed. Layers of one size are kept together or not at all.
-    """
-    if not budget or not len(model.get_submodule(blocks)):
-        return NOTHING
-    sizes: dict[tuple[int, int], list[str]] = {}
+    attention: int = 0  # numbers a token that attention gives
+    has_kernel: bool = True  # False: attention by `math` or `flex`, which is always recomputed
+    layers: Mapping[tuple[int, int], Sequence[str]] = field(default_factory=dict)  # names by (inputs, outputs)
+    streams: int = 1  # of tokens; each has its own layers
+
+    def within(self, budget: float) -> Kept:
+        """What is kept with a budget: share (0 ... 1) of the outputs of attention and `layers`.
+
+        With any budget above 0 what attention gives is kept, be it more than that share, since its FLOPs grow with the
+        tokens; then linear layers with most inputs, since an output of k inputs saves 2k FLOPs; of equal ones the
+        narrower. Layers of one size are kept together or not at all.
+        """
+        if not budget or not self.layers:
+            return NOTHING
+        widths = {size: size[1] * len(names) // self.streams for size, names in self.layers.items()}  # numbers a token
+        left = budget * (self.attention + sum(widths.values())) * (1 + 1e-9)
+        left -= self.attention if self.has_kernel else 0
+        kept: list[tuple[int, int]] = []
+        for size in sorted(widths, key=lambda size: (-size[0], size[1])):
+            if widths[size] > left:
+                break
+            left -= widths[size]
+            kept.append(size)
+        in_one = {size: names[: len(names) // self.streams] for size, names in self.layers.items()}
+        layers = tuple(name for size in kept for name in in_one[size])
+        return Kept(attention=self.has_kernel, products=frozenset(kept), layers=layers)
+
+
+def find_keepable(model: nn.Module, blocks: str, tensor: int = 1) -> Keepable:
+    """What the blocks of the list `blocks` of a model could keep at a tensor degree: what attention gives, and outputs
+    of linear layers over tokens (those in `model.tensor_plan`)."""
+    if not len(model.get_submodule(blocks)):
+        return Keepable()
+    layers: dict[tuple[int, int], list[str]] = {}
     streams = set()
     for pattern, split in (model.tensor_plan or {}).items():
         for name, layer in matching(model, pattern):
             if split.tokens and name.startswith(f"{blocks}.0."):
                 inputs, outputs = (tensor if split.kind == kind else 1 for kind in ("row", "column"))
                 size = layer.in_features // inputs, layer.out_features // outputs
-                sizes.setdefault(size, []).append(name.removeprefix(f"{blocks}.0."))
+                layers.setdefault(size, []).append(name.removeprefix(f"{blocks}.0."))
                 streams.add(split.tokens)
-    if not sizes:
-        return NOTHING
     width = type(model).heads(model.config) * model.config.head_dim
     attention = getattr(type(model), "mixed_width", lambda config: width)(model.config) // tensor
-    widths = {size: size[1] * len(names) // len(streams) for size, names in sizes.items()}  # numbers a token
-    left = budget * (attention + sum(widths.values())) * (1 + 1e-9)
-    keeps = all(module.backend not in _ALWAYS_AGAIN for module in model.modules() if isinstance(module, Attention))
-    left -= attention if keeps else 0
-    kept: list[tuple[int, int]] = []
-    for size in sorted(sizes, key=lambda size: (-size[0], size[1])):
-        if widths[size] > left:
-            break
-        left -= widths[size]
-        kept.append(size)
-    return Kept(
-        attention=keeps,
-        products=frozenset(kept),
-        layers=tuple(name for size in kept for name in sizes[size][: len(sizes[size]) // len(streams)]),
-    )
+    has_kernel = all(one.backend not in _ALWAYS_AGAIN for one in model.modules() if isinstance(one, Attention))
+    return Keepable(attention, has_kernel, layers, len(streams))
+
+
+def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -> Kept:
+    """What the blocks of the list `blocks` of a model keep with a budget, at a tensor degree."""
+    return find_keepable(model, blocks, tensor).within(budget)
 
 
 def remat_blocks(

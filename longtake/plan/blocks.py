@@ -16,7 +16,7 @@ import numpy as np
 
 from longtake.models import Law, block_counts, denoiser_class, fit, fused
 from longtake.models.build import LatentSize
-from longtake.parallel import Kept, choose_kept
+from longtake.parallel import Keepable, Kept, find_keepable
 from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, one_of_each_kind
 from longtake.plan.compiled import compiled_bytes, multiply_in_float8, remembered
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
@@ -138,7 +138,7 @@ def _count_blocks(
 
 
 def _as_pass(numbers: Sequence[float], share: float = 1.0) -> Pass:
-    products, attention, moved, launches = numbers
+    products, attention, moved, launches = map(float, numbers)
     return Pass(products, attention, share * moved, launches / LAUNCH)
 
 
@@ -146,27 +146,32 @@ def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float, fo
     """One whose forward saves `share` of what an eager one does, and `fixed` bytes more; `forward`, `backward`: the
     shares of an eager one's bytes that these move."""
     own = {name[1:]: of for name, of in numbers.items() if name[0] == kind}
-    worst = (own["working",] + own["made",]).argmax()
+    worst = (own["working",] + own["made",]).argmax()  # what follows are Python's numbers, quicker than NumPy's
     saved = share * own["saved",] + fixed
     return Block(
         saved=saved,
         input=own["input",],
-        working=own["working",][worst],
+        working=float(own["working",][worst]),
         fused=own["saved",] - saved,
-        made=own["made",][worst],
+        made=float(own["made",][worst]),
         differentiated=bool(own["differentiated",]),
         forward=_as_pass(own["forward",], forward),
         backward=_as_pass(own["backward",], backward),
-        sent={axis: tuple(own["sent", axis]) for axis in ("sequence", "tensor")},
-        products={name[1]: tuple(of) for name, of in own.items() if name[0] == "product"},
+        sent={axis: tuple(map(float, own["sent", axis])) for axis in ("sequence", "tensor")},
+        products={name[1]: tuple(map(float, of)) for name, of in own.items() if name[0] == "product"},
     )
 
 
 @lru_cache(maxsize=256)
 def kept_by_lists(config: Any, budget: float, tensor: int) -> Mapping[str, Kept]:
-    """What recomputed blocks keep with a budget, by list: see `choose_kept`."""
+    """What recomputed blocks keep with a budget, by list."""
+    return {blocks: keepable.within(budget) for blocks, keepable in _keepable_by_lists(config, tensor).items()}
+
+
+@lru_cache(maxsize=16)
+def _keepable_by_lists(config: Any, tensor: int) -> Mapping[str, Keepable]:
     model = meta_model(config, PLAIN, 2)
-    return {blocks: choose_kept(model, blocks, budget, tensor) for blocks in block_counts(config)}
+    return {blocks: find_keepable(model, blocks, tensor) for blocks in block_counts(config)}
 
 
 @lru_cache(maxsize=64)
