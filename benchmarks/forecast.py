@@ -1,6 +1,7 @@
 """What `longtake plan` says of a step of every preset on H200s, before and after; and of a step here, against the step.
 
 python benchmarks/forecast.py                 every preset that trains, at its entry of most tokens
+python benchmarks/forecast.py --encoding      encoding's share of a step by the rate of convolutions, by forecast.json
 python benchmarks/forecast.py --here          rates of this machine, then a small model's steps against their forecast
 python benchmarks/forecast.py --tiny          two presets; with --here one size
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import subprocess
 import tarfile
 import tempfile
@@ -28,7 +30,8 @@ from machine import print_table, write_json
 from longtake import plan as planning
 from longtake.parallel import start_world
 from longtake.plan import Machine, RunPlan, plan_run, update_seconds
-from longtake.presets import FOLDER, preset_gpus, presets
+from longtake.plan.work import read_layout, read_work
+from longtake.presets import FOLDER, find_preset, preset_gpus, presets
 from longtake.track import gpu_named
 from longtake.train import RunConfig, RunWithoutTable, read_run
 from longtake.train.optimizer import WeightUpdate
@@ -37,6 +40,9 @@ BEFORE = "3834e5b"  # presets as they stood before the work on speed
 FAMILIES = ("opensora_v2/", "opensora_v1_2/", "cogvideox_fun/", "ttt_video/")
 EAGER = ("--compile", "False")
 TERMS = ("products", "attention", "elementwise", "recomputation", "encoding", "other")
+RESULTS = Path(__file__).parent / "results"
+ENCODING = ("opensora_v2/stage1", "opensora_v2/stage2")  # at 8,960 and 76,544 tokens
+TARGET_RATE = 300e12  # FLOP/s of convolutions at which encoding is to take 25 % and 10 % of a step there
 SIZES = ((8, 4), (16, 2), (32, 1))  # frames and batch of what runs here
 HERE: Mapping[str, Any] = {
     "dataset": {"data_path": "clips.csv"},
@@ -57,12 +63,18 @@ HERE: Mapping[str, Any] = {
 def main() -> None:
     """Prints one table and writes its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--here", action="store_true")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--here", action="store_true")
+    what.add_argument("--encoding", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    figures = steps_here(SIZES[:1] if arguments.tiny else SIZES) if arguments.here else forecasts(arguments.tiny)
-    name = "forecast_here" if arguments.here else "forecast"
+    if arguments.here:
+        name, figures = "forecast_here", steps_here(SIZES[:1] if arguments.tiny else SIZES)
+    elif arguments.encoding:
+        name, figures = "forecast_encoding", encoding_shares(("opensora_v2/lora",) if arguments.tiny else ENCODING)
+    else:
+        name, figures = "forecast", forecasts(arguments.tiny)
     write_json(arguments.json, name, figures, "benchmarks/forecast.py")
 
 
@@ -84,6 +96,42 @@ def forecasts(tiny: bool) -> dict[str, Any]:
                     print(f"{name} {way}: {lines[-1]['step_ms']:.0f} ms", flush=True)
     print_markdown(lines)
     return {"gpu": "h200", "before": BEFORE, "lines": lines}
+
+
+def encoding_shares(names: Sequence[str]) -> dict[str, Any]:
+    """Encoding's share of a step of each preset, whose other terms are those of `forecast.json`, at the table's rate of
+    convolutions and at `TARGET_RATE`; and the rates at which it would take a quarter and a tenth."""
+    steps = json.loads((RESULTS / "forecast.json").read_text(encoding="utf-8"))["figures"]["lines"]
+    table = Machine(gpu_named("h200")).rates
+    rates = {"table": table.convolutions, "target": TARGET_RATE}
+    lines = []
+    for name in names:
+        (step,) = (line for line in steps if line["preset"] == name and line["way"] == "after")
+        words = ["--dataset.data-path", "clips.parquet"]
+        config = read_run(str(find_preset(name)), words, RunWithoutTable).value
+        work, layout = read_work(config), read_layout(config, step["gpus"], min(step["gpus"], 8))
+        (bucket,) = (one for one in work.entries if f"{one.resolution}/{one.num_frames}f" == step["entry"])
+        flops = work.encoder_work(bucket, bucket.batch_size, layout.at_degree(work.degree(bucket, layout)).peers)
+        each = 1e3 * layout.micro_batches
+        rest, captions = step["step_ms"] - step["ms"]["encoding"], each * flops.products / table.products
+        line = {key: step[key] for key in ("preset", "gpus", "entry", "tokens", "batch")}
+        line |= {"rest_ms": rest, "captions_ms": captions, "convolutions_flops": flops.convolutions}
+        for way, rate in rates.items():
+            encoding = each * flops.convolutions / rate + captions
+            line[way] = {"encoding_ms": encoding, "step_ms": rest + encoding, "share": encoding / (rest + encoding)}
+        line["rate_for"] = {}
+        for share in (0.25, 0.1):
+            allowed = share / (1 - share) * rest - captions
+            line["rate_for"][str(share)] = each * flops.convolutions / allowed if allowed > 0 else None
+        lines.append(line)
+    heads = ("preset", "tokens", *(f"at {rate / 1e12:.0f} TFLOP/s" for rate in rates.values()), "25 % at", "10 % at")
+    print(f"| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |")
+    for line in lines:
+        shares = (f"{line[way]['share']:.1%}" for way in rates)
+        needed = ("never" if rate is None else f"{rate / 1e12:,.0f} TFLOP/s" for rate in line["rate_for"].values())
+        cells = (f"`{line['preset']}`", f"{line['tokens']:,}", *shares, *needed)
+        print(f"| {' | '.join(cells)} |")
+    return {"gpu": "h200", "rates": rates, "lines": lines}
 
 
 def old_presets(folder: Path) -> Path:

@@ -55,6 +55,18 @@ def test_a_step_takes_about_what_is_forecast_from_rates_measured_here(tmp_path: 
     assert 0.6 < figures["least"] <= figures["most"] < 1.7
 
 
+@pytest.mark.slow
+def test_encoding_takes_the_share_of_a_step_that_the_forecast_of_presets_says(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.benchmarks.program", "forecast", "--encoding", "--tiny"]
+    done = forks.run([*program, "--json", tmp_path / "figures.json"], timeout=900)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]["lines"]
+    steps = json.loads((FOLDER / "results" / "forecast.json").read_text(encoding="utf-8"))["figures"]["lines"]
+    (step,) = (one for one in steps if (one["preset"], one["way"]) == (found["preset"], "after"))
+    assert found["table"]["encoding_ms"] == pytest.approx(step["ms"]["encoding"], rel=0.01)
+    assert found["target"]["share"] < found["table"]["share"]
+
+
 def test_every_committed_result_names_its_program_machine_and_commit() -> None:
     results = sorted((FOLDER / "results").glob("*.json"))
     assert results
