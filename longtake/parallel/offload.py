@@ -34,8 +34,11 @@ class BlockStore:
         self._now: weakref.ref[_Call] | None = None  # of the block that ran last
         self._leaving: list[_StoredTensor] = []  # of the last block: still on the device while they are copied
 
-    def takes(self, args: Iterable[Any]) -> torch.autograd.graph.saved_tensors_hooks:
-        """Inside `with`, large tensors among `args` that need gradients are offloaded when autograd saves them.
+    def takes(
+        self, args: Iterable[Any], given: Iterable[Tensor] | None = None
+    ) -> torch.autograd.graph.saved_tensors_hooks:
+        """Inside `with`, large tensors among `args` that need gradients are offloaded when autograd saves them; with
+        `given`, the weights and all else that a block has from without, what compiled code makes and saves is too.
 
         One call per block, in the order of the forward, which prefetching runs through backwards.
         """
@@ -49,7 +52,8 @@ class BlockStore:
             for arg in args
             if isinstance(arg, Tensor) and arg.requires_grad and arg.is_contiguous() and arg.nbytes >= self._least_bytes
         }
-        put = partial(self._put_chosen, call, chosen)
+        others = None if given is None else {tensor.untyped_storage()._cdata for tensor in given} - chosen
+        put = partial(self._put_chosen, call, chosen, others)
         return torch.autograd.graph.saved_tensors_hooks(put, back)
 
     def keep(self, tensor: Tensor) -> Tensor | _StoredTensor:
@@ -60,10 +64,14 @@ class BlockStore:
             return tensor.detach()
         return self._put(call, tensor.detach())
 
-    def _put_chosen(self, call: _Call, chosen: set[int], tensor: Tensor) -> Tensor | _StoredTensor:
-        if tensor.untyped_storage()._cdata not in chosen or not tensor.is_contiguous():
-            return tensor
-        return self._put(call, tensor)
+    def _put_chosen(
+        self, call: _Call, chosen: set[int], others: set[int] | None, tensor: Tensor
+    ) -> Tensor | _StoredTensor:
+        memory = tensor.untyped_storage()._cdata
+        if memory in chosen:
+            return self._put(call, tensor) if tensor.is_contiguous() else tensor
+        is_made = others is not None and memory not in others and not tensor.is_meta
+        return self.keep(tensor) if is_made else tensor
 
     def _put(self, call: _Call, tensor: Tensor) -> Tensor | _StoredTensor:
         """A dense tensor; its strides are kept."""

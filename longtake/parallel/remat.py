@@ -8,9 +8,9 @@ memory (`offload`). Gradients are unchanged, bit for bit where kernels are deter
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -162,8 +162,8 @@ def remat_blocks(
     mode: BlockMode | None = None,
 ) -> dict[str, Kept]:
     """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns what is kept, by list.
-    In `store`, given to `offload_inputs` too, outputs wait that blocks keep which are not compiled. `mode`: says for
-    each forward which of its budgets holds, in the place of `budget`.
+    In `store`, given to `offload_inputs` too, outputs wait that blocks keep; those of compiled blocks need it there
+    alone. `mode`: says for each forward which of its budgets holds, in the place of `budget`.
 
     Call it after `cut_model`, whose result is `cut`, and before `shard_model`; before compilation where there is a
     budget, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep buffers
@@ -181,18 +181,31 @@ def remat_blocks(
     return found
 
 
-def offload_inputs(model: nn.Module, counts: Sequence[int], store: BlockStore) -> None:
-    """Offloads the inputs of the recomputed blocks to `store` until backward. Call it after compilation."""
+def offload_inputs(model: nn.Module, counts: Sequence[int], store: BlockStore, compiled: bool = False) -> None:
+    """Offloads the inputs of the recomputed blocks to `store` until backward, and what they keep beside these where
+    they are `compiled`. Call it after compilation."""
     for name, count in zip(model.blocks, counts, strict=True):
         for block in list(model.get_submodule(name))[:count]:
-            block.forward = partial(_with_inputs_stored, block.forward, store)
+            block.forward = partial(_with_inputs_stored, block.forward, store, block if compiled else None)
 
 
-def _with_inputs_stored(forward: Callable[..., Any], store: BlockStore, *args: Any) -> Any:
+def _with_inputs_stored(forward: Callable[..., Any], store: BlockStore, block: nn.Module | None, *args: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args)
-    with store.takes(args):
+    given = None if block is None else [*_tensors_in(args), *block.parameters(), *block.buffers()]
+    with store.takes(args, given):
         return forward(*args)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those that a block is called with, in tuples and dataclasses too."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value):
+        yield from _tensors_in([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors_in(one)
 
 
 def _remat(forward: Callable[..., Any], cut: TokenCut | None, kept: Kept, store: BlockStore | None, *args: Any) -> Any:

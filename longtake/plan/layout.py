@@ -43,7 +43,7 @@ class Layout:
     budget: float | Literal["auto"] = 0.0  # share of their attention's and linear layers' outputs that these keep
     room: int = 0  # bytes of a GPU that "auto" fills with them, by bucket
     buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
-    compiled: bool = False  # blocks; what they keep stays on the device
+    compiled: bool = False  # blocks
     ema: bool = False
     compute_bytes: int = 2  # of one number in the compute dtype
     reduce_bytes: int = 4  # of one number of a gradient on its way between ranks

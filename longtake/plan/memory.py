@@ -136,7 +136,7 @@ def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed
         for i, block in zip(range(count), blocks, strict=False):
             again, host_bytes = i < most, 0.0
             of_kept = keeps.get(id(block)) or keeps.setdefault(id(block), block.keeps(kept[name]))
-            for size in (block.input, of_kept[0] * (not layout.compiled)) if again else ():
+            for size in (block.input, of_kept[0]) if again else ():
                 host_bytes += size if host_bytes + size <= room else 0
             room -= host_bytes
             if (key := (id(block), again, host_bytes)) not in alike:

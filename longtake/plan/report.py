@@ -190,7 +190,7 @@ def layout_words(plan: RunPlan) -> str:
         words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
         parts.append(f"budget {layout.budget:g} keeps {words}")
     if layout.buffer_bytes:
-        also = "" if layout.compiled or not layout.budget else " and what they keep"
+        also = "" if not layout.budget else " and what they keep"
         parts.append(f"inputs of recomputed blocks{also} in {gib(layout.buffer_bytes)} of host memory")
     if layout.offload:
         parts.append("weights and optimizer in host memory")

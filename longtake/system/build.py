@@ -299,7 +299,7 @@ def _cut_denoiser(
     if not budget:
         parallel.remat_blocks(denoiser, again, cut)
     if store is not None:
-        parallel.offload_inputs(denoiser, again, store)
+        parallel.offload_inputs(denoiser, again, store, compiled=compiled and bool(budget))
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given

@@ -177,6 +177,24 @@ def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again
     assert store.room.most_bytes == most
 
 
+def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
+    """As much as of eager ones, and no weights."""
+    stores = [BlockStore(1 << 20, least_bytes=1000) for _ in range(2)]
+    eager, compiled = built((2, 3), 0.25, stores[0]), built((2, 3), 0.25)
+    BlockCompiler(backend="aot_eager_decomp_partition").compile(compiled)
+    offload_inputs(compiled, (2, 3), stores[1], compiled=True)
+    losses = [loss_of(model) for model in (eager, compiled)]
+    assert stores[1].room.used_bytes == stores[0].room.used_bytes > 0
+    for loss in losses:
+        loss.backward()
+    largest = max(float(grad.abs().max()) for grad in gradients(eager).values())
+    for name, grad in gradients(eager).items():
+        assert float((gradients(compiled)[name] - grad).abs().max()) <= 1e-5 * largest
+    del loss, losses
+    assert stores[1].room.used_bytes == 0
+    torch._dynamo.reset()
+
+
 def test_what_finds_no_room_stays_on_the_device() -> None:
     store = BlockStore(6000, least_bytes=1)  # one input of a block
     model = built((2, 3), store=store)

@@ -199,7 +199,7 @@ def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
     assert activations(remat=again) - fewer == pytest.approx(14 * size.input, rel=1e-4)
     assert activations(remat=again, buffer_bytes=1 << 50) < fewer
     plenty = {"remat": again, "budget": 0.12, "buffer_bytes": 1 << 50}
-    assert activations(**plenty) < fewer < activations(**plenty, compiled=True)
+    assert max(activations(**plenty, compiled=compiled) for compiled in (False, True)) < fewer
     placed = placed_blocks(ELEVEN_B, batch, Layout(**plenty))
     assert placed[-1].host_bytes == size.input + kept[0]
 

@@ -3,11 +3,11 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1_i2v
 #   longtake plan opensora_v2/stage2_i2v --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used, and 50.0 GiB of the host's memory for each
-#     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.45 to 1,
-#       inputs of recomputed blocks in 50.0 GiB of host memory, 1 micro-batch a rank a step
-#         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#      768px/33f  20,808     10     5.54   0.00  11.07  0.00      9.29      0.72   88.80      115.4  14.5    60
-#     256px/129f   8,580     23     5.54   0.00  11.07  0.00      9.29      0.72   87.24      113.9  10.4   139
+#     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
+#       inputs of recomputed blocks and what they keep in 50.0 GiB of host memory, 1 micro-batch a rank a step
+#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     768px/89f  53,176      3     5.54   0.00  11.07  0.00      9.29      0.72   90.01      116.6  16.8    23
+#     256px/77f   5,200     28     5.54   0.00  11.07  0.00      9.29      0.72   89.19      115.8  9.06   220
 _base_ = "stage2.py"
 
 _256px = {

@@ -2,16 +2,16 @@
 #   torchrun --nnodes 8 --nproc_per_node 8 -m longtake train ttt_video/ttt_mlp/9s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_mlp/9s --gpus 64 --gpu h100 --dataset.data-path clips.parquet
-#     7.23 B parameters on 64 x h100, 73.6 GiB of 80 GiB each to be used, and 24.0 GiB of the host's memory for each
-#     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0,
-#       inputs of recomputed blocks in 24.0 GiB of host memory, 3.25 B of the parameters train,
+#     7.23 B parameters on 64 x h100, 73.6 GiB of 80 GiB each to be used, and 28.0 GiB of the host's memory for each
+#     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0.01,
+#       inputs of recomputed blocks and what they keep in 28.0 GiB of host memory, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
 #           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/145f  49,950      1     2.44   0.00   3.02  0.00      9.04      0.00   30.16       44.7  13.5     3
+#     480x720/145f  49,950      1     2.44   0.00   3.02  0.00      9.04      0.67   49.17       64.3  12.2     3
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_9s"
-model = dict(from_pretrained="outputs/ttt_mlp_3s", grad_ckpt_buffer_size=24 * 2**30)
+model = dict(from_pretrained="outputs/ttt_mlp_3s", grad_ckpt_buffer_size=28 * 2**30)
 train_only = ("transformer_blocks.*.attn1", "transformer_blocks.*.ttt")
 
 _segments = 3
