@@ -1,8 +1,9 @@
-"""Rates of what a step is made of, one by one: matrix products, attention, norms and gates, the autoencoder, T5.
+"""Rates of what a step is made of, one by one: matrix products, attention, fused operators, the autoencoder, T5.
 
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
-python benchmarks/kernels.py fused                   norms, rotations, gates: uncompiled, compiled, by our operators
+python benchmarks/kernels.py fused                   norms, rotations, gates, q, k and v by one product: uncompiled,
+                                                     compiled, by our operators
 python benchmarks/kernels.py gemm attention fused vae t5 --tiny --device cpu      small ones, to see that it runs
 
 FLOP/s are medians over `--seconds` of each. Products are [M, K] x [K, N]: forward, the gradient of the input and that
@@ -134,8 +135,8 @@ def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield _line(f"{captions} captions of {length} tokens", seconds, 2 * linear * captions * length + scores)
 
 
-def norms_and_gates(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Forward, and forward with backward, of what `fused.NAMES` stand for."""
+def fused_operators(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Forward and backward of what `fused.NAMES` stand for."""
     device, dtype = arguments.device, torch.bfloat16
     for shape in ((1, 16, 2, 8),) if arguments.tiny else ROW_SHAPES:
         for name, (function, inputs) in block_parts(AttentionShape(*shape), device, dtype).items():
@@ -150,6 +151,10 @@ def norms_and_gates(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for kind, run in (("forward", partial(called, *inputs)), ("backward", backward)):
                     seconds = median_seconds(run, device, arguments.seconds)
                     moved = through + (kind == "backward") * sum(one.nbytes for one in inputs)
+                    if name == "project":
+                        flops = 2 * out[0].numel() * inputs[0].shape[-1] * len(out) * (1 + (kind == "backward"))
+                        yield _line(f"{name} {shape}, {way}, {kind}", seconds, flops)
+                        continue
                     found = {
                         "what": f"{name} {shape}, {way}, {kind}",
                         "ms": 1e3 * seconds,
@@ -159,7 +164,7 @@ def norms_and_gates(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 fused.use(())
 
 
-PARTS = {"gemm": products, "attention": attention, "fused": norms_and_gates, "vae": autoencoder, "t5": t5}
+PARTS = {"gemm": products, "attention": attention, "fused": fused_operators, "vae": autoencoder, "t5": t5}
 
 
 def _line(what: str, seconds: float, flops: float) -> dict[str, Any]:

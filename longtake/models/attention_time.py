@@ -1,24 +1,26 @@
 """What is the fastest on a GPU: candidates run forward and backward at a run's own shape.
 
-Kernels of attention; and norms, rotations and gates, by our operators (`fused`) or by PyTorch's, compiled or not.
+Kernels of attention; and norms, rotations, gates and projections, by our operators (`fused`) or by PyTorch's, compiled
+or not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtake.models import fused, layers
 from longtake.models.attention import Attention, fault_of
 from longtake.models.config import Backend
+from longtake.models.projections import project
 
 _REPEATS = 3
 _CANDIDATES: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
@@ -62,11 +64,17 @@ def _clock(device: torch.device) -> float:
 
 
 def time_fused(
-    shape: AttentionShape, device: torch.device, dtype: torch.dtype, compiled: bool
+    shape: AttentionShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    compiled: bool,
+    names: Collection[str] = fused.NAMES,
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a forward and backward of each of `fused.NAMES`, "fused" and "plain"; what fails is left out."""
+    """Seconds of a forward and backward of each of these `fused.NAMES`, "fused" and "plain"; what fails is left out."""
     found = {}
     for name, (function, inputs) in block_parts(shape, device, dtype).items():
+        if name not in names:
+            continue
         called = torch.compile(function, dynamic=False) if compiled else function
 
         def run(names: tuple[str, ...], called: Callable[..., Any], inputs: list[Tensor]) -> None:
@@ -86,6 +94,16 @@ def time_fused(
     return found
 
 
+class Projections(nn.Module):
+    """Queries, keys and values of one input."""
+
+    projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+
 def block_parts(
     shape: AttentionShape, device: torch.device, dtype: torch.dtype
 ) -> dict[str, tuple[Callable[..., Any], list[Tensor]]]:
@@ -99,14 +117,19 @@ def block_parts(
     def heads(x: Tensor, scale: Tensor) -> Tensor:
         return layers.join_heads([(x, norm)], rope)
 
+    def projected(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
+        return tuple(project(three, x))
+
     width = shape.heads * shape.width
     x, y = (drawn(shape.batch, shape.tokens, width) for _ in range(2))
     numbers = [drawn(shape.batch, 1, width) for _ in range(3)]
+    three = Projections(width).to(device, dtype)
     return {
         "heads": (heads, [drawn(shape.batch, shape.tokens, shape.heads, shape.width), norm.scale]),
         "modulate": (layers.modulate, [x, *numbers[:2]]),
         "gate": (layers.add_gated, [x, numbers[0], y]),
         "gate_modulate": (layers.add_gated_and_modulate, [x, numbers[0], y, *numbers[1:]]),
+        "project": (projected, [x, *three.parameters()]),
     }
 
 

@@ -28,6 +28,7 @@ from longtake.models.cogvideox_positions import GridRotations, LearnedPositions,
 from longtake.models.config import ModelSection
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
+from longtake.models.projections import project
 
 OFFSET = 2.0  # what the offset of CogVideoX 1.5 I2V is in training and sampling
 EPS = 1e-5  # of norms over the width
@@ -269,6 +270,8 @@ def add_gated(tokens: Tensor, out: Tensor, text_gate: Tensor, gate: Tensor, runs
 class JointAttention(nn.Module):
     """Attention over the joined sequence; queries and keys are normed over the head width, then rotated."""
 
+    projections: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v")
+
     def __init__(self, config: ModelSection, kernel: type[Attention] = Attention) -> None:
         super().__init__()
         width, self.head_dim = config.hidden_size, config.head_dim
@@ -278,7 +281,7 @@ class JointAttention(nn.Module):
 
     def heads(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, D] -> q, k, v [B, S, N, K]; heads are as many as the weights at hand hold."""
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.to_q, self.to_k, self.to_v))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in project(self, x))
         normed = (q, self.norm_q), (k, self.norm_k)
         return *(layers.join_heads([one], rope, layers.rotate_interleaved) for one in normed), v
 

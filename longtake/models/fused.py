@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAMES = ("heads", "modulate", "gate", "gate_modulate")
+NAMES = ("heads", "modulate", "gate", "gate_modulate", "project")  # the last: `projections`
 _used: frozenset[str] = frozenset()
 
 
@@ -83,7 +83,12 @@ def gate_norm(
     y, gates = (None, None) if gated is None else (gated[0].flatten(0, -3), stacked(gated[1]))
     scale, shift = map(stacked, zip(*numbers, strict=True)) if numbers else (None, None)
     added, out = _gate(rows, y, gates, scale, shift, list(runs) or [x.shape[-2]], eps)
-    return added.view(x.shape) if gated else x, out.view(x.shape) if numbers else out
+    return _shaped(added, x) if gated else x, _shaped(out, x) if numbers else out
+
+
+def _shaped(rows: Tensor, like: Tensor) -> Tensor:
+    """Not as a view where it has the shape already: FSDP2 warns of a block that returns one."""
+    return rows if rows.shape == like.shape else rows.view(like.shape)
 
 
 @torch.library.custom_op("longtake::join_heads", mutates_args=())

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.models import fused
+from longtake.models.rotations import rotate_and_join
 
 EPS = 1e-6
 
@@ -137,16 +138,12 @@ def join_positions(text_tokens: int, video: Tensor) -> Tensor:
 
 def rotate_half(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate channels (j, K/2 + j) of each head by angle j. x [B, L, N, K]; rope fp32 [2, L, 1, K/2]; dtype of x."""
-    cos, sin = rope[0], rope[1]
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    return rotate_and_join([x], rope, pairs=False)
 
 
 def rotate_interleaved(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate channels (2j, 2j + 1) of each head by angle j. x [B, L, N, K]; rope fp32 [2, L, 1, K/2]; dtype of x."""
-    cos, sin = rope[0], rope[1]
-    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
+    return rotate_and_join([x], rope, pairs=True)
 
 
 Heads = tuple[Tensor, nn.Module | None]  # [B, l, N, K], and the norm that is to come
@@ -160,8 +157,9 @@ def join_heads(
         norms = [_numbers_of(norm) for _, norm in parts if norm is not None]
         return fused.join_heads([x for x, _ in parts], norms, rope, rotate is rotate_interleaved)
     normed = [x if norm is None else norm(x) for x, norm in parts]
-    x = normed[0] if len(normed) == 1 else torch.cat(normed, dim=1)
-    return x if rope is None else rotate(x, rope)
+    if rope is not None:
+        return rotate_and_join(normed, rope, rotate is rotate_interleaved)
+    return normed[0] if len(normed) == 1 else torch.cat(normed, dim=1)
 
 
 def _numbers_of(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:

@@ -25,6 +25,7 @@ from longtake.models.attention import Attention
 from longtake.models.config import MMDiTConfig
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
+from longtake.models.projections import project
 
 TIME_FEATURES = 256
 _QKV = ("hidden_size", "hidden_size", "hidden_size")
@@ -230,6 +231,7 @@ class StreamProjections(nn.Module):
             self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
             self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
             self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
+            self.projections = ("q_proj", "k_proj", "v_proj")
         self.fused = config.fused_qkv
         self.norm = QKNorm(config.head_dim)
         self.proj = nn.Linear(width, width)
@@ -239,7 +241,7 @@ class StreamProjections(nn.Module):
         if self.fused:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
-            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+            q, k, v = project(self, x)
         return self.norm.beside(*(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v)))
 
 

@@ -39,9 +39,10 @@ class Trace(TorchDispatchMode):
         self.flops = 0  # of products: 2 for each multiplication and addition; backward is counted too
         self.attention = 0  # those of them that attention's kernels make
         self.moved = 0  # bytes that all else reads and writes
-        self.launches = 0  # operations that make something: kernels that the host has to start
+        self.launches = 0  # operations that make or fill something: kernels that the host has to start
         self.live = self.peak = 0  # bytes now, and the most so far
         self.changes: list[tuple[int, int]] = []  # in order: number of a memory; its bytes, or less them
+        self._opened = 0  # operators of ours that are being taken apart
         self._kernels = _CudaKernels()
         self._there: dict[int, tuple[int, Any]] = {}  # address of a memory -> its number, and what notes its end
         for one in known:
@@ -64,10 +65,11 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if operation in OPENED:
-            before = self.flops
+            before, self._opened = self.flops, self._opened + 1
             with self:
                 out = OPENED[operation](*args, **kwargs)
-            self.saw(operation, args, out, self.flops - before)
+            self._opened -= 1
+            self._show(operation, args, out, self.flops - before)
             return out
         out = _known_result(operation, args, kwargs)
         if out is None:
@@ -75,19 +77,23 @@ class Trace(TorchDispatchMode):
         formula = flop_registry.get(operation.overloadpacket)
         flops = formula(*args, **kwargs, out_val=out) if formula else 0
         self.flops += flops
-        self.saw(operation, args, out, flops)
+        self._show(operation, args, out, flops)
         before = len(self.changes)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 self._note(tensor.untyped_storage())
-        if len(self.changes) > before:
+        if len(self.changes) > before or "out" in kwargs:
             self.launches += 1
             self.moved += 0 if formula or operation in _EMPTY else _bytes_moved(args, out)
         self.attention += flops if formula and "attention" in operation._opname else 0
         return out
 
     def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
-        """Called with every operation."""
+        """Called with every operation but those that an operator of ours is made of."""
+
+    def _show(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
+        if not self._opened:
+            self.saw(operation, args, out, flops)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -187,7 +193,9 @@ def _known_result(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return None
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return None
-    return first if schema.is_mutable else _of_each(tensors)
+    if schema.is_mutable:
+        return kwargs.get("out", first)
+    return _of_each(tensors)
 
 
 def _joined(tensors: Sequence[Tensor], dim: int = 0, *, new_dim: bool) -> Tensor | None:

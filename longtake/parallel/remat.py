@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from longtake.contracts import Bucket
 from longtake.models.attention import MIXERS, Attention
+from longtake.models.projections import JOINED
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
 from longtake.parallel.sequence import matching
@@ -268,6 +269,9 @@ def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple
         return "attention"
     if operation in _ATTENTION:  # where gradients are off it is a part of something else
         return "attention" if torch.is_grad_enabled() else None
+    if isinstance(operation, torch._ops.OpOverload) and operation.name() == JOINED:  # of layers alike in size
+        outputs, inputs = args[1][0].shape
+        return inputs, outputs
     if operation in _PRODUCTS:
         first = _PRODUCTS[operation]
         return args[first].shape[1], args[first + 1].shape[1]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 _OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
+_JOINS = "longtake.project"
 _READ = ("models/*.py", "parallel/*.py", "encoders/*.py")  # what says how they compute, and how it is looked at
 _READ += ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "system/float8.py")
 
@@ -114,6 +115,9 @@ def _moved(graph: fx.Graph) -> int:
             alone = _is_exchange(node) or str(node.target).startswith(_OF_OURS)
             if alone:
                 copied += sum(tensor.nbytes for one in (node, *node.all_input_nodes) for tensor in _values(one))
+            if str(node.target).startswith(_JOINS):  # weights, into one
+                joined = next(of for of in node.args if isinstance(of, list | tuple))
+                copied += 2 * sum(tensor.nbytes for one in joined for tensor in _values(one))
             product = alone or getattr(node.target, "overloadpacket", None) in flop_registry
             own = node.op != "output" and not product
             crossing |= {memory: size for memory, size in taken.items() if fused.get(memory, own) is not own}

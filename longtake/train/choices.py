@@ -18,10 +18,13 @@ from longtake.encoders import choose_layout
 from longtake.models import Attention, AttentionChoice, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
 from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels, timed_on
+from longtake.models.projections import joins
 from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees, resolve_degrees
 from longtake.parallel.compile import STATIC_SHAPES, use_compile_cache
 from longtake.parallel.mesh import ulysses_degree
+from longtake.plan.layout import Upkeep
 from longtake.plan.machine import FORECAST_ERROR, Machine
+from longtake.plan.parameters import meta_model
 from longtake.plan.work import read_layout, read_work
 from longtake.system import System, compiles
 from longtake.system.encoders import device_dtype
@@ -131,8 +134,8 @@ def choose_attention_by_time(
 
 
 def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]) -> None:
-    """On CUDA: lets blocks compute norms, rotations and gates by our operators where they are faster, at the run's
-    largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
+    """On CUDA: lets blocks compute norms, rotations, gates and projections by our operators where they are faster, at
+    the run's largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
     fused.use(())
     if config.deterministic or not fused.runs_here(world.device):
         return
@@ -155,7 +158,8 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
             use_compile_cache(config.compile_cache)
         largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
         dtype = device_dtype(config.dtype, world.device)
-        seconds = time_fused(largest, world.device, dtype, bool(config.compile))
+        names = [name for name in fused.NAMES if name != "project" or _joins(config, tensor)]
+        seconds = time_fused(largest, world.device, dtype, bool(config.compile), names)
         chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
         return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
 
@@ -169,6 +173,13 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
     )
     chosen = ", ".join(found["chosen"]) or "nothing"
     say(f"fused operators by time: {chosen} (forward and backward of {found['shape']}: {figures})")
+
+
+def _joins(config: RunConfig, tensor: int) -> bool:
+    """Whether blocks of the run have layers of one input that may be one product."""
+    if tensor > 1 or config.precision is not None:
+        return False
+    return joins(meta_model(config.model, Upkeep(config.lora, config.freeze, config.train_only), 2))
 
 
 def settle_blocks(

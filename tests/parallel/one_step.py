@@ -27,6 +27,7 @@ from longtake.parallel import (
     shard_model,
     start_world,
 )
+from longtake.system.float8 import use_float8
 from longtake.system.lora import adapter_sizes, fill, start_adapters
 from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.weights.mmdit import FORMAT
@@ -49,11 +50,13 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=dict)
     micro: tuple[int, ...] = (0, 1, 2, 3)  # micro-batches of the step
     remat: tuple[int, int] | None = None
-    budget: float = 0.0  # of what recomputed blocks keep; all blocks are compiled then
+    budget: float = 0.0  # of what recomputed blocks keep; all blocks are compiled then, if any
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
     compiled: str | None = None  # compiler backend for one double and one single block
     lora: Mapping[str, Any] | None = None  # the section of that name: adapters train in place of the model
+    dtype: torch.dtype = torch.float32  # of compute
+    float8: bool = False  # products of blocks
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,13 @@ def step_on(case: Case, world: World) -> Step:
     with torch.device("meta"):
         model = MMDiT(config)
     choose(model, case)
+    if case.float8:
+        use_float8(model, torch.device("cpu"))
     cut = cut_model(model, mesh)
     if case.budget:
         remat_blocks(model, case.remat, cut, case.budget)
-        BlockCompiler(backend=case.compiled).compile(model, cut)
+        if case.compiled is not None:
+            BlockCompiler(backend=case.compiled).compile(model, cut)
     elif case.compiled is not None:
         for block in (model.double_blocks[1], model.single_blocks[0]):
             block.forward = torch.compile(block.forward, backend=case.compiled)
@@ -144,7 +150,7 @@ def step_on(case: Case, world: World) -> Step:
         remat_blocks(model, case.remat, cut)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0 if case.by_blocks else 10**9)
-        shard_model(model, mesh, torch.float32)
+        shard_model(model, mesh, case.dtype)
     initialise_sharded(model, torch.device("cpu"), 3)
     stir(model)
     count = len(case.micro)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -243,7 +244,14 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
     world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = {"heads": {"fused": 1.0, "plain": 2.0}, "gate": {"fused": 2.0, "plain": 1.0}, "modulate": {"plain": 1.0}}
-    monkeypatch.setattr(module, "time_fused", lambda shape, *_: timed.append(str(shape)) or seconds)
+    asked: list[tuple[str, ...]] = []
+
+    def time_them(shape: AttentionShape, *how: Any) -> dict:
+        timed.append(str(shape))
+        asked.append(tuple(how[-1]))
+        return seconds
+
+    monkeypatch.setattr(module, "time_fused", time_them)
     monkeypatch.setattr(fused, "runs_here", lambda device: True)
     config, said = run_config(), []
 
@@ -274,6 +282,8 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
         assert launch_of(left_open) == (made, ("heads",))
         assert said[0].startswith("fused operators by time: heads ")
         assert len(timed) == 2
+        launch_of({}, begins=True, precision="fp8")  # where no layers are joined
+        assert asked == [fused.NAMES, fused.NAMES, tuple(name for name in fused.NAMES if name != "project")]
     finally:
         fused.use(())
 
