@@ -5,13 +5,10 @@ marked dynamic; a size of one and sampling without gradients get graphs of their
 trigger compilation is bounded: beyond it, blocks run eagerly, and a warning is printed. A mode (`BlockMode`) names the
 micro-batches whose shapes have graphs of their own.
 
-An exchange between peers is an operator in the graph (`exchange`), but for those of a few models, which break graphs.
-The outputs of a part are then not marked dynamic: the next part specialises on the sizes it first sees and becomes
-dynamic once a size changes, so there are more variants, at most one for each varying dim beside the first.
-
-All peers make the exchanges of a micro-batch in one order, though each compiles for its own share: what is recomputed
-follows from the graph and not from sizes, the scheduler keeps the order of the graph, and whether a new shape is
-compiled is decided together. Where a peer's share is empty none compiles, for its graph would lose exchanges.
+An exchange between peers is an operator in the graph (`exchange`). All peers make the exchanges of a micro-batch in one
+order, though each compiles for its own share: what is recomputed follows from the graph and not from sizes, the
+scheduler keeps the order of the graph, and whether a new shape is compiled is decided together. Where a peer's share is
+empty none compiles, for its graph would lose exchanges.
 """
 
 from __future__ import annotations
