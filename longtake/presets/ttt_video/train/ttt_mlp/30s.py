@@ -6,8 +6,8 @@
 #     replicate 16, shard 4, tensor 2, zero 3, remat 42 transformer blocks, budget auto keeps 0.01,
 #       inputs of recomputed blocks and what they keep in 72.0 GiB of host memory, 3.25 B of the parameters train,
 #       1 micro-batch a rank a step
-#           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU   s  fits
-#     480x720/481f  163,350      1     2.44   0.00   3.02  0.00      9.04      0.67   48.31       63.5  27     2
+#           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     480x720/481f  163,350      1     2.44   0.00   3.02  0.00      9.04      0.67   48.31       63.5  26.9     2
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_30s"
