@@ -310,6 +310,6 @@ def choose(known: Tensor, one: Tensor, other: Tensor, places: int) -> Tensor:
 
 
 def add_gated(x: Tensor, gate: Tensor, out: Tensor, places: int) -> Tensor:
-    """x + gate * out. x, out [B, M, D]; gate [B, F, 1, D]."""
-    x, out = x.unflatten(1, (-1, places)), out.unflatten(1, (-1, places))
-    return layers.add_gated(x, gate, out).flatten(1, 2)
+    """x + gate * out. x, out [B, M, D]; gate [B, F, 1, D]. No view, of which FSDP2 warns where a block ends with it."""
+    added = layers.add_gated(x.unflatten(1, (-1, places)), gate, out.unflatten(1, (-1, places)))
+    return torch.ops.aten._unsafe_view(added, x.shape)

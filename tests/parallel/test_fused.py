@@ -16,6 +16,7 @@ from torch import Tensor
 
 from longtake.models import fused, projections
 from longtake.parallel import World
+from tests.parallel import test_cogvideox, test_stdit3, test_ttt_video
 from tests.parallel.one_step import Case, Facts, Step, on_ranks, step_on
 
 LORA = {"rank": 3, "alpha": 6}
@@ -141,3 +142,31 @@ def test_products_in_float8_go_on_beside_them(tmp_path: Path) -> None:
     for name, facts in facts_of(IN_FLOAT8, tmp_path):
         assert facts["apart"] <= 1e-3, (name, facts)
         assert_ran(f"float8, {name}", facts)
+
+
+def of_others(world: World) -> Facts:
+    """Steps of the other denoisers by the operators, on peers and alone: how far apart they are."""
+    fused.use(fused.NAMES)
+    try:
+        return {
+            f"{family}, {axis}": differences({axis: 2}, *how, world)
+            for axis in ("sequence", "tensor")
+            for family, differences, *how in (
+                ("CogVideoX", test_cogvideox.differences, "5b_i2v", False, False),
+                ("CogVideoX, LoRA", test_cogvideox.differences, "5b", True, False),
+                ("STDiT3", test_stdit3.differences, False, False),
+                ("STDiT3, LoRA", test_stdit3.differences, True, False),
+                ("TTT-Video", test_ttt_video.differences, "mlp", False),
+            )
+        }
+    finally:
+        fused.use(())
+
+
+@pytest.mark.slow
+def test_peers_of_the_other_denoisers_compute_what_one_process_does(tmp_path: Path) -> None:
+    """By the operators both; `tests.models.test_fused` holds those of one process to the plain way."""
+    for facts in on_ranks(2, tmp_path, {"others": of_others}):
+        for name, far in facts["others"].items():
+            assert far["loss"] <= 1e-5, name
+            assert far["gradient"] <= 1e-5, name
