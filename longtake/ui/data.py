@@ -99,16 +99,28 @@ class Clips:
 
     def lost(self) -> str:
         """What runs and probes could not read, with the reasons."""
-        rows = []
-        for run in self.roots.runs():
-            faults = data.list_quarantine(run / QUARANTINE_FILE)
-            rows += [(fault.path, fault.reason, f"{run.name}, pass {fault.pass_index}") for fault in faults]
-        for path in self.roots.files((".bad.csv",)):
-            columns, _ = open_rows(path, as_text=True).whole()
-            rows += [(row["path"], row["reason"], path.name) for row in columns.slice(0, _MOST_LOST).to_pylist()]
+        rows, unread = [], []
+        for path in (*(run / QUARANTINE_FILE for run in self.roots.runs()), *self.roots.files((".bad.csv",))):
+            try:
+                rows += _lost_in(path)
+            except (UserError, OSError) as error:  # a list that cannot be read hides no other
+                unread.append(pages.html('<p class="bad">{}</p>', error))
         if not rows:
-            return box(pages.html('<p class="said">Every clip could be read so far.</p>'))
-        return box(pages.table(("clip", "reason", "where"), rows[:_MOST_LOST], words=(0, 1, 2)))
+            return box(*unread, pages.html('<p class="said">Every clip could be read so far.</p>'))
+        cut = f"The first {_MOST_LOST} of {len(rows):,}." if len(rows) > _MOST_LOST else ""
+        shown = pages.table(("clip", "reason", "where"), rows[:_MOST_LOST], words=(0, 1, 2))
+        return box(*unread, shown, pages.html('<p class="said">{}</p>', cut))
+
+
+def _lost_in(path: Path) -> list[tuple[str, str, str]]:
+    """(clip, reason, where) of what a run's quarantine or a probe's list of bad files has."""
+    if path.name == QUARANTINE_FILE:
+        run = path.parent.name
+        return [(one.path, one.reason, f"{run}, pass {one.pass_index}") for one in data.list_quarantine(path)]
+    columns, _ = open_rows(path, as_text=True).whole()
+    if not {"path", "reason"} <= set(columns.column_names):
+        raise UserError(f"{path}: has no columns path and reason; it was written by no probe")
+    return [(row["path"], row["reason"], path.name) for row in columns.to_pylist()]
 
 
 def build(roots: Roots) -> None:

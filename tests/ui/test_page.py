@@ -181,7 +181,7 @@ def test_adapters_are_trained_on_a_folder_of_clips_once_their_plan_was_seen(page
     assert "sks, " in (root / "mine" / "config.py").read_text()
 
 
-def test_files_outside_of_the_roots_are_not_served(page: sync_api.Page, address: str, root: Path) -> None:
+def test_files_outside_of_the_roots_are_not_served(address: str, root: Path) -> None:
     outside = root.parent / "outside.png"
     outside.write_bytes(b"\x89PNG")
     (root / "link.png").symlink_to(outside)
