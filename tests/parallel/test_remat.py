@@ -177,6 +177,7 @@ def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again
     assert store.room.most_bytes == most
 
 
+@pytest.mark.slow
 def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
     """As much as of eager ones, and no weights."""
     stores = [BlockStore(1 << 20, least_bytes=1000) for _ in range(2)]
