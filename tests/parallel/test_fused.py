@@ -45,7 +45,6 @@ IN_HALF = {name: replace(EXACT[name], dtype=HALF) for name in ("zero 3", "zero 2
     "LoRA, a budget": replace(EXACT["LoRA, a budget"], dtype=HALF),
 }
 GRAPHS = {
-    "ring": Case({"sequence": 2, "sequence_attention": "ring"}, **COMPILED),
     "tensor peers": Case({"tensor": 2}, **COMPILED),
     "Ulysses, bf16": Case({"sequence": 2}, **COMPILED, dtype=HALF),
 }
