@@ -93,6 +93,7 @@ class MicroBatch:
     latent: LatentSize  # of one sample
     text_tokens: int
     encoding_bytes: int = 0  # that a rank holds while frames, then captions, are encoded, beside the latents
+    waiting_bytes: int = 0  # of embedded captions that wait for their micro-batches, throughout a step
     beside_bytes: int = 0  # of what clips bring along that the denoiser does not need, and is given
 
     @property

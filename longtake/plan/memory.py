@@ -47,10 +47,13 @@ def forecast_memory(config: Any, batch: MicroBatch, layout: Layout, encoder_byte
     weights = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes)
     owned = 0 if layout.offload else upkeep.master_bytes * weights.owned
     moments = [(0, 0, batch.encoding_bytes + batch.latent_bytes)]
-    moments += _forward_and_backward(config, weights, batch, layout)
+    moments += [
+        (gradients, gathered, activations + batch.waiting_bytes)
+        for gradients, gathered, activations in (*_forward_and_backward(config, weights, batch, layout), (owned, 0, 0))
+    ]
     if layout.micro_batches > 1:  # from the second micro-batch on all gradients of the first are there
         moments = [(owned, gathered, activations) for _, gathered, activations in moments]
-    gradients, gathered, activations = max([*moments, (owned, 0, 0)], key=sum)
+    gradients, gathered, activations = max(moments, key=sum)
     return Memory(
         weights=owned + (0 if layout.offload else weights.frozen),
         gradients=gradients,

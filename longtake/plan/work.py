@@ -24,7 +24,15 @@ from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upke
 from longtake.plan.machine import Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.speed import EncoderWork, MicroBatchTime, forecast_time
-from longtake.system.encoders import encoder_bytes, encoding_costs
+from longtake.system.encoders import (
+    CAPTIONS_AT_ONCE,
+    captions_costs,
+    captions_of_sample,
+    embedding_bytes,
+    embeds_ahead,
+    encoder_bytes,
+    encoding_costs,
+)
 from longtake.system.float8 import check_float8
 
 RunConfig = Any  # a training run's config: that of `longtake.train`, which this package must not import
@@ -66,17 +74,38 @@ class Work:
         tokens = denoiser_class(self.model).tokens
         return self._once(bucket.shape, lambda: tokens(self.model, self.latent(*bucket.shape)))
 
-    def micro_batch(self, bucket: Bucket, batch: int | None = None, encoders_of: int = 0) -> MicroBatch:
+    def micro_batch(self, bucket: Bucket, batch: int | None = None, encoders_of: int = 0, ahead: int = 0) -> MicroBatch:
         """The sizes of one micro-batch of a bucket, of its own batch size where none is given.
 
-        encoders_of: peers that encode it together; 0: encoding is left out.
+        encoders_of: peers that encode it together; 0: encoding is left out. ahead: captions that are embedded in one
+        pass, see `captions_ahead`.
         """
         batch = bucket.batch_size if batch is None else batch
-        most = 0
+        most, waiting = 0, ahead * embedding_bytes(self.config)
         if encoders_of:
-            most = max(cost.rank_bytes(encoders_of) for cost in self.encoding(bucket.shape, batch).values())
+            costs = self.encoding(bucket.shape, batch)
+            captions = captions_costs(self.config, ahead) if ahead else {}
+            most = max(
+                cost.rank_bytes(encoders_of) + waiting * (name not in captions)
+                for name, cost in {**costs, **captions}.items()
+            )
         beside = FP32 * batch * self._once(("beside", bucket.shape), lambda: self._brought(bucket.shape))
-        return MicroBatch(batch, self.latent(*bucket.shape), self.text_tokens, most, beside)
+        return MicroBatch(batch, self.latent(*bucket.shape), self.text_tokens, most, waiting, beside)
+
+    def captions_ahead(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> int:
+        """Captions whose embeddings are there throughout a step with a micro-batch of this bucket: its own, and those
+        of others as far as they are embedded in one pass; 0 where each micro-batch embeds its own."""
+        config = self.config
+        sections = [getattr(config, text.section) for text in config.family.texts]
+        if layout.peers > 1 or config.dataset.stored or not embeds_ahead(sections):
+            return 0
+
+        def captions(one: Bucket, batch: int) -> int:
+            return batch * captions_of_sample(config, one.num_frames)
+
+        own = captions(bucket, bucket.batch_size if batch is None else batch)
+        most = max(captions(one, one.batch_size) for one in self.entries)
+        return max(own, min(CAPTIONS_AT_ONCE, own + (layout.micro_batches - 1) * most))
 
     def _brought(self, shape: tuple[int, int, int]) -> int:
         """Numbers of a sample's companions that the denoiser's `needs` do not name: it takes them where they are."""
@@ -161,12 +190,14 @@ class Work:
         encodes: False leaves encoders out, their weights and activations.
         """
         own = self.own_layout(bucket, layout, batch)
-        sizes = self.micro_batch(bucket, batch, own.peers if encodes else 0)
+        ahead = self.captions_ahead(bucket, layout, batch) if encodes else 0
+        sizes = self.micro_batch(bucket, batch, own.peers if encodes else 0, ahead)
         return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0)
 
     def encoding_bytes(self, bucket: Bucket, layout: Layout) -> int:
         """Bytes of activations while a micro-batch of this bucket is encoded."""
-        sizes = self.micro_batch(bucket, encoders_of=self.degree(bucket, layout) * layout.tensor)
+        peers = self.degree(bucket, layout) * layout.tensor
+        sizes = self.micro_batch(bucket, encoders_of=peers, ahead=self.captions_ahead(bucket, layout))
         return sizes.encoding_bytes + sizes.latent_bytes
 
     def time(self, bucket: Bucket, layout: Layout, machine: Machine, batch: int | None = None) -> MicroBatchTime:

@@ -26,6 +26,7 @@ from longtake.weights import WeightFiles
 
 C = TypeVar("C", bound=SystemConfig)
 CaptionEncoders = Mapping[str, encoders.TextEncoder]  # by condition
+CAPTIONS_AT_ONCE = 32  # in one pass of a text encoder; those of T5-XXL wait for their micro-batches in 128 MiB
 _CPU = torch.device("cpu")
 
 
@@ -75,10 +76,9 @@ class Encoders:
 
     @property
     def embeds_ahead(self) -> bool:
-        """Whether `embed_ahead` spares anything, on a rank that shares its captions with none: encoders with weights,
-        which other ranks do not hold a part of."""
-        learned = [one for one in self.of_captions.values() if isinstance(one, encoders.LearnedTextEncoder)]
-        return bool(learned) and not any(one.config.placement == "sharded" for one in learned)
+        """Whether `embed_ahead` spares anything, see `embeds_ahead`."""
+        found = self.of_captions.values()
+        return embeds_ahead([one.config for one in found if isinstance(one, encoders.LearnedTextEncoder)])
 
     def embed_ahead(self, texts: Sequence[Caption]) -> None:
         """Embeds captions that `embed` will be asked for, in one pass; it finds them until the next call."""
@@ -180,6 +180,13 @@ def build_encoders(
         return Encoders(device, autoencoder, texts, here)
 
     return world.on_all(build) if together else build()
+
+
+def embeds_ahead(sections: Sequence[encoders.EncoderSection]) -> bool:
+    """Whether captions of several micro-batches can be embedded together, on a rank that shares them with none: by
+    encoders with weights, of which other ranks do not hold a part."""
+    placements = {_placement(section) for section in sections} - {None}
+    return bool(placements) and "sharded" not in placements
 
 
 def _placement(section: encoders.EncoderSection) -> str | None:
@@ -345,7 +352,22 @@ def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool =
 def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, encoders.EncodeCost]:
     """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
     `encoder_bytes` reads."""
-    found = {"ae": encoders.autoencoder_cost(config.ae, shape, batch)}
-    for text in config.family.texts:
-        found[text.section] = encoders.text_cost(encoders.seen(getattr(config, text.section)), batch)
-    return found
+    captions = batch * captions_of_sample(config, shape[0])
+    return {"ae": encoders.autoencoder_cost(config.ae, shape, batch), **captions_costs(config, captions)}
+
+
+def captions_costs(config: SystemConfig, captions: int) -> dict[str, encoders.EncodeCost]:
+    """What embedding so many captions costs, by section."""
+    sections = [text.section for text in config.family.texts]
+    return {name: encoders.text_cost(encoders.seen(getattr(config, name)), captions) for name in sections}
+
+
+def captions_of_sample(config: SystemConfig, num_frames: int) -> int:
+    """Captions that a sample of so many frames has."""
+    segments = config.sample_rules.segments
+    return 1 if segments is None else segments(num_frames)
+
+
+def embedding_bytes(config: SystemConfig) -> int:
+    """Bytes of one caption as its encoders return it; words are embedded on the host."""
+    return sum(encoders.seen(getattr(config, text.section)).get("result", 0) for text in config.family.texts)

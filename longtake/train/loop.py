@@ -16,6 +16,7 @@ from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Batch, Conditions
 from longtake.diffusion import micro_batch_loss
 from longtake.system import System, clean_example, flat_captions
+from longtake.system.encoders import CAPTIONS_AT_ONCE
 from longtake.train.config import RunConfig
 from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
 from longtake.train.optimizer import WeightUpdate
@@ -23,8 +24,6 @@ from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream, Turn
 from longtake.train.validating import Validator
-
-CAPTIONS_AT_ONCE = 32  # in one pass of a text encoder; those of T5-XXL wait for their micro-batches in 128 MiB
 
 
 @dataclass

@@ -16,6 +16,8 @@ from longtake.encoders import (
     text_cost,
 )
 from longtake.plan import Machine, RunPlan, plan_json, plan_run
+from longtake.plan.layout import Layout
+from longtake.plan.memory import forecast_memory
 from longtake.plan.report import entry_head, entry_rows
 from longtake.plan.work import read_layout, read_work
 from longtake.track import gpu_named
@@ -29,6 +31,7 @@ LEARNED: dict[str, Any] = {
     "bucket_config": {"256px": {1: (1.0, 45), 33: (1.0, 12), 129: (1.0, 3)}, "768px": {65: (1.0, 1)}},
 }
 MODEL = {"in_channels": 64, "patch_size": 2, "context_in_dim": 4096, "vec_in_dim": 768}
+EMBEDDED = 512 * 4096 * 2 + 768 * 2  # bytes of a caption by T5 and CLIP
 RATE = MACHINE.gpu.peak_flops * 0.4
 
 
@@ -74,7 +77,7 @@ def test_peers_share_a_video_and_one_of_them_embeds_its_caption() -> None:
     video, text = video_cost(alone.bucket, 1), caption_cost(1)
     assert shared.time.encoding == pytest.approx((video.rank_flops(4) + text.flops) / RATE, rel=0.01)
     assert alone.time.encoding == pytest.approx((video.flops + text.flops) / RATE, rel=0.01)
-    assert alone.encoding_bytes == shared.encoding_bytes
+    assert alone.encoding_bytes == shared.encoding_bytes + EMBEDDED  # which waits where no peer shares it
 
 
 def test_peers_share_captions_by_their_number() -> None:
@@ -107,7 +110,28 @@ def test_stored_latents_and_folded_pixels_take_nothing() -> None:
 def test_a_store_that_is_filled_up_on_the_way_still_needs_the_memory() -> None:
     some = planned(dataset={"latents": "store", "views": 2, "latents_missing": "online"})
     assert not some.encodes
-    assert [entry.encoding_bytes for entry in some.entries] == [entry.encoding_bytes for entry in planned().entries]
+    for apart, ahead in zip(some.entries, planned().entries, strict=True):
+        waiting = ahead.bucket.batch_size * EMBEDDED
+        assert ahead.encoding_bytes == apart.encoding_bytes + waiting
+
+
+def test_captions_that_are_embedded_ahead_wait_throughout_the_step() -> None:
+    found = {}
+    for placement in ("resident", "sharded"):
+        t5 = {"type": "text_embedder", "placement": placement}
+        work = read_work(run_config(**{**LEARNED, "model": MODEL, "t5": t5}))
+        long, still = (next(b for b in work.entries if b.batch_size == size) for size in (3, 45))
+        for count in (1, 2):
+            layout = Layout(micro_batches=count)
+            found[placement, count] = [work.captions_ahead(bucket, layout) for bucket in (long, still)]
+        assert work.captions_ahead(long, Layout(sequence=2)) == 0
+    # those of two micro-batches go into one pass as far as it takes them
+    assert (found["resident", 1], found["resident", 2]) == ([3, 45], [32, 45])
+    assert found["sharded", 1] == found["sharded", 2] == [0, 0]
+    without, waiting = (work.micro_batch(long, ahead=ahead) for ahead in (0, 32))
+    assert waiting.waiting_bytes == 32 * EMBEDDED
+    less, more = (forecast_memory(work.model, sizes, Layout()).total for sizes in (without, waiting))
+    assert more == less + 32 * EMBEDDED
 
 
 def test_a_probe_leaves_encoders_out() -> None:

@@ -10,7 +10,8 @@ import pytest
 from torch import Tensor
 
 from longtake.encoders import T5Encoder
-from longtake.train import loop
+from longtake.plan.work import read_layout, read_work
+from longtake.train import loop, read_run
 from tests.encoders.conftest import described
 from tests.train.runs import assert_same_bits, train_here
 
@@ -20,9 +21,16 @@ __all__ = ["described"]
 def passes_of_t5(
     config: Path, described: dict[str, Any], name: str, patch: pytest.MonkeyPatch
 ) -> tuple[list[int], Path]:
-    """How many captions each pass had in a run of two steps of four micro-batches, and its checkpoint."""
+    """How many captions each pass had in a run of two steps of four micro-batches, and its checkpoint. None of them
+    waits in more bytes than a plan says."""
     passes: list[int] = []
     embed = T5Encoder._embed
+    ahead = T5Encoder.embed_ahead
+    waiting: list[int] = []
+
+    def weighed(encoder: T5Encoder, texts: Sequence[str]) -> None:
+        ahead(encoder, texts)
+        waiting.append(sum(row.nbytes for row in encoder._ahead.values()))
 
     def counted(encoder: T5Encoder, texts: Sequence[str]) -> Tensor:
         assert len(set(texts)) == len(texts)
@@ -33,7 +41,13 @@ def passes_of_t5(
     width = ("--model.context_in_dim", str(described["t5"]["dim"]))
     with patch.context() as patched:
         patched.setattr(T5Encoder, "_embed", counted)
+        patched.setattr(T5Encoder, "embed_ahead", weighed)
         outcome, _ = train_here(config, "--max_steps", "2", "--exp_name", name, *t5, *width)
+    run = read_run(str(outcome.folder), []).value
+    work, layout = read_work(run), read_layout(run, 1, 1)
+    planned = [work.micro_batch(one, ahead=work.captions_ahead(one, layout)).waiting_bytes for one in work.entries]
+    assert len(waiting) >= 2
+    assert 0 < max(waiting) <= max(planned)
     return passes, outcome.checkpoint
 
 
