@@ -256,6 +256,8 @@ def _show(
     if probed:
         head = report.probe_head()
         print_table(console, head, [report.probe_row(one) for one in probed], numbers=head[2:])
+    if kept := report.kept_words(plan):
+        console.print(kept)
     console.print(report.stage_words(plan, price))
     if logged is not None:
         console.print(planning.logged_words(logged))

@@ -5,6 +5,16 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from longtake.parallel.budgets import (
+        Budget,
+        Split,
+        budget_json,
+        budget_of,
+        budgets_words,
+        levels_of,
+        read_budget,
+        used_levels,
+    )
     from longtake.parallel.compile import (
         BlockCompiler,
         lift_compile_limits,

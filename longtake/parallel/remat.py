@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from longtake.contracts import Bucket
 from longtake.models.attention import MIXERS, Attention
 from longtake.models.projections import JOINED
+from longtake.parallel.budgets import Budget, budget_of, levels_of
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
 from longtake.parallel.sequence import matching
@@ -65,15 +66,21 @@ NOTHING = Kept(False, frozenset())
 class BlockMode:
     """How blocks run in the next forwards, and in their backwards: set for each micro-batch."""
 
-    budgets: Mapping[EntryKey, float] = field(default_factory=dict)  # by entry of the bucket table
-    budget: float = 0.0  # that holds now, and before any is set
+    budgets: Mapping[EntryKey, Budget] = field(default_factory=dict)  # by entry of the bucket table
+    budget: Budget = 0.0  # that holds now, and before any is set
     static_sizes: Collection[tuple[int, int]] = ()  # (samples, video tokens of one) with compiled graphs of their own
     static: bool = False  # whether these are such
 
     def use(self, bucket: Bucket, tokens: int) -> None:
         """Prepares for a micro-batch of `bucket`, whose samples have so many video tokens."""
-        self.budget = self.budgets.get(bucket.entry, min(self.budgets.values(), default=self.budget))
+        least = levels_of(self.budgets.values())[:1]
+        self.budget = self.budgets.get(bucket.entry, least[0] if least else self.budget)
         self.static = (bucket.batch_size, tokens) in self.static_sizes
+
+    @property
+    def levels(self) -> list[float]:
+        """The budgets that blocks may have, in order."""
+        return levels_of([self.budget, *self.budgets.values()])
 
 
 @dataclass(frozen=True)
@@ -82,10 +89,11 @@ class ByBudget:
 
     ways: Mapping[float, Callable[..., Any]]
     mode: BlockMode
+    place: tuple[int, int]  # as of `budget_of`
 
     def __call__(self, *args: Any) -> Any:
-        budget = self.mode.budget if torch.is_grad_enabled() else min(self.ways)  # without gradients nothing is kept
-        return self.ways[budget](*args)
+        keeps = torch.is_grad_enabled()  # without gradients nothing is kept
+        return self.ways[budget_of(self.mode.budget, *self.place) if keeps else min(self.ways)](*args)
 
     @property
     def distinct(self) -> list[Callable[..., Any]]:
@@ -94,7 +102,7 @@ class ByBudget:
 
     def exchanged(self, others: Mapping[Callable[..., Any], Callable[..., Any]]) -> ByBudget:
         """The same with another in the place of each way."""
-        return ByBudget({budget: others[way] for budget, way in self.ways.items()}, self.mode)
+        return ByBudget({budget: others[way] for budget, way in self.ways.items()}, self.mode, self.place)
 
 
 @dataclass(frozen=True)
@@ -158,27 +166,28 @@ def remat_blocks(
     model: nn.Module,
     counts: Sequence[int],
     cut: TokenCut | None = None,
-    budget: float = 0.0,
+    budget: Budget = 0.0,
     store: BlockStore | None = None,
     mode: BlockMode | None = None,
 ) -> dict[str, Kept]:
-    """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns what is kept, by list.
-    In `store`, given to `offload_inputs` too, outputs wait that blocks keep; those of compiled blocks need it there
-    alone. `mode`: says for each forward which of its budgets holds, in the place of `budget`.
+    """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns the most that is kept,
+    by list. In `store`, given to `offload_inputs` too, outputs wait that blocks keep; those of compiled blocks need it
+    there alone. `mode`: says for each forward which of its budgets holds, in the place of `budget`.
 
     Call it after `cut_model`, whose result is `cut`, and before `shard_model`; before compilation where there is a
     budget, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep buffers
     that the compiler reuses.)
     """
-    budgets = [budget] if mode is None else sorted({mode.budget, *mode.budgets.values()})
-    found = {}
-    for name, count in zip(model.blocks, counts, strict=True):
-        kept = {one: choose_kept(model, name, one, 1 if cut is None else cut.peers.tensor) for one in budgets}
-        found[name] = kept[budgets[-1]]
-        for block in list(model.get_submodule(name))[:count]:
+    mode = BlockMode(budget=budget) if mode is None else mode
+    levels, found = mode.levels, {}
+    for i, (name, count) in enumerate(zip(model.blocks, counts, strict=True)):
+        kept = {one: choose_kept(model, name, one, 1 if cut is None else cut.peers.tensor) for one in levels}
+        found[name] = kept[levels[-1]]
+        blocks = list(model.get_submodule(name))[:count]
+        for behind, block in enumerate(reversed(blocks)):
             ways = {of: partial(_remat, block.forward, cut, of, store) for of in dict.fromkeys(kept.values())}
-            by_budget = {one: ways[of] for one, of in kept.items()}
-            block.forward = next(iter(ways.values())) if mode is None or len(ways) == 1 else ByBudget(by_budget, mode)
+            by_budget = ByBudget({one: ways[of] for one, of in kept.items()}, mode, (i, behind))
+            block.forward = by_budget if len(ways) > 1 else next(iter(ways.values()))
     return found
 
 

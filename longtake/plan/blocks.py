@@ -175,16 +175,6 @@ def _keepable_by_lists(config: Any, tensor: int) -> Mapping[str, Keepable]:
 
 
 @lru_cache(maxsize=64)
-def budget_levels(config: Any, tensor: int) -> tuple[float, ...]:
-    """Budgets, the largest first, of which each keeps more than the next: the smallest, in hundredths, that does."""
-    found: dict[str, float] = {}
-    for hundredths in range(101):
-        kept = kept_by_lists(config, hundredths / 100, tensor)
-        found.setdefault(str(kept), hundredths / 100)
-    return tuple(sorted(found.values(), reverse=True))
-
-
-@lru_cache(maxsize=64)
 def _run(
     config: Any, upkeep: Upkeep, compute_bytes: int, float8: bool, peers: Any, text_tokens: int, _: tuple[str, ...]
 ) -> TracedBlocks:

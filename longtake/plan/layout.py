@@ -9,6 +9,7 @@ from typing import Literal
 
 from longtake.models import LoraConfig
 from longtake.models.build import LatentSize
+from longtake.parallel import Budget
 
 FP32 = 4
 EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code each, and a scale for 256 of them
@@ -40,8 +41,8 @@ class Layout:
     tensor: int = 1
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
     remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
-    budget: float | Literal["auto"] = 0.0  # share of their attention's and linear layers' outputs that these keep
-    room: int = 0  # bytes of a GPU that "auto" fills with them, by bucket
+    budget: Budget | Literal["auto"] = 0.0  # share of their attention's and linear layers' outputs that these keep
+    room: int = 0  # bytes of a GPU that "auto" fills with them, by bucket; what a forecast may be off is off them
     buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
     compiled: bool = False  # blocks
     ema: bool = False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 CPU = "cpu"  # a device like any kind of GPU
-FORECAST_ERROR = 0.1  # share of a forecast of memory, within which tests hold it against what a step holds
+FORECAST_ERROR = 0.1  # of gathered weights and activations, within which tests hold a forecast against a step
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Machine:
     @property
     def room_bytes(self) -> int:
         """What a budget that is "auto" fills of it: on a CPU nothing."""
-        return int(self.usable_bytes / (1 + FORECAST_ERROR)) if self.device != CPU else 0
+        return self.usable_bytes if self.device != CPU else 0
 
     @cached_property
     def rates(self) -> Rates:

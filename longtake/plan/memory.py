@@ -9,12 +9,13 @@ there, and of a recomputed block only its input; gradients of the blocks behind 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from longtake.models import block_counts
+from longtake.parallel import budget_of, levels_of
 from longtake.plan.blocks import Block, Pass, count_blocks, kept_by_lists
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.parameters import Weights, count_weights
@@ -41,8 +42,14 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def forecast_memory(config: Any, batch: MicroBatch, layout: Layout, encoder_bytes: int = 0) -> Memory:
-    """Bytes on the fullest GPU at the worst moment of a training step of micro-batches like `batch`."""
+def forecast_memory(
+    config: Any, batch: MicroBatch, layout: Layout, encoder_bytes: int = 0, error: float = 0.0
+) -> Memory:
+    """Bytes on the fullest GPU at the worst moment of a training step of micro-batches like `batch`.
+
+    error: share by which `gathered` and `activations` are to be taken as more than is foretold; what the others hold
+    follows from shapes and is exact.
+    """
     upkeep = layout.upkeep
     weights = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes)
     owned = 0 if layout.offload else upkeep.master_bytes * weights.owned
@@ -53,6 +60,7 @@ def forecast_memory(config: Any, batch: MicroBatch, layout: Layout, encoder_byte
     ]
     if layout.micro_batches > 1:  # from the second micro-batch on all gradients of the first are there
         moments = [(owned, gathered, activations) for _, gathered, activations in moments]
+    moments = [(exact, (1 + error) * gathered, (1 + error) * held) for exact, gathered, held in moments]
     gradients, gathered, activations = max(moments, key=sum)
     return Memory(
         weights=owned + (0 if layout.offload else weights.frozen),
@@ -61,7 +69,7 @@ def forecast_memory(config: Any, batch: MicroBatch, layout: Layout, encoder_byte
         ema=FP32 * weights.owned if layout.ema and not (layout.offload or upkeep.ema_offloaded) else 0,
         encoders=encoder_bytes,
         gathered=int(gathered),
-        activations=int(activations) + batch.beside_bytes,
+        activations=int(activations + (1 + error) * batch.beside_bytes),
     )
 
 
@@ -128,21 +136,30 @@ class Placed:
         return self.block.working - (0.0 if self.again else self.block.fused)
 
 
+def recomputed(config: Any, first: Sequence[int] | None) -> tuple[int, ...]:
+    """How many blocks of each list are computed again where `first` says so (`model.grad_ckpt_settings`)."""
+    counts = block_counts(config)
+    return tuple(map(min, first or (0,) * len(counts), counts.values()))
+
+
 def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed]:
     """The blocks of a micro-batch, in the order of the forward; those alike are one object."""
-    counts, kept = block_counts(config), kept_by_lists(config, layout.budget, layout.tensor)
-    first = layout.remat or (0,) * len(counts)
+    counts, first = block_counts(config), recomputed(config, layout.remat)
+    kept = {budget: kept_by_lists(config, budget, layout.tensor) for budget in levels_of([layout.budget])}
     blocks, placed, room = iter(count_blocks(config, batch, layout).blocks), [], layout.buffer_bytes
-    for (name, count), most in zip(counts.items(), first, strict=True):
-        alike: dict[tuple[int, bool, float], Placed] = {}
-        keeps: dict[int, tuple[float, Pass]] = {}
-        for i, block in zip(range(count), blocks, strict=False):
-            again, host_bytes = i < most, 0.0
-            of_kept = keeps.get(id(block)) or keeps.setdefault(id(block), block.keeps(kept[name]))
+    for place, (name, count) in enumerate(counts.items()):
+        alike: dict[tuple[int, bool, float, float], Placed] = {}
+        keeps: dict[tuple[int, float], tuple[float, Pass]] = {}
+        for behind, block in zip(range(first[place] - 1, first[place] - count - 1, -1), blocks, strict=False):
+            again, host_bytes = behind >= 0, 0.0
+            budget = budget_of(layout.budget, place, behind)
+            of_kept = keeps.get((id(block), budget))
+            if of_kept is None:
+                of_kept = keeps[id(block), budget] = block.keeps(kept[budget][name])
             for size in (block.input, of_kept[0]) if again else ():
                 host_bytes += size if host_bytes + size <= room else 0
             room -= host_bytes
-            if (key := (id(block), again, host_bytes)) not in alike:
+            if (key := (id(block), again, host_bytes, budget)) not in alike:
                 alike[key] = Placed(block, again, *of_kept, host_bytes)
             placed.append(alike[key])
     return placed

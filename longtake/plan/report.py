@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longtake.config import literal
 from longtake.models import block_counts
 from longtake.pages import duration, money, number
+from longtake.parallel import budget_json, budgets_words, levels_of
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
@@ -83,7 +84,7 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
         "ratio": entry.bucket.ratio,
         "shape": list(entry.bucket.shape),
         "tokens": entry.tokens,
-        "remat_budget": entry.budget,
+        "remat_budget": budget_json(entry.budget),
         "batch_size": entry.bucket.batch_size,
         "sequence": entry.sequence,
         "slot_size": entry.slot_size,
@@ -183,8 +184,8 @@ def layout_words(plan: RunPlan) -> str:
     counts = [f"{min(first, count)} {_short(name)}".strip() for first, (name, count) in firsts]
     parts += [f"zero {layout.zero}", f"remat {' + '.join(counts)} blocks"]
     if any(layout.remat) and layout.budget == "auto":
-        budgets = sorted({entry.budget for entry in plan.entries})
-        parts.append(f"budget auto keeps {budgets[0]:g}" + (f" to {budgets[-1]:g}" if len(budgets) > 1 else ""))
+        levels = levels_of(entry.budget for entry in plan.entries)
+        parts.append(f"budget auto keeps {levels[0]:g}" + (f" to {levels[-1]:g}" if len(levels) > 1 else ""))
     elif any(layout.remat) and layout.budget:
         kept = kept_by_lists(work.model, layout.budget, layout.tensor)
         words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
@@ -197,6 +198,14 @@ def layout_words(plan: RunPlan) -> str:
     parts += _upkeep_words(plan)
     parts.append(f"{layout.micro_batches} micro-batch" + ("es" if layout.micro_batches > 1 else "") + " a rank a step")
     return ", ".join(parts)
+
+
+def kept_words(plan: RunPlan) -> str | None:
+    """Which entry has which budget, where that is left to the plan and is not 0 for all."""
+    budgets = {entry.name: entry.budget for entry in plan.entries}
+    if plan.layout.budget != "auto" or not any(budgets.values()):
+        return None
+    return budgets_words(budgets, [*block_counts(plan.work.model)])
 
 
 def _short(blocks: str) -> str:

@@ -13,15 +13,16 @@ from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.encoders import EncodeCost, autoencoder_cost
 from longtake.models import denoiser_class
 from longtake.parallel import (
+    Budget,
     EntryKey,
     Mesh,
     bucket_degrees,
     check_bucket_sequence,
     resolve_degrees,
 )
-from longtake.plan.blocks import budget_levels
+from longtake.plan.budgets import fill_budget
 from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
-from longtake.plan.machine import Machine
+from longtake.plan.machine import FORECAST_ERROR, Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.speed import EncoderWork, MicroBatchTime, forecast_time
 from longtake.system.encoders import (
@@ -165,34 +166,34 @@ class Work:
         """Micro-batches of a bucket that the peers of one data rank run side by side."""
         return layout.sequence // self.degree(bucket, layout)
 
-    def budget(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> float:
-        """What recomputed blocks keep of a micro-batch of this bucket; where "auto", the most that fits."""
+    def budget(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Budget:
+        """What recomputed blocks keep of a micro-batch of this bucket; where "auto", the most that fits even where the
+        forecast is off by `FORECAST_ERROR`."""
         if layout.budget != "auto":
             return layout.budget
         if not any(layout.remat):
             return 0.0
 
-        def most() -> float:
-            for budget in budget_levels(self.model, layout.tensor):
-                if self.memory(bucket, replace(layout, budget=budget), batch).total <= layout.room:
-                    return budget
-            return 0.0
+        def needed(budget: Budget) -> int:
+            return self.memory(bucket, replace(layout, budget=budget), batch, error=FORECAST_ERROR).total
 
-        return self._once((bucket, batch, str(layout)), most)
+        return self._once((bucket, batch, str(layout)), lambda: fill_budget(self.model, layout, needed))
 
     def own_layout(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Layout:
         """The layout as a micro-batch of this bucket sees it."""
         return replace(layout.at_degree(self.degree(bucket, layout)), budget=self.budget(bucket, layout, batch))
 
-    def memory(self, bucket: Bucket, layout: Layout, batch: int | None = None, encodes: bool = True) -> Memory:
+    def memory(
+        self, bucket: Bucket, layout: Layout, batch: int | None = None, encodes: bool = True, error: float = 0.0
+    ) -> Memory:
         """Bytes of a step whose micro-batches are of this bucket, at its own sequence degree.
 
-        encodes: False leaves encoders out, their weights and activations.
+        encodes: False leaves encoders out, their weights and activations. error: as of `forecast_memory`.
         """
         own = self.own_layout(bucket, layout, batch)
         ahead = self.captions_ahead(bucket, layout, batch) if encodes else 0
         sizes = self.micro_batch(bucket, batch, own.peers if encodes else 0, ahead)
-        return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0)
+        return forecast_memory(self.model, sizes, own, self.encoder_bytes if encodes else 0, error)
 
     def encoding_bytes(self, bucket: Bucket, layout: Layout) -> int:
         """Bytes of activations while a micro-batch of this bucket is encoded."""

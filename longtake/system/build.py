@@ -212,7 +212,7 @@ def build_system(
     stored: EncoderFacts | None = None,
     restored: bool = False,
     kept: CaptionEncoders | None = None,
-    budgets: Mapping[parallel.EntryKey, float] | None = None,
+    budgets: Mapping[parallel.EntryKey, parallel.Budget] | None = None,
 ) -> System:
     """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
     initial values).
@@ -237,7 +237,8 @@ def build_system(
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
         budget = config.model.grad_ckpt_budget
         budgets = {} if budgets is None else budgets
-        mode = parallel.BlockMode(budgets, min(budgets.values(), default=0.0) if budget == "auto" else budget)
+        least = parallel.levels_of(budgets.values())[:1] or [0.0]
+        mode = parallel.BlockMode(budgets, least[0] if budget == "auto" else budget)
         denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, mode)
         device = torch.device("cpu") if parallel.offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
@@ -286,7 +287,7 @@ def _cut_denoiser(
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
     cut = parallel.cut_model(denoiser, mesh)
     again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
-    budget = max(mode.budget, *mode.budgets.values(), 0.0)
+    budget = mode.levels[-1]
     attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     models.use_attention(denoiser, attention)
     room = config.model.grad_ckpt_buffer_size

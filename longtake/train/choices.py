@@ -15,15 +15,27 @@ import torch
 from longtake.buckets import PassOrder
 from longtake.contracts import Bucket
 from longtake.encoders import choose_layout
-from longtake.models import Attention, AttentionChoice, denoiser_class, fused, use_attention
+from longtake.models import Attention, AttentionChoice, block_counts, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
 from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels, timed_on
 from longtake.models.projections import joins
-from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees, resolve_degrees
+from longtake.parallel import (
+    BucketPeers,
+    Budget,
+    EntryKey,
+    World,
+    bucket_degrees,
+    budget_json,
+    budgets_words,
+    read_budget,
+    resolve_degrees,
+    used_levels,
+)
 from longtake.parallel.compile import STATIC_SHAPES, use_compile_cache
 from longtake.parallel.mesh import ulysses_degree
 from longtake.plan.layout import Upkeep
-from longtake.plan.machine import FORECAST_ERROR, Machine
+from longtake.plan.machine import Machine
+from longtake.plan.memory import recomputed
 from longtake.plan.parameters import meta_model
 from longtake.plan.work import read_layout, read_work
 from longtake.system import System, compiles
@@ -184,11 +196,11 @@ def _joins(config: RunConfig, tensor: int) -> bool:
 
 def settle_blocks(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
-) -> tuple[RunConfig, dict[EntryKey, float]]:
+) -> tuple[RunConfig, dict[EntryKey, Budget]]:
     """The run with `compile` decided; and where `model.grad_ckpt_budget` is "auto", on CUDA, the largest budget of each
-    entry of the bucket table with which a step fits the memory that is free on every GPU now. Fused operators are
-    chosen between the two: they keep other tensors for backward than what they replace, and the forecast counts what
-    runs. Collective."""
+    entry of the bucket table with which a step fits the memory that is free on every GPU now: one for all blocks, or a
+    larger one for the last ones. Fused operators are chosen between the two: they keep other tensors for backward than
+    what they replace, and the forecast counts what runs. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
@@ -199,13 +211,13 @@ def settle_blocks(
     node = world.node_size if world.size % world.node_size == 0 else world.size
     layout = read_layout(config, world.size, node)
     free = min(world.gather(torch.cuda.mem_get_info(world.device)[0]))
-    room = int(free * (1 - Machine.headroom) / (1 + FORECAST_ERROR))
+    room = int(free * (1 - Machine.headroom))
 
     def choose() -> Found:
         work, budgets = read_work(config, node), {}
         for bucket in work.entries:
             budget = work.budget(bucket, replace(layout, room=room))
-            budgets.setdefault(bucket.resolution, {})[str(bucket.num_frames)] = budget
+            budgets.setdefault(bucket.resolution, {})[str(bucket.num_frames)] = budget_json(budget)
         return {"budgets": budgets, "room": room}
 
     encoders = [getattr(config, name) for name in ("ae", *(text.section for text in config.family.texts))]
@@ -213,12 +225,9 @@ def settle_blocks(
     facts = layout, config.model, config.bucket_rule.buckets, encoders, sources
     basis = _basis(*facts, *fused.used())
     found = choices.take("kept outputs", choose, basis)
-    budgets = {(name, int(t)): of for name, own in found["budgets"].items() for t, of in own.items()}
-    words: dict[float, list[str]] = {}
-    for (name, num_frames), budget in sorted(budgets.items(), key=lambda item: -item[1]):
-        words.setdefault(budget, []).append(f"{name}/{num_frames}f")
-    shares = "; ".join(f"{budget:g} for {', '.join(names)}" for budget, names in words.items())
-    say(f"kept outputs of recomputed blocks (grad_ckpt_budget), as {found['room'] / 2**30:.1f} GiB allow: {shares}")
+    budgets = {(name, int(t)): read_budget(of) for name, own in found["budgets"].items() for t, of in own.items()}
+    said = budgets_words({f"{name}/{t}f": of for (name, t), of in budgets.items()}, [*block_counts(config.model)])
+    say(f"{said}, as {found['room'] / 2**30:.1f} GiB allow")
     return config, budgets
 
 
@@ -242,15 +251,17 @@ def choose_graphs(
 
     found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets))
     system.mode.static_sizes = frozenset(map(tuple, found["static"]))
-    largest: dict[float, Bucket] = {}
-    for bucket in sorted(pair, key=lambda bucket: math.prod(pair[bucket])):
+    largest: dict[Any, Bucket] = {}  # by what has a graph of its own
+    again = recomputed(system.config.model, system.config.model.grad_ckpt_settings)
+    for bucket in sorted(pair, key=lambda bucket: -math.prod(pair[bucket])):
         if pair[bucket] not in system.mode.static_sizes:
             system.use(bucket)
-            largest[system.mode.budget] = bucket
+            for one in (None, *sorted(used_levels(system.mode.budget, again))):
+                largest.setdefault(one, bucket)
     count, share = len(found["static"]), found["share"]
     rest = ", one for all others" if largest else ""
     say(f"graphs of their own for {count} pairs of samples and tokens, {share:.0%} of a pass's FLOPs{rest}")
-    for bucket in largest.values():
+    for bucket in dict.fromkeys(largest.values()):
         peers.use(peers.degree(bucket))
         system.use(bucket)
         run_dummy(system, bucket.shape, bucket.batch_size)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from longtake.parallel import (
     BlockMode,
     Mesh,
     ParallelConfig,
+    Split,
     World,
+    budget_of,
     cut_model,
     initialise_sharded,
     remat_blocks,
@@ -150,6 +153,27 @@ def test_each_budget_has_a_graph_and_a_shape_of_its_own_one_more() -> None:
         for size, samples, tokens in map(partial(use, mode), BUCKETS):
             model(*random_inputs(CONFIG, size, batch=samples, text_tokens=tokens))
     assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 2)
+
+
+def test_two_budgets_of_a_micro_batch_have_a_graph_each() -> None:
+    mode = BlockMode({("", 2): Split(1.0, 0.2, (0, 1)), ("", 3): 1.0, ("", 1): Split(1.0, 0.2, (0, 0))})
+    compiler, eager, model = BlockCompiler(backend="aot_eager", mode=mode), *(built(config=SINGLE_BLOCKS) for _ in "ab")
+    remat_blocks(model, (0, 2), mode=mode)
+    compiler.compile(model)
+    ran: list[tuple[int, float]] = []
+    for i, block in enumerate(model.single_blocks):
+        ways = {of: partial(see, ran, (i, of), way) for of, way in block.forward.ways.items()}
+        block.forward = replace(block.forward, ways=ways)
+    for bucket in BUCKETS:
+        ran.clear()
+        assert distance(model, eager, use(mode, bucket)) <= 1e-5
+        assert ran == [(i, budget_of(mode.budget, 1, 1 - i)) for i in range(2)]
+    assert compiler.variants["single_blocks"] == 2
+
+
+def see(ran: list[Any], what: Any, forward: Callable[..., Any], *args: Any) -> Any:
+    ran.append(what)
+    return forward(*args)
 
 
 def on_peers(world: World, degrees: Mapping[str, int]) -> Facts:

@@ -15,8 +15,10 @@ from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, use_attention
 from longtake.parallel import (
     BlockCompiler,
     BlockStore,
+    Budget,
     Mesh,
     ParallelConfig,
+    Split,
     World,
     choose_kept,
     cut_model,
@@ -46,7 +48,10 @@ CONFIG = MMDiTConfig(
 )
 
 
-def built(counts: tuple[int, int] | None, budget: float = 0.0, store: BlockStore | None = None) -> MMDiT:
+SPLIT = Split(1.0, 0.12, (1, 2))
+
+
+def built(counts: tuple[int, int] | None, budget: Budget = 0.0, store: BlockStore | None = None) -> MMDiT:
     model = MMDiT(CONFIG)
     initialise(model, 3)
     if counts is not None:
@@ -93,14 +98,14 @@ def test_remat_changes_no_gradient_and_no_name_and_keeps_less(counts: tuple[int,
     assert_same_gradients(again)
 
 
-@pytest.mark.parametrize("budget", [0.05, 0.12, 0.25, 0.6, 1.0])
-def test_what_is_kept_changes_no_gradient(budget: float) -> None:
+@pytest.mark.parametrize("budget", [0.05, 0.12, 0.25, 0.6, 1.0, SPLIT])
+def test_what_is_kept_changes_no_gradient(budget: Budget) -> None:
     again = built((2, 3), budget)
     loss_of(again).backward()
     assert_same_gradients(again)
 
 
-def flops(budget: float | None, store: BlockStore | None = None) -> int:
+def flops(budget: Budget | None, store: BlockStore | None = None) -> int:
     """Of a forward and a backward, attention not counted: the counter does not know the CPU's kernel."""
     model = built(None if budget is None else (2, 3), budget or 0.0, store)
     with FlopCounterMode(display=False) as counter:
@@ -113,6 +118,9 @@ def test_a_larger_budget_computes_less_again_and_a_full_one_no_product_over_toke
     assert found == sorted(found, reverse=True)
     assert len(set(found)) == 4
     assert flops(0.6, BlockStore(1 << 20, least_bytes=1)) == found[2]
+    between = [flops(Split(1.0, 0.6, last)) for last in ((0, 0), (0, 1), (0, 3), (1, 3), (2, 3))]
+    assert between == sorted(between, reverse=True)
+    assert (between[0], between[-1], len(set(between))) == (found[2], found[3], 5)
     modulations = 2 * 2 * (2 * 2 * 32 * 6 * 32) + 3 * (2 * 2 * 32 * 3 * 32)  # once a sample: not among what is kept
     assert 0 <= found[-1] - flops(None) <= modulations
 
@@ -312,7 +320,7 @@ def kept_by_peers(world: World) -> dict[str, float]:
             model = MMDiT(config)
         cut = cut_model(model, mesh)
         store = BlockStore(1 << 20, least_bytes=1)
-        kept = remat_blocks(model, (2, 2), cut, 0.5, store)
+        kept = remat_blocks(model, (2, 2), cut, Split(1.0, 0.5, (0, 1)), store)
         assert all(kept.values())
         offload_inputs(model, (2, 2), store)
         shard_model(model, mesh, torch.float32)

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from longtake.models import LoraConfig, build_denoiser, denoiser_class, example_conditions
-from longtake.parallel import BlockCompiler, Mesh, ParallelConfig, TokenCut, World, cut_model, remat_blocks
+from longtake.parallel import (
+    BlockCompiler,
+    Budget,
+    Mesh,
+    ParallelConfig,
+    Split,
+    TokenCut,
+    World,
+    cut_model,
+    remat_blocks,
+)
 from longtake.plan import Layout, MicroBatch, Upkeep
 from longtake.plan.compiled import remembered
 from longtake.plan.memory import placed_blocks
@@ -65,7 +75,8 @@ def kept_by_compiled_blocks(
 
 CUT = "aot_eager_decomp_partition"  # Inductor's partition, without its code
 CASES = [*((name, None, 0.0, CUT) for name in FAMILIES), *(("mmdit", name, 0.0, CUT) for name in LORA)]
-CASES += [("mmdit", None, 0.5, CUT), ("cogvideox", None, 0.0, "inductor")]
+CASES += [("mmdit", None, 0.5, CUT), ("mmdit", None, Split(1.0, 0.12, (0, 1)), CUT)]
+CASES += [("cogvideox", None, 0.0, "inductor")]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +84,7 @@ CASES += [("mmdit", None, 0.5, CUT), ("cogvideox", None, 0.0, "inductor")]
     [pytest.param(*case, marks=() if case == CASES[0] else pytest.mark.slow) for case in CASES],
 )
 def test_compiled_blocks_keep_what_is_foretold(
-    family: str, lora: str | None, budget: float, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    family: str, lora: str | None, budget: Budget, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """budget: of blocks that are computed again; 0: none is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -91,7 +102,7 @@ def test_compiled_blocks_keep_what_is_foretold(
     if lora is not None:
         run = SystemConfig.model_construct(model=config, lora=LORA[lora], freeze=(), train_only=None)
         choose_trained(model, run, torch.float32)
-    again = (2 * (budget > 0),) * len(model.blocks)
+    again = (2 * (budget != 0),) * len(model.blocks)
     remat_blocks(model, again, None, budget)
     x, conditions = torch.randn(2, *batch.latent), example_conditions(config, batch.latent, TEXT, 2)
     found = kept_by_compiled_blocks(model, lambda: model(x, torch.full((2,), 0.5), conditions), backend)

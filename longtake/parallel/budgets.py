@@ -1,0 +1,75 @@
+"""How much recomputed blocks keep: by one budget, or the last of each list by a larger one than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Split:
+    """Two budgets of one micro-batch.
+
+    The larger one is for the last blocks: what these keep is freed first in backward, before gradients have gathered,
+    so that a step's peak is never higher than with the first ones.
+    """
+
+    most: float
+    least: float
+    last: tuple[int, ...]  # of the recomputed blocks of each list, how many keep by `most`, counted from its end
+
+
+Budget = float | Split
+
+
+def budget_of(budget: Budget, blocks: int, behind: int) -> float:
+    """Of one recomputed block: of the model's list with this index, with so many recomputed ones of it behind it."""
+    if isinstance(budget, Split):
+        return budget.most if behind < budget.last[blocks] else budget.least
+    return budget
+
+
+def levels_of(budgets: Iterable[Budget]) -> list[float]:
+    """The budgets that blocks have among these, in order."""
+    found = set()
+    for budget in budgets:
+        found |= {budget.most, budget.least} if isinstance(budget, Split) else {budget}
+    return sorted(found)
+
+
+def used_levels(budget: Budget, counts: Sequence[int]) -> set[tuple[int, float]]:
+    """Which levels blocks of which list run at, where so many of each are recomputed."""
+    return {(i, budget_of(budget, i, behind)) for i, count in enumerate(counts) for behind in range(count)}
+
+
+def budget_json(budget: Budget) -> float | dict[str, Any]:
+    """As plain data."""
+    if isinstance(budget, Split):
+        return {"most": budget.most, "least": budget.least, "last": list(budget.last)}
+    return budget
+
+
+def read_budget(data: float | Mapping[str, Any]) -> Budget:
+    """What `budget_json` has written."""
+    if isinstance(data, Mapping):
+        return Split(data["most"], data["least"], tuple(data["last"]))
+    return data
+
+
+def budgets_words(budgets: Mapping[str, Budget], lists: Sequence[str]) -> str:
+    """What recomputed blocks keep, the most first: `budgets` by the name of their entries, `lists` of a model's
+    blocks."""
+    kinds = " + ".join(name.removesuffix("blocks").rstrip("_") for name in lists)
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, budget in budgets.items():
+        ends = (budget.least, budget.most) if isinstance(budget, Split) else (budget, budget)
+        count = f"{' + '.join(map(str, budget.last))} for " if isinstance(budget, Split) else ""
+        groups.setdefault(ends, []).append(count + name)
+    said = []
+    for (least, most), names in sorted(groups.items(), reverse=True):
+        shares = f"{most:g} for all blocks of"
+        if least < most:
+            shares = f"{most:g} for the last {kinds} blocks and {least:g} for those before:".replace("  ", " ")
+        said.append(f"{shares} {', '.join(names)}")
+    return f"kept outputs of recomputed blocks (grad_ckpt_budget): {'; '.join(said)}"
