@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from longtake.contracts import Conditions, Noised
+from longtake.diffusion import micro_batch_loss, sample_loss
 from longtake.models import Trace, as_on_cuda, block_counts, denoiser_class, meta_conditions
 from longtake.parallel import TokenPeers, cut_among, kept_as
 from longtake.plan.layout import Upkeep
@@ -64,6 +67,23 @@ class _BlockTrace(Trace):
             self.spared[key] += flops
 
 
+def _weights_in_graph(nodes: Iterable[Any]) -> dict[Any, nn.Parameter]:
+    """The weights that these nodes of autograd's graph, some of them None, have come from, by nodes of their own."""
+    left = list(nodes)
+    seen = {None, *left}
+    while left:
+        new = {node for node, _ in getattr(left.pop(), "next_functions", ())} - seen
+        seen |= new
+        left += new
+    found = {node: getattr(node, "variable", None) for node in seen}
+    return {node: weight for node, weight in found.items() if isinstance(weight, nn.Parameter)}
+
+
+def first_of(kind: str) -> str:
+    """What the numbers of the first block that trains are called where all before it is frozen; `kind`: its own."""
+    return f"{kind}, the first to train"
+
+
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
@@ -94,14 +114,13 @@ class TracedBlocks:
         for name in block_counts(config):
             model.set_submodule(name, nn.ModuleList(dict.fromkeys(model.get_submodule(name))))
 
-    def _inputs(self, point: Point) -> tuple[Tensor, Tensor, Any, Tensor, Tensor]:
-        """Noised latents, timesteps and conditions; clean latents and target."""
+    def _inputs(self, point: Point) -> tuple[Noised, Conditions]:
         batch, *grid = point
         config = self._config
         latent = (config.latent_channels, *(n * patch for n, patch in zip(grid, config.patch, strict=True)))
-        noised, clean, target = (torch.empty(batch, *latent, device="meta") for _ in range(3))
-        conditions = meta_conditions(config, latent, self._text_tokens, batch)
-        return noised, torch.empty(batch, device="meta"), conditions, clean, target
+        x, target = (torch.empty(batch, *latent, device="meta") for _ in range(2))
+        t, weight = (torch.empty(batch, device="meta") for _ in range(2))
+        return Noised(x, t, target, weight), meta_conditions(config, latent, self._text_tokens, batch)
 
     def _find_handed(self) -> dict[str, set[int]]:
         """Which inputs of each kind of block, by their place, come from the block before; the others all share."""
@@ -114,7 +133,8 @@ class TracedBlocks:
         for kind, block in self._blocks.items():
             block.forward = partial(see, kind)
         with torch.no_grad(), Trace(self._model) as trace:
-            self._model(*self._inputs((1, self.frames[FRAMES[-1]], 64, 64))[:3])  # tables of positions only grow
+            noised, conditions = self._inputs((1, self.frames[FRAMES[-1]], 64, 64))  # tables of positions only grow
+            self._model(noised.x, noised.t, conditions)
         return {
             kind: {place for place, (one, other) in enumerate(zip(*calls, strict=True)) if one != other}
             for kind, calls in seen.items()
@@ -125,41 +145,58 @@ class TracedBlocks:
         found: dict[Any, Any] = {}
 
         def count(kind: str, *args: Any, **named: Any) -> Any:
-            handed = [tensor for i, tensor in enumerate(_tensors((args, named))) if i in self._handed[kind]]
-            found.setdefault("entry", trace.live - _bytes(handed))
+            given = _tensors((args, named))
+            handed = [tensor for i, tensor in enumerate(given) if i in self._handed[kind]]
+            found.setdefault("given", trace.live - _bytes(handed))
+            needed.extend(one.grad_fn if i in self._handed[kind] else one for i, one in enumerate(given))
             with trace.paused():
-                numbers, out = self._alone(kind, (args, named), set(map(id, handed)))
+                own = set(map(id, handed))
+                numbers, out = self._alone(kind, (args, named), own)
+                if numbers["differentiated",] and not any(one.requires_grad for one in handed):
+                    of_first, _ = self._alone(kind, (args, named), own, is_first=True)
+                    found.update({(first_of(kind), *name): number for name, number in of_first.items()})
                 if of_compiled is not None:
                     block, eager = self._blocks[kind], self._forwards[kind]
                     with self._cut.as_compiled() if self._cut else nullcontext():
-                        numbers["compiled",] = of_compiled(block, eager, (args, named), set(map(id, handed)))
+                        numbers["compiled",] = of_compiled(block, eager, (args, named), own)
             found.update({(kind, *name): number for name, number in numbers.items()})
             out = tree_map_only(_Like, _Like.made, out)
-            ends[:] = [end for end in _tensors(out) if end.requires_grad]
+            ends[:] = [get_gradient_edge(end) for end in _tensors(out) if end.requires_grad]
             start[0] = len(trace.changes)
             return out
 
-        ends: list[Tensor] = []
+        def micro_batch() -> Tensor:
+            """The loss, as a run makes it: of the latents and conditions then is left what backward needs."""
+            noised, conditions = self._inputs(point)
+            prediction = self._model(noised.x, noised.t, conditions)
+            found["beside"] = _made(trace)
+            return micro_batch_loss(sample_loss, prediction, noised, noised.weight, point[0])
+
+        # what blocks keep that is not their own, what the backward before them takes, and gradients of weights behind
+        # them, which are not summed over the shards before the end
+        needed: list[Any] = []
+        ends: list[Any] = []
         start = [0]
         for kind, block in self._blocks.items():
             block.forward = partial(count, kind)
         with Trace(self._model) as trace:
-            noised, t, conditions, _clean, target = self._inputs(point)
-            prediction = self._model(noised, t, conditions)
-            found["beside"] = _made(trace)
-            loss = (prediction.float() - target).square().mean()
-            if ends:
-                torch.autograd.grad(loss, ends, allow_unused=True)
-            found["final"] = [live - found["entry"] for _, live in trace.moments(start=start[0])]
+            loss = micro_batch()
+            before = _weights_in_graph(one.grad_fn if isinstance(one, Tensor) else one for one in needed)
+            behind = [p for node, p in _weights_in_graph([loss.grad_fn]).items() if node not in before]
+            if ends or behind:
+                needed += torch.autograd.grad(loss, [*ends, *behind], allow_unused=True)[len(ends) :]
+            del loss
+            found["entry"] = trace.live
+            found["final"] = [live for _, live in trace.moments(start=start[0])]
         return found
 
-    def _alone(self, kind: str, called: Any, handed: set[int]) -> tuple[dict[Any, Any], Any]:
+    def _alone(self, kind: str, called: Any, handed: set[int], *, is_first: bool = False) -> tuple[dict[Any, Any], Any]:
         """The numbers of one block by itself, called with tensors like these, and what its outputs are like; `handed`:
-        ids of those that come from the block before."""
+        ids of those that come from the block before; is_first: nothing of what they come from trains."""
 
         def own(tensor: Tensor) -> Tensor:
             if id(tensor) not in known:
-                needs_grad = tensor.requires_grad or trains  # only the first has none that trains before it
+                needs_grad = tensor.requires_grad or (trains and not is_first)
                 known[id(tensor)] = _Like(tensor.shape, tensor.dtype, needs_grad).made()
             return known[id(tensor)]
 
@@ -174,7 +211,8 @@ class TracedBlocks:
             numbers: dict[Any, Any] = {("input",): trace.live}
             sent = [self._sent()]
             out = self._forwards[kind](*args, **named)
-            del args, named
+            if not is_first:  # whose input is kept where it is computed again, though its backward may not take it
+                del args, named
             numbers["forward",] = _made(trace)
             numbers |= {("product", key): (num_bytes, trace.spared[key]) for key, num_bytes in trace.kept.items()}
             sent.append(self._sent())

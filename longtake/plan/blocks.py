@@ -17,7 +17,7 @@ import numpy as np
 from longtake.models import Law, block_counts, denoiser_class, fit, fused
 from longtake.models.build import LatentSize
 from longtake.parallel import Keepable, Kept, find_keepable
-from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, one_of_each_kind
+from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, first_of, one_of_each_kind
 from longtake.plan.compiled import compiled_bytes, multiply_in_float8, remembered
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
 from longtake.plan.parameters import meta_model
@@ -87,8 +87,9 @@ class Blocks:
     """What a denoiser takes on one rank."""
 
     blocks: tuple[Block, ...]  # in the order of the forward; those alike are one object
-    entry: float  # bytes beside them until the end of backward: latents, conditions, what comes before the blocks
-    final: float  # bytes more at the end of forward, behind the blocks
+    given: float  # bytes beside them in forward: noised latents, their target and conditions, what they share
+    final: float  # bytes beside them at the end of forward, behind them
+    entry: float  # bytes beside them in backward: what they share, what is kept before them, gradients behind them
     beside: Pass  # a forward of what lies beside the blocks; its backward takes twice as much
 
     @property
@@ -133,8 +134,13 @@ def _count_blocks(
     facts = config, upkeep, compute_bytes, float8, peers, text_tokens, operators
     shares = _compiled_shares(run, *facts) if compiled else {}
     of_kind = {kind: _block(kind, numbers, *shares.get(kind, _EAGER)) for kind in dict.fromkeys(run.kinds)}
-    blocks = tuple(of_kind[kind] for kind in run.kinds)
-    return Blocks(blocks, numbers["entry"], numbers["final"].max(), _as_pass(numbers["beside"]))
+    blocks = [of_kind[kind] for kind in run.kinds]
+    first = next((i for i, block in enumerate(blocks) if block.differentiated), 0)
+    if (kind := first_of(run.kinds[first])) in {name[0] for name in numbers}:
+        blocks[first] = _block(kind, numbers, *shares.get(run.kinds[first], _EAGER))
+    return Blocks(
+        tuple(blocks), numbers["given"], numbers["final"].max(), numbers["entry"], _as_pass(numbers["beside"])
+    )
 
 
 def _as_pass(numbers: Sequence[float], share: float = 1.0) -> Pass:

@@ -77,9 +77,12 @@ _Moment = tuple[int, float, float]  # bytes of gradients, of gathered weights an
 
 
 def _forward_and_backward(config: Any, weights: Weights, batch: MicroBatch, layout: Layout) -> Iterator[_Moment]:
-    """The moments of one micro-batch that may be the worst: the end of forward, and two in each block's backward."""
+    """The moments of one micro-batch that may be the worst: the end of forward, and two in backward of each block and
+    of the rest: that of most activations, and that in which gradients are summed."""
     compute, alone = layout.compute_bytes, layout.weight_shards == 1
     gradient_bytes = 0 if layout.offload else layout.upkeep.master_bytes
+    cast = layout.upkeep.master_bytes if layout.upkeep.master_bytes != layout.reduce_bytes else 0
+    summed = layout.reduce_bytes + cast  # bytes of one number of a gradient that is added up over the shards
     counted = count_blocks(config, batch, layout)
     whole = [compute * unit.gathered + unit.codes for unit in weights.blocks]
     placed = placed_blocks(config, batch, layout)
@@ -89,10 +92,10 @@ def _forward_and_backward(config: Any, weights: Weights, batch: MicroBatch, layo
     yield (
         0,
         rest + (kept or last * (1 if alone else 2)),
-        sum(one.held for one in placed) + counted.entry + counted.final,
+        sum(one.held for one in placed) + counted.final,
     )
 
-    gradients, reducing, saved = 0, 0, sum(one.held for one in placed) + counted.entry
+    gradients, reducing, saved = 0, 0, sum(one.held for one in placed)
     for i in range(len(whole) - 1, -1, -1):
         unit, block = weights.blocks[i], placed[i].block
         before = 0 if alone or kept else sum(whole[max(0, i - layout.prefetch) : i])
@@ -101,17 +104,20 @@ def _forward_and_backward(config: Any, weights: Weights, batch: MicroBatch, layo
         # worst: what the block has saved is there, and some of its gradients
         saved -= placed[i].held
         if not block.differentiated:
-            yield 0, rest + unsharded + before, saved + placed[i].working
+            yield 0, rest + unsharded + before, counted.given + saved + placed[i].working
             continue
-        yield gradients, rest + unsharded + before + reducing + block.made, saved + placed[i].working + coming
-        # reduce: gradients are copied into a buffer, which is added up over the shards
+        beside = counted.entry + saved
+        yield gradients, rest + unsharded + before + reducing + block.made, beside + placed[i].working + coming
+        # reduce: gradients are copied into a buffer and freed, then it is added up over the shards into another
         kept -= whole[i] if kept else 0
         reducing = layout.reduce_bytes * unit.trained
-        owned = gradient_bytes * unit.owned
-        yield gradients + owned, rest + kept + before + reducing + compute * unit.trained, saved + block.input
-        gradients += owned
-    gradients += gradient_bytes * weights.rest.owned
-    yield gradients, rest + layout.reduce_bytes * weights.rest.trained + reducing, counted.entry
+        buffers = reducing + max(compute * unit.trained, summed * unit.owned)
+        yield gradients, rest + kept + before + buffers, beside + block.input
+        gradients += gradient_bytes * unit.owned
+    unit = weights.rest
+    yield gradients, rest + reducing + compute * unit.trained, counted.entry
+    buffers = layout.reduce_bytes * unit.trained + max(compute * unit.trained, summed * unit.owned)
+    yield gradients, rest + buffers, counted.entry
 
 
 @dataclass(frozen=True)

@@ -232,13 +232,15 @@ class ProbeStep:
         system, device = self.system, self.world.device
         self.peers.use(self.peers.degree(bucket))
         shape = system.latent(*bucket.shape)
-        conditions = system.example_conditions(bucket.shape, batch)
         for _ in range(min(2, self.plan.layout.micro_batches)):
+            conditions = system.example_conditions(bucket.shape, batch)
             start = self._now()
             x, target = (torch.randn(batch, *shape, device=device) for _ in range(2))
             prediction = system.denoiser(x, torch.rand(batch, device=device), conditions)
-            (prediction.float() - target).square().mean().backward()
-            del prediction, x, target
+            loss = (prediction.float() - target).square().mean()
+            del prediction, x, target, conditions  # a run's backward has none of them either
+            loss.backward()
+            del loss
             seconds = self._now() - start
         self._update()
         self._now()

@@ -36,7 +36,7 @@ def counted(**peers: int) -> np.ndarray:
     for batch in BATCHES:
         of = blocks.count_blocks(CONFIG, batch, Layout(**peers))
         numbers = [(one.saved, one.input, one.working, one.made, *one.forward, *one.backward) for one in of.blocks]
-        found.append([*np.ravel(numbers), of.entry, of.final, *of.forward])
+        found.append([*np.ravel(numbers), of.given, of.final, of.entry, *of.forward])
     return np.array(found)
 
 
@@ -101,7 +101,7 @@ def test_a_law_gives_what_a_trace_sees_where_none_was_fitted(
         of = blocks.count_blocks(config, batch, layout)
         numbers = [(one.saved, one.input, one.working + one.made, *one.forward, *one.backward) for one in of.blocks]
         sent = [sum(pair) for one in of.blocks for pair in one.sent.values()]
-        return [*np.ravel(numbers), *sent, of.entry, of.entry + of.final, *of.beside]
+        return [*np.ravel(numbers), *sent, of.given, of.final, of.entry, *of.beside]
 
     by_law = [found(batch) for batch in batches]
     hold_no_law(monkeypatch)

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from longtake.contracts import Conditions
+from longtake.contracts import Conditions, Noised
+from longtake.diffusion import micro_batch_loss, sample_loss
 from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, storage
 from longtake.parallel import Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
 from longtake.system import SystemConfig
@@ -150,18 +151,19 @@ def step_bytes(
     run = None
     if lora is not None or train_only is not None:
         run = SystemConfig.model_construct(model=config, lora=lora, freeze=(), train_only=train_only)
+
+    def loss_of(model: nn.Module) -> Tensor:  # latents and conditions end with it, as in the loop
+        x, conditions = inputs(config, latent, text, batch)
+        noised = Noised(x, torch.empty(batch), torch.empty_like(x), torch.empty(batch))
+        prediction = model(noised.x, noised.t, conditions)
+        return micro_batch_loss(sample_loss, prediction, noised, noised.weight, batch)
+
     with fake_mesh(parallel, shard * sequence * tensor) as mesh:
         model = _sharded(config, mesh, dtype, remat, budget, run)
-        x, conditions = inputs(config, latent, text, batch)
         with _tracked(model) as tracker:
             before = _total(tracker, "current")
-            tracker.track_external(x, *conditions.values())
             for _ in range(micro_batches):
-                prediction = model(x, torch.empty(batch), conditions)
-                loss = (prediction.float() - x).square().mean()
-                del prediction
-                loss.backward()
-                del loss
+                loss_of(model).backward()
             peak = _total(tracker, "peak")
         gradients = sum(local_tensor(p.grad).nbytes for p in model.parameters() if p.grad is not None)
     return {"weights": before, "gradients": gradients, "peak": peak}
