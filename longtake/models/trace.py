@@ -151,7 +151,7 @@ def _bytes_moved(args: Sequence[Any], out: Any) -> int:
 _aten = torch.ops.aten
 _NUMBERED = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
 _JOINED = {_aten.cat.default, _aten.stack.default}
-_REDUCED = {_aten.sum.dim_IntList, _aten.mean.dim, _aten.mean.default}
+_REDUCED = {_aten.sum.dim_IntList, _aten.sum.default, _aten.mean.dim, _aten.mean.default}
 _OF_CODES = {_aten.bitwise_and.Scalar, _aten.__rshift__.Scalar}  # of integers, alike in dtype
 _EMPTY = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.new_empty.default}
 _ALIKE = {_aten.empty_like.default, _aten.ones_like.default, _aten.zeros_like.default}
@@ -162,6 +162,8 @@ _BY_ARGUMENTS: dict[Any, Callable[..., Any]] = {
     _aten.bmm.default: lambda x, w: x.new_empty(*x.shape[:2], w.shape[2]),
     _aten.addmm.default: lambda bias, x, w: x.new_empty(x.shape[0], w.shape[1]),
     _aten.index.Tensor: lambda x, indices: _rows(x, *indices),
+    _aten.gt.Scalar: lambda x, _: x.new_empty(x.shape, dtype=torch.bool) if x.is_contiguous() else None,
+    _aten.where.self: lambda *tensors: _where(*tensors),
     _aten.slice_backward.default: lambda grad, sizes, *rest: grad.new_empty(sizes),
     _aten._scaled_dot_product_flash_attention.default: lambda *tensors: _flash(*tensors[:3]),
     _aten._scaled_dot_product_flash_attention_backward.default: lambda grad, *rest: tuple(map(_alike, rest[:3])),
@@ -231,6 +233,10 @@ def _rows(x: Tensor, index: Tensor | None, *others: Tensor | None) -> Tensor | N
     if index is None or others or index.dtype is torch.bool:
         return None
     return x.new_empty(*index.shape, *x.shape[1:])
+
+
+def _where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
+    return None if y.ndim or np.broadcast_shapes(mask.shape, x.shape) != x.shape else _of_each([x, y])
 
 
 def _alike(x: Tensor) -> Tensor:
