@@ -5,7 +5,7 @@
 #     zero 3, remat 42 transformer blocks, budget auto keeps 1, bf16 masters, 8-bit moments,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1    10.38   0.00  10.54  0.00      1.14      0.35   37.24       59.6  2.22     9
+#     512px/49f  13,312      1    10.38   0.00  10.54  0.00      1.14      0.35   37.15       59.6  2.22     9
 _base_ = "lora_5b.py"
 
 lora = None

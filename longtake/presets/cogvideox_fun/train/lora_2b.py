@@ -5,7 +5,7 @@
 #     zero 3, remat 30 transformer blocks, budget auto keeps 0.6 to 1, 58.98 M of the parameters train,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/41f  11,264      1     3.37   0.00   0.44  0.00      1.14      0.13   14.32       19.4  5.74     7
+#     512px/45f  12,288      1     3.37   0.00   0.44  0.00      1.14      0.13   15.36       20.4  6.39     6
 _base_ = "../parts.py"
 
 sizes = dict(

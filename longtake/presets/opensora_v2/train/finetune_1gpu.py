@@ -4,8 +4,8 @@
 #     11.89 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used, and 22.5 GiB of the host's memory for each
 #     zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, bf16 masters, 8-bit moments,
 #       moments in host memory, 8 micro-batches a rank a step
-#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/77f   5,200      1    22.15  22.15   0.00  0.00      1.38      0.98   19.50       66.2  1.03    10
+#         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     256px/129f   8,580      1    22.15  22.15   0.00  0.00      1.38      0.98   24.35       71.0  1.77     6
 _base_ = "finetune.py"
 
 _256px = {

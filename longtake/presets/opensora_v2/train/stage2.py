@@ -5,9 +5,9 @@
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
 #       1 micro-batch a rank a step
-#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/41f  25,432      4     5.54   0.00  11.07  0.00      9.29      0.72   90.09      116.7  7.39    33
-#      256px/1f     260    130     5.54   0.00  11.07  0.00      9.29      0.72   88.55      115.2  2.52  1004
+#         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     768px/129f  76,296      2     5.54   0.00  11.07  0.00      9.29      0.72   93.45      120.1  20.2    11
+#       256px/1f     260    130     5.54   0.00  11.07  0.00      9.29      0.72   87.54      114.2  2.52  1089
 _base_ = "image.py"
 
 _256px = {
