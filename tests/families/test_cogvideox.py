@@ -185,7 +185,7 @@ def test_what_a_step_takes_is_foretold_by_its_own_blocks(variant: str) -> None:
     counted = step_bytes(model, latent[1:], text, batch=batch, remat=(1,))
     micro, layout = MicroBatch(batch, latent, text), Layout(remat=(1,))
     said = forecast_memory(model, micro, layout)
-    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.1)
+    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.02)
     fused = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
     }

@@ -371,7 +371,7 @@ def test_what_a_step_takes_is_foretold_by_its_own_blocks(name: str) -> None:
     counted = step_bytes(model, latent[1:], text, batch=batch, remat=(1,))
     sizes, layout = MicroBatch(batch, latent, text), Layout(remat=(1,))
     said = forecast_memory(model, sizes, layout)
-    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.1)
+    assert said.total - said.optimizer == pytest.approx(counted["peak"], rel=0.05)
     sampling = sampling_bytes(model, latent[1:], text, batch=batch)
     assert max(forward_bytes(model, latent, text, batch).values()) == pytest.approx(sampling, rel=0.05)
     fused = {

@@ -60,6 +60,12 @@ CASES: list[tuple[Any, tuple[Any, ...]]] = [
     (ATEN.index.Tensor, (meta(16), [CODES.long()])),
     (ATEN.arange.start_step, (1, 8, 3)),
     (ATEN.mean.default, (HEADS,)),
+    (ATEN.sum.default, (HEADS,)),
+    (ATEN.gt.Scalar, (meta(4, 1), 0)),
+    (ATEN.gt.Scalar, (ROWS, 0)),
+    (ATEN.where.self, (meta(2, 1, 1, 1, dtype=torch.bool), HEADS, meta())),
+    (ATEN.where.self, (meta(2, 1, 1, 1, dtype=torch.bool), meta(1, 5, 3, 16), meta())),
+    (ATEN.where.self, (meta(2, 5, 1, 1, dtype=torch.bool), HEADS.transpose(1, 2).transpose(1, 2), meta())),
     (ATEN.mean.dim, (HEADS, [-1, 0])),
     (ATEN.slice_backward.default, (meta(2, 5), [2, 9], 1, 0, 5, 1)),
     (ATEN._scaled_dot_product_flash_attention.default, (HEADS.transpose(1, 2), *[meta(2, 3, 7, 16)] * 2)),
@@ -77,7 +83,7 @@ def test_a_result_that_is_plain_to_see_is_what_pytorch_gives(operation: Any, arg
 
 
 def test_most_of_these_are_seen() -> None:
-    assert sum(_known_result(*case, {}) is not None for case in CASES) >= 30
+    assert sum(_known_result(*case, {}) is not None for case in CASES) >= 34
 
 
 def facts(x: Tensor) -> tuple[Any, ...]:

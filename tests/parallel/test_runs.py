@@ -29,7 +29,7 @@ def test_peers_make_the_videos_of_one_process(alone: Facts, worlds: Worlds) -> N
     ours, theirs = worlds(4, "run")[0]["videos"], alone["videos"]
     assert len(ours) == len(theirs) == 3
     for video, expected in zip(ours, theirs, strict=True):
-        assert video == pytest.approx(expected, abs=1)
+        assert video == pytest.approx(expected, abs=0.1)
     assert theirs[0] != theirs[1]
 
 

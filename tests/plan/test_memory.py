@@ -159,8 +159,8 @@ def test_the_most_that_a_step_holds_is_foretold_within_a_few_percent(name: str) 
     ],
     ids=["256px 129 frames", "256px 33 frames", "768px 33 frames"],
 )
-def test_the_11b_model_is_foretold_within_a_tenth(config: MMDiTConfig, latent: tuple, options: dict) -> None:
-    check_step(config, latent, 512, options, within=0.1)
+def test_the_11b_model_is_foretold_within_a_hundredth(config: MMDiTConfig, latent: tuple, options: dict) -> None:
+    check_step(config, latent, 512, options, within=0.01)
 
 
 def check_step(config: MMDiTConfig, latent: tuple[int, int, int], text: int, options: dict, *, within: float) -> None:
