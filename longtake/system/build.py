@@ -329,10 +329,12 @@ def _fill_denoiser(
 
 
 def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | None]:
-    """Whether blocks are compiled, and a line where they are not for want of a compiler. Collective."""
+    """Whether blocks are compiled, and a line where they are not for want of a compiler. Collective. Raises `UserError`
+    where a GPU could not do without."""
     if not config.compiles_on(world.device.type):
         return False, None
     missing = next(filter(None, world.gather(parallel.missing_compiler(world.device))), None)
+    check_float8(config.precision, 1, world.device.type == "cuda" and missing is not None, missing)
     return missing is None, missing and f"not compiled: {missing}"
 
 

@@ -19,14 +19,15 @@ _MULTIPLE = 16  # of both sizes of a weight, by the kernels' rule
 _CAPABILITY = (8, 9)
 
 
-def check_float8(precision: str | None, tensor: int, eager: bool = False) -> None:
-    """Raises `UserError` for float8 with tensor peers, and in blocks that a GPU runs eagerly."""
+def check_float8(precision: str | None, tensor: int, eager: bool = False, missing: str | None = None) -> None:
+    """Raises `UserError` for float8 with tensor peers, and in blocks that a GPU runs eagerly; `missing`: what the
+    compiler lacks, and what to do, where that is why."""
     if precision is None:
         return
     if eager:
         raise UserError(
-            'precision = "fp8": blocks that are not compiled make float32 copies of all that they multiply; write '
-            "compile = True too, or precision = None"
+            'precision = "fp8": blocks that are not compiled make float32 copies of all that they multiply; '
+            f"{f'here {missing}' if missing else 'write compile = True too'}, or write precision = None"
         )
     if tensor > 1:
         raise UserError(
