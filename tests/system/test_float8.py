@@ -99,7 +99,7 @@ def test_what_float8_cannot_be_with_is_refused_with_what_to_write(monkeypatch: p
         system_config(precision="fp8", lora={"rank": 2})
     with pytest.raises(UserError, match=r'precision = "fp8": blocks that are not compiled .*; write compile = True'):
         check_float8("fp8", 1, eager=True)
-    with pytest.raises(UserError, match=r"; here no C\+\+ compiler was found; install g\+\+, or write precision = None"):
+    with pytest.raises(UserError, match=r"; here no C\+\+ compiler was found; install g\+\+, or write"):
         check_float8("fp8", 1, eager=True, missing="no C++ compiler was found; install g++")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     with pytest.raises(UserError, match=r"capability 8.9 or higher, this one has 8.6; write precision = None"):
