@@ -128,7 +128,8 @@ def test_one_rank_that_hangs_brings_the_stacks_of_all(config: Path, monkeypatch:
     command = ("train", config, "--watchdog-seconds", "10")
     code, _, error = finish(start(*command, processes=2, program=(str(program),)))
     assert code == 1  # torchrun's own
-    assert f"exitcode  : {EXIT_HANG}" in error
+    # torchrun says nothing of codes where it signals the other rank just as that has ended by itself
+    assert f"exitcode  : {EXIT_HANG}" in error or error.rstrip().endswith("[Errno 3] No such process")
     found = reports(config)
     assert found.keys() == {"rank-00000.txt", "rank-00001.txt"}
     assert "hangs_in_the_third" in found["rank-00001.txt"]
