@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from longtake.models.cogvideox_config import CogVideoXConfig
     from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
     from longtake.models.initial import held_as, initial_values
+    from longtake.models.law import Law, fit
     from longtake.models.lora import AdapterSize, FrozenLinear, LoraLinear, adapt, freeze, frozen_names, target_layers
     from longtake.models.mmdit import MMDiT
     from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch, TensorSplit
     from longtake.models.stdit3 import STDiT3
     from longtake.models.stdit3_config import STDiT3Config
-    from longtake.models.trace import Law, Trace, as_on_cuda, attention_on_cuda, fit, meta_conditions
+    from longtake.models.trace import Trace, as_on_cuda, attention_on_cuda, meta_conditions
     from longtake.models.ttt_video import TTTVideo
     from longtake.models.ttt_video_config import TTTVideoConfig
 

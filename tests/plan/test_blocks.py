@@ -10,8 +10,7 @@ import pytest
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import CogVideoXConfig, MMDiTConfig, STDiT3Config, TTTVideoConfig
-from longtake.models.trace import Law
+from longtake.models import CogVideoXConfig, Law, MMDiTConfig, STDiT3Config, TTTVideoConfig
 from longtake.plan import blocks
 from longtake.plan.layout import Layout, MicroBatch
 from tests.families.plain import Plain, PlainConfig
