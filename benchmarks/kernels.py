@@ -27,7 +27,7 @@ from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
 from longtake.encoders.layouts import LAYOUTS, lay_out_weights
 from longtake.models import fused
-from longtake.models.attention_time import AttentionShape, block_parts
+from longtake.models.timing import AttentionShape, block_parts
 
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
 ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K

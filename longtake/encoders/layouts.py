@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.models.attention_time import time_each
+from longtake.models.timing import clock, time_each
 
 LAYOUTS = {"contiguous": {}, "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d}}
 _FRAMES = 33  # of a video that is timed, at most
@@ -55,11 +55,6 @@ def time_layouts(
     parts, compute = autoencoder.decoding if decodes else autoencoder.encoding, autoencoder.compute
     x = torch.zeros(1, *(autoencoder.latent(*shape) if decodes else (3, *shape)), device=device)
 
-    def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
     def run() -> None:
         if decodes:
             autoencoder.decode(x, shape[0])
@@ -71,7 +66,7 @@ def time_layouts(
     try:
         for layout in LAYOUTS:
             lay_out_weights(parts.values(), layout)
-            found |= time_each({layout: run}, clock)
+            found |= time_each({layout: run}, partial(clock, device))
     finally:
         autoencoder.compute = compute
     if device.type == "cuda":

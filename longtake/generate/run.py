@@ -35,7 +35,7 @@ from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, shar
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
-from longtake.models.attention_time import timed_on
+from longtake.models.timing import timed_on
 from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
 from longtake.small_files import remembered
 from longtake.system import CaptionEncoders, System, build_system, compiles, encoders_on_host

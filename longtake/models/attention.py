@@ -123,7 +123,7 @@ class AttentionChoice:
 def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
     """What `model.attention = wanted` means on this device, for compute in `dtype` and heads of width `head_dim`.
 
-    "auto" on CUDA, until kernels are timed (`attention_time`), is PyTorch's own order of preference (cuDNN before
+    "auto" on CUDA, until kernels are timed (`timing`), is PyTorch's own order of preference (cuDNN before
     FlashAttention-2 on Hopper and newer, from the cuDNN release on that is right for every length), except that
     FlashAttention-3 goes before FlashAttention-2 on Hopper where it is installed. Kernels are tried on the device,
     forward and backward. Raises `UserError` where the wanted kernel cannot run.

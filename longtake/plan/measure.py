@@ -18,8 +18,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.encoders.cost import on_meta, pieces_of
-from longtake.models import Attention, Trace, denoiser_class, meta_conditions
-from longtake.models.attention import fault_of
+from longtake.models import Attention, Trace, denoiser_class, meta_conditions, timing
 from longtake.parallel import TokenPeers, World, cut_among, tune_host
 from longtake.plan.block_traces import one_of_each_kind
 from longtake.plan.machine import CPU
@@ -32,7 +31,6 @@ _CALLS, _PRODUCTS = 3, 3  # timed calls of each, after one; sizes of products, t
 _MOST_FLOPS = {"cuda": 3e13, "cpu": 4e9}  # of one call; larger shapes are cut to it
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}  # of one tensor that is copied
 _CHAIN = 100  # small kernels in a row
-_KERNELS = ("cudnn", "flash", "efficient", "fa3")
 
 
 def measure_rates(plan: RunPlan, world: World) -> Rates:
@@ -148,13 +146,11 @@ def _attention(
 
 
 def attention_rates(q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float]) -> dict[str, tuple[float, float]]:
-    """FLOP/s forward and backward over q, k, v [B, L, N, K] by each kernel that runs; on a CPU by the one that does.
+    """FLOP/s forward and backward over q, k, v [B, L, N, K] by each of `backends_of`; on a CPU by the one that runs.
     time_of: says the seconds of a call."""
     found, on_gpu = {}, q.device.type == "cuda"
     flops = 4 * q.numel() * k.shape[1]
-    for name in _KERNELS if on_gpu else ("auto",):
-        if on_gpu and fault_of(name, q.device, q.dtype, q.shape[-1]) is not None:
-            continue
+    for name in timing.backends_of(q.device, q.dtype, q.shape[-1]) if on_gpu else ("auto",):
         kernel = Attention(name)
         try:
             out = kernel(q, k, v)
@@ -234,10 +230,7 @@ def _launch(device: torch.device, time_of: Callable[..., float]) -> float:
 def clock(device: torch.device) -> float:
     """Seconds, once the device has done all it was asked to; on a CPU those that its threads were given, so that other
     work beside them does not count."""
-    if device.type != "cuda":
-        return time.process_time() / torch.get_num_threads()
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return timing.clock(device) if device.type == "cuda" else time.process_time() / torch.get_num_threads()
 
 
 def _seconds(device: torch.device, run: Callable[[], Any]) -> float:

@@ -17,8 +17,8 @@ from longtake.contracts import Bucket
 from longtake.encoders import choose_layout
 from longtake.models import Attention, AttentionChoice, block_counts, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
-from longtake.models.attention_time import AttentionShape, slow_on_hopper, time_fused, time_kernels, timed_on
 from longtake.models.projections import joins
+from longtake.models.timing import AttentionShape, slow_on_hopper, time_backends, time_fused, timed_on
 from longtake.parallel import (
     BucketPeers,
     Budget,
@@ -131,7 +131,7 @@ def choose_attention_by_time(
         return
 
     def choose() -> Found:
-        seconds = time_kernels(shape, device, system.dtype)
+        seconds = time_backends(shape, device, system.dtype)
         chosen = min(seconds, key=seconds.__getitem__, default="auto")
         return {"chosen": chosen, "shape": str(shape), "seconds": seconds, "warning": slow_on_hopper(chosen, device)}
 

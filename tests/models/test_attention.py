@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import Attention, MMDiT, attention_time, choose_attention, use_attention
+from longtake.models import Attention, MMDiT, choose_attention, timing, use_attention
 from longtake.models import attention as module
 from longtake.models.attention_kernels import attend, attend_backward
 from longtake.models.attention_op import attention
-from longtake.models.attention_time import time_each
+from longtake.models.timing import time_each
 from tests.models import flash_attention_3
 from tests.models.golden import tiny_config
 
@@ -200,20 +200,20 @@ def test_why_a_hopper_gpu_is_left_on_flash_attention_2(
 ) -> None:
     hopper.setattr(torch.version, "cuda", cuda)
     hopper.setattr(torch.backends.cudnn, "version", lambda: cudnn)
-    hopper.setattr(attention_time, "_release", lambda package: wheel)
-    found = attention_time.slow_on_hopper(chosen, CUDA)
+    hopper.setattr(timing, "_release", lambda package: wheel)
+    found = timing.slow_on_hopper(chosen, CUDA)
     assert (found is None) if said is None else re.search(said, found)
 
 
 def test_only_kernels_that_run_and_are_right_are_timed(hopper: pytest.MonkeyPatch) -> None:
     """On a CPU in the place of a GPU: cuDNN there but too old, FlashAttention-3 not installed."""
     ran: list[str] = []
-    hopper.setattr(attention_time, "fault_of", lambda name, *rest: "not installed" if name == "fa3" else None)
-    hopper.setattr(attention_time, "_cudnn", lambda: 91002)
+    hopper.setattr(timing, "fault_of", lambda name, *rest: "not installed" if name == "fa3" else None)
+    hopper.setattr(timing, "_cudnn", lambda: 91002)
     hopper.setattr(torch.cuda, "synchronize", lambda device: None)
-    hopper.setattr(attention_time, "Attention", lambda name: ran.append(name) or Attention("sdpa"))
-    shape = attention_time.AttentionShape(1, 16, 2, 8)
-    assert set(attention_time.time_kernels(shape, CPU, torch.float32)) == {"flash", "efficient"} == set(ran)
+    hopper.setattr(timing, "Attention", lambda name: ran.append(name) or Attention("sdpa"))
+    shape = timing.AttentionShape(1, 16, 2, 8)
+    assert set(timing.time_backends(shape, CPU, torch.float32)) == {"flash", "efficient"} == set(ran)
 
 
 @pytest.mark.gpu

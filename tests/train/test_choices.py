@@ -18,7 +18,7 @@ from longtake.checkpoint import Clock, RunState
 from longtake.config import dump_config
 from longtake.contracts import Bucket, UserError
 from longtake.models import Attention, fused
-from longtake.models.attention_time import AttentionShape, time_fused
+from longtake.models.timing import AttentionShape, time_fused
 from longtake.parallel import (
     BlockCompiler,
     BucketPeers,
@@ -57,7 +57,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Shapes at which kernels were timed; cuDNN is always the fastest."""
     shapes: list[str] = []
     monkeypatch.setattr(
-        module, "time_kernels", lambda shape, *_: shapes.append(str(shape)) or {"flash": 2.0, "cudnn": 1.0}
+        module, "time_backends", lambda shape, *_: shapes.append(str(shape)) or {"flash": 2.0, "cudnn": 1.0}
     )
     monkeypatch.setattr(module, "slow_on_hopper", lambda *_: None)
     monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})

@@ -41,10 +41,8 @@ class AttentionShape:
         return f"{self.batch} x {self.tokens:,} tokens, {self.heads} heads of {self.width}"
 
 
-def time_kernels(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+def time_backends(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Seconds of a forward and backward by each kernel that runs on this CUDA device and is right for every length."""
-    found = {name: fault_of(name, device, dtype, shape.width) for name in _CANDIDATES}
-    runs = [name for name in _CANDIDATES if found[name] is None and (name != "cudnn" or _cudnn() >= _CUDNN)]
     sizes = shape.batch, shape.tokens, shape.heads, shape.width
     q, k, v, grad = (torch.randn(sizes, device=device, dtype=dtype) for _ in range(4))
     inputs = [one.requires_grad_() for one in (q, k, v)]
@@ -52,12 +50,20 @@ def time_kernels(shape: AttentionShape, device: torch.device, dtype: torch.dtype
     def run(name: Backend) -> None:
         torch.autograd.grad(Attention(name)(*inputs), inputs, grad)
 
-    seconds = time_each({name: partial(run, name) for name in runs}, partial(_clock, device))
+    runs = {name: partial(run, name) for name in backends_of(device, dtype, shape.width)}
+    seconds = time_each(runs, partial(clock, device))
     torch.cuda.empty_cache()
     return seconds
 
 
-def _clock(device: torch.device) -> float:
+def backends_of(device: torch.device, dtype: torch.dtype, width: int) -> list[Backend]:
+    """The kernels of attention that run on this CUDA device with heads of this width, right for every length."""
+    found = {name: fault_of(name, device, dtype, width) for name in _CANDIDATES}
+    return [name for name in _CANDIDATES if found[name] is None and (name != "cudnn" or _cudnn() >= _CUDNN)]
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, once the device has done all it was asked to."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -88,7 +94,7 @@ def time_fused(
 
         ways = {"fused": partial(run, (name,), called, inputs), "plain": partial(run, (), called, inputs)}
         try:
-            found[name] = time_each(ways, partial(_clock, device))
+            found[name] = time_each(ways, partial(clock, device))
         finally:
             fused.use(())
     return found
