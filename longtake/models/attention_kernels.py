@@ -26,8 +26,8 @@ Kernel = Literal["flash", "cudnn", "efficient", "cpu", "fa3", "math"]
 _BY_NUMBER: dict[int, Kernel] = {1: "flash", 2: "efficient", 3: "cudnn"}  # `SDPBackend`
 
 
-def kernel(q: Tensor, backend: Backend = "auto") -> Kernel:
-    """The kernel for blocks of keys, where the run's attention is `backend`.
+def kernel_of_block(q: Tensor, backend: Backend = "auto") -> Kernel:
+    """The kernel for one block of keys, where the run's attention is `backend`.
 
     On CUDA (half precision, head sizes 8, 16, ... 256) cuDNN where that was chosen for the run (up to 128) or
     FlashAttention-3, else FlashAttention-2; the fused kernel on a CPU; chunked matmul and softmax for `math` and where
@@ -60,7 +60,7 @@ def kernel_of_all(q: Tensor, k: Tensor, v: Tensor, backend: Backend) -> Kernel:
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """softmax(q k^T / sqrt(K)) v over this block alone [B, N, l, K], and the log-sum-exp of its scores."""
-    return attend(q, k, v, kernel(q, backend))
+    return attend(q, k, v, kernel_of_block(q, backend))
 
 
 def attend_block_backward(
@@ -70,7 +70,7 @@ def attend_block_backward(
 
     With those, a weight is exp(score - lse), and sum(grad * out) is the mean that softmax's backward subtracts.
     """
-    return attend_backward(grad, q, k, v, out, lse, kernel(q, backend))
+    return attend_backward(grad, q, k, v, out, lse, kernel_of_block(q, backend))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, which: Kernel) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longtake.models.rotations import turned
+
 NAMES = ("heads", "modulate", "gate", "gate_modulate", "project")  # the last: `projections`
 _used: frozenset[str] = frozenset()
 
@@ -229,14 +231,14 @@ class Plain:
                 z = _normed(z, eps, bool(biases))[0] * weights[i] + (biases[i] if biases else 0)
             found.append(z)
         out = torch.cat(found, 1)
-        return (out if rope is None else _turned(out, rope, pairs)).to(parts[0].dtype)
+        return (out if rope is None else turned(out, rope[0], rope[1], pairs)).to(parts[0].dtype)
 
     @staticmethod
     def join_backward(
         grad: Tensor, parts: Sequence[Tensor], lengths: Sequence[int], weights: Sequence[Tensor],
         biases: Sequence[Tensor], rope: Tensor | None, pairs: bool, eps: float, learned: bool,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:  # fmt: skip
-        whole = _wide(grad) if rope is None else _turned(_wide(grad), rope, pairs, back=True)
+        whole = _wide(grad) if rope is None else turned(_wide(grad), rope[0], -rope[1], pairs)
         found: tuple[list[Tensor], ...] = [], [], []
         for i, dz in enumerate(whole.split(lengths, 1)):
             dx, others = dz, tuple(range(dz.dim() - 1))
@@ -294,13 +296,6 @@ def _normed(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
 def _of_norm(dn: Tensor, n: Tensor, inverse: Tensor, centred: bool) -> Tensor:
     mean = dn.mean(-1, keepdim=True) if centred else 0.0
     return inverse * (dn - mean - n * (dn * n).mean(-1, keepdim=True))
-
-
-def _turned(x: Tensor, rope: Tensor, pairs: bool, back: bool = False) -> Tensor:
-    cos, sin = rope[0], -rope[1] if back else rope[1]
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1) if pairs else x.chunk(2, -1)
-    turned = a * cos - b * sin, b * cos + a * sin
-    return torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
 
 
 def _of_rows(numbers: Tensor, runs: Sequence[int]) -> Tensor:

@@ -22,8 +22,8 @@ def rotate_and_join(parts: Sequence[Tensor], rope: Tensor, pairs: bool) -> Tenso
     expression.
     """
     if torch.compiler.is_compiling() or any(type(one) is not Tensor for one in parts):  # or a stand-in of it
-        turned = zip(parts, _of_each(rope, parts), strict=True)
-        return torch.cat([_expression(x, of, pairs) for x, of in turned], 1)
+        each = zip(parts, _of_each(rope, parts), strict=True)
+        return torch.cat([_expression(x, of, pairs) for x, of in each], 1)
     return _RotateAndJoin.apply(rope, pairs, *parts)
 
 
@@ -53,9 +53,14 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool, into: Tensor) -> Non
 
 
 def _expression(x: Tensor, rope: Tensor, pairs: bool) -> Tensor:
-    a, b = _halves(x.float(), pairs)  # once, so that gradients are added before they are rounded
-    turned = a * rope[0] - b * rope[1], b * rope[0] + a * rope[1]
-    return (torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)).to(x.dtype)
+    return turned(x.float(), rope[0], rope[1], pairs).to(x.dtype)  # cast once: gradients are added before rounding
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
+    """The formula above, for x [B, S, ..., K] in the dtype of the angles or a wider one; `pairs` as before."""
+    a, b = _halves(x, pairs)
+    found = a * cos - b * sin, b * cos + a * sin
+    return torch.stack(found, -1).flatten(-2) if pairs else torch.cat(found, -1)
 
 
 def _halves(x: Tensor, pairs: bool) -> tuple[Tensor, Tensor]:

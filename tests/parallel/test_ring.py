@@ -32,7 +32,7 @@ def by_blocks(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, sizes: list[int]) -
 @pytest.mark.parametrize("which", ["cpu", "math", "fa3"])
 @pytest.mark.parametrize("sizes", [[7], [3, 4], [1, 5, 1]])
 def test_blocks_make_up_whole_attention(monkeypatch: pytest.MonkeyPatch, which: str, sizes: list[int]) -> None:
-    monkeypatch.setattr("longtake.models.attention_kernels.kernel", lambda q, backend: which)
+    monkeypatch.setattr("longtake.models.attention_kernels.kernel_of_block", lambda q, backend: which)
     monkeypatch.setattr("longtake.models.attention_kernels._CHUNK_BYTES", 200)  # several chunks of queries
     flash_attention_3.install(monkeypatch)
     q, k, v = (drawn(2, 3, rows, 8, seed=rows + i).requires_grad_() for i, rows in enumerate((5, 7, 7)))
