@@ -40,6 +40,12 @@ class Weights:
     owned: int  # elements that train, of the fullest rank over the whole model
     frozen: int  # bytes of those that do not, likewise
 
+    def most_gathered(self, shards: int, zero: int) -> int:
+        """Elements that a forward has gathered at its worst moment: all with `zero` 2, else of one block, with several
+        shards of the next one too, and what is in no block."""
+        blocks = [unit.gathered for unit in self.blocks]
+        return self.rest.gathered + (sum(blocks) if zero == 2 else min(2, shards) * max(blocks, default=0))
+
 
 @lru_cache(maxsize=64)
 def count_weights(config: Any, shards: int, upkeep: Upkeep = PLAIN, compute_bytes: int = 2) -> Weights:

@@ -19,7 +19,7 @@ from longtake.plan.blocks import Blocks, Pass, count_blocks
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.machine import Machine
 from longtake.plan.memory import placed_blocks
-from longtake.plan.parameters import count_weights
+from longtake.plan.parameters import Weights, count_weights
 
 
 class EncoderWork(NamedTuple):
@@ -57,10 +57,9 @@ def forecast_time(
     config: Any, batch: MicroBatch, layout: Layout, machine: Machine, encoders: EncoderWork = NOTHING_ENCODED
 ) -> MicroBatchTime:
     """The time of a micro-batch, forward and backward."""
-    counted, rates = count_blocks(config, batch, layout), machine.rates
+    counted, rates, links = count_blocks(config, batch, layout), machine.rates, _links(layout, machine)
     forward, backward = counted.beside, counted.beside.plus(counted.beside)
     again, exchange, stored = Pass(0, 0, 0, 0), 0.0, 0.0
-    links = {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
     placed = placed_blocks(config, batch, layout)
     count_of = Counter(map(id, placed))
     for one in {id(one): one for one in placed}.values():
@@ -82,7 +81,7 @@ def _compute(config: Any, passes: tuple[Pass, Pass, Pass], layout: Layout, machi
     """Seconds of forward, backward and recomputation, by kind."""
     rates, (forward, backward, again) = machine.rates, passes
     there, back = rates.attention_of(config.head_dim)
-    copies = rates.copies if machine.efficiency is None else float("inf")  # else its share is for all
+    copies = _copies(machine)
     products = rates.products * _speedup(layout)
     parts = {
         "products": (forward.products + backward.products) / products,
@@ -104,9 +103,13 @@ def _cast_bytes(config: Any, layout: Layout) -> float:
     """Masters are read and written in the compute dtype, gathered weights copied to where they are used, and gradients
     copied in another dtype before they are added up."""
     weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
-    gathered = layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
-    cast = (layout.upkeep.master_bytes + layout.compute_bytes) * weights.owned + 2 * gathered
+    cast = (layout.upkeep.master_bytes + layout.compute_bytes) * weights.owned + 2 * _gathered_bytes(weights, layout)
     return _gathers(layout) * cast + (layout.compute_bytes + layout.reduce_bytes) * weights.num_trained
+
+
+def _gathered_bytes(weights: Weights, layout: Layout) -> float:
+    """Of all weights that are gathered once, in the compute dtype; coded ones apart."""
+    return layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
 
 
 def _gathers(layout: Layout) -> int:
@@ -116,16 +119,13 @@ def _gathers(layout: Layout) -> int:
 
 def forward_seconds(config: Any, counted: Blocks, layout: Layout, machine: Machine) -> float:
     """Of a forward alone, as in sampling, where weights are gathered beside it and exchanges stand in its way."""
-    rates, one = machine.rates, counted.forward
+    rates, one, links = machine.rates, counted.forward, _links(layout, machine)
     there, _ = rates.attention_of(config.head_dim)
-    copies = rates.copies if machine.efficiency is None else float("inf")
-    compute = one.products / rates.products + one.attention / there + one.moved / copies
-    links = {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
-    exchange = sum(there / links[axis] for block in counted.blocks for axis, (there, _) in block.sent.items())
+    compute = one.products / rates.products + one.attention / there + one.moved / _copies(machine)
+    exchange = sum(sent / links[axis] for block in counted.blocks for axis, (sent, _) in block.sent.items())
     shards = layout.weight_shards
     weights = count_weights(config, shards, layout.upkeep, layout.compute_bytes)
-    gathered = layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
-    gathering = gathered * (shards - 1) / shards / _bandwidth(shards, machine)
+    gathering = _gathered_bytes(weights, layout) * (shards - 1) / shards / _bandwidth(shards, machine)
     return float(max(compute, one.launches * rates.launch, gathering) + exchange)
 
 
@@ -157,8 +157,7 @@ def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
     shards, replicas = layout.weight_shards, layout.replicate
     gathers = _gathers(layout)
-    units = [*weights.blocks, weights.rest]
-    gathered = sum(layout.compute_bytes * unit.gathered + unit.codes for unit in units)
+    gathered = _gathered_bytes(weights, layout) + sum(unit.codes for unit in (*weights.blocks, weights.rest))
     own = (gathers * gathered + layout.reduce_bytes * weights.num_trained) * (shards - 1) / shards
     seconds = own / _bandwidth(shards, machine)
     if replicas > 1:
@@ -167,6 +166,17 @@ def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     if layout.offload:
         seconds += weights.owned * (gathers * layout.compute_bytes + FP32) / machine.rates.host
     return seconds
+
+
+def _copies(machine: Machine) -> float:
+    """Bytes/s of kernels that only move; where one share of the peak is for all kernels they take no time of their
+    own."""
+    return machine.rates.copies if machine.efficiency is None else float("inf")
+
+
+def _links(layout: Layout, machine: Machine) -> dict[str, float]:
+    """Bytes/s of one GPU between the peers of each axis."""
+    return {"sequence": _bandwidth(layout.peers, machine), "tensor": _bandwidth(layout.tensor, machine)}
 
 
 def _bandwidth(ranks: int, machine: Machine) -> float:

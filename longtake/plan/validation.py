@@ -81,10 +81,8 @@ def validation_rooms(config: RunConfig, request: GenerateConfig, layout: Layout)
     branches = branches_of(request, request.ae.latent(*shape)[1])
     width = max(branches) if request.sampling_option.guidance_batch is True else 1
     counted = count_weights(request.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
-    blocks = [unit.gathered for unit in counted.blocks]
-    ahead = 1 if layout.weight_shards == 1 else 2
-    gathered = counted.rest.gathered + (sum(blocks) if layout.zero == 2 else ahead * max(blocks, default=0))
-    denoising = width * rooms["denoise"] + layout.compute_bytes * gathered
+    gathered = layout.compute_bytes * counted.most_gathered(layout.weight_shards, layout.zero)
+    denoising = width * rooms["denoise"] + gathered
     return int(denoising), max(rooms["texts"], rooms["decode"]) + _visiting(request)
 
 

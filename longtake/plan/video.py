@@ -176,8 +176,7 @@ def _known(config: GenerateConfig, shape: tuple[int, int, int]) -> list[tuple[in
 def _weights(config: GenerateConfig, layout: Layout) -> dict[str, int]:
     """Bytes of weights on a GPU by the phase that needs them, those that are gathered among the denoiser's."""
     counted = count_weights(config.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
-    ahead = 1 if layout.weight_shards == 1 else 2
-    gathered = counted.rest.gathered + ahead * max((unit.gathered for unit in counted.blocks), default=0)
+    gathered = counted.most_gathered(layout.weight_shards, layout.zero)
     found = encoder_bytes(config, layout.gpus, decodes=True)
     autoencoder = found.pop("ae")
     denoiser = counted.frozen + layout.compute_bytes * (counted.owned + gathered)
