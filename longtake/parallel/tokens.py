@@ -90,8 +90,10 @@ class TokenCut:
         for name in self._now.whole:
             self._find_numbers(name)
         self._compiled = True
-        yield
-        self._compiled = False
+        try:
+            yield
+        finally:
+            self._compiled = False
 
     def _find_numbers(self, name: str) -> None:
         if name not in self._now.lengths:
