@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -105,15 +105,19 @@ def captions(
     column: Annotated[str, typer.Option(help="The column of the captions.")] = "text",
 ) -> None:
     """Change the captions of TABLE in place: from files, then --find, then --prefix, then in an editor."""
-    changes = [data.caption_from_file] if from_files else []
+    files = data.FromFiles()
+    changes: list[Callable[[str, str], str]] = [files] if from_files else []
     if find:
         changes.append(lambda place, text: text.replace(find, replace))
     if prefix:
-        changes.append(lambda place, text: text if text.startswith(prefix) else prefix + text)
+        changes.append(lambda place, text: data.prefixed(text, prefix))
     if not (changes or edit):
         raise UserError(f"data captions {table}: nothing to change; add --from-files, --find, --prefix or --edit")
     changed, rows = data.edit_captions(table, changes, column, edit)
-    track.make_console().print(f"{changed:,} of {rows:,} captions changed in {table}")
+    console = track.make_console()
+    if from_files:
+        console.print(f"{files.count:,} of {rows:,} clips have a .txt file beside them")
+    console.print(f"{changed:,} of {rows:,} captions changed in {table}")
 
 
 def _print_left_out(console: Console, left_out: Mapping[str, int], first_unreadable: tuple[int, str] | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.data.clips.captions import caption
+    from longtake.data.clips.captions import caption, prefixed
     from longtake.data.clips.file_cache import FileCache, default_cache_folder
     from longtake.data.clips.transforms import from_unit, resize_crop, to_unit
     from longtake.data.clips.video import ClipError, read_frames, read_image, video_writer, write_image, write_video
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from longtake.data.loading.quarantine import append_quarantine, list_quarantine, read_quarantine
     from longtake.data.probing.one_file import probe_file
     from longtake.data.probing.probe import probe_table
-    from longtake.data.tables.captions import caption_from_file, edit_captions
+    from longtake.data.tables.captions import FromFiles, edit_captions
     from longtake.data.tables.convert import make_shards
     from longtake.data.tables.mix import MixedTable, clip_weights, open_clips, order_columns, table_and_root
     from longtake.data.tables.rows import read_numbers

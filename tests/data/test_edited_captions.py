@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from longtake.cli.app import app
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, edit_captions, open_clips
+from longtake.data import DatasetConfig, FromFiles, edit_captions, open_clips, prefixed
 from longtake.data.loading.dataset import SlotDataset
-from longtake.data.tables.captions import caption_from_file
+from longtake.data.probing.probe import list_clips
 
 runner = CliRunner()
 ROWS = 'path,text,num_frames,height,width,fps\na.mp4,red,9,32,32,8\nb.mp4,"blue, moves",9,32,32,8\n'
@@ -44,7 +44,7 @@ def test_an_editor_changes_lines_and_a_lost_line_changes_nothing(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editor = tmp_path / "editor"
-    for script, outcome in (("sed -i s/red/pink/", ["pink", "blue, moves"]), ("sed -i 1d", None)):
+    for script, outcome in (("sed -i s/red/pink/", ["pink", "blue, moves"]), ("sed -i 1d", None), ("exit 1; :", None)):
         editor.write_text(f'#!/bin/sh\n{script} "$1"\n')
         editor.chmod(stat.S_IRWXU)
         monkeypatch.setenv("VISUAL", str(editor))
@@ -73,6 +73,41 @@ def test_a_prefix_stands_before_the_captions_of_its_table_once(table: Path, tmp_
         DatasetConfig(mix=mix, caption_prefix={"mine.csv": "x"})
 
 
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("a dog", "ohwx dog, a dog"),
+        ("ohwx dog, a dog", "ohwx dog, a dog"),
+        ("ohwx dog", "ohwx dog"),
+        ("", "ohwx dog"),
+        ("ohwx dogs", "ohwx dog, ohwx dogs"),
+    ],
+)
+def test_a_prefix_in_the_table_is_what_a_run_would_put_there(table: Path, text: str, outcome: str) -> None:
+    assert prefixed(text, "ohwx dog, ") == outcome
+    edit_captions(table, [lambda place, old: text])
+    assert runner.invoke(app, ["data", "captions", str(table), "--prefix", "ohwx dog, "]).exit_code == 0
+    assert texts(table) == [outcome] * 2
+
+
+def test_captions_beside_clips_are_read_alike_for_a_table_and_a_folder(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").touch()
+    (tmp_path / "b.mp4").touch()
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfa dog\r\n")  # as Notepad writes it
+    assert list_clips(tmp_path)["text"].to_pylist() == ["", "a dog"]
+    assert (
+        "1 of 2 clips have a .txt file" in runner.invoke(app, ["data", "captions", str(table), "--from-files"]).output
+    )
+    assert texts(table) == ["red", "a dog"]
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    for read in (lambda: edit_captions(table, [FromFiles()]), lambda: list_clips(tmp_path)):
+        with pytest.raises(UserError, match=r"b\.txt: the caption is not UTF-8"):
+            read()
+    assert texts(table) == ["red", "a dog"]
+
+
 def test_a_caption_without_a_file_beside_its_clip_stays(tmp_path: Path) -> None:
-    assert caption_from_file(str(tmp_path / "a.mp4"), "as it is") == "as it is"
-    assert caption_from_file("https://there/a.mp4", "as it is") == "as it is"
+    files = FromFiles()
+    for place in (str(tmp_path / "a.mp4"), "https://there/a.mp4"):
+        assert files(place, "as it is") == "as it is"
+    assert files.count == 0

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw, view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Slot
-from longtake.data.clips.captions import caption, names_in, read_frame_numbers, segment_captions
+from longtake.data.clips.captions import caption, names_in, prefixed, read_frame_numbers, segment_captions
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
 from longtake.data.clips.locations import file_name
 from longtake.data.clips.transforms import fit_frame, window
@@ -277,8 +277,7 @@ class SlotDataset(Dataset[Batch]):
             of_mix = self.config.mix is not None and isinstance(self.table, MixedTable)
             name = self.config.mix[self.table.number_of(row)][0] if of_mix else self.config.data_path
             prefix = prefix.get(str(name), "")
-        bare = prefix.rstrip(" ,")
-        return text if text.startswith(bare) else prefix + text if text else bare
+        return prefixed(text, prefix) if prefix else text
 
 
 def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tuple[list[int], np.ndarray]]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
+from longtake.data.clips.captions import caption_beside
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
 from longtake.data.clips.locations import join_location, refuse_url
 from longtake.data.clips.servers import check_protocols
@@ -192,13 +193,8 @@ def _caption(folder: Path, path: str) -> tuple[str, str]:
     file = folder / path
     beside = file.with_suffix(".txt")
     state = file_state(file)
-    try:
-        text = beside.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return "", state
-    except UnicodeDecodeError as error:
-        raise UserError(f"{beside}: the caption is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    return text, f"{state} {file_state(beside)}"
+    text = caption_beside(file)
+    return ("", state) if text is None else (text, f"{state} {file_state(beside)}")
 
 
 def file_state(file: Path) -> str:

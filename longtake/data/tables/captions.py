@@ -7,11 +7,13 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from longtake.contracts import UserError
+from longtake.data.clips.captions import caption_beside
 from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import base_folder
@@ -30,7 +32,11 @@ def edit_captions(
     rows that cannot be read.
     """
     if source.is_dir():
-        raise UserError(f"{source}: is a folder; give the table that it was made from, and make it anew afterwards")
+        advice = (
+            "of shards give the table that they were made from, and make them anew afterwards; of a folder of clips "
+        )
+        advice += f"change the .txt files, or make a table: `longtake data probe {source} -o clips.csv`"
+        raise UserError(f"{source}: is a folder; {advice}")
     columns, unreadable = open_rows(source, as_text=source.suffix.lower() == ".csv").whole()
     if unreadable:
         row, why = next(iter(unreadable.items()))
@@ -53,12 +59,16 @@ def edit_captions(
     return count, len(paths)
 
 
-def caption_from_file(location: str, text: str) -> str:
-    """What the `.txt` file beside a clip holds; the caption that is there where it has none."""
-    beside = Path(location).with_suffix(".txt")
-    if is_url(location) or not beside.is_file():
-        return text
-    return beside.read_text("utf-8-sig", "replace").strip()
+@dataclass
+class FromFiles:
+    """A change to what the `.txt` files beside clips hold, as `caption_beside` reads them; other captions stay."""
+
+    count: int = 0  # files that were there
+
+    def __call__(self, location: str, text: str) -> str:
+        found = None if is_url(location) else caption_beside(Path(location))
+        self.count += found is not None
+        return text if found is None else found
 
 
 def _edited(paths: list[str], texts: list[str]) -> list[str]:
@@ -67,7 +77,8 @@ def _edited(paths: list[str], texts: list[str]) -> list[str]:
     lines = [f"{path}\t{' '.join(text.split())}" for path, text in zip(paths, texts, strict=True)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8", delete=False) as file:
         file.write("".join(line + "\n" for line in lines))
-    subprocess.run([*shlex.split(editor), file.name], check=True)
+    if status := subprocess.run([*shlex.split(editor), file.name]).returncode:
+        raise UserError(f"{editor} ended with status {status}; nothing was changed, what it left is in {file.name}")
     left = [line.split("\t", 1) for line in Path(file.name).read_text("utf-8").splitlines()]
     if [line[0] for line in left] != paths or any(len(line) < 2 for line in left):
         raise UserError(f"{file.name}: its lines are no longer the table's clips; nothing was changed, try again")

@@ -97,8 +97,8 @@ def check_target(target: Path, sources: Iterable[Path]) -> None:
     for source in sources:
         if target.exists() and source.exists() and target.samefile(source):
             raise UserError(f"{target}: would overwrite the table it is made from; give the output another name")
-        if source.is_dir() and target.absolute().is_relative_to(source.absolute()):
-            raise UserError(f"{target}: lies inside the shards it is made from; give the output another place")
+        if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
+            raise UserError(f"{target}: lies inside the folder it is made from; give the output another place")
 
 
 def moved_paths(paths: Iterable[str | None], old: Path | str, new: Path) -> list[str]:
