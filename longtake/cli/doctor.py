@@ -19,7 +19,7 @@ from longtake.durable import write_whole
 def doctor(
     context: typer.Context,
     run: Run = None,
-    clips: Annotated[int, typer.Option(min=1, max=64, help="Clips to look at, of one bucket.")] = 8,
+    clips: Annotated[int, typer.Option(min=1, max=64, help="Clips to look at, of one bucket.")] = 16,
     quick: Annotated[bool, typer.Option("--quick", help="Train on no clip: seconds instead of minutes.")] = False,
     ema: Annotated[bool, typer.Option(help="Look at the averaged weights, where the run has them.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was found as data.")] = None,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -80,7 +79,7 @@ def test_a_healthy_config_from_good_weights_gets_a_clean_bill(good: Path, tmp_pa
     assert [(one.cause, one.figure) for one in examine(str(config), words).causes] == []
 
 
-@pytest.mark.parametrize("factor", [0.25, 6])
+@pytest.mark.parametrize("factor", [0.25, 4])
 def test_a_wrong_scale_of_latents(good: Path, factor: float) -> None:
     assert first(examine(str(good), ["--ae.scaling_factor", str(factor)], quick=True)).startswith("wrong scaling")
 
@@ -137,7 +136,7 @@ def test_adapters_that_do_not_train(good: Path, tmp_path: Path) -> None:
 
 
 def test_captions_of_other_clips(good: Path) -> None:
-    words = changed_table(good, "shuffled", "text", lambda texts: np.random.default_rng(1).permutation(texts).tolist())
+    words = changed_table(good, "shuffled", "text", sorted)
     assert first(examine(str(good), words, quick=True)).startswith("shuffled captions")
 
 
