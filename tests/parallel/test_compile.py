@@ -155,6 +155,7 @@ def test_each_budget_has_a_graph_and_a_shape_of_its_own_one_more() -> None:
     assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 2)
 
 
+@pytest.mark.slow
 def test_two_budgets_of_a_micro_batch_have_a_graph_each() -> None:
     mode = BlockMode({("", 2): Split(1.0, 0.2, (0, 1)), ("", 3): 1.0, ("", 1): Split(1.0, 0.2, (0, 0))})
     compiler, eager, model = BlockCompiler(backend="aot_eager", mode=mode), *(built(config=SINGLE_BLOCKS) for _ in "ab")

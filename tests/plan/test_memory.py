@@ -136,7 +136,7 @@ WITHIN = {"adapters": 0.02, "the last blocks": 0.02}  # others: 0.01
 AT_ONCE = (
     *("gradients above all", "some remat", "keeps half but scores", "peers keep half", "keeps by two budgets"),
     *("zero 2", "accumulation"),
-    *("ring of peers", "adapters on many blocks", "adapters on 4 bits, remat", "the last blocks"),
+    *("ring of peers", "adapters on 4 bits, remat", "the last blocks"),
     "all axes",
 )
 

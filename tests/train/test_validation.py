@@ -294,7 +294,8 @@ def test_held_out_tables_leave_the_training_as_it_is(plain: Path, clips: Path, t
     assert read_lines(parts.folder / "validation.jsonl") == read_lines(whole.folder / "validation.jsonl")
 
 
-@pytest.mark.parametrize("layout", [pytest.param(("--parallel.sequence", "2"), marks=pytest.mark.slow), ()], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [("--parallel.sequence", "2"), ()], ids=str)
 def test_the_held_out_loss_does_not_depend_on_the_processes(
     clips: Path, tmp_path: Path, layout: tuple[str, ...]
 ) -> None:
