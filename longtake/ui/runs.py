@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 from longtake import pages, train, watch
-from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.presets import presets
@@ -118,18 +116,16 @@ def _with_alarms(name: str, run: Path) -> str:
 
 def _alarms(run: Path) -> pages.Html:
     """What `longtake watch` has raised alarm of: since when, why, what to do, and what to go back to."""
-    saved = [info for info in list_checkpoints(run) if info.complete]
 
     def shown(alarm: watch.Alarm) -> pages.Html:
         about = f"{alarm.kind} of {alarm.subject}" if alarm.subject else alarm.kind
         said = pages.html(
             "<b>{} since step {}</b><br>{}<br>What to do: {}", about, alarm.step, alarm.reason, alarm.advice
         )
-        back = [info for info in saved if alarm.checkpoint is not None and info.step <= alarm.checkpoint]
-        if not back:
+        back = watch.way_back(run, alarm)
+        if back is None:
             return pages.html('<div class="alarm">{}<br>No checkpoint is left from before it.</div>', said)
-        words = shlex.join(["longtake", "train", str(run / CONFIG_FILE), "--load", str(back[-1].path)])
-        place = pages.html("Go back to step {}: <code>{}</code>", back[-1].step, words)
+        place = pages.html("Go back to step {}: <code>{}</code>", *back)
         return pages.html('<div class="alarm">{}<br>{}</div>', said, place)
 
     return pages.joined(shown(alarm) for alarm in watch.read_alarms(run))

@@ -11,7 +11,7 @@ from longtake.lazy import lazy_exports
 if TYPE_CHECKING:
     from longtake.watch.alarms import Alarm, Curves, find_alarms
     from longtake.watch.page import write_page
-    from longtake.watch.telling import read_alarms
+    from longtake.watch.telling import read_alarms, way_back
     from longtake.watch.watching import WatchOptions, watch_runs
 
 __getattr__ = lazy_exports(__name__)

@@ -20,6 +20,7 @@ _LAST, _MOST_NOT_FINITE = (
 )  # training steps that are looked at for losses that are no numbers, and how many may be
 _WINDOW = 25  # steps whose median stands for their loss, at least
 _RISE = 1.3  # of the loss, over its best, that is a divergence
+_FIRST, _OVER_FIRST = 3, 5.0  # steps of a run whose highest loss an untrained model has; times it, a divergence
 _HELD_OUT_RISE, _BUCKET_RISE = 0.03, 0.05
 _NEAR = 1.5  # times its least: where a loss has settled
 _STILL, _LESS = 0.2, 0.4  # of the data's motion, and of the videos' own before
@@ -50,8 +51,10 @@ class Alarm:
     subject: str = ""  # the bucket, where it is about one
 
     def __str__(self) -> str:
-        back = f"go back to the checkpoint of step {self.checkpoint}" if self.checkpoint is not None else ""
-        return f"{self.kind} since step {self.step}: {self.reason}; {'; '.join(filter(None, (self.advice, back)))}"
+        back = f"go back to the checkpoint of step {self.checkpoint}"
+        if self.checkpoint is None:
+            back = "no checkpoint is left from before it"
+        return f"{self.kind} since step {self.step}: {self.reason}; {self.advice}; {back}"
 
 
 def find_alarms(curves: Curves) -> list[Alarm]:
@@ -93,16 +96,40 @@ def _windows(losses: Points) -> tuple[list[int], np.ndarray, float]:
 
 
 def _divergence(curves: Curves) -> Iterator[Alarm]:
-    steps, medians, noise = _windows(curves.losses)
+    found = _risen_over_best(curves.losses) or _risen_over_first(curves.losses)
+    if found is not None:
+        good, since, reason = found
+        yield _alarm(curves, "divergence", good, since, reason, "go on with a lower lr or a longer warm-up")
+
+
+def _risen_over_best(losses: Points) -> tuple[int, int, str] | None:
+    """The last step at which all was well, the one from which on the loss lies above its best, and the reason."""
+    steps, medians, noise = _windows(losses)
     if len(medians) < 4:
-        return
+        return None
     best = int(np.argmin(medians[:-2]))
     limit = max(_RISE * medians[best], medians[best] + 6 * noise) if medians[best] > 0 else math.inf
-    if (medians[-2:] > limit).all():
-        since = next(i for i in range(best + 1, len(medians)) if (medians[i:] > limit).all())
-        reason = f"the training loss is {medians[-1]:.4g}, {medians[-1] / medians[best]:.2g} times its best"
-        advice = "go on with a lower lr or a longer warm-up"
-        yield _alarm(curves, "divergence", steps[since - 1], steps[since], reason, advice)
+    if not (medians[-2:] > limit).all():
+        return None
+    since = next(i for i in range(best + 1, len(medians)) if (medians[i:] > limit).all())
+    reason = f"the training loss is {medians[-1]:.4g}, {medians[-1] / medians[best]:.2g} times its best"
+    return steps[since - 1], steps[since], reason
+
+
+def _risen_over_first(losses: Points) -> tuple[int, int, str] | None:
+    """The same of a loss that rises before it has a best: its last steps lie far above the first ones."""
+    if len(losses) < _WINDOW or losses[0][0] != 1:  # a long run's first losses are not read
+        return None
+    values = np.array([loss for _, loss in losses], float)
+    first = float(values[:_FIRST].max())
+    limit = _OVER_FIRST * first
+    if not 0 < limit < (now := float(np.median(values[-_WINDOW:]))):
+        return None
+    start = len(values) - _WINDOW
+    while start > 0 and np.median(values[max(0, start - _WINDOW) : start]) > limit:
+        start -= _WINDOW
+    since = next(step for step, loss in losses[max(0, start - _WINDOW) :] if loss > limit)
+    return since - 1, since, f"the training loss is {now:.4g}, {now / first:.2g} times that of the first steps"
 
 
 def _risen(points: Points, share: float) -> tuple[int, int] | None:

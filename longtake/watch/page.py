@@ -16,7 +16,7 @@ from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.generate import read_video
 from longtake.track import read_lines
 from longtake.watch.judging import FOLDER, lines_of
-from longtake.watch.telling import read_alarms
+from longtake.watch.telling import read_alarms, told
 
 PAGE = "watch.html"
 _MOST_STEPS, _MOST_PROMPTS = 8, 12
@@ -68,7 +68,7 @@ def _videos(run: Path) -> dict[int, list[Path]]:
 
 
 def _alarms(run: Path) -> list[pages.Html]:
-    rows = [pages.html('<p class="bad">{}</p>', alarm) for alarm in read_alarms(run)]
+    rows = [pages.html('<p class="bad">{}</p>', told(run, alarm)) for alarm in read_alarms(run)]
     return [pages.html("<h2>Alarms</h2>{}", pages.joined(rows))] if rows else []
 
 

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
+from longtake.checkpoint import list_checkpoints
 from longtake.track import read_lines
+from longtake.train.stages import CONFIG_FILE
 from longtake.watch.alarms import Alarm
 
 FILE = "alarms.jsonl"
@@ -28,6 +30,22 @@ def read_alarms(run: Path) -> list[Alarm]:
         if not of["ended"]:
             found[alarm.kind, alarm.subject] = alarm
     return list(found.values())
+
+
+def way_back(run: Path, alarm: Alarm) -> tuple[int, str] | None:
+    """The step of the last whole checkpoint that is left from before an alarm, and the command that goes on from it;
+    None where there is none."""
+    step = alarm.checkpoint if alarm.checkpoint is not None else -1
+    saved = [info for info in list_checkpoints(run) if info.complete and info.step <= step]
+    if not saved:
+        return None
+    return saved[-1].step, shlex.join(["longtake", "train", str(run / CONFIG_FILE), "--load", str(saved[-1].path)])
+
+
+def told(run: Path, alarm: Alarm) -> str:
+    """An alarm in words, with the command that goes back while the checkpoint is there."""
+    back = way_back(run, alarm)
+    return str(alarm) if back is None else f"{alarm}: {back[1]}"
 
 
 @dataclass
@@ -47,20 +65,24 @@ class Teller:
                 file.write("\n")
         self._told = {(alarm.kind, alarm.subject): alarm for alarm in read_alarms(self.run)}
 
-    def tell(self, alarms: Sequence[Alarm]) -> None:
-        """Takes what is new among the alarms of now to people, and notes what has ended."""
+    def tell(self, alarms: Sequence[Alarm]) -> bool:
+        """Takes what is new among the alarms of now to people, and notes what has ended; whether anything is."""
         now = {(alarm.kind, alarm.subject): alarm for alarm in alarms}
         for key, alarm in now.items():
             if key not in self._told:
-                self.say(f"ALARM {self.run}: {alarm}")
-                self._note(alarm, ended=False)
+                text = told(self.run, alarm)
+                self.say(f"ALARM {self.run}: {text}")
+                self._note(alarm, text, ended=False)
         for key in self._told.keys() - now.keys():
-            self.say(f"{self.run}: over: {self._told[key].kind}, of step {self._told[key].step}")
-            self._note(self._told[key], ended=True)
+            text = f"over: {self._told[key].kind}, of step {self._told[key].step}"
+            self.say(f"{self.run}: {text}")
+            self._note(self._told[key], text, ended=True)
+        changed = now.keys() != self._told.keys()
         self._told = now
+        return changed
 
-    def _note(self, alarm: Alarm, ended: bool) -> None:
-        line = {"time": round(time.time(), 1), "run": str(self.run), "ended": ended, "text": str(alarm)} | asdict(alarm)
+    def _note(self, alarm: Alarm, said: str, ended: bool) -> None:
+        line = {"time": round(time.time(), 1), "run": str(self.run), "ended": ended, "text": said} | asdict(alarm)
         text = json.dumps(line)
         with (self.run / FILE).open("a", encoding="utf-8") as file:
             file.write(text + "\n")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from longtake.checkpoint import CheckpointInfo, held, leased, list_checkpoints
@@ -59,15 +60,20 @@ class _Watched:
     teller: Teller
     trackers: Trackers
 
+    def tell_alarms(self) -> bool:
+        """Tells what the curves of now raise; whether anything has begun or ended."""
+        return self.teller.tell(find_alarms(curves_of(self.run)))
+
     def due(self, failed: set[Path], pick: str) -> CheckpointInfo | None:
         """The newest whole checkpoint that is not judged yet, as it is now."""
         judged = {(line["step"], line.get("saved")) for line in lines_of(self.run)}
-        found = [info for info in list_checkpoints(self.run) if info.complete and info.path not in failed]
+        found = [info for info in list_checkpoints(self.run) if info.complete]
         if pick == "first-of-pass":
             found = sorted({info.epoch: info for info in reversed(found)}.values(), key=lambda info: info.step)
         elif pick == "last":
             found = found[-1:]
-        return next((info for info in reversed(found) if (info.step, _saved(info)) not in judged), None)
+        waiting = (info for info in reversed(found) if (info.step, _saved(info)) not in judged)
+        return next((info for info in waiting if info.path not in failed), None)
 
 
 def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
@@ -78,7 +84,8 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
         told = False
         while True:
             for one in watched:
-                one.teller.tell(find_alarms(curves_of(one.run)))
+                if one.tell_alarms():
+                    write_page(one.run)
             due = [(one, info) for one in watched if (info := one.due(failed, options.pick)) is not None]
             if due and device is None:
                 device = _free_device(options.device, [one for one, _ in due])
@@ -96,7 +103,11 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
                     one.config, one.changed = _read(one.run, options), _changed(one.run)
                     judge = Judge(one.run, for_one_process(one.config, info.path), world, options.metrics, say)
                     stack.callback(judge.close)
-                if not _judge(one, info, judge, say):
+                with _telling_meanwhile(watched, options.every):
+                    judged = _judge(one, info, judge, say)
+                if judged:
+                    say(f"page: {write_page(one.run)}")
+                else:
                     failed.add(info.path)
                 continue
             if options.once:
@@ -106,7 +117,7 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
 
 
 def _judge(one: _Watched, info: CheckpointInfo, judge: Judge, say: Say) -> bool:
-    """Validates a checkpoint, and takes what it shows to trackers, lines and the page; False where it cannot be."""
+    """Validates a checkpoint, and takes what it shows to trackers and lines; False where it cannot be."""
     try:
         with held(info.path), leased(info.path):
             found = list(judge.judge(info.path, info.step))
@@ -123,9 +134,29 @@ def _judge(one: _Watched, info: CheckpointInfo, judge: Judge, say: Say) -> bool:
         one.trackers.show(info.step, [_tracked(video, prefix, judge) for video in videos])
         loss = f"held-out loss {line['loss']:.5g}, " if "loss" in line else ""
         say(f"{one.run}: step {info.step}, {line['weights']} weights: {loss}{len(videos)} videos")
-    page = write_page(one.run)
-    say(f"page: {page}")
     return True
+
+
+@contextmanager
+def _telling_meanwhile(watched: Sequence[_Watched], every: float) -> Iterator[None]:
+    """Looks at the curves of all runs while the body validates a checkpoint, which may take long. A look that fails is
+    left to the caller's next one."""
+    ended = Event()
+
+    def look() -> None:
+        while not ended.wait(every):
+            for one in watched:
+                with suppress(OSError, UserError):
+                    if one.tell_alarms():
+                        write_page(one.run)
+
+    thread = Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _tracked(video: Video, prefix: str, judge: Judge) -> TrackedVideo:

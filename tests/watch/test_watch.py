@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
+import time
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -110,12 +113,39 @@ def test_alarms_are_told_once_to_the_terminal_the_log_and_a_command_and_when_the
     first, second = (watched(run, **words) for _ in range(2))
     (alarm,) = [line for line in first if line.startswith("ALARM")]
     assert "nan since step 7" in alarm
-    assert "go back to the checkpoint of step 6" in alarm
+    command = ["longtake", "train", str(run / "config.py"), "--load", str(list_checkpoints(run)[-1].path)]
+    assert alarm.endswith(f"go back to the checkpoint of step 6: {shlex.join(command)}")
+    assert shlex.join(command) in unescape((run / "watch.html").read_text("utf-8"))
     assert not any("nan" in line for line in second)
     (run / "metrics.jsonl").write_text(whole)
     assert any("over: nan" in line for line in watched(run, **words))
+    assert "nan since" not in (run / "watch.html").read_text("utf-8")
     heard = [json.loads(line) for line in (tmp_path / "heard").read_text().replace("}{", "}\n{").splitlines()]
     assert [(line["kind"], line["ended"]) for line in heard] == [("nan", False), ("nan", True)]
+
+
+def test_an_alarm_does_not_wait_for_the_validation_of_a_checkpoint(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    seen: list[bool] = []
+
+    def validate(*_: object) -> bool:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps({"step": step, "loss": "NaN"}) + "\n" for step in range(7, 12))
+        until = time.monotonic() + 30
+        while not (told := "nan since" in page.read_text("utf-8") if page.exists() else False):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
+        seen.append(told)
+        return False
+
+    page = run / "watch.html"
+    monkeypatch.setattr(watching, "_judge", validate)
+    said = watched(run, every=0.02, pick="last")
+    assert seen == [True]
+    assert sum(line.startswith("ALARM") for line in said) == 1
 
 
 @pytest.mark.parametrize(
