@@ -95,6 +95,19 @@ def own_collector() -> Iterator[None]:
     _set_aside()
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No graphs of earlier tests, and none for later ones, with the compiler's limits as they were."""
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    limits = {name: getattr(config, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
+    torch.compiler.reset()
+    with config.patch(limits):
+        yield
+    torch.compiler.reset()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config))
 

@@ -19,10 +19,10 @@ __all__ = ["described"]
 PRESET = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / "256px.py"
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_blocks_make_the_video_of_eager_ones(
     described: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch._dynamo.reset()
     graphs = []
 
     def counted(graph: torch.fx.GraphModule, inputs: Any) -> Any:  # which is not lowered to code, to save time
@@ -36,7 +36,6 @@ def test_compiled_blocks_make_the_video_of_eager_ones(
     compiled = make(tiny_system(described, world, "--compile", "True"), "still", **options)
     torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-5)
     assert len(graphs) == 4  # of each of the two kinds of block, one for two branches and more, one for one
-    torch._dynamo.reset()
 
 
 def test_without_a_compiler_blocks_stay_eager_with_a_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

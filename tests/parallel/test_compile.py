@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,18 +39,9 @@ from tests.parallel.one_step import Facts, on_ranks, whole
 
 CONFIG = tiny_config(depth=3, depth_single_blocks=3, cond_embed=True)
 SINGLE_BLOCKS = tiny_config(depth=0, depth_single_blocks=2)
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 # (frames, height, width) of latents, samples, text tokens
 BUCKETS = (((2, 6, 6), 2, 5), ((3, 4, 4), 3, 4), ((1, 10, 2), 4, 7))
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    config = torch._dynamo.config
-    limits = config.recompile_limit, config.accumulated_recompile_limit
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    config.recompile_limit, config.accumulated_recompile_limit = limits
 
 
 def built(

@@ -148,6 +148,7 @@ def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_lay
     assert str(choose_kept(model, "single_blocks", 1 / 9)) == "attention"
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attention_by_flash_attention_3_is_kept(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     calls = flash_attention_3.install(monkeypatch)
@@ -185,6 +186,7 @@ def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again
     assert store.room.most_bytes == most
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
 def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
     """As much as of eager ones, and no weights."""
@@ -201,7 +203,6 @@ def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
         assert float((gradients(compiled)[name] - grad).abs().max()) <= 1e-5 * largest
     del loss, losses
     assert stores[1].room.used_bytes == 0
-    torch._dynamo.reset()
 
 
 def test_what_finds_no_room_stays_on_the_device() -> None:
@@ -250,6 +251,7 @@ def test_keys_of_recomputation_want_recomputed_blocks(key: str) -> None:
         MMDiTConfig(**{key: 1})
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_block_keeps_what_it_is_told() -> None:
     """Compilation comes after `remat_blocks` here: it finds the marks."""
     model = built((2, 3), 0.25)
@@ -283,6 +285,7 @@ def kept_by_compiled(budget: float) -> int:
     return found[0]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_attention_is_kept_with_its_sums_and_projections_by_the_budget() -> None:
     tokens = 2 * (18 + 5) * 4  # bytes of one number of each
     attention = 32 + 2  # what it gives, and the log-sum-exp of two heads
@@ -291,6 +294,7 @@ def test_attention_is_kept_with_its_sums_and_projections_by_the_budget() -> None
     assert kept_by_compiled(1.0) == tokens * (32 + attention + 3 * 32 + 4 * 32 + 32)  # q, k, v, inner width, linear2
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-9)])
 def test_recomputation_in_compiled_code_sees_what_its_forward_saw(dtype: torch.dtype, most: float) -> None:

@@ -78,6 +78,7 @@ def gradients(config: SystemConfig, world: World) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in system.denoiser.named_parameters()}
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, "fp8"])
 def test_compiled_blocks_keep_what_the_budget_says(
@@ -94,13 +95,12 @@ def test_compiled_blocks_keep_what_the_budget_says(
         largest = max(float(grad.abs().max()) for grad in eager.values())
         assert max(float((compiled[name] - grad).abs().max()) for name, grad in eager.items()) <= 1e-5 * largest
         products[budget] = counting.products
-    torch._dynamo.reset()
     assert products[0.12] > products[0.3] > products[1.0] > 0
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_system_computes_what_an_eager_one_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="eager"))
-    torch._dynamo.reset()
     found = []
     for compiled in (False, True):
         config = system_config(compile=compiled)
@@ -109,4 +109,3 @@ def test_a_compiled_system_computes_what_an_eager_one_does(world: World, monkeyp
         latents = torch.randn(2, MODEL["in_channels"], 2, 2, 3, generator=generator)
         found.append(system.denoiser(latents, torch.tensor([0.2, 0.7]), system.embed(["one", "two"])))
     assert torch.equal(*found)
-    torch._dynamo.reset()

@@ -239,6 +239,7 @@ def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -
     assert as_started(config, place) == (config, None)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
 def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
     tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +258,6 @@ def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
     state = RunState.read(outcome.checkpoint)
     again, _ = train_here(outcome.folder, "--max-steps", "2")
     assert RunState.read(again.checkpoint).choices == state.choices != {}
-    torch._dynamo.reset()
 
 
 def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_without(

@@ -246,6 +246,7 @@ def test_a_step_never_waits_for_the_device(way: Way) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_formula_is_one_graph_for_any_number_of_blocks(dtype: torch.dtype) -> None:
     graphs = []
@@ -254,7 +255,6 @@ def test_the_formula_is_one_graph_for_any_number_of_blocks(dtype: torch.dtype) -
         graphs.append(graph)
         return graph.forward
 
-    torch._dynamo.reset()
     compiled = torch.compile(update_8bit, fullgraph=True, backend=counted)
     cpu = torch.device("cpu")
     for blocks in (6, 9, 20, 31):
