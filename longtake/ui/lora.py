@@ -90,7 +90,11 @@ class Adapters:
         page.unlink(missing_ok=True)
         asked = ["plan", *words, "--gpus", "1", "--gpu", str(form["gpu"]), "--html", str(page)]
         command = [sys.executable, "-m", "longtake", *asked]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, stdin=subprocess.DEVNULL)
+        options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        try:
+            done = subprocess.run(command, timeout=_MOST_SECONDS, **options)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"plan: took longer than {_MOST_SECONDS} s; run the command in a terminal") from None
         said = pages.html("<pre>{}</pre>", (done.stdout + done.stderr).strip())
         fits = pages.html(
             '<p class="{}">{}</p>', *(("good", "It fits.") if done.returncode == 0 else ("bad", "See below."))

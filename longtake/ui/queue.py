@@ -36,7 +36,7 @@ _LAST_BYTES = 20_000
 @dataclass(frozen=True)
 class QueuedCommand:
     folder: Path
-    kind: str  # "generate", "train" or "data"
+    kind: str  # "generate" or "train"
     words: tuple[str, ...]  # behind `longtake`
     about: Mapping[str, Any] = field(default_factory=dict)
     state: str = "waiting"  # then running, stopping; at the end done, failed or stopped
@@ -205,6 +205,6 @@ def _born(pid: int) -> str:
 def _lives(pid: int) -> str:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError, OSError):
+    except OSError:
         return ""
     return "lives"

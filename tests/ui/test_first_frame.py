@@ -30,7 +30,7 @@ def test_a_video_begins_with_the_frame_of_the_form(tmp_path: Path, capsys: pytes
     form |= {"ref": str(picture), "lora_scale": 1}
     command, facts = VideoForm(roots, queue).preview(*form.values())
     assert "--cond-type i2v_head --ref" in command, facts
-    (job,) = [queue.job(VideoForm(roots, queue).ask(*form.values()))]
+    job = queue.job(VideoForm(roots, queue).ask(*form.values()))
     assert job is not None
     code, _, error = run_command(capsys, job.words)
     assert code == 0, error

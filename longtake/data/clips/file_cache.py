@@ -33,6 +33,7 @@ from longtake.data.clips.locations import file_name, is_url
 from longtake.data.clips.servers import cause_of, fetch_fault, find_file, in_time, is_absence, may_pass, server_of
 from longtake.data.clips.video import ClipError, reason_of
 from longtake.durable import replace
+from longtake.small_files import cache_folder
 
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
 _OURS = re.compile(
@@ -47,7 +48,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def default_cache_folder() -> Path:
     """`longtake/clips` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longtake" / "clips"
+    return cache_folder() / "clips"
 
 
 @dataclass(frozen=True)

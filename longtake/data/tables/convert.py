@@ -37,6 +37,7 @@ from longtake.data.tables.shards import INDEX, KIND, NUMBERS, ROWS_PER_FILE, is_
 from longtake.data.tables.write_rows import moved_batch
 from longtake.durable import sync_file, unfinished_folder, write_whole
 from longtake.random import hash64
+from longtake.small_files import cache_folder
 
 LARGE_BYTES = 256 << 20  # a table file above this is converted to shards without being asked for
 _NPY_HEADER_BYTES = 128  # of a file whose length is not known before it is written
@@ -214,9 +215,8 @@ def cached_shards(source: Path, root: str | os.PathLike[str] | None = None) -> P
 
 def user_cache(source: Path) -> Path:
     """The folder for what belongs to one table or folder, under `XDG_CACHE_HOME` or `~/.cache`; not made yet."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.blake2b(os.fsencode(source.absolute()), digest_size=8).hexdigest()
-    return home / "longtake" / "tables" / digest
+    return cache_folder() / "tables" / digest
 
 
 def writable_folder(first: Path, second: Path) -> Path:
