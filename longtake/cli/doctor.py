@@ -13,6 +13,7 @@ from longtake import doctor as doctoring
 from longtake import track
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, run_and_overrides
+from longtake.doctor.finding import UNTRAINED
 from longtake.durable import write_whole
 
 
@@ -46,11 +47,16 @@ def doctor(
         write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if found.checkpoint is not None:
         console.print(f"weights: {found.checkpoint}", markup=False)
+    elif Path(source).is_dir():
+        said = f"no complete checkpoint in {source} yet (`longtake now {source} save` asks a running run for one)"
+        console.print(f"{said}: the model is looked at as it was at the start", markup=False)
     print_table(
         console, ("check", "verdict", "figure"), [(one.name, one.verdict, one.figure) for one in found.findings]
     )
     if not found.causes:
-        console.print("a clean bill: nothing here makes noise, or the run slow")
+        said = "a clean bill: nothing here makes noise, or the run slow"
+        untrained = any(one.figure == UNTRAINED for one in found.findings)
+        console.print(f"{said}; what it makes of clips can be looked at once it has trained" if untrained else said)
         return 0
     for number, one in enumerate(found.causes, 1):
         console.print(f"{number}. {one.cause} ({one.name}): {one.advice}", markup=False)

@@ -101,6 +101,13 @@ class Case:
         always = {name: torch.zeros(self.count) for name in self.text}
         return drop_text(self.text, self.nothing, always, dict.fromkeys(always, 1.0))
 
+    def scale_times(self, factor: float) -> str:
+        """The assignment that makes latents so many times as large, as a user writes it."""
+        for key in ("scale_factor", "scaling_factor"):
+            if (scale := getattr(self.config.ae, key, None)) is not None:
+                return f"ae.{key} = {scale * factor:.3g}"
+        return f"{factor:.3g} times today's"
+
     @property
     def kinds(self) -> Mapping[str, float] | None:
         """Kinds of known places to train on, where clips without any are none of the run's."""

@@ -123,7 +123,9 @@ def spread(case: Case) -> Finding:
         return Finding(name, figure, "fault", "latents are not finite", "compute ae.dtype in fp32", SEEN)
     low, high = _SPREAD
     if not low <= std <= high:
-        advice = f"write the scale factor that the weights were trained with; {1 / max(std, 1e-9):.3g} of today's is 1"
+        advice = (
+            f"write the scale that the weights were trained with: {case.scale_times(1 / max(std, 1e-9))} makes it 1"
+        )
         return Finding(name, figure, "fault", "wrong scaling of latents", advice, 0.55)
     if abs(mean) > _MOST_SHIFT * std:
         return Finding(name, figure, "suspect", "latents are shifted", "check ae's shift_factor", 0.3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["ok", "suspect", "fault", "left out"]
+UNTRAINED = "nothing is trained yet"  # why what a model makes of clips is left out
 _GRAVITY = {"fault": 0, "suspect": 1}
 
 # Weights, so that a cause comes before its consequences: what was read off (files, weights), what makes the model good

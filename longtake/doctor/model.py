@@ -12,11 +12,10 @@ from torch import Tensor
 
 from longtake.contracts import Conditions
 from longtake.doctor.case import FEW, QUANTILES, Case, Shot
-from longtake.doctor.finding import EXPLAINS, SEEN, SYMPTOM, TRAINED, Finding, left_out
+from longtake.doctor.finding import EXPLAINS, SEEN, SYMPTOM, TRAINED, UNTRAINED, Finding, left_out
 from longtake.doctor.measures import change, in_one_cell
 from longtake.system import kinds_apart
 
-UNTRAINED = "nothing is trained yet"
 _GOOD = 0.8  # an alternative is believed from here on, of a plain guess's error; small models of 250 steps have 0.4
 _BETTER = 0.1  # by which it has to be better (natural logarithm); healthy runs have up to 0.06, planted faults 0.3
 _FEWEST = 4  # clips by which alternatives are compared
@@ -60,6 +59,11 @@ class Other:
     advice: str
     skills: Tensor  # [levels, B]
 
+    @property
+    def kind(self) -> str:
+        """The cause without the particulars, such as the factor of a scale."""
+        return self.cause.partition(":")[0]
+
 
 def alternatives(case: Case) -> Finding:
     """Whether the model is good once the clips, the latents, the time or the prediction are taken otherwise."""
@@ -77,7 +81,9 @@ def alternatives(case: Case) -> Finding:
         *_latents(case, levels),
         *_conditions(case, levels),
     ]
-    best = max(tried, key=lambda other: _sure_gain(own, other.skills))
+    surest = max(tried, key=lambda other: _sure_gain(own, other.skills))
+    alike = [other for other in tried if other.kind == surest.kind and _sure_gain(own, other.skills) > 0]
+    best = max(alike or [surest], key=lambda other: _gain(own, other.skills)[0])
     gain = _gain(own, best.skills)[0]
     good = float(best.skills.log().mean().exp())
     figure = f"{float(own.log().mean().exp()):.2f} of a plain guess's error as it is; {good:.2f} with {best.what}"
@@ -94,8 +100,8 @@ def _gain(own: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _sure_gain(own: Tensor, other: Tensor) -> float:
-    """What is left of the gain if it is `_SURE` standard errors lower: what helps all clips comes before what helps a
-    few of them more."""
+    """What is left of the gain if it is `_SURE` standard errors lower: a change that helps all clips comes before one
+    that helps a few of them more."""
     gain, error = _gain(own, other)
     return gain - _SURE * error
 
@@ -127,10 +133,10 @@ def _told(case: Case, levels: list[float]) -> Iterator[Other]:
 def _latents(case: Case, levels: list[float]) -> Iterator[Other]:
     own = case.latents
     factors = [1 / 8, 1 / 5.5, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 1.5, 2, 3, 4, 5.5, 8]
-    changed = {f"latents times {factor:.3g}": own * factor for factor in factors}
-    for what, latents in changed.items():
-        advice = f"multiply the autoencoder's scale factor by {what.split()[-1]}: write that of the weights"
-        yield Other(what, f"wrong scaling of latents: right with {what}", advice, _of(case, levels, latents))
+    for factor in factors:
+        what = f"latents times {factor:.3g}"
+        advice = f"write the scale that the weights were trained with, near {case.scale_times(factor)}"
+        yield Other(what, f"wrong scaling of latents: right with {what}", advice, _of(case, levels, own * factor))
     b, c, f, h, w = own.shape
     swapped = {"latents' frames and channels swapped": own.reshape(b, f, c, h, w).transpose(1, 2)} if f > 1 else {}
     swapped |= {"latents' rows and columns swapped": own.transpose(3, 4)} if h == w > 1 else {}

@@ -100,7 +100,7 @@ def _examine(
     for check in (model.curve, model.alternatives, model.text, model.conditions, model.known, model.times):
         found(check(case))
     if lines := [] if folder is None else training.lines_of(folder):
-        found(training.history(lines))
+        found(training.history(lines, training.rate_key(config)))
     found(machine.data_speed(case, lines))
     found(machine.environment(case, {} if checkpoint is None else RunState.read(checkpoint).versions))
 
@@ -133,14 +133,17 @@ def _of_training(case: Case, checkpoint: Path | None, quick: bool, ema: bool, fo
     if checkpoint is None:
         return
     before, losses = training.sampled(case.system.denoiser), case.losses()
+    level = case.level(0.5)
+    first = case.shot(level)
     parts = inspect(checkpoint).totals
     steps = RunState.read(checkpoint).clock.global_step
     load_weights(case.system, checkpoint, ema=False)
     case.__dict__.pop("nothing", None)  # it may be a tensor of the denoiser
     case.trained = True
-    found(training.moved(case, before, steps))
+    other = (case.shot(level).prediction - first.prediction).norm() / first.noised.target.float().norm()
+    found(training.moved(case, before, float(other), steps))
     raw = case.losses()
-    found(training.against_start(losses, raw, pretrained))
+    found(training.against_start(losses, raw, pretrained, training.rate_key(case.config)))
     if ema and "ema" in parts:
         load_weights(case.system, checkpoint, ema=True)
         found(training.averaged(raw, case.losses(), case.config.ema_decay, steps))

@@ -18,10 +18,11 @@ from longtake.models import initial_values
 from longtake.parallel import local_tensor
 from longtake.system.pretrained import open_pretrained
 from longtake.track import METRICS_FILE, read_lines
-from longtake.train import WeightUpdate
+from longtake.train import RunConfig, WeightUpdate
 
 _SAMPLED = 1024  # numbers of a tensor that are kept to see whether it moves
 _MOST_DRAWN = 1 << 26  # numbers that are drawn anew, of the smallest matrices; one core takes seconds for them
+_MOVED = 1e-4  # of the target, below which training has changed nothing to be seen
 _STEPS = 200  # on one clip
 _LEARNED = 0.9  # of the loss at the start; healthy runs of four families end at 0.5, where it is called learned
 _WARMUP = 10
@@ -62,12 +63,14 @@ def _some(p: Tensor) -> Tensor:
     return flat[:: max(1, flat.numel() // _SAMPLED)].float().cpu().clone()
 
 
-def moved(case: Case, before: Mapping[str, Tensor], steps: int) -> Finding:
-    """Whether what trains has moved in the run's steps; before: `sampled` of the weights that it began with."""
+def moved(case: Case, before: Mapping[str, Tensor], changed: float, steps: int) -> Finding:
+    """Whether what trains has moved in the run's steps; before: `sampled` of the weights that it began with; changed:
+    how far predictions have moved since, as a share of what they are to be."""
     name, after = "weights trained", sampled(case.system.denoiser)
     still = [key for key, value in after.items() if torch.equal(value, before[key])]
     adapters = case.system.adapter_parameters()
     figure = f"{len(after) - len(still)} of {len(after)} trained tensors have moved in {steps} steps"
+    figure += f", predictions by {changed:.1e} of the target"
     if not after:
         return left_out(name, "nothing trains")
     what = "adapters" if adapters else "weights"
@@ -77,6 +80,11 @@ def moved(case: Case, before: Mapping[str, Tensor], steps: int) -> Finding:
     if len(still) > len(after) / 2:
         advice = f"check optim.groups, freeze and train_only; the first that stays: {still[0]}"
         return Finding(name, figure, "suspect", f"frozen {what}: most do not change", advice, 0.6)
+    if changed < _MOVED:
+        advice = f"train longer, or raise {rate_key(case.config)} = {_peak(case):g}"
+        return Finding(
+            name, figure, "suspect", f"{what} that hardly move: too low a rate, or too few steps", advice, 0.6
+        )
     return Finding(name, figure)
 
 
@@ -102,13 +110,14 @@ def drawn(case: Case) -> Finding | None:
     return Finding("weights drawn", figure, verdict, "missing weights: they are as drawn", advice, SEEN - 0.02)
 
 
-def against_start(before: Sequence[float], after: Sequence[float], pretrained: bool) -> Finding:
-    """The losses of the clips with the run's weights beside those that it began with, at zero learning rate."""
+def against_start(before: Sequence[float], after: Sequence[float], pretrained: bool, key: str = "lr") -> Finding:
+    """The losses of the clips with the run's weights beside those that it began with, at zero learning rate. key: where
+    the run writes its rate."""
     name, one, other = "loss beside the start's", fmean(before), fmean(after)
     figure = f"{other:.4f} with the run's weights, {one:.4f} with those it began with"
     figure += " (the base model's)" if pretrained else " (drawn)"
     if other > 1.02 * one:
-        advice = "lower lr by ten and begin again from the base; if the loss rises all the same, see the other causes"
+        advice = f"write a tenth of {key} and begin again from the base; if the loss still rises, see the other causes"
         return Finding(name, figure, "fault", "too high a rate: training has made the model worse", advice, TRAINED)
     return Finding(name, figure)
 
@@ -124,8 +133,8 @@ def averaged(raw: Sequence[float], ema: Sequence[float], decay: float | None, st
     return Finding("averaged weights", figure)
 
 
-def history(lines: Sequence[Mapping[str, Any]]) -> Finding:
-    """How the loss went, by the run's metrics."""
+def history(lines: Sequence[Mapping[str, Any]], key: str = "lr") -> Finding:
+    """How the loss went, by the run's metrics; key: where the run writes its rate."""
     name = "course of the loss"
     losses = [float(line["loss"]) for line in lines if "loss" in line]
     skipped = sum(bool(line.get("skipped")) for line in lines)
@@ -133,7 +142,7 @@ def history(lines: Sequence[Mapping[str, Any]]) -> Finding:
     if len(losses) < 2 * _WINDOWS:
         return left_out(name, f"{len(losses)} steps are too few to tell")
     rates = [float(line["lr"]) for line in lines if "lr" in line]
-    advice = f"go back to before it rose, with a tenth of lr = {max(rates):g}, warmup_steps and grad_clip = 1"
+    advice = f"go back to before it rose, with a tenth of {key} = {max(rates):g}, warmup_steps and grad_clip = 1"
     if skipped > len(losses) / 20 or len(finite) < len(losses):
         figure = f"{skipped} of {len(losses)} steps were left out, {len(losses) - len(finite)} losses are not finite"
         return Finding(name, figure, "fault", "too high a rate: steps had to be left out", advice, TRAINED + 0.3)
@@ -167,11 +176,11 @@ def overfit(case: Case, steps: int = _STEPS) -> Finding:
                 break
     except torch.OutOfMemoryError:
         return left_out(name, "not enough memory on one device; --quick leaves it out")
-    return judge_overfit(tried, rate, steps)
+    return judge_overfit(tried, rate, steps, rate_key(case.config))
 
 
-def judge_overfit(tried: Mapping[float, float], rate: float, steps: int) -> Finding:
-    """tried: factor of the rate -> the loss at the end over that at the start."""
+def judge_overfit(tried: Mapping[float, float], rate: float, steps: int, key: str = "lr") -> Finding:
+    """tried: factor of the rate -> the loss at the end over that at the start; key: where a run writes its rate."""
     name, own = "one clip learned", tried[1.0]
     figure = "; ".join(f"loss x {left:.3g} at lr {rate * factor:.3g}" for factor, left in tried.items())
     figure += f", in {steps} steps at most"
@@ -180,15 +189,23 @@ def judge_overfit(tried: Mapping[float, float], rate: float, steps: int) -> Find
         return Finding(name, figure)
     if better is None:
         if own > 1:
-            return Finding(name, figure, "fault", "too high a rate: one clip is not learned", "lower lr", EXPLAINS)
-        advice = "check that the weights train (freeze, train_only, optim.groups) and that gradients reach them"
+            advice = f"lower {key}"
+            return Finding(name, figure, "fault", "too high a rate: one clip is not learned", advice, EXPLAINS)
+        advice = f"check {key} = {rate:.3g}, freeze, train_only and optim.groups, and that gradients reach the weights"
         return Finding(
             name, figure, "fault", "the model does not learn: frozen, or without gradients", advice, EXPLAINS
         )
-    advice = f"write lr = {rate * better:.3g}"
+    advice = f"write {key} = {rate * better:.3g}"
     if better < 1:
         return Finding(name, figure, "fault", "too high a rate: one clip is learned at a lower one", advice, 0.97)
     return Finding(name, figure, "suspect", "too low a rate to learn one clip", advice, 0.3)
+
+
+def rate_key(config: RunConfig) -> str:
+    """The key that the rate of a run stands in."""
+    if config.optim.schedule:
+        return "the highest rate of optim.schedule"
+    return "lr" if config.optim.lr is None else "optim.lr"
 
 
 def _peak(case: Case) -> float:

@@ -81,7 +81,10 @@ def test_a_healthy_config_from_good_weights_gets_a_clean_bill(good: Path, tmp_pa
 
 @pytest.mark.parametrize("factor", [0.25, 4])
 def test_a_wrong_scale_of_latents(good: Path, factor: float) -> None:
-    assert first(examine(str(good), ["--ae.scaling_factor", str(factor)], quick=True)).startswith("wrong scaling")
+    found = examine(str(good), ["--ae.scaling_factor", str(factor)], quick=True)
+    assert first(found).startswith("wrong scaling")
+    written = float(found.causes[0].advice.split("ae.scaling_factor = ")[1].split()[0])
+    assert 2 / 3 <= written <= 1.5  # near that of the weights, 1
 
 
 @pytest.mark.parametrize(("dim", "words"), [(1, "colours"), (2, "frames")])
@@ -128,11 +131,12 @@ def test_a_wrong_frame_rate(good: Path) -> None:
     assert first(examine(str(good), words, quick=True)).startswith("wrong frame rate")
 
 
-def test_adapters_that_do_not_train(good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rate", "words"), [("0.0", "frozen adapters"), ("1e-9", "adapters that hardly move")])
+def test_adapters_that_do_not_train(good: Path, tmp_path: Path, rate: str, words: str) -> None:
     changes = {"lora": {"rank": 4}, "max_steps": 3, "ema_decay": None}
-    words = ["--model.from-pretrained", str(good), "--optim.schedule", "((0, 0.0),)", "--optim.lr", "None"]
-    words += ["--decay-fraction", "0", "--warmup-steps", "0"]
-    assert first(examine(str(train(good, tmp_path, *words, **changes)), quick=True)).startswith("frozen adapters")
+    flags = ["--model.from-pretrained", str(good), "--optim.schedule", f"((0, {rate}),)", "--optim.lr", "None"]
+    flags += ["--decay-fraction", "0", "--warmup-steps", "0"]
+    assert first(examine(str(train(good, tmp_path, *flags, **changes)), quick=True)).startswith(words)
 
 
 def test_captions_of_other_clips(good: Path) -> None:
@@ -147,4 +151,6 @@ def test_too_high_a_rate_of_a_run(good: Path, tmp_path: Path) -> None:
 
 def test_too_high_a_rate_of_a_config(good: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, table_of(good))
-    assert first(examine(str(config), ["--optim.lr", "3"])).startswith("too high a rate")
+    found = examine(str(config), ["--optim.lr", "3"])
+    assert first(found).startswith("too high a rate")
+    assert "write optim.lr = 0.03" in [one.advice for one in found.causes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,18 @@ def test_a_healthy_config_ends_with_status_0_and_its_findings_as_data(longtake: 
     assert {one["name"]: one["verdict"] for one in found["findings"]}["one clip learned"] == "ok"
 
 
+def test_a_run_without_a_checkpoint_gets_no_word_on_what_its_model_makes(longtake: Any, config: Path, tmp_path: Path):
+    shutil.copy(config, tmp_path / "config.py")
+    code, out, _ = longtake("doctor", tmp_path, "--clips", "3", "--quick")
+    assert code == 0
+    assert "no complete checkpoint in" in out
+    assert "what it makes of clips can be looked at once it has trained" in " ".join(out.split())
+
+
 def test_a_fault_ends_with_status_1_and_its_cause(longtake: Any, config: Path) -> None:
     code, out, _ = longtake("doctor", config, "--quick", "--ae.scaling_factor", "40")
     assert code == 1
-    assert "1. wrong scaling of latents (scale and shift of latents): write the scale factor" in out
+    assert "1. wrong scaling of latents (scale and shift of latents): write the scale that the weights" in out
 
 
 def test_mistakes_are_one_sentence(mistake: Any, config: Path, tmp_path: Path) -> None:
