@@ -87,6 +87,11 @@ def system_names() -> list[str]:
     return [path.stem for path in runs if not path.stem.endswith(_ADAPTERS)]
 
 
+def about(name: str) -> str:
+    """What a demo's run says of itself."""
+    return next(one.about for one in presets.presets() if one.path == FOLDER / f"{name}.py")
+
+
 def demo_system(name: str) -> DemoSystem:
     """The system of a name. Raises `UserError` where there is none."""
     if name not in (names := system_names()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from rich.console import Console
 from longtake.demo.place import REPORT, SUMMARY, numbered, usual_name
 from longtake.demo.run import DemoOutcome
 from longtake.demo.start import run_demo
-from longtake.demo.systems import system_names
+from longtake.demo.systems import about, system_names
 from longtake.durable import write_whole
-from longtake.pages import Html, duration, html, joined, meter, page, percent, table
+from longtake.pages import Html, duration, html, joined, meter, page, table
 from longtake.parallel import start_world
 from longtake.small_files import parse_json
 
@@ -33,7 +34,8 @@ def run_all(folder: Path, console: Console, overrides: Sequence[str] = (), **siz
             console.print(f"the demo of {system}", style="bold")
             outcome = run_demo(folder / usual_name(system), console, overrides, system=system, **sizes)
             if outcome.stopped:
-                console.print(f"to go on with all of them: longtake demo --folder {folder} --system {ALL}")
+                again = f"longtake demo --folder {shlex.quote(str(folder))} --system {ALL}"
+                console.print(f"to go on with all of them: {again}", markup=False, soft_wrap=True)
                 return outcome
             done = outcome.folder
         else:
@@ -50,24 +52,28 @@ def write_page(path: Path, demos: Mapping[str, Path]) -> None:
     summaries = {system: parse_json((demo / SUMMARY).read_text("utf-8")) for system, demo in demos.items()}
     lead = (
         "Each system was trained on made-up clips of coloured shapes that move, and made videos from prompts, which a "
-        "judge that is shown nothing but pixels looked at. The first row of a system is of prompts as in training."
+        "judge that is shown nothing but pixels looked at. Here are the shares that it found right of videos whose "
+        "prompts are as in training; below, each system with some of them and with all that was judged."
     )
-    rows: list[Sequence[object]] = []
-    for system, of in summaries.items():
-        rows.append([f"{system}: {of['model']}, {of['steps']:,} steps, {duration(of['seconds'])}"])
-        rows += [[title, count, *map(meter, map(float, shares))] for title, count, *shares in of["rows"]]
-        rows += [[f"{what} (wanted: {wanted})", value, "", "", "", ""] for what, value, wanted in of["checks"]]
-    columns = ("videos", "count", "colour", "direction", "both", "continuity")
-    parts = [html("<p>{}</p>{}", lead, table(columns, rows))]
-    parts += [_section(system, demos[system], of, path.parent) for system, of in summaries.items()]
-    write_whole(path, page("Longtake's demos", *parts))
+    rows = [
+        [system, of["model"], f"{of['steps']:,}", duration(of["seconds"]), *_shares(of["rows"][0][2:4])]
+        for system, of in summaries.items()
+    ]
+    found = table(("system", "model", "steps", "time", "colour", "direction"), rows, words=(0, 1))
+    parts = [_section(system, demos[system], of, path.parent) for system, of in summaries.items()]
+    write_whole(path, page("Longtake's demos", html("<p>{}</p>{}", lead, found), *parts))
 
 
 def _section(system: str, demo: Path, of: Mapping[str, Any], root: Path) -> Html:
-    colour, direction = (percent(float(share)) for share in of["rows"][0][2:4])
-    head = html("<h2>{}</h2><p>colour {}, direction {} right; ", system, colour, direction)
-    place = html("all of it: {}</p>", (demo / REPORT).relative_to(root))
-    return joined([head, place, Html(of["shown"])])
+    rows = [[title, count, *_shares(shares)] for title, count, *shares in of["rows"]]
+    judged = table(("videos", "count", "colour", "direction", "both", "continuity"), rows)
+    head = html("<h2>{}</h2><p>{} All of it: {}</p>", system, about(system), (demo / REPORT).relative_to(root))
+    checks = table(("what", "found", "wanted"), of["checks"], words=(0,)) if of["checks"] else ""
+    return joined([head, Html(of["shown"]), judged, checks])
+
+
+def _shares(shares: Sequence[str]) -> list[Html]:
+    return [meter(float(share)) for share in shares]
 
 
 def _finished(home: Path) -> Path | None:

@@ -91,8 +91,12 @@ def test_the_demos_of_all_systems_stand_on_one_page_and_those_finished_are_not_m
     assert asked == [("demo_opensora_v1_2", ["--seed", "1"], "opensora_v1_2")] * 2
     page = Page(outcome.report.read_text())
     assert [alt for alt, _ in page.pictures] == [RED, "a blue circle moves left"] * 4
-    heads = [text for text in page.texts if text in ("cogvideox_fun", "opensora_v1_2", "shapes", "ttt_video")]
-    assert heads == ["cogvideox_fun", "opensora_v1_2", "shapes", "ttt_video"]
+    systems = ["cogvideox_fun", "opensora_v1_2", "shapes", "ttt_video"]
+    assert [text for text in page.texts if text in systems] == systems * 2  # in the table, and each with its videos
     assert "demo_ttt_video-2/report.html" in " ".join(page.texts)
-    start = page.texts.index(f"shapes: flux, {of.step:,} steps, 2 min")
-    assert page.texts[start + 1 : start + 7] == ["Main", "60", "98.3 %", "96.7 %", "95 %", "90 %"]
+    start = page.texts.index("shapes")
+    assert page.texts[start + 1 : start + 6] == ["flux", f"{of.step:,}", "2 min", "98.3 %", "96.7 %"]
+    section = page.texts[page.texts.index("shapes", start + 1) :]
+    assert "the denoiser of Open-Sora 2.0" in section[1]
+    start = section.index("Main")
+    assert section[start : start + 6] == ["Main", "60", "98.3 %", "96.7 %", "95 %", "90 %"]

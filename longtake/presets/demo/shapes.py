@@ -1,4 +1,5 @@
-# The demo's run: a 2.8 M parameter MMDiT learns coloured shapes that move. Trains in minutes on two CPU cores.
+# The run of `longtake demo`: a 2.8 M parameter MMDiT, the denoiser of Open-Sora 2.0, learns coloured shapes that move.
+# Trains in minutes on two CPU cores.
 #   longtake demo                                              makes the clips, trains, generates, judges, reports
 #   longtake train demo/shapes --dataset.data_path clips.csv   trains alone
 #
