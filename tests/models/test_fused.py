@@ -169,7 +169,6 @@ def computed(family: str, compiled: bool = False, budget: float | None = None) -
     for p in model.parameters():
         nn.init.normal_(p, std=0.2)
     if compiled:
-        torch.compiler.reset()
         BlockCompiler(backend="aot_eager").compile(model)
     if budget is not None:
         remat_blocks(model, [len(model.get_submodule(name)) for name in model.blocks], None, budget)
@@ -207,6 +206,7 @@ def test_a_model_computes_the_same(family: str, request: pytest.FixtureRequest) 
     assert views == []
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_and_recomputation_take_them(compiled: bool, all_fused: None) -> None:
     assert_same(computed("mmdit", compiled, budget=0.5), computed("mmdit"))
@@ -242,6 +242,7 @@ def test_heads_are_copied_neither_to_be_joined_nor_behind_attention(names: tuple
     assert found[2:] == [{}, {}]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_heads_are_turned_in_place_to_the_bits_of_the_formula(dtype: torch.dtype, pairs: bool) -> None:
@@ -255,7 +256,6 @@ def test_heads_are_turned_in_place_to_the_bits_of_the_formula(dtype: torch.dtype
     def ours(*parts: Tensor) -> Tensor:
         return layers.join_heads([(part, None) for part in parts], rope, rotate)
 
-    torch.compiler.reset()
     found = []
     for way in (by_formula, ours, torch.compile(ours, backend="aot_eager", fullgraph=True)):
         out = way(*inputs)

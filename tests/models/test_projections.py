@@ -54,6 +54,7 @@ def outcome(
     return [*out, *torch.autograd.grad(out, [x, *weights], grads)]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("compiled", [False, True])
@@ -62,7 +63,6 @@ def test_one_product_gives_what_three_do(dtype: torch.dtype, bias: bool, compile
     model = Three(bias, outputs=WIDTH // 2).to(dtype)
     wanted = outcome(model, dtype)
     fused.use(("project",))
-    torch.compiler.reset()
     found = outcome(
         model, dtype, torch.compile(model.forward, backend="aot_eager", fullgraph=True) if compiled else None
     )

@@ -179,8 +179,8 @@ def test_a_wrong_budget_is_told_its_choices_once() -> None:  # all kinds of deno
 
 def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    assert settle(world, said)[:2] == (settle(world, said)[0], {})
-    assert (settle(world, said)[0].compile, said) == (False, [])
+    on_cpu, budgets, made = settle(world, said)
+    assert (on_cpu.compile, budgets, made, said) == (False, {}, {}, [])
     cuda = on_gpus(monkeypatch, world, 8)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     monkeypatch.setattr("longtake.parallel.missing_compiler", missing_compiler)
