@@ -118,6 +118,7 @@ SUGGESTED = {
     "longtake data probe TABLE -o OUTPUT --decode-check": (
         "longtake data probe clips/clips.csv -o checked.parquet --decode-check"
     ),
+    "longtake data probe {} -o clips.csv": "longtake data probe clips -o clips.csv",
     "longtake launch --hostfile FILE -- train RUN": "longtake launch --hostfile hosts --dry-run -- train RUN.py",
     "longtake plan RUN --target-step-seconds 12 --probe": (
         "longtake plan RUN.py --gpus 1 --target-step-seconds 0.02 --probe"
