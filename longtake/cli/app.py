@@ -108,7 +108,8 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
         code = EXIT_MISTAKE
     except ParseError as error:
         path = error.ctx.command_path if getattr(error, "ctx", None) else NAME
-        complain(f"{error.format_message()} (`{path} --help` shows what there is)")
+        said = error.format_message().replace(": Value error, ", ": ")  # some versions of Typer put it there
+        complain(f"{said} (`{path} --help` shows what there is)")
         code = EXIT_MISTAKE
     except typer.Abort:
         raise KeyboardInterrupt from None

@@ -61,7 +61,7 @@ def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:
 
 
 def prompt_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
-    """What is wrong with the references of all prompts, each file named once. Raises `UserError` where none has one."""
+    """What is wrong with references and options of all prompts, each once. Raises `UserError` where no reference is."""
     if not config.knows_nothing and not config.use_t2i2v and not any(prompt.refs for prompt in prompts):
         raise UserError(
             f'cond_type = "{config.kind}": no prompt has a reference; write --ref FILE, or give --prompts a .csv with '
@@ -69,12 +69,18 @@ def prompt_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str
         )
     first: dict[str, int] = {}
     for prompt in {replace(prompt, text="", name="", negative=None): prompt for prompt in reversed(prompts)}.values():
-        for row, fault in clip_faults(prompt, own_config(prompt, config)):
+        try:
+            found = list(clip_faults(prompt, own_config(prompt, config)))
+        except UserError as error:
+            if not prompt.options:
+                raise
+            found = [(prompt.row, str(error))]
+        for row, fault in found:
             first[fault] = min(row, first.get(fault, row))
     for row, fault in _segment_faults(prompts, config):
         first.setdefault(fault, row)
-    found = sorted(first.items(), key=lambda item: item[1])
-    return [f"{fault} in row {row + 1}" if config.prompts else fault for fault, row in found]
+    in_order = sorted(first.items(), key=lambda item: item[1])
+    return [f"{fault} in row {row + 1}" if config.prompts else fault for fault, row in in_order]
 
 
 def _segment_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> Iterator[tuple[int, str]]:

@@ -16,20 +16,20 @@ from longtake.models import LoraLinear
 
 
 def own_config(prompt: Prompt, config: GenerateConfig) -> GenerateConfig:
-    """The generation of one prompt. Raises `UserError` for options of its row that its model cannot make."""
+    """The generation of one prompt. Raises `UserError`, without the row, for options that its model cannot make."""
     options = {key: value for key, value in prompt.options if key not in ("seed", "lora_strength")}
     if not options:
         return config
-    place = f"row {prompt.row + 1} of the prompts"
     if config.use_t2i2v:
-        raise UserError(f"{place}: has options of its own, and use_t2i2v makes all videos alike; leave one of both out")
+        raise UserError(f"{', '.join(options)} with use_t2i2v, which makes all videos alike")
     try:
         tree = {**dict(config), "sampling_option": {**config.sampling_option.model_dump(), **options}}
         own = GenerateConfig.model_validate(tree)
         own.check_shape(*shape_asked(own, own.sampling_option))
-    except (ValidationError, UserError) as error:
-        said = str(error) if isinstance(error, UserError) else error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{place}: {said}") from None
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key, said = str((fault["loc"] or ("",))[-1]), fault["msg"].removeprefix("Value error, ")
+        raise UserError(f"{key} = {options[key]}: {said}" if key in options else said) from None
     return own
 
 

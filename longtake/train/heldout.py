@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,13 @@ class HeldOut:
     world: World
 
     def losses(self, beat: Callable[[], None], stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """The losses under the weights of the moment, as `summary` gives them; None where `stop` says so on some rank.
+        """The losses under the weights of the moment, as `summary` gives them, and `measured`, which is another where
+        other clips or levels are measured; None where `stop` says so on some rank.
         Every rank makes as many forwards; `beat` is called after each of its steps. Collective."""
         section, config, peers = self.config.validation, self.config, self.stream.peers
         assert section is not None, "a run without validations"
         sums: Sums = {}
+        keys = set[int]()
         nothing = self.system.embed_nothing()
         try:
             for step in self.stream.steps(self.order, 0, epochs=1):
@@ -44,12 +47,15 @@ class HeldOut:
                     if turn.number is not None:
                         own = [float(batch.weights.count_nonzero()), *found.double().sum(1).tolist()]
                         sums[batch.bucket.name] = sums.get(batch.bucket.name, 0.0) + np.array(own)
+                        keys.update(batch.keys[batch.weights.cpu().numpy() > 0].tolist())
                 beat()
                 if any(self.world.gather(stop())):
                     return None
         finally:
             self.stream.loader.close()
-        return summary(self.world.gather(sums), section.levels)
+        every = sorted(set().union(*self.world.gather(keys)))
+        measured = hashlib.sha256(repr((every, section.levels)).encode()).hexdigest()[:16]
+        return {"measured": measured, **summary(self.world.gather(sums), section.levels)}
 
 
 def summary(of_ranks: Sequence[Sums], levels: Sequence[float]) -> dict[str, Any]:

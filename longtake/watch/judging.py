@@ -27,6 +27,7 @@ from longtake.parallel import BucketPeers, ParallelConfig, World
 from longtake.random import hash64
 from longtake.small_files import parse_json
 from longtake.system import System
+from longtake.track import read_lines
 from longtake.train import RunConfig
 from longtake.train.heldout import HeldOut
 from longtake.train.inputs import RunData, Table, open_held_out, open_held_out_table
@@ -35,6 +36,7 @@ FOLDER = "watch"  # in the folder of a run: what is made beside it
 _CLIPS, _FRAMES = 12, 49  # of the data, whose figures those of the videos are compared with
 _MOST_ROWS = 100_000  # of a table, that they are chosen from
 _COMMAND_SECONDS = 3600.0
+_OF_LOSSES = {"measured", "clips", "loss", "levels", "buckets"}  # of a line
 
 
 @dataclass
@@ -185,6 +187,21 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
         return []
     lines = [parse_json(line) for line in path.read_text("utf-8").splitlines() if line.endswith("}")]
     return sorted(lines, key=lambda line: line["step"])
+
+
+def lines_of_both(run: Path) -> list[dict[str, Any]]:
+    """A line for each step and kind of weights, of the run's own validations and those beside it, whose figures count
+    where both have some. Losses of other clips or levels than the last ones are no part of them: a curve of both would
+    tell of their difference."""
+    own = read_lines(run / LOSSES_FILE) if (run / LOSSES_FILE).exists() else []
+    beside = lines_of(run)
+    whose = [line["measured"] for line in (*own, *beside) if "measured" in line][-1:]
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for line in (*own, *beside):
+        kept = dict(line) if line.get("measured") in (None, *whose) else {k: line[k] for k in line.keys() - _OF_LOSSES}
+        key = line["step"], line["weights"]
+        found[key] = {**found.get(key, {}), **kept}
+    return [found[key] for key in sorted(found)]
 
 
 def write_lines(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -11,11 +11,9 @@ import numpy as np
 from longtake import pages
 from longtake.data import ClipError
 from longtake.durable import write_whole
-from longtake.evaluate import LOSSES_FILE
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.generate import read_video
-from longtake.track import read_lines
-from longtake.watch.judging import FOLDER, lines_of
+from longtake.watch.judging import FOLDER, lines_of_both
 from longtake.watch.telling import read_alarms, told
 
 PAGE = "watch.html"
@@ -43,9 +41,7 @@ show();
 
 def write_page(run: Path) -> Path:
     """Writes `watch.html` of a run, which needs nothing else; returns its path."""
-    own = run / LOSSES_FILE
-    both = [*(read_lines(own) if own.exists() else []), *lines_of(run)]
-    lines = list({(line["step"], line["weights"]): line for line in both}.values())  # what was made beside it counts
+    lines = lines_of_both(run)
     videos = _videos(run)
     parts = [*_alarms(run), pages.html("<h2>Curves</h2>{}", _curves(lines))]
     if videos:

@@ -17,16 +17,16 @@ from typing import Any
 from longtake.checkpoint import CheckpointInfo, held, leased, list_checkpoints
 from longtake.contracts import UserError
 from longtake.durable import write_whole
-from longtake.evaluate import LOSSES_FILE
+from longtake.evaluate import plan_validation
 from longtake.generate import Video, read_video
 from longtake.parallel import start_world
-from longtake.track import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo, Trackers, read_lines
+from longtake.track import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo, Trackers
 from longtake.train import RunConfig, RunWithoutTable, is_training, read_run
 from longtake.train.health import read_launches
 from longtake.train.heldout import curves
 from longtake.train.stages import CONFIG_FILE
 from longtake.watch.alarms import Curves, find_alarms
-from longtake.watch.judging import FOLDER, Judge, for_one_process, lines_of, steps_saved, write_lines
+from longtake.watch.judging import FOLDER, Judge, for_one_process, lines_of, lines_of_both, steps_saved, write_lines
 from longtake.watch.page import write_page
 from longtake.watch.telling import Teller
 
@@ -166,15 +166,10 @@ def _tracked(video: Video, prefix: str, judge: Judge) -> TrackedVideo:
 
 def curves_of(run: Path) -> Curves:
     """The curves of a run, as its folder has them; validations of the run itself are among them."""
-    own = run / LOSSES_FILE
-    lines = [*(read_lines(own) if own.exists() else []), *lines_of(run)]
+    lines = lines_of_both(run)
     weights = "ema" if any(line["weights"] == "ema" for line in lines) else "raw"
-    by_step: dict[int, Mapping[str, Any]] = {}
-    for line in lines:
-        if line["weights"] == weights:
-            by_step[line["step"]] = {**by_step.get(line["step"], {}), **line}
-    steps = sorted(by_step.items())
-    names = {name for line in by_step.values() for name in line.get("buckets", {})}
+    steps = [(line["step"], line) for line in lines if line["weights"] == weights]
+    names = {name for _, line in steps for name in line.get("buckets", {})}
     return Curves(
         losses=_training_losses(run / METRICS_FILE),
         held_out=[(step, float(line["loss"])) for step, line in steps if "loss" in line],
@@ -208,6 +203,8 @@ def _training_losses(path: Path) -> list[tuple[int, float]]:
 def _watched(run: Path, options: WatchOptions, say: Say) -> Iterator[_Watched]:
     """A run to be watched, which nobody else watches meanwhile."""
     config = _read(run, options)
+    assert config.validation is not None, "it was read with one"
+    plan_validation(config, config.validation)  # a fault of prompts is said now, not when a checkpoint comes
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
     with (folder / ".lock").open("a") as lock, ExitStack() as stack:

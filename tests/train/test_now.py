@@ -10,7 +10,7 @@ from longtake.contracts import UserError
 from longtake.train import ask_run
 from longtake.train.health import interrupt
 from longtake.train.loop import Trainer
-from tests.train.runs import exact, train_here, write_config
+from tests.train.runs import assert_one_sentence, exact, run_command, train_here, write_config
 
 
 def test_a_running_run_samples_saves_and_stops_when_it_is_asked(
@@ -45,3 +45,9 @@ def test_a_running_run_samples_saves_and_stops_when_it_is_asked(
     with pytest.raises(UserError, match="no run is training there; start it with `longtake train"):
         ask_run(folder, "save")
     assert not list(folder.glob(".now-*"))
+
+
+def test_another_word_is_one_sentence_with_those_that_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    code, _, error = run_command(capsys, ["now", tmp_path, "bake"])
+    assert_one_sentence(code, error, "'bake' is not one of 'sample', 'save', 'stop'")
+    assert "Value error" not in error

@@ -148,6 +148,29 @@ def test_an_alarm_does_not_wait_for_the_validation_of_a_checkpoint(
     assert sum(line.startswith("ALARM") for line in said) == 1
 
 
+def test_losses_of_other_clips_or_levels_are_no_part_of_a_curve(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    own = [step for step, _ in watching.curves_of(run).held_out]
+    watched(run, pick="last", overrides=("--validation.prompts", "()"))
+    assert [step for step, _ in watching.curves_of(run).held_out] == own == [0, 6]
+    (run / "watch" / "validation.jsonl").unlink()
+    watched(run, pick="last", overrides=("--validation.prompts", "()", "--validation.levels", "(0.9,)"))
+    ((step, loss),) = watching.curves_of(run).held_out
+    (line,) = watching.lines_of(run)[:1]
+    assert (step, loss) == (6, line["levels"]["0.9"])
+    assert "at noise level 0.5" not in watching.write_page(run).read_text("utf-8")
+
+
+def test_all_faults_of_a_file_of_prompts_are_said_before_a_checkpoint_comes(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("epoch*")))
+    file = tmp_path / "prompts.csv"
+    file.write_text("text,seed,guidance,num_steps\na,x,1,2\nb,1,nan,2\nc,1,2,0\n")
+    with pytest.raises(UserError) as caught:
+        watched(run, overrides=("--validation.prompts", str(file)))
+    for said in ("seed in row 1 is 'x'", "guidance = nan: ", "in row 2", "num_steps = 0: ", "in row 3"):
+        assert said in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
