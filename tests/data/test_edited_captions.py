@@ -84,7 +84,7 @@ def test_a_prefix_stands_before_the_captions_of_its_table_once(table: Path, tmp_
     ],
 )
 def test_a_prefix_in_the_table_is_what_a_run_would_put_there(table: Path, text: str, outcome: str) -> None:
-    assert prefixed(text, "ohwx dog, ") == outcome
+    assert prefixed(text, "ohwx dog, ") == prefixed(text, "ohwx dog") == outcome
     edit_captions(table, [lambda place, old: text])
     assert runner.invoke(app, ["data", "captions", str(table), "--prefix", "ohwx dog, "]).exit_code == 0
     assert texts(table) == [outcome] * 2

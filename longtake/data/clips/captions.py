@@ -88,11 +88,14 @@ def caption_beside(clip: Path) -> str | None:
 
 def prefixed(text: str, prefix: str) -> str:
     """`a dog` with `ohwx, ` -> `ohwx, a dog`. One that begins with its words stays, whatever the blanks and commas
-    behind them; of an empty one they are all."""
+    behind them; of an empty one they are all. A prefix that ends in a letter or digit, `ohwx`, gets a comma."""
     bare = prefix.rstrip(" ,")
     if not text:
         return bare
-    return text if text.startswith(bare) and not text[len(bare) :][:1].isalnum() else prefix + text
+    if text.startswith(bare) and not text[len(bare) :][:1].isalnum():
+        return text
+    glued = prefix[-1:].isascii() and prefix[-1:].isalnum()
+    return f"{prefix}, {text}" if glued else prefix + text
 
 
 def published_rate(rate: float, fps: float | None, fps_max: float | None) -> float:
