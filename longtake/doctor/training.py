@@ -89,9 +89,12 @@ def moved(case: Case, before: Mapping[str, Tensor], changed: float, steps: int) 
 
 
 def drawn(case: Case) -> Finding | None:
-    """Whether blocks of a trained model are as they are drawn at the start; None where that cannot be told."""
-    model, left, adapters = case.system.denoiser, [], case.system.adapter_parameters()
-    sizes = {name: p.numel() for name, p in model.named_parameters() if p.dim() > 1 and name not in adapters}
+    """Whether blocks of a trained model are as they are drawn at the start; None where that cannot be told. Those that
+    start new by the rules of their format, such as a mixer that the weights have none of, are not looked at."""
+    model, left = case.system.denoiser, []
+    with open_pretrained(case.config.model, case.config.lora) as (weights, _):
+        given = {*weights, *weights.missing}
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.dim() > 1 and name in given}
     sums = zip(sorted(sizes, key=sizes.__getitem__), accumulate(sorted(sizes.values())), strict=True)
     names = [name for name, total in sums if total <= _MOST_DRAWN]
     for key in names:
@@ -147,12 +150,13 @@ def history(lines: Sequence[Mapping[str, Any]], key: str = "lr") -> Finding:
         figure = f"{skipped} of {len(losses)} steps were left out, {len(losses) - len(finite)} losses are not finite"
         return Finding(name, figure, "fault", "too high a rate: steps had to be left out", advice, TRAINED + 0.3)
     size = len(finite) // _WINDOWS
-    windows = [finite[i * size : (i + 1) * size] for i in range(_WINDOWS)]
+    logs = [math.log(max(loss, 1e-12)) for loss in finite]  # so that one of 1e9 does not hide the others
+    windows = [logs[i * size : (i + 1) * size] for i in range(_WINDOWS)]
     means = [fmean(window) for window in windows]
     error = max(stdev(window) for window in windows[-3:]) / size**0.5 if size > 1 else 0.0
-    last, best, first = fmean(means[-3:]), min(means), means[0]
+    last, best, first = map(math.exp, (fmean(means[-3:]), min(means), means[0]))
     figure = f"{first:.4g} at first, {best:.4g} at best, {last:.4g} at the end"
-    if last - best > max(0.1 * best, 5 * error):
+    if math.log(last / best) > max(0.1, 5 * error):
         weight = TRAINED + (0.45 if last > 0.9 * first else 0.1)
         return Finding(name, figure, "fault", "too high a rate: the loss has risen", advice, weight)
     return Finding(name, figure)

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,21 @@ import torch
 
 from longtake.diffusion import build_objective
 from longtake.diffusion.config import Flow1000Config, FlowConfig, NoisePredictionConfig, VPredictionConfig
+from longtake.doctor.case import open_case
 from longtake.doctor.finding import Finding, ranked
 from longtake.doctor.measures import Line, errors, in_one_cell
-from longtake.doctor.model import judge_text
-from longtake.doctor.run import examine
-from longtake.doctor.training import averaged, history, judge_overfit
+from longtake.doctor.model import could_be_read, judge_text
+from longtake.doctor.run import alone, examine
+from longtake.doctor.training import averaged, drawn, history, judge_overfit, sampled
+from longtake.models import TTTVideo, initial_values
+from longtake.parallel import Mesh, start_world
 from longtake.presets import find_preset
+from longtake.train import read_run
+from longtake.weights import ModelWeights, state_shapes
+from longtake.weights.format import WeightLayout
+from longtake.weights.ttt_video import FORMAT
+from tests.models.golden_ttt_video import tiny_config
+from tests.weights.saved import save_model
 
 SECTIONS = {
     "velocity": FlowConfig(predict="velocity", shift=None),
@@ -62,6 +72,7 @@ def test_two_times_of_one_cell_differ_until_they_are_rounded(t: float, scale: fl
         ([0.1, 0.2, 0.05, -0.01], 0.3, True, ""),
         ([0.0, 0.0, 0.0, 0.0], 0.0, True, "dead captions"),
         ([0.1, -0.2, -0.05, -0.1], 0.3, True, "shuffled captions"),
+        ([*[0.1] * 5, *[-0.1] * 3], 0.3, True, "shuffled captions, or not learned yet"),
         ([0.1, -0.2, -0.05, -0.1], 0.3, False, "captions make no difference"),
         ([1e-3, -1e-3, 2e-4, -1e-4], 0.01, True, "captions make no difference"),
     ],
@@ -97,8 +108,33 @@ def test_a_loss_that_rises_speaks_for_too_high_a_rate_and_one_that_falls_or_stay
     risen, blown = history(lines(falling + [0.4] * 60)), history(lines([*falling, *[2.0] * 60]))
     assert risen.cause == blown.cause == "too high a rate: the loss has risen"
     assert blown.weight > risen.weight
+    assert history(lines([*falling, 1e9, *[1.0, 20.0] * 30])).cause == risen.cause
     assert history(lines(falling, skipped=True)).verdict == "fault"
     assert history(lines(falling[:20])).verdict == "left out"
+
+
+def test_a_mixer_that_starts_new_by_rule_is_no_missing_weight(tmp_path: Path) -> None:
+    bare, config = tiny_config(mixer="none"), tiny_config().model_copy(update={"from_pretrained": str(tmp_path / "w")})
+    shapes = state_shapes(bare)
+    save_model(FORMAT, {k: torch.randn(v) for k, v in shapes.items()}, bare, tmp_path / "w", WeightLayout("diffusers"))
+    model = TTTVideo(config)
+    first = {name: initial_values(model, name, 3)[name] for name in model.state_dict()}
+    model.load_state_dict(first | dict(ModelWeights(tmp_path / "w", config, FORMAT)))
+    run = SimpleNamespace(model=config, lora=None, seed=3)
+    case: Any = SimpleNamespace(system=SimpleNamespace(denoiser=model), config=run)
+    assert drawn(case) is None
+    model.load_state_dict(first)
+    assert drawn(case).cause.startswith("missing weights")
+
+
+def test_a_place_among_tokens_is_not_missed_where_there_is_one_token(clips: Path) -> None:
+    words = ["--dataset.data_path", str(clips), "--device", "cpu", "--bucket_config", "{'8x8': {4: (1.0, 4)}}"]
+    config = alone(read_run(str(find_preset("demo/opensora_v1_2")), words).value)
+    with start_world("cpu") as world:
+        case = open_case(config, world, Mesh.create(config.parallel, world), 4, trained=True)
+        before = sampled(case.system.denoiser)
+        assert (could_be_read(case, "fps", 0.5), could_be_read(case, "size", 0.5)) == (True, False)
+        assert all(torch.equal(before[name], value) for name, value in sampled(case.system.denoiser).items())
 
 
 def test_an_average_that_is_behind_its_weights_is_named() -> None:
