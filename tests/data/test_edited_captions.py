@@ -6,12 +6,13 @@ import csv
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from longtake.cli.app import app
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, FromFiles, edit_captions, open_clips, prefixed
+from longtake.data import DatasetConfig, FromFiles, edit_captions, open_clips, prefixed, write_video
 from longtake.data.loading.dataset import SlotDataset
 from longtake.data.probing.probe import list_clips
 
@@ -104,6 +105,16 @@ def test_captions_beside_clips_are_read_alike_for_a_table_and_a_folder(table: Pa
         with pytest.raises(UserError, match=r"b\.txt: the caption is not UTF-8"):
             read()
     assert texts(table) == ["red", "a dog"]
+
+
+def test_a_folder_of_clips_is_sent_to_a_table_that_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(tmp_path / "a.mp4", np.zeros((2, 16, 16, 3), np.uint8), 8)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"`longtake (data probe \. -o clips\.csv)`") as refused:
+        edit_captions(Path(), [FromFiles()])
+    words = str(refused.value).split("`longtake ")[1].split("`")[0].split()
+    assert runner.invoke(app, words).exit_code == 0
+    assert edit_captions(Path("clips.csv"), [FromFiles()]) == (0, 1)
 
 
 def test_a_caption_without_a_file_beside_its_clip_stays(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from longtake.contracts import UserError
 from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.checks import FORMAT
 from longtake.data.tables.json_table import JsonWriter
+from longtake.data.tables.shards import is_shards
 from longtake.durable import unfinished
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".json", ".jsonl")
@@ -97,8 +98,8 @@ def check_target(target: Path, sources: Iterable[Path]) -> None:
     for source in sources:
         if target.exists() and source.exists() and target.samefile(source):
             raise UserError(f"{target}: would overwrite the table it is made from; give the output another name")
-        if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
-            raise UserError(f"{target}: lies inside the folder it is made from; give the output another place")
+        if is_shards(source) and target.resolve().is_relative_to(source.resolve()):
+            raise UserError(f"{target}: lies inside the shards it is made from; give the output another place")
 
 
 def moved_paths(paths: Iterable[str | None], old: Path | str, new: Path) -> list[str]:

@@ -111,7 +111,7 @@ def test_an_output_never_takes_the_place_of_its_source(tmp_path: Path) -> None:
     shards = make_shards(source, tmp_path / "clips.shards").folder
     with pytest.raises(UserError, match="would overwrite"):
         filter_table(source, source, "true")
-    with pytest.raises(UserError, match="lies inside the folder"):
+    with pytest.raises(UserError, match="lies inside the shards"):
         filter_table(shards, shards / "out.csv", "true")
     assert filter_table(shards, shards / ".." / "out.csv", "true").target.exists()
     with pytest.raises(UserError, match="tables end in"):
