@@ -3,6 +3,7 @@ not be read, with the reasons."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ class Clips:
         own = [path for path in found if not path.name.endswith(".bad.csv") and self.roots.own not in path.parents]
         own = [path.parent if path.name == FOLDER_TABLE else path for path in own]
         return self.roots.named(own)
+
+    def runs(self) -> list[tuple[str, str]]:
+        """Runs, and presets that train: what has buckets."""
+        own = self.roots.named(self.roots.runs())
+        return own + [(one.name, one.name) for one in presets() if one.kind == "train"]
 
     def report(self, table: str, run: str | None) -> str:
         """The page of `longtake data stats --html`, with the buckets of a run."""
@@ -85,13 +91,11 @@ class Clips:
     def save(self, table: str, shown: Sequence[Sequence[str]], texts: Sequence[str]) -> str:
         """Writes the captions that were changed, as `longtake data captions` does."""
         source = self.roots.path(table, "table")
-        new = {
-            (where, old): text.strip() for (where, old), text in zip(shown, texts, strict=False) if text.strip() != old
-        }
+        new = _changed(shown, texts)
         if source.is_dir():  # of a folder of clips the captions lie beside them
             for (where, _), text in new.items():
                 write_whole(self.roots.path(where, "clip").with_suffix(".txt"), text + "\n")
-            return f"{len(new):,} captions changed in {source}" if new else "no caption was changed"
+            return f"{_captions(len(new))} changed in {source}" if new else "no caption was changed"
         changed, rows = (
             data.edit_captions(source, [lambda where, text: new.get((where, text), text)]) if new else (0, 0)
         )
@@ -120,7 +124,18 @@ def _lost_in(path: Path) -> list[tuple[str, str, str]]:
     columns, _ = open_rows(path, as_text=True).whole()
     if not {"path", "reason"} <= set(columns.column_names):
         raise UserError(f"{path}: has no columns path and reason; it was written by no probe")
-    return [(row["path"], row["reason"], path.name) for row in columns.to_pylist()]
+    where = f"{path.parent.name}/" if path.name.startswith(".") else path.name  # the hidden list of a folder of clips
+    return [(row["path"], row["reason"], where) for row in columns.to_pylist()]
+
+
+def _changed(shown: Sequence[Sequence[str]], texts: Sequence[str]) -> dict[tuple[str, str], str]:
+    """(where a clip lies, its caption) -> what was written over it."""
+    pairs = zip(shown, texts, strict=False)
+    return {(where, old): text.strip() for (where, old), text in pairs if text.strip() != old}
+
+
+def _captions(count: int) -> str:
+    return "1 caption" if count == 1 else f"{count:,} captions"
 
 
 def build(roots: Roots) -> None:
@@ -129,13 +144,12 @@ def build(roots: Roots) -> None:
 
     clips = Clips(roots)
     tables = clips.tables()
-    runs = roots.named(roots.runs()) + [(one.name, one.name) for one in presets() if one.kind == "train"]
     with gr.Row():
         own = tables[0][1] if tables else None
         words = {"allow_custom_value": True, "scale": 3, "min_width": 260, "elem_id": "table"}
         table = gr.Dropdown(tables, value=own, label="Table, or folder of clips", **words)
         run = gr.Dropdown(
-            runs,
+            clips.runs(),
             value=None,
             allow_custom_value=True,
             label="Buckets of a run or preset",
@@ -169,14 +183,21 @@ def build(roots: Roots) -> None:
         gr.Info(clips.save(name, there, written[: len(there)]))
         return browse(name, text, at)
 
+    def turned(by: int, name: str, there: list[list[str]], text: str, at: float, *written: str) -> list[Any]:
+        if count := len(_changed(there, written[: len(there)])):
+            raise UserError(f"{_captions(count)} not saved: Save captions keeps what was written, Show drops it")
+        return browse(name, text, at + by)
+
     outcome = [said, first, shown, *films, *texts]
     report.click(told(clips.report), [table, run], page)
-    for button, move in ((show, None), (back, -SHOWN), (on, SHOWN)):
-        moved = told(lambda name, text, at, by=move: browse(name, text, 0 if by is None else at + by))
-        button.click(moved, [table, word, first], outcome, show_progress="hidden")
+    show.click(told(lambda name, text: browse(name, text, 0)), [table, word], outcome, show_progress="hidden")
+    for button, move in ((back, -SHOWN), (on, SHOWN)):
+        moved = told(functools.partial(turned, move))
+        button.click(moved, [table, shown, word, first, *texts], outcome, show_progress="hidden")
     save.click(told(kept), [table, shown, word, first, *texts], outcome, show_progress="hidden")
     report.click(clips.lost, None, lost, show_progress="hidden")
-    gr.on(None, lambda: gr.update(choices=clips.tables()), None, table, show_progress="hidden")
+    for lister, found in ((table, clips.tables), (run, clips.runs)):
+        gr.on(None, lambda found=found: gr.update(choices=found()), None, lister, show_progress="hidden")
     gr.on(None, clips.lost, None, lost, show_progress="hidden")
 
 
