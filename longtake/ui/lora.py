@@ -36,19 +36,26 @@ def words_of(form: Mapping[str, Any], roots: Roots) -> list[str]:
         words = [form["base"]]
     else:
         base = roots.path(form["base"], "base")
+        if not (base / CONFIG_FILE).is_file():
+            raise UserError(
+                f"base {form['base']}: is no run and no preset; give the folder of a run, or a preset's name"
+            )
         words = [str(base / CONFIG_FILE), "--model.from-pretrained", str(base)]
     if form["weights"]:
         words += flag("model.from-pretrained", _weights(form["weights"], roots))
     words += [*flag("dataset.data-path", clips), "--outputs", str(roots.folders[0]), "--exp-name", form["name"]]
     if form["trigger"]:
         words += flag("dataset.caption-prefix", f"{form['trigger'].strip().rstrip(',')}, ")
-    rank = str(int(form["rank"] or 16))
-    words += ["--lora.rank", rank, "--lora.alpha", rank]
-    if form["steps"]:
-        words += ["--max-steps", str(int(form["steps"]))]
-    if form["rate"]:
-        words += ["--lr", f"{form['rate']:g}"]
+    rank = _text(form["rank"]) or "16"
+    words += [*flag("lora.rank", rank), *flag("lora.alpha", rank)]
+    for name, key in (("steps", "max-steps"), ("rate", "optim.lr")):
+        if text := _text(form[name]):
+            words += flag(key, text)
     return words
+
+
+def _text(value: object) -> str:
+    return str(value or "").strip()
 
 
 def _weights(text: str, roots: Roots) -> str:
@@ -83,7 +90,8 @@ class Adapters:
             return "", mistake(error)
 
     def plan(self, *values: Any) -> tuple[str, str]:
-        """The page of `longtake plan` for the form's run on one GPU, or what is wrong; and the form it is of."""
+        """The page of `longtake plan` for the form's run on one GPU, or what is wrong; and the form it is of, none
+        where there is no plan."""
         form = dict(zip(FIELDS, values, strict=True))
         words, page = words_of(form, self.roots), self.roots.own / "pages" / "plan.html"
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +107,17 @@ class Adapters:
         fits = pages.html(
             '<p class="{}">{}</p>', *(("good", "It fits.") if done.returncode == 0 else ("bad", "See below."))
         )
-        shown = frame(page) if page.exists() else ""
-        return box(fits, pages.folded("what `longtake plan` printed", said) if shown else said) + shown, str(words)
+        if not page.exists():
+            return box(fits, said), ""
+        return box(fits, pages.folded("what `longtake plan` printed", said)) + frame(page), str(words)
 
     def start(self, planned: str, *values: Any) -> str:
-        words = words_of(dict(zip(FIELDS, values, strict=True)), self.roots)
+        form = dict(zip(FIELDS, values, strict=True))
+        words = words_of(form, self.roots)
         if str(words) != planned:
-            raise UserError("plan: is of another form than this one; look at the plan first")
+            raise UserError("plan: there is none of this form; look at the plan first")
+        if any(not job.is_over and form["name"] in job.words for job in self.queue.jobs()):
+            raise UserError(f"name {form['name']}: a command of the queue has it; give another, or take that one off")
         return self.queue.add("train", ["train", *words]).command
 
 
@@ -127,9 +139,9 @@ def build(roots: Roots, queue: Queue) -> None:
             made["trigger"] = gr.Textbox(label="Trigger word", info="put in front of every caption", elem_id="trigger")
             made["name"] = gr.Textbox(label="Name of the run", elem_id="lora_name")
         with gr.Column(scale=1, min_width=280):
-            made["rank"] = gr.Number(16, label="Rank", precision=0, minimum=1, elem_id="rank")
-            made["steps"] = gr.Number(1000, label="Steps", precision=0, elem_id="lora_steps")
-            made["rate"] = gr.Number(1e-4, label="Learning rate", elem_id="rate")
+            made["rank"] = gr.Textbox("16", label="Rank", elem_id="rank")
+            made["steps"] = gr.Textbox("1000", label="Steps", elem_id="lora_steps")
+            made["rate"] = gr.Textbox("1e-4", label="Learning rate", elem_id="rate")
             made["gpu"] = gr.Dropdown(
                 sorted(gpu.name for gpu in GPUS), value="4090", label="Plan for one", elem_id="gpu"
             )
