@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -53,12 +54,10 @@ def words_of(form: Mapping[str, Any], roots: Roots, folder: Path) -> list[str]:
         words += ["--lora-scale", f"{form['lora_scale'] or 0:g}"]
     if form["lora_more"]:
         words += ["--lora-more", repr(list(_more_adapters(roots, form["lora_more"]).items()))]
-    for name in _SAMPLING:
-        if form[name] not in (None, "", 0):  # an empty field for a number is 0 to Gradio
-            value = form[name]
-            words += flag(name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else value)
-    if (count := int(form["num_sample"] or 1)) > 1:
-        words += ["--num-sample", str(count)]
+    for name in (*_SAMPLING, "num_sample"):
+        text = "" if form[name] is None else str(form[name]).strip()
+        if text and (name, text) != ("num_sample", "1"):
+            words += flag(name.replace("_", "-"), text)
     return [*words, "--save-dir", str(folder)]
 
 
@@ -74,10 +73,11 @@ def _source(model: str, words: tuple[str, ...] = ()) -> generation.GenerationSou
     return generation.resolve_source(run_file(model, "inference"), list(words))
 
 
-def usual(model: str) -> dict[str, Any]:
+def usual(model: str) -> dict[str, str]:
     """The size, steps and guidance that a model's videos have where nothing else is said."""
     option = _source(model).config.sampling_option
-    return {name: getattr(option, name) for name in _SAMPLING if name != "seed"}
+    found = {name: getattr(option, name) for name in _SAMPLING if name != "seed"}
+    return {name: f"{value:g}" if isinstance(value, float) else str(value or "") for name, value in found.items()}
 
 
 def looked_at(
@@ -131,11 +131,14 @@ def _more_adapters(roots: Roots, text: str) -> dict[str, float]:
     """File -> strength of the lines of a text. Raises `UserError` for a line without a number at its end."""
     found = {}
     for line in filter(None, map(str.strip, text.splitlines())):
-        name, _, strength = line.rpartition(" ")
+        name, _, number = line.rpartition(" ")
         try:
-            found[str(roots.path(name, "LoRA"))] = float(strength)
+            strength = float(number)
         except ValueError:
-            raise UserError(f"more LoRA files: {line!r} has no strength at its end; write {line} 0.5") from None
+            strength = math.nan
+        if not (name and math.isfinite(strength)):
+            raise UserError(f"more LoRA files: {line!r} has no strength at its end; write {name or line} 0.5")
+        found[str(roots.path(name, "LoRA"))] = strength
     return found
 
 
@@ -176,7 +179,8 @@ def gallery(jobs: list[QueuedCommand]) -> str:
             rows = [("seed of this one", seed), *job.about.get("settings", {}).items()]
             text = path.with_suffix(".txt").read_text("utf-8", "replace").strip()
             whole = pages.html("<pre>{}</pre>{}", job.command, pages.pairs([(key, str(value)) for key, value in rows]))
-            said = pages.html('<p>{}</p><p class="said">{} · seed {}</p>', text, job.name, seed)
+            own = f" · seed {seed}" if seed else ""  # the log has none of a video that its command made again
+            said = pages.html('<p>{}</p><p class="said">{}{}</p>', text, job.name, own)
             parts = [media(path, text), said, pages.folded("settings and command", whole)]
             cards.append(pages.html("<div>{}</div>", pages.joined(parts)))
     if not cards:
@@ -291,6 +295,7 @@ def build(roots: Roots, queue: Queue) -> None:
     every = [fields[name] for name in FIELDS]
     sizes = [fields[name] for name in _SAMPLING if name != "seed"]
     image.upload(lambda path: path, image, fields["ref"], show_progress="hidden")
+    image.clear(lambda: "", None, fields["ref"], show_progress="hidden")
     fields["model"].input(told(form.usual), fields["model"], sizes, show_progress="hidden")
     changes = [field.change for field in every]
     gr.on(changes, form.preview, every, [command, needs], trigger_mode="always_last", show_progress="hidden")
@@ -324,10 +329,10 @@ def _fields(form: VideoForm) -> tuple[dict[str, Any], Any]:
     with gr.Row():
         made["resolution"] = gr.Textbox(first[0], label="Size", min_width=90, elem_id="resolution")
         made["aspect_ratio"] = gr.Textbox(first[1], label="Width : height", min_width=90)
-        made["num_frames"] = gr.Number(first[2], label="Frames", precision=0, min_width=90, elem_id="frames")
-    with gr.Row():
-        made["num_steps"] = gr.Number(first[3], label="Steps", precision=0, min_width=90, elem_id="steps")
-        made["guidance"] = gr.Number(first[4], label="Guidance", min_width=90)
+        made["num_frames"] = gr.Textbox(first[2], label="Frames", min_width=90, elem_id="frames")
+    with gr.Row():  # no fields for numbers: to Gradio an empty one of those is 0
+        made["num_steps"] = gr.Textbox(first[3], label="Steps", min_width=90, elem_id="steps")
+        made["guidance"] = gr.Textbox(first[4], label="Guidance", min_width=90, elem_id="guidance")
         made["seed"] = gr.Textbox(label="Seed", placeholder="random", min_width=90, elem_id="seed")
-        made["num_sample"] = gr.Number(1, label="Videos", precision=0, minimum=1, maximum=64, min_width=90)
+        made["num_sample"] = gr.Textbox("1", label="Videos", min_width=90, elem_id="videos")
     return made, image

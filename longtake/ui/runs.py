@@ -72,12 +72,17 @@ class Runs:
     def ask(self, name: str, what: str) -> str:
         return train.ask_run(self.roots.path(name, "run"), what)
 
-    def go_on(self, name: str, steps: float | None) -> str:
+    def go_on(self, name: str, steps: str | None) -> str:
         """Puts a run's training on the queue, up to `steps` where there are some."""
-        run = self.roots.path(name, "run")
+        run, text = self.roots.path(name, "run"), (steps or "").strip()
         if train.is_training(run):
             raise UserError(f"{run}: trains already; stop it first")
-        further = ["--max-steps", str(int(steps))] if steps else []
+        if not (run / CONFIG_FILE).is_file():
+            raise UserError(f"{run}: is no run; choose one, or put a run file on the queue below")
+        made = max((info.step for info in list_checkpoints(run) if info.complete), default=0)
+        if text and not (re.fullmatch("[0-9]{1,9}", text) and int(text) > made):
+            raise UserError(f"to step {text!r}: give a whole number above {made}, the step of the newest checkpoint")
+        further = ["--max-steps", text] if text else []
         return self.queue.add("train", ["train", str(run), *further]).command
 
     def start(self, source: str) -> str:
@@ -153,7 +158,7 @@ def build(roots: Roots, queue: Queue) -> None:
         words = ("sample", "save", "stop")
         wanted = {word: gr.Button(word.capitalize(), min_width=70, elem_id=f"ask_{word}") for word in words}
         go_on = gr.Button("Go on", min_width=70, variant="primary", elem_id="go_on")
-        steps = gr.Number(None, label="to step", precision=0, min_width=80, elem_id="up_to")
+        steps = gr.Textbox(label="to step", placeholder="as set", min_width=80, elem_id="up_to")
     with gr.Row():
         samples = gr.Button("Samples by step", min_width=140, elem_id="samples")
         compare = gr.Button("Compare the two", min_width=140, elem_id="compare")
@@ -190,3 +195,4 @@ def build(roots: Roots, queue: Queue) -> None:
     stop.click(lambda name: gr.Info(queue.stop(name or "")), job, None, show_progress="hidden")
     start.click(told(lambda text: gr.Info(runs.start(text or ""))), source, None, show_progress="hidden")
     gr.Timer(2).tick(tick, [run, seen], [now, jobs, run, other, job, seen], show_progress="hidden")
+    gr.on(None, lambda: gr.update(choices=runs.sources()), None, source, show_progress="hidden")

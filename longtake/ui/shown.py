@@ -75,11 +75,18 @@ def queue_table(jobs: Iterable[QueuedCommand]) -> pages.Html:
             job.name,
             pages.html('<span class="state {}">{}</span>', job.state, job.state),
             pages.duration(job.seconds()) if job.started else "",
-            pages.html("<code>{}</code>", job.command),
+            pages.html("<code>{}</code>{}", job.command, _why(job)),
         )
         for job in jobs
     ]
     return pages.table(("", "state", "time", "command"), rows, words=(0, 1, 3)) if rows else _nothing()
+
+
+def _why(job: QueuedCommand) -> pages.Html:
+    """The reason of a command that failed: the last that it printed."""
+    lines = job.log().split("\n") if job.state == "failed" else []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return pages.html('<p class="bad">{}</p>', last) if last else pages.joined([])
 
 
 def _nothing() -> pages.Html:

@@ -18,7 +18,7 @@ import pytest
 from longtake.config import Section, resolve
 from longtake.contracts import UserError
 from longtake.ui import gate, server
-from longtake.ui.generate import flag, looked_at
+from longtake.ui.generate import FIELDS, flag, looked_at, words_of
 from longtake.ui.roots import Roots
 
 TOKEN = "a token+of/enough=length;"
@@ -61,6 +61,31 @@ def test_of_uploads_only_pictures_are_taken(roots: Roots) -> None:
     for name in ("run.py", "clips.csv", ""):
         with pytest.raises(UserError, match="is an upload"):
             roots.path(f"ui/uploads/{name}")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("../outside/clip.mp4 0.5", "outside of what this page may see"),
+        ("gone.safetensors 0.5", "there is nothing of this name"),
+        ("clip.mp4", "write clip.mp4 0.5"),
+        ("clip.mp4 nan", "write clip.mp4 0.5"),
+    ],
+)
+def test_a_line_of_adapters_is_refused_for_what_is_wrong_with_it(roots: Roots, line: str, words: str) -> None:
+    form = dict.fromkeys(FIELDS) | {"model": "opensora_v2/256px", "prompt": "a day", "lora_more": line}
+    with pytest.raises(UserError, match=words):
+        words_of(form, roots, roots.own)
+
+
+def test_what_is_written_for_a_number_is_left_to_the_command(roots: Roots) -> None:
+    form = dict.fromkeys(FIELDS) | {"model": "opensora_v2/256px", "prompt": "a day", "num_frames": " "}
+    for name, flags in (
+        ("guidance", ["--guidance", "0"]),
+        ("num_sample", ["--num-sample", "0"]),
+        ("seed", ["--seed", "0"]),
+    ):
+        assert words_of({**form, name: "0"}, roots, Path("to"))[4:] == [*flags, "--save-dir", "to"]
 
 
 def asked(token: str | None, loopback: bool, path: str = "/", **headers: str) -> tuple[int, dict[str, str]]:

@@ -9,6 +9,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.ui.queue import Queue, QueuedCommand
+from longtake.ui.shown import queue_table
 
 
 def ended(queue: Queue, name: str) -> QueuedCommand:
@@ -23,7 +24,7 @@ def ended(queue: Queue, name: str) -> QueuedCommand:
     raise AssertionError(f"{job} does not end")
 
 
-def test_a_command_outlives_the_page_and_the_next_one_finds_it_and_what_waits(tmp_path: Path) -> None:
+def test_a_command_outlives_the_page_and_the_next_one_finds_it_what_waits_and_why_one_failed(tmp_path: Path) -> None:
     first = Queue(tmp_path)
     names = [first.add("generate", words).name for words in (["--version"], ["no-such-verb"], ["--version"])]
     first.look()
@@ -36,6 +37,7 @@ def test_a_command_outlives_the_page_and_the_next_one_finds_it_and_what_waits(tm
     done = ended(second, names[0])
     assert (done.state, done.log()[:8]) == ("done", "longtake")
     assert ended(second, names[1]).state == "failed"
+    assert "No such command &#x27;no-such-verb&#x27;" in queue_table(second.jobs())
     assert [job.state for job in second.jobs()] == ["done", "failed", "stopped"]
     second.close()
 
