@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longtake import pages, train, watch
+from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.presets import presets
