@@ -146,17 +146,9 @@ def build(roots: Roots) -> None:
     tables = clips.tables()
     with gr.Row():
         own = tables[0][1] if tables else None
-        words = {"allow_custom_value": True, "scale": 3, "min_width": 260, "elem_id": "table"}
-        table = gr.Dropdown(tables, value=own, label="Table, or folder of clips", **words)
-        run = gr.Dropdown(
-            clips.runs(),
-            value=None,
-            allow_custom_value=True,
-            label="Buckets of a run or preset",
-            scale=3,
-            min_width=260,
-            elem_id="bucket_run",
-        )
+        words = {"allow_custom_value": True, "scale": 3, "min_width": 260}
+        table = gr.Dropdown(tables, value=own, label="Table, or folder of clips", elem_id="table", **words)
+        run = gr.Dropdown(clips.runs(), value=None, label="Buckets of a run or preset", elem_id="bucket_run", **words)
         report = gr.Button("Report", scale=1, elem_id="report", variant="primary")
     page = gr.HTML(elem_id="data_page")
     gr.Markdown("### Clips and captions")
