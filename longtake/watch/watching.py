@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import torch
+
 from longtake.checkpoint import CheckpointInfo, held, leased, list_checkpoints
 from longtake.contracts import UserError
 from longtake.durable import write_whole
@@ -82,6 +84,8 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
         watched = [stack.enter_context(_watched(run, options, say)) for run in runs]
         device, world, judge, failed = None, None, None, set[Path]()
         told = False
+        if not options.once:
+            say(f"watches {', '.join(map(str, runs))}: looks every {options.every:g} s; Ctrl-C ends it")
         while True:
             for one in watched:
                 if one.tell_alarms():
@@ -111,7 +115,9 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
                     failed.add(info.path)
                 continue
             if options.once:
-                say("checkpoints wait for a GPU" if due else "all checkpoints are validated")
+                left = [path for path in failed if path.exists()]
+                done = f"{len(left)} checkpoints could not be validated" if left else "all checkpoints are validated"
+                say("checkpoints wait for a GPU" if due else done)
                 return
             time.sleep(options.every)
 
@@ -124,6 +130,12 @@ def _judge(one: _Watched, info: CheckpointInfo, judge: Judge, say: Say) -> bool:
     except (OSError, UserError) as error:
         if info.path.exists():
             say(f"{info.path}: {error}")
+        return False
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):  # of a GPU, CPU
+            raise
+        fewer = "--validation.batch_size, or another --validation.sampling_option.resolution or num_frames"
+        say(f"{info.path}: its validation ran out of memory; give a smaller {fewer}")
         return False
     kept = [line for line in lines_of(one.run) if line["step"] != info.step]
     write_lines(one.run, [*kept, *({**line, "saved": _saved(info)} for line, _ in found)])

@@ -13,6 +13,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from longtake import watch
@@ -146,6 +147,25 @@ def test_an_alarm_does_not_wait_for_the_validation_of_a_checkpoint(
     said = watched(run, every=0.02, pick="last")
     assert seen == [True]
     assert sum(line.startswith("ALARM") for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_validation_without_room_is_one_sentence_and_the_watcher_goes_on(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+
+    def judge(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(watching.Judge, "judge", judge)
+    newest, older, last = watched(run)
+    assert "step6: its validation ran out of memory; give a smaller --validation.batch_size" in newest
+    assert "step3: its validation ran out of memory" in older
+    assert last == "2 checkpoints could not be validated"
+    assert not list((run / ".leases").iterdir())
 
 
 def test_losses_of_other_clips_or_levels_are_no_part_of_a_curve(trained: Path, tmp_path: Path) -> None:
