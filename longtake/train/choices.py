@@ -74,12 +74,14 @@ class Choices:
         """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
         Collective."""
         before = self._kept.get(name) or None
-        if before is not None and (before["machine"], before.get("basis", "")) == (self._machine, basis):
+        if before is not None and (before["machine"], before.get("basis", basis)) == (self._machine, basis):
             found = before
         else:
             found = {**self._world.on_main(choose), "machine": self._machine, **({"basis": basis} if basis else {})}
             if before is not None and self._world.is_main and before["machine"] == self._machine:
-                self._say(f"{name}: chosen anew: the run's mesh, model, encoders, operators or buckets are other ones")
+                self._say(
+                    f"{name}: chosen anew: the run's dtype, mesh, model, encoders, operators or buckets are other ones"
+                )
             elif before is not None and self._world.is_main:
                 then, now = (", ".join(f"{key} {of[key]}" for key in of) for of in (before["machine"], self._machine))
                 self._say(f"{name}: chosen anew on {now}; before it was {then}")
@@ -135,7 +137,7 @@ def choose_attention_by_time(
         chosen = min(seconds, key=seconds.__getitem__, default="auto")
         return {"chosen": chosen, "shape": str(shape), "seconds": seconds, "warning": slow_on_hopper(chosen, device)}
 
-    found = choices.take("attention", choose)
+    found = choices.take("attention", choose, str(system.dtype))  # not every kernel runs in every one
     chosen, seconds = found["chosen"], found["seconds"]
     if chosen in KERNEL_NAMES:
         use_attention(system.denoiser, AttentionChoice(chosen, KERNEL_NAMES[chosen]))

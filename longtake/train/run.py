@@ -258,9 +258,10 @@ class RunLaunch:
         choose_encoding_layout(system, buckets, choices, self.say_once)
 
     def choices(self, place: RunFolder) -> Choices:
-        """What is left to a launch to choose, with what the checkpoint says was chosen before. In the folder of an
-        earlier run, operators and memory layouts are as there."""
-        own = place.checkpoint is not None and place.elsewhere is None
+        """What is left to a launch to choose, with what the run's own checkpoint says was chosen before: in another
+        run's buckets another kernel may be faster. In the folder of an earlier run, operators and memory layouts are as
+        there."""
+        own = place.checkpoint is not None and place.continues
         state = RunState.read(place.checkpoint) if own else RunState(Clock())
         choices = Choices(self.world, state.choices, self.say_once)
         if not (place.continues and state.clock.global_step):

@@ -100,6 +100,14 @@ def test_another_gpu_or_version_chooses_anew_with_a_line(
     assert len(timed) == 2
 
 
+def test_a_kernel_of_another_dtype_is_not_taken_from_the_run(world: World, timed: list[str]) -> None:
+    system = as_on_cuda(world)
+    made, _ = launch(replace(system, dtype=torch.bfloat16), world, {})
+    _, said = launch(replace(system, dtype=torch.float32), world, made)
+    assert said[0].startswith("attention: chosen anew: the run's dtype, ")
+    assert len(timed) == 2
+
+
 def test_a_kernel_that_was_removed_is_not_taken_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
     without = module.timed_on(torch.device("cuda"))
@@ -168,7 +176,10 @@ def test_budgets_fill_what_is_free_on_the_fullest_gpu_and_stay(world: World, mon
     for words in (("--model.depth", "2"), store):
         said.clear()
         settle(scarce, said, state["choices"], *words)
-        assert "kept outputs: chosen anew: the run's mesh, model, encoders, operators or buckets are other ones" in said
+        assert (
+            "kept outputs: chosen anew: the run's dtype, mesh, model, encoders, operators or buckets are other ones"
+            in said
+        )
 
 
 def test_a_wrong_budget_is_told_its_choices_once() -> None:  # all kinds of denoisers have them
@@ -322,7 +333,9 @@ def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatc
     finally:
         fused.use(())
     assert set(counted) == {("heads",)}
-    assert "kept outputs: chosen anew: the run's mesh, model, encoders, operators or buckets are other ones" in said
+    assert (
+        "kept outputs: chosen anew: the run's dtype, mesh, model, encoders, operators or buckets are other ones" in said
+    )
     assert then["kept outputs"]["basis"] != first["kept outputs"]["basis"]
 
 
@@ -349,4 +362,8 @@ def test_a_run_leaves_to_later_launches_what_its_first_does_not_choose(
     assert made(continues=True) == state.choices
     monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices={}))  # of before there were any
     assert made(continues=True) == {}
+    assert made(continues=False) == state.choices
+    chosen = {"attention": {"chosen": "flash"}, "fused": {"chosen": ["heads"]}}  # by the run whose checkpoint it loads
+    monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices=chosen))
+    assert made(continues=True) == chosen
     assert made(continues=False) == state.choices
