@@ -21,7 +21,7 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.evaluate import plan_validation
 from longtake.generate import Video, read_video
-from longtake.parallel import start_world
+from longtake.parallel import World, start_world
 from longtake.track import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo, Trackers
 from longtake.train import RunConfig, RunWithoutTable, is_training, read_run
 from longtake.train.health import read_launches
@@ -82,7 +82,7 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
     """Looks after runs until Ctrl-C, or once. Raises `UserError` for what is no run, or has nothing to validate."""
     with ExitStack() as stack:
         watched = [stack.enter_context(_watched(run, options, say)) for run in runs]
-        device, world, judge, failed = None, None, None, set[Path]()
+        device, judges, failed = None, None, set[Path]()
         told = False
         if not options.once:
             say(f"watches {', '.join(map(str, runs))}: looks every {options.every:g} s; Ctrl-C ends it")
@@ -94,38 +94,58 @@ def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
             if due and device is None:
                 device = _free_device(options.device, [one for one, _ in due])
                 if device is not None:
-                    world = stack.enter_context(start_world(device))
+                    judges = _Judges(stack.enter_context(start_world(device)), options, say)
+                    stack.callback(judges.close)
                 elif not told:
                     told = True
                     for one, _ in due:
                         say(f"{one.run}: no free GPU is here: {_left_to(one)}")
-            if due and world is not None:
+            if due and judges is not None:
                 one, info = max(due, key=lambda pair: pair[1].when)
-                if judge is None or judge.run != one.run or _changed(one.run) != one.changed:
-                    if judge is not None:
-                        judge.close()
-                    one.config, one.changed = _read(one.run, options), _changed(one.run)
-                    judge = Judge(one.run, for_one_process(one.config, info.path), world, options.metrics, say)
-                    stack.callback(judge.close)
                 with _telling_meanwhile(watched, options.every):
-                    judged = _judge(one, info, judge, say)
+                    judged = _judge(one, info, judges, say)
                 if judged:
                     say(f"page: {write_page(one.run)}")
                 else:
                     failed.add(info.path)
                 continue
             if options.once:
-                left = [path for path in failed if path.exists()]
-                done = f"{len(left)} checkpoints could not be validated" if left else "all checkpoints are validated"
+                left = sorted(str(path) for path in failed if path.exists())
+                done = f"could not be validated: {', '.join(left)}" if left else "all checkpoints are validated"
                 say("checkpoints wait for a GPU" if due else done)
                 return
             time.sleep(options.every)
 
 
-def _judge(one: _Watched, info: CheckpointInfo, judge: Judge, say: Say) -> bool:
+@dataclass
+class _Judges:
+    """The judge of the run whose checkpoint came last: one model at a time is in memory."""
+
+    world: World
+    options: WatchOptions
+    say: Say
+    last: Judge | None = None
+
+    def of(self, one: _Watched, checkpoint: Path) -> Judge:
+        """That of a run, as its config is now. Raises `UserError` for a damaged checkpoint."""
+        if self.last is None or self.last.run != one.run or _changed(one.run) != one.changed:
+            self.close()
+            one.config, one.changed = _read(one.run, self.options), _changed(one.run)
+            config = for_one_process(one.config, checkpoint)
+            self.last = Judge(one.run, config, self.world, self.options.metrics, self.say)
+        return self.last
+
+    def close(self) -> None:
+        if self.last is not None:
+            self.last.close()
+        self.last = None
+
+
+def _judge(one: _Watched, info: CheckpointInfo, judges: _Judges, say: Say) -> bool:
     """Validates a checkpoint, and takes what it shows to trackers and lines; False where it cannot be."""
     try:
         with held(info.path), leased(info.path):
+            judge = judges.of(one, info.path)
             found = list(judge.judge(info.path, info.step))
     except (OSError, UserError) as error:
         if info.path.exists():

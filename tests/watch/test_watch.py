@@ -149,6 +149,15 @@ def test_an_alarm_does_not_wait_for_the_validation_of_a_checkpoint(
     assert sum(line.startswith("ALARM") for line in said) == 1
 
 
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_validated(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    (list_checkpoints(run)[-1].path / "run.json").write_text("garbage")
+    damaged, *validated, last = watched(run, overrides=("--validation.prompts", "()", "--validation.ema", "False"))
+    assert "step6: is damaged: run.json" in damaged
+    assert any(": step 3, raw weights" in line for line in validated)
+    assert last == f"could not be validated: {list_checkpoints(run)[-1].path}"
+
+
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
@@ -164,7 +173,7 @@ def test_a_validation_without_room_is_one_sentence_and_the_watcher_goes_on(
     newest, older, last = watched(run)
     assert "step6: its validation ran out of memory; give a smaller --validation.batch_size" in newest
     assert "step3: its validation ran out of memory" in older
-    assert last == "2 checkpoints could not be validated"
+    assert last == f"could not be validated: {', '.join(sorted(str(info.path) for info in list_checkpoints(run)))}"
     assert not list((run / ".leases").iterdir())
 
 
