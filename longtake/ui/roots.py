@@ -75,7 +75,8 @@ class Roots:
     def models(self) -> list[str]:
         """Runs that have a checkpoint, and exported files of weights."""
         runs = [str(run) for run in self.runs() if any(info.complete for info in list_checkpoints(run))]
-        return runs + [str(path) for path in self.files((".safetensors",)) if "model" in path.stem]
+        files = [path for path in self.files((".safetensors",)) if "model" in path.stem]
+        return runs + [str(path) for path in files if not path.stem.startswith("adapter")]  # as peft names adapters
 
     def named(self, paths: Iterable[str | Path]) -> list[tuple[str, str]]:
         """(what a list shows, path) pairs: a path inside a root without the root."""

@@ -40,6 +40,12 @@ def test_paths_inside_the_roots_are_found(roots: Roots, tmp_path: Path) -> None:
     assert roots.path(str(tmp_path / "two")) == tmp_path / "two"
 
 
+def test_adapters_are_offered_as_no_model(roots: Roots, tmp_path: Path) -> None:
+    for name in ("model", "adapter_model"):
+        (tmp_path / "one" / f"{name}.safetensors").write_bytes(b"")
+    assert roots.models() == [str(tmp_path / "one" / "model.safetensors")]
+
+
 @pytest.mark.parametrize("text", ["../outside/clip.mp4", "link/clip.mp4", "/etc/passwd", "{}/outside", "../one2"])
 def test_paths_outside_are_refused_links_followed(roots: Roots, tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match="outside of what this page may see"):
