@@ -177,3 +177,18 @@ def test_a_bare_preset_is_planned_and_shown_without_clips(longtake, mistake) -> 
     assert "\ndataset.data_path = None  # default\n" in longtake("config", "show", "opensora_v2/lora")[1]
     assert "neither is given" in mistake("train", "opensora_v2/lora")
     assert "both are given" in mistake("plan", "custom", "--dataset.mix", "[('a.csv', 1)]")
+
+
+def test_every_preset_of_training_but_the_demos_is_fast_by_default() -> None:
+    slow = {}
+    for preset in ALL:
+        if preset.kind != "train" or preset.name.startswith("demo/"):
+            continue
+        curriculum = read_curriculum(str(preset.path))
+        for words in [[]] if curriculum is None else [["--stage", stage.name] for stage in curriculum.stages]:
+            run = read_run(str(preset.path), words, RunWithoutTable).value
+            kept = run.model.grad_ckpt_settings is None or run.model.grad_ckpt_budget == "auto"
+            found = run.compile, run.compile_dynamic, run.parallel.zero, kept
+            if found != ("auto", "auto", 3, True):
+                slow[preset.name] = found
+    assert slow == {}
