@@ -21,10 +21,9 @@ _GOOD = 0.8  # an alternative is believed from here on, of a plain guess's error
 _BETTER = 0.1  # by which it has to be better (natural logarithm); healthy runs have up to 0.06, planted faults 0.3
 _FEWEST = 4  # clips by which alternatives are compared
 _SURE = 3.0  # standard errors over the clips
-# Share of wrong captions that are worse. By 16 of a small run's clips, drawn 1,000 times: 0.81 to 0.98, and shuffled
-# 0.25 to 0.76, 97 % of them less than this.
+# Share of wrong captions that are worse: half where captions say nothing of their clips, all where they say everything
 _RIGHT = 0.65
-_UNSURE = 0.6  # from here on a run that has just begun to learn them has it too; of shuffled ones 11 %
+_UNSURE = 0.6  # from here on it may be a run that has just begun to learn them
 _OTHERS = 7  # captions that each clip is tried with
 _READS = 1e-4  # relative change of a prediction below which a caption, or a condition, is not read
 

@@ -54,9 +54,8 @@ def examine(
     say: Say = lambda finding: None,
 ) -> Examination:
     """Examines RUN: a config file, the folder of a run, whose last checkpoint is taken, or a checkpoint. `clips`: how
-    many; by 8 of a small run's a scale of 4, or swapped colours, was missed every second time, by 16 once in 100, and
-    something found where nothing was wrong 6 and 1 times in 100. `quick`: no clip is trained on. `ema`: the averaged
-    weights, where there are any. `say` is given each finding as it is made.
+    many are looked at; with fewer, faults are missed and found where there are none. `quick`: no clip is trained on.
+    `ema`: the averaged weights, where there are any. `say` is given each finding as it is made.
 
     Raises `UserError` for what cannot be read or built.
     """

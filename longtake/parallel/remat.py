@@ -202,20 +202,20 @@ def offload_inputs(model: nn.Module, counts: Sequence[int], store: BlockStore, c
 def _with_inputs_stored(forward: Callable[..., Any], store: BlockStore, block: nn.Module | None, *args: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args)
-    given = None if block is None else [*_tensors_in(args), *block.parameters(), *block.buffers()]
+    given = None if block is None else [*tensors_in(args), *block.parameters(), *block.buffers()]
     with store.takes(args, given):
         return forward(*args)
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """Those that a block is called with, in tuples and dataclasses too."""
     if isinstance(value, Tensor):
         yield value
     elif is_dataclass(value):
-        yield from _tensors_in([getattr(value, field.name) for field in fields(value)])
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors_in(one)
+            yield from tensors_in(one)
 
 
 def _remat(forward: Callable[..., Any], cut: TokenCut | None, kept: Kept, store: BlockStore | None, *args: Any) -> Any:

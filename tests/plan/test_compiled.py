@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from longtake.parallel import (
     cut_model,
     remat_blocks,
 )
+from longtake.parallel.remat import tensors_in
 from longtake.plan import Layout, MicroBatch, Upkeep
 from longtake.plan.compiled import remembered
 from longtake.plan.memory import placed_blocks
@@ -38,16 +38,6 @@ TEXT = 16
 LORA = {"adapters": LoraConfig(rank=4)} | {
     f"adapters on {bits} bits": LoraConfig(rank=4, base=base) for bits, base in ((8, "int8"), (4, "nf4"))
 }
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from tensors_in(one)
 
 
 def kept_by_compiled_blocks(
