@@ -149,7 +149,9 @@ class HunyuanVAEConfig(KLSection):
     shift_factor: float = Field(0.0, description="subtracted from the latents first")
     use_spatial_tiling: bool = Field(True, description="frames above sample_size in overlapping tiles")
     use_temporal_tiling: bool = Field(False, description="the same in time, above sample_tsize frames")
-    sample_size: int = Field(256, ge=16, description="side of a tile in pixels")
+    sample_size: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
+        256, description='side of a tile in pixels; `"auto"`: equal tiles of at most 384, which overlap by 64'
+    )
     sample_tsize: int = Field(64, ge=8, description="frames of a tile")
     tile_overlap_factor: float = Field(0.25, ge=0, lt=1, description="part of a tile that its neighbour covers too")
     piece_elements: int = Field(
@@ -161,7 +163,8 @@ class HunyuanVAEConfig(KLSection):
 
     @model_validator(mode="after")
     def _whole_tiles(self) -> HunyuanVAEConfig:
-        for name, cell, side in (("sample_size", 8, self.sample_size), ("sample_tsize", 4, self.sample_tsize)):
+        sides = [] if self.sample_size == "auto" else [("sample_size", 8, self.sample_size)]
+        for name, cell, side in (*sides, ("sample_tsize", 4, self.sample_tsize)):
             stride = int(side * (1 - self.tile_overlap_factor))
             if side % cell or stride % cell or not stride:
                 raise ValueError(

@@ -27,6 +27,7 @@ from longtake.parallel import Tile, lift_compile_limits
 
 TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig
 _VARIANTS = 8  # of a compiled layer: one sample or more, one frame or more, square or not
+_LONGEST, _OVERLAP = 384, 64  # of equal tiles, in pixels: 256px is whole at 16:9, and neighbours share what 256 / 4 is
 MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
 
 
@@ -214,24 +215,34 @@ def samples_at_once(config: HunyuanVAEConfig, num_frames: int, height: int, widt
     if config.use_temporal_tiling:
         num_frames = min(num_frames, config.sample_tsize + 1)
     if config.use_spatial_tiling:
-        height, width = min(height, config.sample_size), min(width, config.sample_size)
+        height, width = map(min, (height, width), _tile_sides(config)[0])
     most = min(config.piece_elements, MOST_ELEMENTS)
     return max(1, most // (num_frames * height * width * config.block_out_channels[0]))
 
 
 def hunyuan_tilings(config: HunyuanVAEConfig) -> tuple[Tiling, Tiling]:
     """The tiles of frames, and the same in latent cells."""
-    own = 1 - config.tile_overlap_factor
+    frame_stride = int(config.sample_tsize * (1 - config.tile_overlap_factor))
+    sides, strides = _tile_sides(config)
     pixels, cells = (
         Tiling(
             config.sample_tsize // time if config.use_temporal_tiling else None,
-            int(config.sample_tsize * own) // time,
-            (config.sample_size // side,) * 2 if config.use_spatial_tiling else None,
-            (int(config.sample_size * own) // side,) * 2,
+            frame_stride // time,
+            (sides[0] // cell, sides[1] // cell) if config.use_spatial_tiling else None,
+            (strides[0] // cell, strides[1] // cell),
+            config.latent.spatial // cell if config.sample_size == "auto" else None,
         )
-        for time, side in ((1, 1), (config.latent.temporal, config.latent.spatial))
+        for time, cell in ((1, 1), (config.latent.temporal, config.latent.spatial))
     )
     return pixels, cells
+
+
+def _tile_sides(config: HunyuanVAEConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """A tile's longest sides, and the strides that go with these, in pixels."""
+    if config.sample_size == "auto":
+        return (_LONGEST,) * 2, (_LONGEST - _OVERLAP,) * 2
+    stride = int(config.sample_size * (1 - config.tile_overlap_factor))
+    return (config.sample_size,) * 2, (stride,) * 2
 
 
 def hunyuan_module(config: HunyuanVAEConfig) -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -25,24 +26,37 @@ class Tiling:
     frame_stride: int
     sides: tuple[int, int] | None
     side_strides: tuple[int, int]
+    equal: int | None = None  # each side in as few tiles as `sides` allows, alike, in whole units of so many cells
 
     def cut(self, shape: tuple[int, int, int]) -> Boxes:
         """The tiles of a tensor of (frames, rows, columns).
 
         Pieces in time have one frame more than `frames`, which is the first of the next or lies before it; a side is
-        cut where either is longer than a tile.
+        cut where either is longer than a tile. Equal tiles overlap as far as the others, and no tile lies within its
+        neighbour.
         """
         frames, height, width = shape
         spans, rows, columns = [slice(0, frames)], [slice(0, height)], [slice(0, width)]
         if self.frames is not None and frames > self.frames:
             starts = [i for i in range(0, frames, self.frame_stride) if i == 0 or i + 1 < frames]
             spans = [slice(i, min(frames, i + self.frames + 1)) for i in starts]
-        if self.sides is not None and (height > self.sides[0] or width > self.sides[1]):
+        if self.sides is not None and self.equal is not None:
+            rows, columns = (
+                self._equal(*axis) for axis in zip((height, width), self.sides, self.side_strides, strict=True)
+            )
+        elif self.sides is not None and (height > self.sides[0] or width > self.sides[1]):
             rows, columns = (
                 [slice(i, min(length, i + side)) for i in range(0, length, stride)]
                 for length, side, stride in zip((height, width), self.sides, self.side_strides, strict=True)
             )
         return [[[(span, row, column) for column in columns] for row in rows] for span in spans]
+
+    def _equal(self, length: int, side: int, stride: int) -> list[slice]:
+        """The tiles of a side; the last may be a little shorter."""
+        overlap = side - stride
+        count = max(1, ceil((length - overlap) / stride))
+        side = ceil((length + (count - 1) * overlap) / (count * self.equal)) * self.equal
+        return [slice(start, min(length, start + side)) for start in range(0, count * (side - overlap), side - overlap)]
 
     def join(self, tiles: Sequence[Sequence[Sequence[Tensor]]]) -> Tensor:
         """Results `[B, C, f, h, w]` of the tiles that the counterpart of this tiling has cut -> the whole.
@@ -64,16 +78,21 @@ class Tiling:
     def _join_plane(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
         if self.sides is None or (len(rows) == 1 and len(rows[0]) == 1):
             return rows[0][0]
-        height, width = self.side_strides
+        down, across = (side - stride for side, stride in zip(self.sides, self.side_strides, strict=True))
         joined = []
         for i, row in enumerate(rows):
             for j, tile in enumerate(row):
                 if i > 0:
-                    blend(rows[i - 1][j], tile, 3, self.sides[0] - height)
+                    blend(rows[i - 1][j], tile, 3, down)
                 if j > 0:
-                    blend(row[j - 1], tile, 4, self.sides[1] - width)
-            joined.append(torch.cat([tile[..., :height, :width] for tile in row], dim=4))
-        return torch.cat(joined, dim=3)
+                    blend(row[j - 1], tile, 4, across)
+            joined.append(torch.cat([*(self._own(tile, 4) for tile in row[:-1]), row[-1]], dim=4))
+        return torch.cat([*(self._own(band, 3) for band in joined[:-1]), joined[-1]], dim=3)
+
+    def _own(self, tile: Tensor, dim: int) -> Tensor:
+        """A tile up to where the next begins."""
+        side, stride = self.sides[dim - 3], self.side_strides[dim - 3]
+        return tile.narrow(dim, 0, stride if self.equal is None else tile.shape[dim] - (side - stride))
 
 
 def blend(before: Tensor, after: Tensor, dim: int, extent: int) -> None:

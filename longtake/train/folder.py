@@ -32,8 +32,13 @@ QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"
 LOCK_FILE = ".lock"
 _LOCK_SECONDS = 5.0
-_LEFT_OPEN = ("", "compile"), ("", "compile_dynamic"), ("model", "grad_ckpt_budget")  # where a config says "auto"
-_WITH_THEM = ("model", "grad_ckpt_settings"), ("parallel", "zero")
+_LEFT_OPEN = (  # keys of a config that may say "auto"; what goes with them
+    (
+        (("", "compile"), ("", "compile_dynamic"), ("model", "grad_ckpt_budget")),
+        (("model", "grad_ckpt_settings"), ("parallel", "zero")),
+    ),
+    ((("ae", "sample_size"),), ()),
+)
 _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
@@ -98,23 +103,25 @@ def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterato
 
 def as_started(config: RunConfig, place: RunFolder) -> tuple[RunConfig, str | None]:
     """The config of a run that is continued, and a line where it differs: in a folder that was started with other
-    values, nothing of how blocks run is left to "auto"; what comes with it is as its own config says, too."""
+    values, nothing of how blocks run or pixels are encoded is left to "auto"; what comes with it is as its own config
+    says, too."""
     file = place.path / CONFIG_FILE
     if not (place.continues and file.is_file()):
         return config, None
-    sections = {"": config, "model": config.model, "parallel": config.parallel}
+    sections = {"": config, "model": config.model, "parallel": config.parallel, "ae": config.ae}
     tree = load_config(file, [], dict[str, Any]).tree
     changes: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    left_open = False
-    for name, key in (*_LEFT_OPEN, *_WITH_THEM):
-        started = (tree.get(name, {}) if name else tree).get(key, type(sections[name]).model_fields[key].default)
-        is_open = getattr(sections[name], key) == "auto" != started
-        left_open |= is_open
-        if is_open or (name, key) in _WITH_THEM:
-            changes[name][key] = started
-    if not left_open:
+
+    def started(name: str, key: str) -> Any:
+        return (tree.get(name, {}) if name else tree).get(key, type(sections[name]).model_fields[key].default)
+
+    for keys, with_them in _LEFT_OPEN:
+        is_open = [at for at in keys if getattr(sections[at[0]], at[1], None) == "auto" != started(*at)]
+        for name, key in (*is_open, *with_them) if is_open else ():
+            changes[name][key] = started(name, key)
+    if not any(changes.values()):
         return config, None
-    inner = {name: sections[name].model_copy(update=changes[name]) for name in ("model", "parallel")}
+    inner = {name: section.model_copy(update=changes[name]) for name, section in sections.items() if name}
     words = [f"{name}{'.' * bool(name)}{key} = {value}" for name, own in changes.items() for key, value in own.items()]
     return config.model_copy(update={**changes[""], **inner}), f"as this run was started: {', '.join(words)}"
 

@@ -64,6 +64,24 @@ def test_latents_and_pixels_are_diffusers_own(weights: Path, tmp_path: Path, til
 
 
 @torch.no_grad()
+def test_equal_tiles_are_those_of_their_size(weights: Path) -> None:
+    video = pixels(1, 3, 5, 16, 408)  # 240 and 232 columns, which share 64
+    ours, whole = hunyuan(weights, sample_size="auto"), hunyuan(weights, use_spatial_tiling=False)
+    left, right = (whole.posterior(part)["mean"] for part in (video[..., :240], video[..., 176:]))
+    mean = ours.posterior(video)["mean"]
+    assert torch.equal(mean[..., :22], left[..., :22])
+    rising = torch.arange(8) / 8
+    torch.testing.assert_close(mean[..., 22:30], left[..., 22:] * (1 - rising) + right[..., :8] * rising)
+    assert torch.equal(mean[..., 30:], right[..., 8:])
+    assert ours.piece((5, 16, 408)) == (5, 16, 240)
+    decoded = ours.decode(mean, 5)
+    assert torch.equal(decoded[..., :176], whole.decode(mean[..., :30], 5)[..., :176])
+    assert torch.equal(decoded[..., 240:], whole.decode(mean[..., 22:], 5)[..., 64:])
+    small = video[..., :384]
+    assert torch.equal(ours.posterior(small)["mean"], whole.posterior(small)["mean"])
+
+
+@torch.no_grad()
 def test_pieces_change_nothing(weights: Path) -> None:
     video = pixels(2, 3, 5, 16, 16)
     whole, pieces = hunyuan(weights), hunyuan(weights, piece_elements=5000)
@@ -202,6 +220,8 @@ def test_frames_and_sides_that_do_not_fit_are_refused(weights: Path) -> None:
 def test_tiles_are_whole_latent_cells() -> None:
     with pytest.raises(ValueError, match=r"ae\.sample_size = 250"):
         HunyuanVAEConfig(sample_size=250)
+    with pytest.raises(ValueError, match="sample_size"):
+        HunyuanVAEConfig(sample_size=-256)
 
 
 @pytest.mark.gpu

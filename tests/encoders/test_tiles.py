@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -32,6 +34,37 @@ def test_tiles_that_agree_make_the_whole(shape: tuple[int, int, int]) -> None:
     whole = torch.rand(2, 3, *shape)
     tiles = [[[whole[:, :, *box].clone() for box in row] for row in rows] for rows in PIXELS.cut(shape)]
     torch.testing.assert_close(PIXELS.join(tiles), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((129, 192, 336), ([192], [336])),  # within a tile
+        ((1, 384, 392), ([384], [232, 224])),
+        ((129, 576, 1024), ([320, 320], [384] * 3)),
+        ((33, 480, 1216), ([272, 272], [352] * 4)),
+        ((5, 768, 2000), ([304, 304, 288], [344] * 6 + [320])),
+    ],
+)
+def test_equal_tiles_cover_a_side_with_one_overlap(
+    shape: tuple[int, int, int], sizes: tuple[list[int], list[int]]
+) -> None:
+    frames, *sides = shape
+    latent = (frames - 1) // 4 + 1, *(side // 8 for side in sides)
+    pixels = Tiling(None, 1, (384, 384), (320, 320), equal=8)
+    cells = Tiling(None, 1, (48, 48), (40, 40), equal=1)
+    (rows,), (of_cells,) = pixels.cut(shape), cells.cut(latent)
+    for lie, length, found in zip(
+        ([row[0][1] for row in rows], [box[2] for box in rows[0]]), sides, sizes, strict=True
+    ):
+        assert [part.stop - part.start for part in lie] == found
+        assert (lie[0].start, lie[-1].stop) == (0, length)
+        assert all(one.stop - two.start == 64 for one, two in pairwise(lie))
+    for box, cell in zip((b for row in rows for b in row), (c for row in of_cells for c in row), strict=True):
+        assert [(s.start, s.stop) for s in box[1:]] == [(8 * s.start, 8 * s.stop) for s in cell[1:]]
+    whole = torch.rand(1, 2, *latent)
+    tiles = [[[whole[:, :, *box].clone() for box in row] for row in of_cells]]
+    torch.testing.assert_close(cells.join(tiles), whole, rtol=0, atol=1e-6)
 
 
 def test_what_is_not_to_be_tiled_stays_whole() -> None:

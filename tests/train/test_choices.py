@@ -250,6 +250,21 @@ def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -
     assert as_started(config, place) == (config, None)
 
 
+def test_the_folder_of_an_earlier_run_keeps_the_tiles_of_its_pixels(tmp_path: Path) -> None:
+    config = read_run(str(find_preset("opensora_v2/stage2")), ["--dataset.data-path", "clips.csv"]).value
+    assert config.ae.sample_size == "auto"
+    place = RunFolder(tmp_path, None, continues=True)
+    tree = config.model_dump(mode="json")
+    del tree["ae"]["sample_size"]
+    tree["parallel"]["zero"] = 2  # goes with how blocks run, of which nothing is left open
+    (tmp_path / CONFIG_FILE).write_text(dump_config(tree))
+    kept, line = as_started(config, place)
+    assert (kept.ae.sample_size, line) == (256, "as this run was started: ae.sample_size = 256")
+    assert kept == config.model_copy(update={"ae": kept.ae})
+    chosen = config.model_copy(update={"ae": config.ae.model_copy(update={"sample_size": 128})})
+    assert as_started(chosen, place) == (chosen, None)
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
 def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
