@@ -5,7 +5,7 @@
 #     zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, bf16 masters, 8-bit moments,
 #       moments in host memory, 8 micro-batches a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/129f   8,580      1    22.15  22.15   0.00  0.00      1.38      0.98   24.35       71.0  1.77     6
+#     256px/129f   8,580      1    22.15  22.15   0.00  0.00      1.38      0.98   24.35       71.0  1.62     6
 _base_ = "finetune.py"
 
 _256px = {

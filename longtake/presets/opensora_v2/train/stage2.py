@@ -6,7 +6,7 @@
 #     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
 #       1 micro-batch a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/129f  76,296      2     5.54   0.00  11.07  0.00      9.29      0.72   93.45      120.1  20.2    11
+#     768px/129f  76,296      2     5.54   0.00  11.07  0.00      9.29      0.72   93.45      120.1  19.6    11
 #       256px/1f     260    130     5.54   0.00  11.07  0.00      9.29      0.72   87.54      114.2  2.52  1089
 _base_ = "image.py"
 

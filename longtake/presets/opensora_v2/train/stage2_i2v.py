@@ -6,8 +6,8 @@
 #     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
 #       inputs of recomputed blocks and what they keep in 50.0 GiB of host memory, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/57f  34,680      5     5.54   0.00  11.07  0.00      9.29      0.72   93.64      120.3  14.6    36
-#     256px/93f   6,240     28     5.54   0.00  11.07  0.00      9.29      0.72   93.64      120.3  9.72   191
+#     768px/57f  34,680      5     5.54   0.00  11.07  0.00      9.29      0.72   93.64      120.3  13.9    36
+#     256px/93f   6,240     28     5.54   0.00  11.07  0.00      9.29      0.72   93.64      120.3  8.98   191
 _base_ = "stage2.py"
 
 _256px = {
