@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
@@ -12,19 +12,21 @@ from longtake.models import denoiser_class
 from longtake.parallel import Mesh, ParallelConfig, World
 from longtake.parallel.config import AXES, divisors
 
+_One = TypeVar("_One")
+
 
 def alike(videos: Sequence[Video]) -> list[list[Video]]:
-    """The videos in groups whose members can be made at once: with references or without, with the same clips and
-    options, so that all ranks run as many steps and guidance branches."""
+    """The videos in groups whose members can be made at once: with references or without, with the same clips, kinds of
+    known frames and options, so that all ranks run as many steps and guidance branches, by scales of one law."""
     groups: dict[Any, list[Video]] = {}
     for video in sorted(videos, key=lambda video: not video.refs):
-        clips = ((one.strength, one.carries, *(name for name, _ in one.brings)) for one in video.prompt.clips)
+        clips = ((one.strength, one.carries, one.kind, *(name for name, _ in one.brings)) for one in video.prompt.clips)
         options = (option for option in video.prompt.options if option[0] != "seed")
         groups.setdefault((bool(video.refs), *options, *clips), []).append(video)
     return list(groups.values())
 
 
-def batches_of(group: Sequence[Video], size: int, ranks: int) -> list[Sequence[Video]]:
+def batches_of(group: Sequence[_One], size: int, ranks: int) -> list[Sequence[_One]]:
     """Batches of `size` videos, of fewer where there would be no batch for every rank."""
     size = min(size, max(1, len(group) // ranks))
     return [group[first : first + size] for first in range(0, len(group), size)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from longtake import encoders
 from longtake.contracts import UserError
 from longtake.encoders.cost import facts_of, on_meta
 from longtake.generate.config import GenerateConfig
-from longtake.generate.rounds import rounds, says_degrees
+from longtake.generate.rounds import batches_of, rounds, says_degrees
 from longtake.generate.sample import guidance_scales, shape_asked
 from longtake.models import Trace, denoiser_class
 from longtake.pages import duration
@@ -52,16 +53,18 @@ class VideoForecast:
 
 def forecast_videos(config: GenerateConfig, machine: Machine, gpus: int = 1, count: int = 1) -> VideoForecast:
     """Seconds and bytes of `count` videos on `gpus` GPUs, once weights are loaded. Nothing is read or built. Raises
-    `UserError` where the degrees of the config do not divide the GPUs, or its autoencoder cannot make the size."""
+    `UserError` where the degrees of the config divide neither the GPUs nor the model, or its autoencoder cannot make
+    the size."""
     shape = shape_asked(config, config.sampling_option)
     config.check_shape(*shape)
-    size = min(config.batch_size, max(1, count // gpus))
     degrees, tensor = _degrees(config, gpus)
+    ranks = gpus // tensor
+    batches = batches_of(range(count), config.batch_size, ranks // degrees[0])
     times: Counter[str] = Counter()
     most = forwards = 0
-    for _, degree in rounds(ceil(count / size), gpus // tensor, degrees):
+    for numbers, degree in rounds(len(batches), ranks, degrees):
         layout = _layout(config, gpus, degree, tensor)
-        found = _batch(config, shape, size, layout, machine)
+        found = _batch(config, shape, max(len(batches[number]) for number in numbers), layout, machine)
         times.update(found.parts)
         most, forwards = max(most, found.bytes), found.forwards
     parts = {name: seconds * config.num_clips for name, seconds in times.items()}
@@ -93,16 +96,20 @@ def video_words(config: GenerateConfig, machine: Machine, gpus: int, count: int)
 def _degrees(config: GenerateConfig, gpus: int) -> tuple[list[int], int]:
     """How many sequence peers may make a batch together, and the tensor peers of each."""
     *_, sequence, tensor = resolve_degrees(config.parallel, gpus)
-    if says_degrees(config):
-        return [sequence], tensor
     kind, found = denoiser_class(config.model), []
+
+    def check(sequence: int, tensor: int) -> None:
+        parallel = config.parallel.model_copy(update={"sequence": sequence})
+        mesh = Mesh(1, gpus // sequence // tensor, sequence, tensor, 0, parallel, weights=None)
+        mesh.check_model(kind, kind.heads(config.model))
+
+    if says_degrees(config):
+        check(sequence, tensor)
+        return [sequence], tensor
     for degree in divisors(gpus):
-        try:
-            parallel = config.parallel.model_copy(update={"sequence": degree})
-            Mesh(1, gpus // degree, degree, 1, 0, parallel, weights=None).check_model(kind, kind.heads(config.model))
-        except UserError:
-            continue
-        found.append(degree)
+        with suppress(UserError):
+            check(degree, 1)
+            found.append(degree)
     return found, 1
 
 

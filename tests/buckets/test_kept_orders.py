@@ -49,7 +49,10 @@ def test_a_damaged_or_foreign_file_is_not_used_and_the_oldest_go(tmp_path: Path)
     (kept,) = tmp_path.glob(".clips.parquet.*.order.npz")
     content = kept.read_bytes()
     places = [content.index(np.sort(plan_pass(inputs(), 0).keys)[5:6].tobytes()), len(content) // 2]
-    for damaged in (content[:-100], content[: places[0]] + b"\0" + content[places[0] + 1 :], b""):
+    entry, magic = content.index(b"PK\1\2"), content.index(b"\x93NUMPY")
+    flips = ((places[0], 0), (entry + 8, 1), (entry + 10, 9), (entry + 46, 0), (magic + 60, ord("(")))
+    flipped = [content[:place] + bytes([byte]) + content[place + 1 :] for place, byte in flips]
+    for damaged in (content[:-100], b"", *flipped):
         kept.write_bytes(damaged)
         assert rest(plan_kept(inputs(), 0, None, table, said.append)) == rest(plan_pass(inputs(), 0))
         assert kept.read_bytes() == content

@@ -70,6 +70,20 @@ def fitted(path: str, frames: np.ndarray) -> np.ndarray:
     return resize_crop(pixels, frames.shape[1:3], still=True)[:, 0].permute(1, 2, 0).numpy()
 
 
+def test_rows_of_other_kinds_change_no_video_of_a_batch(make: Make, tmp_path: Path) -> None:
+    """Guidance that grows over the frames is for a known still: a row with a clip beside it keeps its own."""
+    clip = np.random.default_rng(2).integers(0, 256, (72, 50, 70, 3), np.uint8)
+    write_video(tmp_path / "v.mp4", clip, 24)
+    (tmp_path / "p.csv").write_text(
+        f"text,ref,cond_type\nrain,{picture(tmp_path / 'a.png', 1)},i2v_head\nsea,v.mp4,v2v_head\n"
+    )
+    flags = ("--prompts", str(tmp_path / "p.csv"), "--num-frames", "49", "--num-steps", "2")
+    flags += ("--sampling_option.scale_temporal_osci", "True", "--guidance-img", "30")
+    alone, together = (make(*flags, "--batch-size", str(size))[1] for size in (1, 2))
+    for one, other in zip(alone, together, strict=True):
+        assert np.abs(one.astype(int) - other).max() <= 1
+
+
 @pytest.mark.parametrize(("kind", "known"), [("i2v_head", [0]), ("i2v_tail", [-1]), ("i2v_loop", [0, -1])])
 def test_the_given_image_is_the_frame_of_the_video_exactly(make: Make, tmp_path: Path, kind: str, known: list[int]):
     image = picture(tmp_path / "a.png", 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_videos
 from longtake.track import gpu_named
@@ -39,3 +40,19 @@ def test_gpus_share_videos_and_then_the_tokens_of_one() -> None:
     assert forecast_videos(request(), MACHINE, gpus=4, count=8).parts["denoising"] == pytest.approx(2 * one, rel=0.1)
     together = forecast_videos(request(), MACHINE, gpus=4).parts["denoising"]
     assert together < one
+
+
+def test_peers_that_the_config_names_make_whole_batches() -> None:
+    peers = {"parallel": {"sequence": 4}, "batch_size": 2}
+    eight = forecast_videos(request(**peers), MACHINE, gpus=4, count=8)
+    one = forecast_videos(request(**peers), MACHINE, gpus=4, count=1)
+    pair = forecast_videos(request(**peers), MACHINE, gpus=4, count=2)
+    assert eight.bytes == pair.bytes > one.bytes
+    assert eight.seconds == pytest.approx(4 * pair.seconds)
+    three = forecast_videos(request(**peers), MACHINE, gpus=4, count=3)
+    assert three.seconds == pytest.approx(pair.seconds + one.seconds)
+
+
+def test_degrees_that_the_model_cannot_have_are_a_users_mistake() -> None:
+    with pytest.raises(UserError, match="tensor = 8: 4 attention heads"):
+        forecast_videos(request(parallel={"tensor": 8}), MACHINE, gpus=8)
