@@ -15,6 +15,8 @@ from hypothesis import settings
 
 from tests import forks
 
+# Else a second and more of a processor goes, each time code is compiled, into processes for kernels of a GPU.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 settings.register_profile("any machine", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("any machine")
 

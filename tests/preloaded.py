@@ -1,4 +1,8 @@
-"""What the fork server of the tests has imported before its first fork: all of Longtake, and what it stands on."""
+"""What the fork server of the tests has imported before its first fork: all of Longtake, and what it stands on.
+
+PyTorch imports its compiler when a step is first made, compiled or not: half a second that no fork is to spend anew,
+and one and a half where blocks are compiled.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from pathlib import Path
 import longtake
 
 ALSO = (
+    "torch._dynamo",
+    *("torch._dynamo.backends.debugging", "torch._dynamo.backends.inductor", "torch._dynamo.repro.after_dynamo"),
+    *("torch._inductor.compile_fx", "torch.distributed.tensor.experimental", "torch.export._trace"),
     "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
     "torch.distributed.run",
     "tensorboard.compat.proto.event_pb2",

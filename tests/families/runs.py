@@ -1,13 +1,23 @@
-"""Config files of tiny runs of the families of the tests."""
+"""The families of the tests, made known, and config files of tiny runs of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
+import torch
 
+from longtake.families import registry
+from longtake.families.registry import register
+from longtake.parallel import Mesh, start_world
+from longtake.system import System, build_system
+from longtake.train import read_run
+from tests.families.everything import EVERYTHING
+from tests.families.plain import PLAIN
 from tests.train.runs import write_config
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -38,12 +48,32 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Iterator[None]:
+    known = dict(registry._FAMILIES)
+    register(PLAIN)
+    register(EVERYTHING)
+    yield
+    registry._FAMILIES.clear()
+    registry._FAMILIES.update(known)
+
+
 def write_family(folder: Path, clips: Path, name: str, **changes: Any) -> Path:
     """The config file of a tiny run of a family, with some keys changed."""
     path = write_config(folder, with_everything(clips, folder) if name == "everything" else clips)
     text = path.read_text().replace("model = dict(", "_unused = dict(")
     path.write_text(text + "".join(f"{key} = {value!r}\n" for key, value in (SIZES[name] | changes).items()))
     return path
+
+
+@pytest.fixture
+def everything(clips: Path, tmp_path: Path) -> Iterator[System]:
+    config = read_run(str(write_family(tmp_path, clips, "everything"))).value
+    with start_world("cpu") as world:
+        system = build_system(config, Mesh.create(config.parallel, world), world)
+        with torch.no_grad():
+            system.denoiser.null_text.fill_(1.5)
+        yield system
 
 
 def with_everything(clips: Path, folder: Path) -> Path:

@@ -20,8 +20,7 @@ from longtake.system import SamplingOption, System, black_out
 from longtake.system.examples import clean_example
 from tests.cli.conftest import longtake
 from tests.families.everything import ChunkConfig, Chunks
-from tests.families.runs import write_family
-from tests.families.test_families import everything, registered
+from tests.families.runs import everything, registered, write_family
 from tests.train.conftest import clips
 from tests.train.runs import exact, train_here
 

@@ -16,8 +16,7 @@ from longtake.data import read_frames, resize_crop, write_image, write_video
 from longtake.generate import check_request, generate, open_system, resolve_source
 from longtake.generate import run as running
 from longtake.parallel import start_world
-from tests.families.runs import SIZES
-from tests.families.test_families import registered
+from tests.families.runs import SIZES, registered
 from tests.families.test_known import SHAPE, clean_of, run, video_of
 from tests.train.conftest import clips
 from tests.train.runs import train_here
