@@ -12,7 +12,7 @@ import numpy as np
 
 from longtake.buckets import BucketLaw
 from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
-from longtake.data.latents.store import INDEX_NAMES
+from longtake.data.latents.store import INDEX_NAMES, STORE_FILE
 from longtake.encode.plan import encode_inputs, view_samples
 from longtake.encode.run import EncodeOptions, encode
 from longtake.parallel import World
@@ -48,6 +48,11 @@ def store_folder(dataset: DatasetConfig) -> Path:
     """Where the store of a run lies by default: `dataset.latents`, else beside the table."""
     table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]
     return Path(dataset.latents) if dataset.stored else Path(table).with_suffix(".latents")
+
+
+def is_store(folder: Path) -> bool:
+    """Whether latents have been encoded into a folder."""
+    return (folder / STORE_FILE).is_file()
 
 
 def store_size(

@@ -105,11 +105,10 @@ def as_started(config: RunConfig, place: RunFolder) -> tuple[RunConfig, str | No
     """The config of a run that is continued, and a line where it differs: in a folder that was started with other
     values, nothing of how blocks run or pixels are encoded is left to "auto"; what comes with it is as its own config
     says, too."""
-    file = place.path / CONFIG_FILE
-    if not (place.continues and file.is_file()):
+    tree = started_with(place)
+    if tree is None:
         return config, None
     sections = {"": config, "model": config.model, "parallel": config.parallel, "ae": config.ae}
-    tree = load_config(file, [], dict[str, Any]).tree
     changes: dict[str, dict[str, Any]] = {name: {} for name in sections}
 
     def started(name: str, key: str) -> Any:
@@ -124,6 +123,12 @@ def as_started(config: RunConfig, place: RunFolder) -> tuple[RunConfig, str | No
     inner = {name: section.model_copy(update=changes[name]) for name, section in sections.items() if name}
     words = [f"{name}{'.' * bool(name)}{key} = {value}" for name, own in changes.items() for key, value in own.items()]
     return config.model_copy(update={**changes[""], **inner}), f"as this run was started: {', '.join(words)}"
+
+
+def started_with(place: RunFolder) -> dict[str, Any] | None:
+    """What the folder of a run that is continued keeps of its config; None for a run that begins."""
+    file = place.path / CONFIG_FILE
+    return load_config(file, [], dict[str, Any]).tree if place.continues and file.is_file() else None
 
 
 def left_elsewhere(config: RunConfig) -> TrainingFolder | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from longtake.data import (
     order_columns,
     read_quarantine,
 )
-from longtake.encode import FittingStore, open_fitting_store
+from longtake.encode import FittingStore, choose_store, is_store, open_fitting_store, store_folder
 from longtake.evaluate import FOLDER
 from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees
 from longtake.random import Purpose, uniforms
@@ -61,6 +61,27 @@ def open_held_out_table(config: RunConfig) -> Table | None:
         return None
     dataset = config.dataset.model_copy(update={"data_path": config.validation.data_path, "mix": None})
     return open_clips(dataset, config.sample_rules.columns)
+
+
+def settle_latents(
+    config: RunConfig, started: Mapping[str, Any] | None, world: World, say: Callable[[str], None]
+) -> RunConfig:
+    """The run with `dataset.latents` decided where it is "auto"; as in `started`, what a run that is continued was
+    started with, unless that store is gone. Its folder keeps it, so that later launches decide nothing. Collective."""
+    if config.dataset.latents != "auto":
+        return config
+    kept = "auto" if started is None else started.get("dataset", {}).get("latents")
+    if kept not in (None, "auto") and not world.on_main(lambda: is_store(Path(kept))):
+        say(f"dataset.latents = 'auto': {kept}, the store that this run was started with, is gone")
+        kept = "auto"
+    if kept == "auto" or kept == str(store_folder(config.dataset)):  # what is not in the store is encoded first
+        what = config.dataset, config.bucket_rule, config.stage_number
+        folder = choose_store(config, *what, world, config.num_workers, say, config.condition_config)
+        kept = folder and str(folder)
+    else:
+        how = "the run encodes by itself" if kept is None else f"latents are in {kept}"
+        say(f"dataset.latents = 'auto': {how}, as this run was started")
+    return config.model_copy(update={"dataset": config.dataset.model_copy(update={"latents": kept})})
 
 
 def open_latents(config: RunConfig, table: Table, world: World) -> FittingStore | None:

@@ -20,7 +20,6 @@ from longtake.checkpoint import Clock, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
 from longtake.data import caption_lines, open_clips
 from longtake.durable import write_whole
-from longtake.encode import choose_store
 from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
@@ -43,6 +42,7 @@ from longtake.train.folder import (
     left_elsewhere,
     open_folder,
     save_config,
+    started_with,
     starting_point,
     take_over_quarantine,
 )
@@ -68,6 +68,7 @@ from longtake.train.inputs import (
     open_held_out_table,
     open_latents,
     open_stream,
+    settle_latents,
     slot_sizes_kept,
 )
 from longtake.train.loop import Trainer
@@ -108,8 +109,6 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         weights = {"from_pretrained": str(elsewhere.weights)}
         config = config.model_copy(update={"model": config.model.model_copy(update=weights)})
     console = console or make_console()
-    if config.dataset.latents == "auto":
-        config = _with_store(config, world, console)
     launch = RunLaunch(config, world, source, console)
     with ExitStack() as parts:
         prepared = launch.prepare(parts)
@@ -119,14 +118,6 @@ def train(config: RunConfig, world: World, source: str, console: Console | None 
         with noted_launch(prepared.place.path, world, _device_name(world), step, reports):
             trainer = launch.run(prepared)
     return launch.finish(prepared, trainer)
-
-
-def _with_store(config: RunConfig, world: World, console: Console) -> RunConfig:
-    """The run with `dataset.latents` decided, as its folder keeps it: later starts decide nothing."""
-    what = config.dataset, config.bucket_rule, config.stage_number
-    folder = choose_store(config, *what, world, config.num_workers, console.print, config.condition_config)
-    dataset = config.dataset.model_copy(update={"latents": folder and str(folder)})
-    return config.model_copy(update={"dataset": dataset})
 
 
 @dataclass(frozen=True)
@@ -179,10 +170,8 @@ class RunLaunch:
                 place = parts.enter_context(open_folder(config, world, self.source))
                 until_the_first_step.enter_context(given_up_on_error(place, world))
             place = until_the_first_step.enter_context(starting_point(place, config, world))
-            self.config, line = as_started(config, place)
-            config, mesh = self.config, replace(mesh, config=self.config.parallel)
-            if line is not None:
-                self.say_once(line)
+            self.config = config = self.settled(place, first_step)
+            mesh = replace(mesh, config=config.parallel)
             choices = self.choices(place)
             reports = place.path / world.broadcast(f"hang-{time.strftime('%y%m%d_%H%M%S')}")
             watchdog = Watchdog(config.watchdog_seconds, reports, world.rank, world.size)
@@ -219,6 +208,14 @@ class RunLaunch:
             skipped = SkippedSteps(config.skip_grad_norm, config.max_skipped, total=start.state.skipped_steps)
             health = Health(first_step, watchdog, stopwatch, skipped, lost)
         return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health, validation)
+
+    def settled(self, place: RunFolder, first_step: FirstStepTimer) -> RunConfig:
+        """The run as its folder was started, where an earlier launch has made it, and where it has its latents from."""
+        config, line = as_started(self.config, place)
+        if line is not None:
+            self.say_once(line)
+        with first_step.paused():  # encoding takes its hours
+            return settle_latents(config, started_with(place), self.world, self.say_once)
 
     def owes_validation(self, place: RunFolder, start: Start) -> bool:
         """Whether an earlier launch was ended before the videos of its last step were made. Collective."""

@@ -89,6 +89,32 @@ def test_auto_makes_a_small_store_first_and_trains_online_from_a_large_one(
     assert exact(small.folder) == online[:5]
 
 
+def test_a_launch_that_goes_on_with_auto_keeps_what_the_run_was_started_with(
+    tmp_path: Path, clips: Path, online: Losses
+) -> None:
+    table = shutil.copy(clips, tmp_path / "clips.parquet")
+    config = write_config(tmp_path, clips, dataset={"data_path": str(table), "root": str(clips.parent)})
+
+    def launch(name: str, steps: int, *words: str) -> tuple[Path, str]:
+        own = ("--dataset.latents", "auto", "--resume", "auto", "--max_steps", str(steps))
+        outcome, said = train(config, name, None, *own, *words)
+        return outcome.folder, said
+
+    large, _ = launch("large", 2, "--dataset.latents_max_gb", "0")
+    assert "the run encodes by itself, as this run was started" in launch("large", 4)[1]  # though there is room now
+    assert not (tmp_path / "clips.latents").exists()
+    small, _ = launch("small", 2)
+    _, said = launch("small", 4, "--dataset.latents_max_gb", "0")
+    assert "they are in" in said
+    assert "no encoder is loaded" in said
+    shutil.rmtree(tmp_path / "clips.latents")
+    _, said = launch("small", 6, "--dataset.latents_max_gb", "0")
+    assert "clips.latents, the store that this run was started with, is gone" in said
+    assert "so the run encodes by itself" in said
+    assert exact(large) == online[:4]
+    assert exact(small) == online[:6]
+
+
 def test_a_run_goes_on_from_the_store_and_back_to_the_encoders(config: Path, store: Path, online: Losses) -> None:
     begun, _ = train(config, "begun", store, "--max_steps", "3")
     train_here(begun.folder, "--max_steps", "5")

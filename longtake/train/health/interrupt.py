@@ -117,9 +117,19 @@ class FirstStepTimer:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.report: Callable[[], None] | None = None  # writes down where this process is, if there is a folder for it
-        self._timer = threading.Timer(seconds, self._give_up)
+        self._start()
+
+    def _start(self) -> None:
+        self._timer = threading.Timer(self.seconds, self._give_up)
         self._timer.daemon = True
         self._timer.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The body takes as long as it takes: after it, `seconds` begin anew."""
+        self._timer.cancel()
+        yield
+        self._start()
 
     def done(self) -> None:
         """The first step is made: the timer is off."""
