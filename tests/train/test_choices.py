@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,7 +17,9 @@ from rich.console import Console
 from longtake.checkpoint import Clock, RunState
 from longtake.config import dump_config
 from longtake.contracts import Bucket, UserError
-from longtake.models import Attention, fused
+from longtake.models import Attention, attention_kernels, fused, timing
+from longtake.models.attention import KERNEL_NAMES
+from longtake.models.config import Backend
 from longtake.models.timing import AttentionShape, time_fused
 from longtake.parallel import (
     BlockCompiler,
@@ -29,6 +31,7 @@ from longtake.parallel import (
     missing_compiler,
     start_world,
 )
+from longtake.plan import measure
 from longtake.plan.machine import FORECAST_ERROR
 from longtake.plan.work import Work, read_layout, read_work
 from longtake.presets import find_preset
@@ -88,6 +91,31 @@ def test_attention_is_timed_once_and_the_choice_kept_with_the_run(world: World, 
     state = RunState(Clock(), choices=made).to_json()
     again, _ = launch(as_on_cuda(world), world, state["choices"])
     assert (again, len(timed)) == (made, 1)
+
+
+def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is added in one place alone, or timed in one alone, is told here."""
+    by_products = {"math", "flex"}  # which PyTorch differentiates; never the fastest
+    named = set(get_args(Backend)) - {"auto", "sdpa"} - by_products
+    assert set(KERNEL_NAMES) == named | by_products
+    assert set(get_args(attention_kernels.Kernel)) - {"cpu", "math"} == named
+    ran: dict[str, list[str]] = {"run": [], "plan": []}
+
+    def noted(by: str, name: str) -> object:
+        ran[by].append(name)
+        raise RuntimeError("no GPU is here")
+
+    monkeypatch.setattr(timing, "fault_of", lambda *_: None)  # as where all are installed
+    monkeypatch.setattr(timing, "_cudnn", lambda: timing._CUDNN)
+    monkeypatch.setattr(timing, "Attention", lambda name: lambda *_: noted("run", name))
+    monkeypatch.setattr(measure, "Attention", lambda name: lambda *_: noted("plan", name))
+    module.time_backends(timing.AttentionShape(1, 16, 2, 8), torch.device("cpu"), torch.float32)
+    q = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, shape=(1, 16, 2, 8), numel=lambda: 256)
+    measure.attention_rates(q, q, q, lambda run: 1.0)
+    assert len(ran["run"]) == len(named)
+    assert set(ran["run"]) == set(ran["plan"]) == named
+    parts = timing.block_parts(timing.AttentionShape(1, 4, 2, 8), torch.device("cpu"), torch.float32)
+    assert tuple(parts) == fused.NAMES
 
 
 def test_another_gpu_or_version_chooses_anew_with_a_line(
