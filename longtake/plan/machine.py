@@ -54,7 +54,10 @@ class Machine:
     def rates(self) -> Rates:
         """What its GPUs reach, by kind of work: one share of the peak where that is given, else as measured, else as in
         the table."""
-        rates = self.measured or table_rates(self.gpu, self.gpu.link_bandwidth * self.bandwidth, self.host, self.launch)
+        rates = table_rates(self.gpu, self.gpu.link_bandwidth * self.bandwidth, self.host, self.launch)
+        if self.measured is not None:
+            links, host = self.measured.links or rates.links, self.measured.host or rates.host
+            rates = replace(self.measured, links=links, host=host)
         if self.efficiency is None:
             return rates
         rate = self.gpu.peak_flops * self.efficiency  # of model FLOPs, where attention's backward is twice its forward

@@ -35,12 +35,12 @@ _CHAIN = 100  # small kernels in a row
 
 
 def measure_rates(plan: RunPlan, world: World) -> Rates:
-    """The rates of this process's device at the run's costliest shapes; those of links are measured where several
-    processes run, and else as planned. Collective."""
+    """The rates of this process's device at the run's costliest shapes; that of links where several processes run.
+    Collective."""
     work, device = plan.work, world.device
     if device.type == "cpu":
         tune_host(work.config.cpu_threads)
-    dtype, machine = device_dtype(work.config.dtype, device), plan.machine.rates
+    dtype = device_dtype(work.config.dtype, device)
     longest = max(plan.entries, key=lambda entry: entry.tokens * entry.bucket.batch_size)
     layout = plan.layout.at_degree(longest.sequence)
     seen = _operations(plan, longest.bucket, layout)
@@ -55,8 +55,8 @@ def measure_rates(plan: RunPlan, world: World) -> Rates:
         attention={work.model.head_dim: _attention(shapes, device, dtype, time_of)},
         convolutions=convolved or products,
         copies=_copies(min(stream, _MOST_BYTES[device.type]), device, dtype, time_of),
-        links=_links(world, time_of) or machine.links,
-        host=_host(time_of) if device.type == "cuda" else machine.host,
+        links=_links(world, time_of),
+        host=_host(time_of) if device.type == "cuda" else None,
         launch=_launch(device, time_of),
         said=f"measured here on {datetime.now(UTC):%Y-%m-%d}, {_name(device)}",
     )

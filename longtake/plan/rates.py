@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longtake.small_files import cache_folder
+from longtake.small_files import cache_folder, parse_json, read_small
 
 if TYPE_CHECKING:
     from longtake.track import Gpu
 
-_FORMAT = 1  # of the files with measured rates
+_FORMAT = 2  # of the files with measured rates
+_MAY_LACK = ("links", "host")
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Rates:
     attention: Mapping[int, tuple[float, float]]  # width of a head -> forward; backward, of 2.5 times as many FLOPs
     convolutions: float
     copies: float  # of bytes that are read or written by all other kernels
-    links: float  # to the other GPUs of its node
-    host: float  # to its share of the host's memory
+    links: float | None  # to the other GPUs of its node; None: not measured, so as a plan assumes
+    host: float | None  # to its share of the host's memory; None: likewise
     launch: float  # seconds of the host for each kernel that it starts
     said: str  # where they come from
 
@@ -73,20 +75,32 @@ def table_rates(gpu: Gpu, links: float, host: float, launch: float) -> Rates:
 
 
 def measured_rates(gpu: str) -> Rates | None:
-    """What was measured on this kind of device with this PyTorch, and lies in the user's cache."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(_file(gpu).read_text(encoding="utf-8"))
-        attention = {int(width): tuple(of) for width, of in found["attention"].items()}
-        return Rates(**{**found, "attention": attention})
+    """What was measured on this kind of device with this PyTorch, and lies in the user's cache; None for a damaged file
+    too."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = parse_json(read_small(_file(gpu)))
+        widths = {int(width): (_rate(there), _rate(back)) for width, (there, back) in found["attention"].items()}
+        numbers = {name: _rate(found[name]) for name in ("products", "convolutions", "copies", "launch")}
+        numbers |= {name: None if found[name] is None else _rate(found[name]) for name in _MAY_LACK}
+        if widths:
+            return Rates(**numbers, attention=widths, said=str(found["said"]))
     return None
 
 
+def _rate(number: float) -> float:
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} is no rate")
+    return number
+
+
 def keep_rates(gpu: str, rates: Rates) -> Rates:
-    """Writes measured rates into the user's cache, attention's beside those of other widths; returns what is there."""
+    """Writes measured rates into the user's cache, beside what this measurement lacks of an earlier one: attention of
+    other widths, links; returns what is there."""
     from longtake.durable import write_whole
 
-    before = measured_rates(gpu)
-    rates = replace(rates, attention={**(before.attention if before else {}), **rates.attention})
+    if (before := measured_rates(gpu)) is not None:
+        lacking = {name: getattr(before, name) for name in _MAY_LACK if getattr(rates, name) is None}
+        rates = replace(rates, attention={**before.attention, **rates.attention}, **lacking)
     if (file := _file(gpu)).is_absolute():  # else there is no home
         with suppress(OSError):
             write_whole(file, json.dumps(asdict(rates), indent=1) + "\n", synced=False)

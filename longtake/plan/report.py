@@ -283,9 +283,12 @@ def assumed_words(plan: RunPlan) -> str:
     """What the forecast takes for granted, and which option changes it."""
     machine = plan.machine
     network = f"{machine.network / 1e9:g} GB/s a GPU between nodes of {machine.gpus_per_node}"
+    share = f"{machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s within a node and of {network}"
+    if machine.measured is not None and machine.measured.links is not None:
+        links = number(machine.measured.links / 1e9)
+        share = f"{machine.bandwidth:.0%} of {network}, and within a node the {links} GB/s that were measured"
     return (
-        f"assumed, not measured: transfers reach {machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s "
-        f"within a node and of {network} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
+        f"assumed, not measured: transfers reach {share} (--bandwidth-efficiency, --network-gbs, --gpus-per-node), "
         f"{machine.headroom:.0%} of {machine.gpu.memory_gib:g} GiB stay free (--headroom); data loading takes no time, "
         "and micro-batches side by side are of like length (dataset.balance)"
     )
