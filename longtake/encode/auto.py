@@ -12,7 +12,8 @@ import numpy as np
 
 from longtake.buckets import BucketLaw
 from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
-from longtake.data.latents.store import INDEX_NAMES, STORE_FILE
+from longtake.data.latents.store import INDEX_NAMES, STORE_FILE, read_facts
+from longtake.encode.fit import OtherStore
 from longtake.encode.plan import encode_inputs, view_samples
 from longtake.encode.run import EncodeOptions, encode
 from longtake.parallel import World
@@ -96,15 +97,18 @@ def choose_store(
     kinds: Mapping[str, float] | None = None,
 ) -> Path | None:
     """The store that a run with `latents = "auto"` trains from, made here where it is not there and small enough; None
-    where the run encodes by itself. The samples are the same either way. Collective."""
+    where the run encodes by itself, also since the store that is there is of something else. The samples are the same
+    either way. Collective."""
     folder = store_folder(dataset)
+    options = world.on_main(lambda: _options(folder, workers))
 
     def decide() -> tuple[bool, str]:
         size = store_size(config, dataset, rule, stage, open_clips(dataset, config.sample_rules.columns), kinds)
         if all((folder / f"{name}.arrow").is_file() for name in INDEX_NAMES.values()):
             return True, f"{size}; they are in {folder}"
         parent = next(each for each in folder.absolute().parents if each.is_dir())
-        limit = min(dataset.latents_max_gb * 1e9, shutil.disk_usage(parent).free / 2)
+        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # before an interruption
+        limit = min(dataset.latents_max_gb * 1e9, (shutil.disk_usage(parent).free + written) / 2)
         if size.latent_bytes + size.text_bytes <= limit:
             return True, f"{size}; they are encoded first, in {folder}"
         why = f"above {limit / 1e9:,.0f} GB (dataset.latents_max_gb, and half of what is free), so the run encodes"
@@ -115,7 +119,6 @@ def choose_store(
         say(f"dataset.latents = 'auto': {said}")
     if not stored:
         return None
-    options = EncodeOptions(folder, num_workers=workers)
     tenths = set(range(10))
 
     def progress(done: int, total: int) -> None:
@@ -123,6 +126,19 @@ def choose_store(
             tenths.difference_update(range(tenth + 1))
             say(f"encoded {done:,} of {total:,} samples and captions of this process")
 
-    encode(config, dataset, rule, stage, options, world, progress, kinds)
-    world.free_memory()
+    try:
+        encode(config, dataset, rule, stage, options, world, progress, kinds)
+    except OtherStore as error:
+        if world.is_main:
+            say(f"dataset.latents = 'auto': {error.said}, so the run encodes by itself")
+        return None
+    finally:
+        world.free_memory()
     return folder
+
+
+def _options(folder: Path, workers: int) -> EncodeOptions:
+    """How a store is made; one that is there, as it was begun."""
+    made = read_facts(folder)["made"] if is_store(folder) else {}
+    begun = {name: made[name] for name in ("dtype", "shard_bytes") if name in made}
+    return EncodeOptions(folder, num_workers=workers, **begun)

@@ -83,6 +83,18 @@ def known_fingerprint(facts: Mapping[str, Any], fingerprint: Mapping[str, Any]) 
     return {"rules": fingerprint["rules"], **facts["fingerprint"]}
 
 
+class OtherStore(UserError):
+    """A folder holds a store of something else; made of the folder and of every difference."""
+
+    def __str__(self) -> str:
+        return f"{self.said}; choose another folder with -o, or the settings that it was begun with"
+
+    @property
+    def said(self) -> str:
+        folder, found = self.args
+        return f"{folder}: holds a store of something else ({'; '.join(found)})"
+
+
 def differences(present: Mapping[str, Any], stored: Mapping[str, Any], place: str = "") -> list[str]:
     """Every key whose values differ, with both: `seed is 8 here and 7 in the store`."""
     found = []

@@ -25,7 +25,7 @@ from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
 from longtake.data.rules import MASK
 from longtake.diffusion import Places, Window
 from longtake.durable import unfinished, write_whole
-from longtake.encode.fit import differences, encoder_digests, known_fingerprint, make_fingerprint
+from longtake.encode.fit import OtherStore, differences, encoder_digests, known_fingerprint, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
@@ -92,8 +92,8 @@ def encode(
 
     `kinds`: the weights of the kinds of known frames that the run trains on; what a kind makes known of a clip is
     encoded by itself too, where the clip is long enough. `progress(done, total)`: entries and captions of its share.
-    Raises `UserError` where `dataset.views` is 0, the folder holds a store of something else, no clip has a bucket, or
-    no clip can be read.
+    Raises `OtherStore` where the folder holds a store of something else, `UserError` where `dataset.views` is 0, no
+    clip has a bucket, or no clip can be read.
 
     Shards are whole or absent, and the same whoever makes them; a call after an interruption makes what is missing.
     """
@@ -117,9 +117,11 @@ def encode(
     draw_places = partial(masks.drawn, weights=kinds, latent=latent) if masks else None
     made = clips_of(inputs) | ({"kinds": list(kinds_apart(config, kinds, latent))} if windows else {})
     facts = _facts(config, source, encoders, options, made, windows, kinds)
-    world.on_main(
+    other = world.on_main(
         lambda: _begin(options, facts, encoders, lambda: make_plan(inputs, source.texts, store.has_segments(facts)))
     )
+    if other:
+        raise OtherStore(str(options.folder), other)
     plan = world.on_all(lambda: Plan.read(options.folder / store.PLAN_FILE, facts))
     work = _EncodeJob(plan, facts, options, source, encoders, windows, draw_places, (world.rank, world.size))
     with in_use(options.folder):
@@ -184,22 +186,19 @@ def _companion_tensors(config: SystemConfig, tensors: Mapping[str, Any]) -> dict
     return found
 
 
-def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]) -> None:
-    """Puts down what the store is, or refuses a folder that holds another one."""
+def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]) -> list[str]:
+    """Puts down what the store is; returns what differs in a folder that holds another one, which stays as it is."""
     folder = options.folder
     if (folder / store.STORE_FILE).is_file():
         known = store.read_facts(folder)
         found = differences(facts["fingerprint"], known_fingerprint(known, facts["fingerprint"]))
         found += differences(facts["made"], known["made"])
         if found:
-            raise UserError(
-                f"{folder}: holds a store of something else ({'; '.join(found)}); choose another folder with -o, or "
-                "the settings that it was begun with"
-            )
+            return found
         if options.mend is not None:
             _discard(options, options.mend, known, encoders, plan)
         Plan.read(folder / store.PLAN_FILE, known)
-        return
+        return []
     for kind in (store.LATENTS, store.TEXTS):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     if missing_pieces(folder, store.LATENTS, range(1)) != [0]:
@@ -213,6 +212,7 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
     made.write(folder / store.PLAN_FILE)
     facts = facts | {"plan_crc": made.crc, "empty_crc": _write_empty(options, encoders)}
     write_whole(folder / store.STORE_FILE, json.dumps(facts, indent=1) + "\n")
+    return []
 
 
 def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:

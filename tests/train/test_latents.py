@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.data import read_quarantine
+from longtake.data.latents.store import INDEX_NAMES
 from longtake.encoders import PixelAutoencoder, WordEncoder
 from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, train_here, write_config
 
@@ -87,6 +89,27 @@ def test_auto_makes_a_small_store_first_and_trains_online_from_a_large_one(
     _, said = train_here(small.folder, "--max_steps", "5")
     assert "'auto'" not in said
     assert exact(small.folder) == online[:5]
+
+
+def test_auto_goes_on_with_a_begun_store_and_leaves_one_of_something_else(
+    tmp_path: Path, clips: Path, online: Losses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, folder = shutil.copy(clips, tmp_path / "clips.parquet"), tmp_path / "clips.latents"
+    config = write_config(tmp_path, clips, dataset={"data_path": str(table), "root": str(clips.parent)})
+    encode(config, folder)
+    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    index = (folder / f"{name}.arrow" for name in INDEX_NAMES.values())
+    for path in (*index, *folder.glob("latents/000001.*")):  # an interruption left these out
+        path.unlink()
+    monkeypatch.setattr("longtake.encode.auto.shutil.disk_usage", lambda folder: SimpleNamespace(free=written))
+    words = ("--dataset.latents", "auto", "--max_steps", "2")
+    begun, said = train(config, "begun", None, *words)
+    assert "are encoded first" in said
+    assert "no encoder is loaded" in said
+    assert exact(begun.folder) == online[:2]
+    other, said = train(config, "other", None, *words, "--seed", "8")
+    assert "something else (seed is 8 here and 7 in the store), so the run encodes by itself" in said
+    assert len(exact(other.folder)) == 2
 
 
 def test_a_launch_that_goes_on_with_auto_keeps_what_the_run_was_started_with(
