@@ -151,8 +151,8 @@ def fused_operators(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for kind, run in (("forward", partial(called, *inputs)), ("backward", backward)):
                     seconds = median_seconds(run, device, arguments.seconds)
                     moved = through + (kind == "backward") * sum(one.nbytes for one in inputs)
-                    if name == "project":
-                        flops = 2 * out[0].numel() * inputs[0].shape[-1] * len(out) * (1 + (kind == "backward"))
+                    if name.startswith("project"):
+                        flops = 2 * sum(one.numel() for one in out) * inputs[0].shape[-1] * (1 + (kind == "backward"))
                         yield _line(f"{name} {shape}, {way}, {kind}", seconds, flops)
                         continue
                     found = {

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from longtake.models.rotations import turned
 
-NAMES = ("heads", "modulate", "gate", "gate_modulate", "project")  # the last: `projections`
+NAMES = ("heads", "modulate", "gate", "gate_modulate", "project", "project_out")  # the last two: `projections`
 _used: frozenset[str] = frozenset()
 
 

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
 from longtake.models import layers
+from longtake.models.activations import beside_gelu
 from longtake.models.attention import Attention
 from longtake.models.config import MMDiTConfig
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
-from longtake.models.projections import project
+from longtake.models.projections import project, project_out
 
 TIME_FEATURES = 256
 _QKV = ("hidden_size", "hidden_size", "hidden_size")
@@ -248,6 +249,8 @@ class StreamProjections(nn.Module):
 class DoubleBlock(nn.Module):
     """Text and video keep their own weights and meet in one attention, text first; then an MLP for each."""
 
+    ways_out: ClassVar[tuple[str, ...]] = ("txt_attn.proj", "img_attn.proj")
+
     def __init__(self, config: MMDiTConfig) -> None:
         super().__init__()
         self.img_mod = Modulation(config.hidden_size, 6)
@@ -269,11 +272,11 @@ class DoubleBlock(nn.Module):
         streams = zip(txt_qkv, img_qkv, strict=True)
         q, k, v = (layers.join_heads(x, at, self.rotate) for x, at in zip(streams, (rope, rope, None), strict=True))
         out = self.attention(q, k, v).flatten(2)
-        txt_out, img_out = out.split([of_stream[0][0].shape[1] for of_stream in (txt_qkv, img_qkv)], dim=1)
+        outs = project_out(self, out, [of_stream[0][0].shape[1] for of_stream in (txt_qkv, img_qkv)])  # gone once added
 
-        img, x = layers.add_gated_and_modulate(img, img_gate1, self.img_attn.proj(img_out), img_shift2, img_scale2)
+        img, x = layers.add_gated_and_modulate(img, img_gate1, outs.pop(), img_shift2, img_scale2)
         img = layers.add_gated(img, img_gate2, self.img_mlp(x))
-        txt, x = layers.add_gated_and_modulate(txt, txt_gate1, self.txt_attn.proj(txt_out), txt_shift2, txt_scale2)
+        txt, x = layers.add_gated_and_modulate(txt, txt_gate1, outs.pop(), txt_shift2, txt_scale2)
         txt = layers.add_gated(txt, txt_gate2, self.txt_mlp(x))
         return img, txt
 
@@ -307,7 +310,7 @@ class SingleBlock(nn.Module):
         q, k, _ = self.norm.beside(q, k, v)
         q, k = (layers.join_heads([x], rope, self.rotate) for x in (q, k))
         out = self.attention(q, k, v).flatten(2)
-        out = self.linear2(torch.cat([out, F.gelu(hidden, approximate="tanh")], dim=-1))
+        out = self.linear2(beside_gelu(out, hidden))
         return layers.add_gated(tokens, gate, out)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:

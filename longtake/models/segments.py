@@ -105,11 +105,13 @@ class AttentionInSegments(Attention):
         count = q.shape[1] // share.segments.tokens
         if not count:
             return q
-        q, k, v = (_fold(x, count, share) for x in (q, k, v))
+        is_whole = count == 1 and share.is_first and share.is_last  # nothing to lay out anew
+        if not is_whole:
+            q, k, v = (_fold(x, count, share) for x in (q, k, v))
         rope = share.rope
         q, k = (layers.join_heads([(x, None)], rope, layers.rotate_interleaved) for x in (q, k))
         out = super().forward(q, k, v)
-        return _unfold(out, count, share)
+        return out if is_whole else _unfold(out, count, share)
 
 
 def _fold(x: Tensor, count: int, share: Share) -> Tensor:

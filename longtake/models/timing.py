@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from longtake.models import fused, layers
 from longtake.models.attention import Attention, fault_of
 from longtake.models.config import Backend
-from longtake.models.projections import project
+from longtake.models.projections import project, project_out
 
 _REPEATS = 3
 _CANDIDATES: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
@@ -101,13 +101,14 @@ def time_fused(
 
 
 class Projections(nn.Module):
-    """Queries, keys and values of one input."""
+    """Queries, keys and values of one input; and text and video of attention's result on their way out."""
 
     projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    ways_out: ClassVar[tuple[str, ...]] = ("text", "video")
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.q, self.k, self.v, self.text, self.video = (nn.Linear(width, width) for _ in range(5))
 
 
 def block_parts(
@@ -124,18 +125,26 @@ def block_parts(
         return layers.join_heads([(x, norm)], rope)
 
     def projected(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
-        return tuple(project(three, x))
+        return tuple(project(linear, x))
+
+    def projected_out(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
+        return tuple(project_out(linear, x, (text, shape.tokens - text)))
 
     width = shape.heads * shape.width
     x, y = (drawn(shape.batch, shape.tokens, width) for _ in range(2))
     numbers = [drawn(shape.batch, 1, width) for _ in range(3)]
-    three = Projections(width).to(device, dtype)
+    linear, text = Projections(width).to(device, dtype), shape.tokens // 16
+    inward, outward = (
+        [p for name, p in linear.named_parameters() if name.partition(".")[0] in names]
+        for names in (linear.projections, linear.ways_out)
+    )
     return {
         "heads": (heads, [drawn(shape.batch, shape.tokens, shape.heads, shape.width), norm.scale]),
         "modulate": (layers.modulate, [x, *numbers[:2]]),
         "gate": (layers.add_gated, [x, numbers[0], y]),
         "gate_modulate": (layers.add_gated_and_modulate, [x, numbers[0], y, *numbers[1:]]),
-        "project": (projected, [x, *three.parameters()]),
+        "project": (projected, [x, *inward]),
+        "project_out": (projected_out, [x, *outward]),
     }
 
 

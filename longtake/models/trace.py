@@ -78,9 +78,10 @@ class Trace(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 self._note(tensor.untyped_storage())
-        if len(self.changes) > before or "out" in kwargs:
+        copies = operation is _aten.copy_.default  # into what is there
+        if len(self.changes) > before or "out" in kwargs or copies:
             self.launches += 1
-            self.moved += 0 if formula or operation in _EMPTY else _bytes_moved(args, out)
+            self.moved += 0 if formula or operation in _EMPTY else _bytes_moved(args[copies:], out)
         self.attention += flops if formula and "attention" in operation._opname else 0
         return out
 

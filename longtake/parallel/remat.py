@@ -278,7 +278,7 @@ def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple
         return "attention"
     if operation in _ATTENTION:  # where gradients are off it is a part of something else
         return "attention" if torch.is_grad_enabled() else None
-    if isinstance(operation, torch._ops.OpOverload) and operation.name() == JOINED:  # of layers alike in size
+    if isinstance(operation, torch._ops.OpOverload) and operation.name() in JOINED:  # of layers alike in size
         outputs, inputs = args[1][0].shape
         return inputs, outputs
     if operation in _PRODUCTS:

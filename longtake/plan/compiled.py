@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 _OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
-_JOINS = "longtake.project"
+_JOINS = "longtake.project.", "longtake.project_backward."
+_COPIES = "longtake.project_out_backward."  # its input, for the weights' gradients, where there are several samples
 _READ = ("models/*.py", "parallel/*.py", "encoders/*.py")  # what says how they compute, and how it is looked at
 _READ += ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "system/float8.py")
 
@@ -118,6 +119,8 @@ def _moved(graph: fx.Graph) -> int:
             if str(node.target).startswith(_JOINS):  # weights, into one
                 joined = next(of for of in node.args if isinstance(of, list | tuple))
                 copied += 2 * sum(tensor.nbytes for one in joined for tensor in _values(one))
+            if str(node.target).startswith(_COPIES) and (x := _values(node.args[1])[0]).shape[0] > 1:
+                copied += 2 * x.nbytes
             product = alone or getattr(node.target, "overloadpacket", None) in flop_registry
             own = node.op != "output" and not product
             crossing |= {memory: size for memory, size in taken.items() if fused.get(memory, own) is not own}

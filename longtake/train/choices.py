@@ -172,7 +172,8 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
             use_compile_cache(config.compile_cache)
         largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
         dtype = device_dtype(config.dtype, world.device)
-        names = [name for name in fused.NAMES if name != "project" or _joins(config, tensor)]
+        joining = "project", "project_out"
+        names = [name for name in fused.NAMES if name not in joining or _joins(config, tensor, name)]
         seconds = time_fused(largest, world.device, dtype, bool(config.compile), names)
         chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
         return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
@@ -189,11 +190,11 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
     say(f"fused operators by time: {chosen} (forward and backward of {found['shape']}: {figures})")
 
 
-def _joins(config: RunConfig, tensor: int) -> bool:
-    """Whether blocks of the run have layers of one input that may be one product."""
+def _joins(config: RunConfig, tensor: int, which: str) -> bool:
+    """Whether blocks of the run have layers that may be one operator, see `joins`."""
     if tensor > 1 or config.precision is not None:
         return False
-    return joins(meta_model(config.model, Upkeep(config.lora, config.freeze, config.train_only), 2))
+    return joins(meta_model(config.model, Upkeep(config.lora, config.freeze, config.train_only), 2), which)
 
 
 def settle_blocks(

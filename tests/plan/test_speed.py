@@ -58,7 +58,7 @@ def test_each_kind_of_work_takes_the_time_of_its_own_rate() -> None:
 def test_compiled_blocks_move_only_what_crosses_between_fused_kernels_and_products() -> None:
     unit = 3 * (33 * 256 + 512) * MODEL.hidden_size * 2
     single = {way: count_blocks(MODEL, BATCH, Layout(compiled=way)).blocks[-1] for way in (False, True)}
-    assert single[True].forward.moved < 0.4 * single[False].forward.moved
+    assert single[True].forward.moved < 0.45 * single[False].forward.moved
     assert single[True].backward.moved < 0.4 * single[False].backward.moved
     # q, k and v in and out for norm and rotary, the MLP's 4 in and out for GELU, the stream in, modulated and out
     assert 15 * unit < single[True].forward.moved < 25 * unit
