@@ -21,8 +21,9 @@ _GLOO_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Bro
 LOST_PEER = "the connection to another process of the run is lost"
 _LAST_HOST_SECONDS = 1.0  # torchrun looks at its processes ten times a second
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_REGISTERS = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_LOCAL_REGISTER")
-_OFF = ("", "0", "false", "n", "no")
+_HOOK = "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"  # PyTorch reads it under both names
+_REGISTERS = (f"TORCH_{_HOOK}", _HOOK, "NCCL_LOCAL_REGISTER")
+_OFF = ("", "0", "false", "f", "n", "no")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together by torchrun
 
 
