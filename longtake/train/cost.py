@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from longtake.buckets import CostModel, fit_cost
-from longtake.contracts import Bucket
+from longtake.contracts import Bucket, UserError
 from longtake.parallel import BucketPeers, World
 from longtake.system import System
 from longtake.train.config import RunConfig
@@ -23,7 +23,8 @@ def cost_model(
 ) -> CostModel:
     """Given constants, else those the run began with (`position`: of its checkpoint), else new ones.
 
-    All slots of a step count as side by side, so that the order is the same on any number of ranks.
+    All slots of a step count as side by side, so that the order is the same on any number of ranks. Raises `UserError`
+    where a run that is to repeat itself would go by what it measures.
     """
     wanted, kept = config.dataset.cost, (position or {}).get("cost")
     if isinstance(wanted, tuple):
@@ -34,6 +35,11 @@ def cost_model(
         if wanted is None:
             stills = _stills(config.size_divisor, (8, 32, 128))
             fitted = fit_cost([system.tokens(still) for still in stills], [system.flops(still) for still in stills])
+        elif config.deterministic:
+            raise UserError(
+                'dataset.cost = "measure": the order would follow from times, and deterministic = True times nothing; '
+                "leave it out, for costs by FLOPs, or give three numbers"
+            )
         else:
             fitted = measure_cost(system, config.bucket_rule.buckets, world, peers)
         constants = tuple(float(f"{constant:.6g}") for constant in fitted)

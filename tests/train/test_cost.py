@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from longtake.buckets import CostModel
 from longtake.checkpoint import read_state
+from longtake.contracts import UserError
+from longtake.train import read_run
+from longtake.train.cost import cost_model
 from tests.train.runs import exact, train_here, write_config
 
 
@@ -38,6 +42,14 @@ def test_fewer_than_three_sizes_are_filled_up_with_stills(tmp_path: Path, clips:
         write_config(tmp_path, clips, bucket_config=buckets, max_steps=1), "--dataset.cost", "measure"
     )
     assert max(constants(begun.checkpoint)) > 0
+
+
+def test_a_run_that_is_to_repeat_itself_measures_nothing(config: Path) -> None:
+    run = read_run(str(config), ["--dataset.cost", "measure", "--deterministic", "True"]).value
+    kept = CostModel(1.0, 2.0, 3.0, run.ae.latent, run.model.patch[1], 4)
+    assert cost_model(run, None, 4, {"cost": kept.to_json()}, None, None) == kept
+    with pytest.raises(UserError, match="deterministic = True times nothing"):
+        cost_model(run, None, 4, None, None, None)
 
 
 def test_another_word_is_refused(tmp_path: Path, clips: Path) -> None:
