@@ -4,7 +4,11 @@ python benchmarks/kernels.py gemm attention          on CUDA the products and sh
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
 python benchmarks/kernels.py fused                   norms, rotations, gates, q, k and v by one product: uncompiled,
                                                      compiled, by our operators
-python benchmarks/kernels.py gemm attention fused vae t5 --tiny --device cpu      small ones, to see that it runs
+python benchmarks/kernels.py chain                   256 steps of TTT-MLP's scan: microseconds a step
+python benchmarks/kernels.py gemm attention fused vae t5 chain --tiny --device cpu      small, to see that it runs
+
+`fused` tells the rate at which bytes go in and out, that of a copy of as many, and the largest error in the result and
+in the gradients, over the largest number of what float64 gives for the same inputs.
 
 FLOP/s are medians over `--seconds` of each. Products are [M, K] x [K, N]: forward, the gradient of the input and that
 of the weight. Attention's backward counts as 2.5 times its forward.
@@ -20,14 +24,17 @@ from typing import Any
 
 import torch
 from machine import print_table, write_json
-from step_limits import GpuWatch, attention_rates, median_seconds
+from step_limits import GpuWatch, attention_rates, kernel_seconds, median_seconds
 from step_run import random_autoencoder
+from torch import Tensor
 
 from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
 from longtake.encoders.layouts import LAYOUTS, lay_out_weights
 from longtake.models import fused
 from longtake.models.timing import AttentionShape, block_parts
+from longtake.models.ttt import MLP_RATIO
+from longtake.models.ttt_scan import ttt_scan
 
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
 ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K
@@ -48,6 +55,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=tuple(PARTS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, help="of each; default: 1 on CUDA")
+    parser.add_argument("--backend", default="inductor", help="of the compiler, beside `fused`")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
@@ -60,8 +68,9 @@ def main() -> None:
             for line in PARTS[part](arguments):
                 lines.append({"part": part, **line})
                 print(f"{part}: {line['what']}: {line['ms']:.3f} ms, {line['rate']}", flush=True)
+            _write(arguments, lines)  # as they come: what is cut short leaves those before it
     print_table(("part", "what", "ms", "rate"), [_row(line) for line in lines])
-    write_json(arguments.json, "kernels", {"tiny": arguments.tiny, **watch.figures, "runs": lines})
+    _write(arguments, lines, **watch.figures)
 
 
 def products(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -137,34 +146,113 @@ def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def fused_operators(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Forward and backward of what `fused.NAMES` stand for."""
-    device, dtype = arguments.device, torch.bfloat16
+    device = arguments.device
     for shape in ((1, 16, 2, 8),) if arguments.tiny else ROW_SHAPES:
-        for name, (function, inputs) in block_parts(AttentionShape(*shape), device, dtype).items():
-            compiled = () if arguments.tiny else (("compiled", (), torch.compile(function, dynamic=False)),)
-            for way, names, called in (("uncompiled", (), function), *compiled, ("ours", (name,), function)):
+        parts, exact_parts = (_parts(shape, device, dtype) for dtype in (torch.bfloat16, torch.float64))
+        for name, (function, inputs) in parts.items():
+            exact = _exact(*exact_parts[name], inputs)
+            compiled = torch.compile(function, dynamic=False, backend=arguments.backend)
+            for way, names, called in (
+                ("uncompiled", (), function),
+                ("compiled", (), compiled),
+                ("ours", (name,), function),
+            ):
                 fused.use(names)
-                out = called(*inputs)
-                out = out if isinstance(out, tuple) else (out,)
-                grads = [one.detach() for one in out]
-                through = sum(one.nbytes for one in (*inputs, *out))
-                backward = partial(torch.autograd.grad, out, inputs, grads, retain_graph=True)
-                for kind, run in (("forward", partial(called, *inputs)), ("backward", backward)):
-                    seconds = median_seconds(run, device, arguments.seconds)
-                    moved = through + (kind == "backward") * sum(one.nbytes for one in inputs)
-                    if name.startswith("project"):
-                        flops = 2 * sum(one.numel() for one in out) * inputs[0].shape[-1] * (1 + (kind == "backward"))
-                        yield _line(f"{name} {shape}, {way}, {kind}", seconds, flops)
-                        continue
-                    found = {
-                        "what": f"{name} {shape}, {way}, {kind}",
-                        "ms": 1e3 * seconds,
-                        "tb_s": moved / seconds / 1e12,
-                    }
-                    yield {**found, "rate": f"{found['tb_s']:.2f} TB/s"}
+                for line in _both_ways(name, called, inputs, exact, arguments):
+                    yield {**line, "what": f"{name} {shape}, {way}, {line['what']}"}
                 fused.use(())
+        del parts, exact_parts, exact, inputs
 
 
-PARTS = {"gemm": products, "attention": attention, "fused": fused_operators, "vae": autoencoder, "t5": t5}
+def _parts(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    torch.manual_seed(0)  # positions are drawn first, and are the same in each dtype
+    return block_parts(AttentionShape(*shape), device, dtype)
+
+
+def _tensors(out: Any) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
+
+def _exact(function: Callable[..., Any], doubles: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Results and gradients, of the inputs' numbers in float64."""
+    for double, given in zip(doubles, inputs, strict=True):
+        double.data.copy_(given.data)
+    out = _tensors(function(*doubles))
+    return [one.detach() for one in (*out, *torch.autograd.grad(out, doubles, [one.detach() for one in out]))]
+
+
+def _both_ways(
+    name: str, called: Callable[..., Any], inputs: list[Tensor], exact: list[Tensor], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Forward and backward of one way."""
+    device, out = arguments.device, _tensors(called(*inputs))
+    grads = [wanted.to(one) for one, wanted in zip(out, exact, strict=False)]
+    backward = partial(torch.autograd.grad, out, inputs, grads, retain_graph=True)
+    through = sum(one.nbytes for one in (*inputs, *out))
+    for kind, run, found, wanted in (
+        ("forward", partial(called, *inputs), out, exact[: len(out)]),
+        ("backward", backward, backward(), exact[len(out) :]),
+    ):
+        error = max(float((a.detach() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True))
+        seconds = median_seconds(run, device, arguments.seconds)
+        if name.startswith("project"):
+            flops = 2 * sum(one.numel() for one in out) * inputs[0].shape[-1] * (1 + (kind == "backward"))
+            line = _line(kind, seconds, flops)
+        else:
+            moved = through + (kind == "backward") * sum(one.nbytes for one in inputs)
+            copied = _copy_rate(moved, device, arguments.seconds)
+            line = {"what": kind, "ms": 1e3 * seconds, "tb_s": moved / seconds / 1e12, "copy_tb_s": copied}
+            line["rate"] = f"{line['tb_s']:.2f} TB/s, a copy {copied:.2f}"
+        yield {**line, "error": error, "rate": f"{line['rate']}, error {error:.1e}"}
+
+
+_copied: dict[int, float] = {}
+
+
+def _copy_rate(num_bytes: int, device: torch.device, seconds: float) -> float:
+    """TB/s of a copy that reads and writes so many bytes together."""
+    if num_bytes not in _copied:
+        x = torch.zeros(max(1, num_bytes // 4), dtype=torch.bfloat16, device=device)
+        _copied[num_bytes] = 2 * x.nbytes / median_seconds(x.clone, device, seconds) / 1e12
+    return _copied[num_bytes]
+
+
+def chain(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The scan of TTT-MLP, by how many samples and heads run at once; on CUDA its kernels by themselves too."""
+    device, dtype = arguments.device, torch.bfloat16
+    steps, width, mini_batch = (4, 16, 4) if arguments.tiny else (256, 64, 64)
+    hidden = MLP_RATIO * width
+    for programs in (2,) if arguments.tiny else (48, 96, 132, 192):
+        rows = 1, steps * mini_batch, programs
+        q, k, target = (torch.randn(*rows, width, device=device, dtype=dtype).requires_grad_() for _ in range(3))
+        rate = torch.full(rows, 0.1 / (width * mini_batch), device=device)
+        norm = torch.ones(programs, width, device=device), torch.zeros(programs, width, device=device)
+        sizes = (width, hidden), (1, hidden), (hidden, width), (1, width)
+        state = tuple(0.02 * torch.randn(programs, *size, device=device) for size in sizes)
+        forward = partial(ttt_scan, q, k, target, rate, *norm, state, mini_batch)
+        out = forward()
+        backward = partial(torch.autograd.grad, out, (q, k, target), torch.ones_like(out), retain_graph=True)
+        for kind, run in (("forward", forward), ("backward", backward)):
+            seconds = median_seconds(run, device, arguments.seconds)
+            times = {kind: seconds, **(kernel_seconds(run, ("learn", "learn_backward", "read", "read_backward")))}
+            for name, of in times.items():
+                what = f"{programs} programs, {kind}{f', kernel {name}' * (name != kind)}"
+                found = {"what": what, "ms": 1e3 * of, "microseconds_a_step": 1e6 * of / steps}
+                yield {**found, "rate": f"{found['microseconds_a_step']:.1f} us a step"}
+
+
+PARTS = {
+    "gemm": products,
+    "attention": attention,
+    "fused": fused_operators,
+    "vae": autoencoder,
+    "t5": t5,
+    "chain": chain,
+}
+
+
+def _write(arguments: argparse.Namespace, lines: list[dict[str, Any]], **watched: float) -> None:
+    write_json(arguments.json, "kernels", {"tiny": arguments.tiny, **watched, "runs": lines})
 
 
 def _line(what: str, seconds: float, flops: float) -> dict[str, Any]:

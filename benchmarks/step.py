@@ -18,7 +18,8 @@ sharding, eager and compiled block by block. Contenders take turns, and the fast
 comparison is left out where diffusers is not installed, and on more than one rank.
 
 On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at 740 TFLOP/s
-and the fastest attention kernel found at this shape would take alone, over the step.
+and the fastest attention kernel found at this shape would take alone, over the step. Several values of --batch and
+--budget are a line each, written to --json as they come.
 
 MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
 `full ms` is the step of that depth: measured time x FLOPs of the whole / FLOPs of the blocks that ran.
@@ -29,13 +30,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from machine import gib, now, percent, print_table, write_json
-from step_limits import GpuWatch, attention_rates, limit_seconds, time_by_class
+from step_limits import GpuWatch, attention_rates, attention_seconds, limit_seconds, time_by_class
 from step_models import LATENT, SUBJECTS, Size, blocks_of, random_conditions, with_blocks
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 from step_run import How, OurStep, our_blocks
@@ -43,9 +45,10 @@ from step_run import How, OurStep, our_blocks
 from longtake.contracts import Bucket, Conditions
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
-from longtake.models.config import ModelSection
+from longtake.models.config import LoraConfig, ModelSection
 from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.plan import Layout, MicroBatch, forecast_memory
+from longtake.plan.layout import Upkeep
 from longtake.system.encoders import device_dtype
 from longtake.track import peak_flops
 from longtake.train.config import RunConfig
@@ -109,24 +112,32 @@ def main() -> None:
     with start_world(arguments.device) as world:
         if arguments.seconds is None:
             arguments.seconds = 10.0 if world.device.type == "cuda" and not arguments.tiny else 0.0
-        cases = _cases(arguments, world)
-        figures = [measure(case, world, arguments) for case in cases]
+        figures: list[dict[str, Any]] = []
+        for case, budget in product(_cases(arguments, world), arguments.budget):
+            figures.append(measure(case, budget, world, arguments))
+            if world.is_main:  # as they come: what is cut short leaves those before it
+                write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
     if not world.is_main:
         return
     head = ("model", "blocks", "TxHxW", "tokens", "batch", *(f"{phase} ms" for phase in PHASES), "step ms", "tokens/s")
     tail = ("MFU", "of limit", "full ms", "GiB", "GiB forecast", "peer eager", "peer compiled")
     print_table((*head, *tail), list(map(_row, figures)))
-    for line in figures if arguments.profile else ():
-        print("  ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(line["classes_ms"].items())))
+    for line in figures:
+        way = f"compiled by {line['backend']}, {line['graphs']} graphs" if line["compiled"] else "eager"
+        again = f"recomputed {'+'.join(map(str, line['remat']))}, budget {line['budget']:g}"
+        print(f"{'+'.join(map(str, line['blocks']))}, batch {line['batch']}: {line['step_ms']:.1f} ms, {way}, {again}")
+        if line["classes_ms"]:
+            print("  ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(line["classes_ms"].items())))
     print("peer: its forward and backward over our model's, above 1 we are faster")
-    write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
 
 
-def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one case: ours first alone, for its peak memory, then in turns with the peer."""
+def measure(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one case: ours first alone, for its peak memory, then in turns with the peer. budget: of what
+    blocks that are computed again keep; None: none of them is."""
     dtype = device_dtype(DEFAULTS.dtype, world.device)
     mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
-    how = _how(arguments, case, world)
+    rates = _attention_rates(case, dtype, world, arguments)
+    how = _how(arguments, case, budget, rates, world)
     step = OurStep(case, mesh, world, dtype, how, DEFAULTS)
     _reset_peak(world)
     for _ in range(arguments.warmup):
@@ -144,7 +155,7 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
     typical = median if world.device.type == "cuda" else min
     best = {name: typical(spent) for name, spent in taken.items()}
     flops, whole = case.flops(case.model), case.flops(case.whole)
-    limit = limit_seconds(flops, case.attention_flops, _attention_rates(case, dtype, world, arguments))
+    limit = limit_seconds(flops, case.attention_flops, rates, frozen=how.lora is not None)
     device_peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
     ways = [way for way in ("eager", "compiled") if f"peer {way}" in contenders]
     figures = {
@@ -159,6 +170,7 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
         "dtype": str(dtype).removeprefix("torch."),
         "zero": arguments.zero,
         **asdict(how),
+        "graphs": step.graphs,
         "phases_ms": {name: 1e3 * typical(spent) for name, spent in phases.items()},
         "step_ms": 1e3 * best["step"],
         "tokens_per_second": world.size * case.batch * case.tokens / best["step"],
@@ -171,18 +183,22 @@ def measure(case: Case, world: World, arguments: argparse.Namespace) -> dict[str
         **watch.figures,
         "classes_ms": time_by_class(step.run, world.device) if arguments.profile else None,
         "peak_bytes": peak,
-        "forecast_bytes": _forecast(case, mesh, dtype, how.remat),
+        "forecast_bytes": _forecast(case, mesh, dtype, how),
         "blocks_ms": {name: 1e3 * best[name] for name in contenders},
         "peer_over_ours": {way: best[f"peer {way}"] / best[f"ours {way}"] for way in ways},
     }
     del step, contenders
+    torch.compiler.reset()  # or the next model's blocks are looked for among these graphs
     world.free_memory()
     return figures
 
 
-def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, remat: tuple[int, ...]) -> int:
-    """Bytes that `longtake plan` would foretell for this step."""
-    layout = Layout(shard=mesh.data_ranks, zero=mesh.config.zero, remat=remat, ema=True, compute_bytes=dtype.itemsize)
+def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How) -> int:
+    """Bytes that `longtake plan` would foretell for this step, its autoencoder left out."""
+    upkeep = Upkeep(lora=how.lora and LoraConfig(rank=how.lora))
+    kept = {"remat": how.remat, "budget": how.budget, "compiled": how.compiled, "upkeep": upkeep}
+    sharded = {"shard": mesh.data_ranks, "zero": mesh.config.zero, "compute_bytes": dtype.itemsize}
+    layout = Layout(**sharded, **kept, ema=True)
     return forecast_memory(case.model, MicroBatch(case.batch, case.latent_shape, case.text_tokens), layout).total
 
 
@@ -203,15 +219,16 @@ def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:
     if not (arguments.side or arguments.frames):
         shapes += size.also
 
-    def batch(shape: tuple[int, int, int]) -> int:
-        return arguments.batch or (size.batches.get(shape[0], 1) if shape[1:] == size.sides else 1)
+    def batches(shape: tuple[int, int, int]) -> list[int]:
+        return arguments.batch or [size.batches.get(shape[0], 1) if shape[1:] == size.sides else 1]
 
     peers = arguments.sequence
     if any(shape[1] % (16 * peers) for shape in shapes):
         raise SystemExit(f"--sequence {peers}: every height must divide by {16 * peers}")
     shares = {shape: (shape[0], shape[1] // peers, shape[2]) for shape in shapes}
     text = size.text_tokens // peers
-    return [Case(model, size.model, shares[shape], batch(shape), text, peers) for shape in shapes]
+    pairs = [(shape, batch) for shape in shapes for batch in batches(shape)]
+    return [Case(model, size.model, shares[shape], batch, text, peers) for shape, batch in pairs]
 
 
 def _contenders(
@@ -228,11 +245,15 @@ def _contenders(
     return found
 
 
-def _how(arguments: argparse.Namespace, case: Case, world: World) -> How:
+def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates: dict[str, Any], world: World) -> How:
     compiled = world.device.type == "cuda" if arguments.compiled_step is None else arguments.compiled_step
-    remat = tuple(arguments.remat or [0] * len(blocks_of(case.model)))
-    given = arguments.static, arguments.budget, arguments.attention, arguments.lora, arguments.latents
-    return How(remat, compiled, *given, arguments.sequence)
+    none = [0] * len(blocks_of(case.model))
+    remat = tuple(none if budget is None else arguments.remat or none)
+    attention = arguments.attention
+    if attention == "auto" and rates:  # as a run: the fastest in forward and backward together
+        attention = min(rates, key=lambda name: attention_seconds(1.0, rates[name]))
+    given = arguments.static, budget or 0.0, attention, arguments.lora, arguments.latents, arguments.sequence
+    return How(remat, compiled, *given, arguments.backend)
 
 
 def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -241,7 +262,7 @@ def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: ar
         return {}
     heads, length = denoiser_class(case.model).heads(case.model), case.tokens + case.text_tokens
     shape = case.batch, length * case.peers, heads // case.peers, case.model.head_dim
-    return attention_rates(shape, dtype, world.device, seconds=min(1.0, arguments.seconds))
+    return attention_rates(shape, dtype, world.device, seconds=min(0.3, arguments.seconds))
 
 
 def _report_overhead(arguments: argparse.Namespace) -> None:
@@ -295,12 +316,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="blocks that run, of each list")
     parser.add_argument("--frames", type=int, action="append", help="frames of a clip; default: by size")
     parser.add_argument("--side", type=int, help="height and width in pixels; default: by size")
-    parser.add_argument("--batch", type=int, help="samples of a micro-batch; default: by size and frames")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", metavar="N", help="samples of a micro-batch, each in turn; default: by size"
+    )
     parser.add_argument("--remat", type=int, nargs="+", metavar="N", help="blocks computed again, of each list")
     parser.add_argument("--zero", type=int, choices=(2, 3), default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--attention", default="auto", help="kernel, as model.attention names it")
-    parser.add_argument("--budget", type=float, default=0.0, help="as model.grad_ckpt_budget, of the blocks of --remat")
+    parser.add_argument(
+        "--budget",
+        type=lambda word: None if word == "none" else float(word),
+        nargs="+",
+        default=[0.0],
+        metavar="SHARE",
+        help="as model.grad_ckpt_budget, of the blocks of --remat, each in turn; none: no block is computed again",
+    )
     parser.add_argument("--static", action="store_true", help="a graph for each shape")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of that rank alone")
     parser.add_argument("--latents", choices=("stored", "online"), default="stored", help="online: pixels are encoded")
@@ -314,6 +344,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compiled-step", action=argparse.BooleanOptionalAction, help="compile the step's blocks; default: on CUDA"
     )
+    parser.add_argument("--backend", default="inductor", help="of the compiler of the step's blocks")
     parser.add_argument("--overhead", action="store_true", help="what the trainer adds, in a real small run")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, two repeats")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -21,10 +21,11 @@ from longtake.models.attention import Attention
 from longtake.plan import measure
 
 GEMM_RATE = 740e12  # FLOP/s that products of this size are taken to sustain on an H200
-CLASSES = {  # the first that is found in the name of a kernel, on a CPU of an operator
+_FUSED = r"triton_(?!tem)|\w*cpp_fused"  # Inductor names these by all operators that are in them
+CLASSES = {  # the first that is found in the name of another kernel, on a CPU of an operator
     "attention": r"flash|fmha|sdpa|attention|softmax",
-    "convolution": r"conv|fprop|dgrad|wgrad|winograd",
-    "gemm": r"gemm|nvjet|cutlass|cublas|_scaled_mm|::addmm|::mm|::bmm|::linear|matmul",
+    "convolution": r"conv(?!ert)|fprop|dgrad|wgrad|winograd",
+    "gemm": r"triton_tem|gemm|nvjet|cutlass|cublas|_scaled_mm|::addmm|::mm|::bmm|::linear|matmul",
     "copy": r"memcpy|memset|copy|nccl|::cat|::clone|::contiguous|::fill_|::zero_",
 }
 
@@ -40,9 +41,25 @@ def time_by_class(run: Callable[[], object], device: torch.device) -> dict[str, 
         if on_gpu and event.device_type != DeviceType.CUDA:
             continue
         time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        name = event.key.lower()
-        found[next((kind for kind, words in CLASSES.items() if re.search(words, name)), "elementwise")] += time / 1e3
+        found[class_of(event.key)] += time / 1e3
     return dict(found)
+
+
+def kernel_seconds(run: Callable[[], object], names: Collection[str]) -> dict[str, float]:
+    """Seconds on the GPU of the kernels of these names in one call, those alone that ran; nothing without a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        run()
+        torch.cuda.synchronize()
+    return {one.key: one.self_device_time_total / 1e6 for one in trace.key_averages() if one.key in names}
+
+
+def class_of(kernel: str) -> str:
+    """One of `CLASSES`, or "elementwise"."""
+    name = kernel.lower()
+    classes = {} if re.match(_FUSED, name) else CLASSES
+    return next((kind for kind, words in classes.items() if re.search(words, name)), "elementwise")
 
 
 def attention_rates(
@@ -59,14 +76,19 @@ def attention_rates(
     return {name: {"forward": there, "backward": back} for name, (there, back) in found.items()}
 
 
-def limit_seconds(flops: float, attention: float, rates: dict[str, Any]) -> float | None:
+def limit_seconds(flops: float, attention: float, rates: dict[str, Any], frozen: bool = False) -> float | None:
     """Seconds of a step of nothing but matrix products and the fastest attention. `flops`: of the model, forward and
-    backward; `attention`: those of attention, whose backward makes 2.5 times its forward's. None without rates."""
+    backward; `attention`: those of attention among them. frozen: weights have no gradients, which are a third of the
+    products. None without rates."""
     if not rates:
         return None
-    forward = attention / 3
-    fastest = min(forward / rate["forward"] + 2.5 * forward / rate["backward"] for rate in rates.values())
-    return (flops - attention) / GEMM_RATE + fastest
+    products = (flops - attention) * (2 / 3 if frozen else 1)
+    return products / GEMM_RATE + min(attention_seconds(attention / 3, rate) for rate in rates.values())
+
+
+def attention_seconds(flops: float, rate: dict[str, float]) -> float:
+    """Of so many FLOPs forward, and of the backward, which makes 2.5 times as many."""
+    return flops / rate["forward"] + 2.5 * flops / rate["backward"]
 
 
 def emulate_peers(model: nn.Module, peers: int) -> None:

@@ -65,9 +65,12 @@ class How:
     lora: int | None  # rank of adapters that train in place of the weights
     latents: str | None  # "online": pixels are encoded, by an autoencoder of random weights; "stored"
     sequence: int  # peers, of which this rank is one; the others are emulated
+    backend: str  # of the compiler
 
-    def build(self, model: ModelSection, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """The model on the meta device."""
+    def build(
+        self, model: ModelSection, device: torch.device, dtype: torch.dtype
+    ) -> tuple[nn.Module, BlockCompiler | None]:
+        """The model on the meta device, and what compiles its blocks as they first run."""
         with torch.device("meta"):
             found = build_denoiser(model)
         if self.lora:
@@ -77,11 +80,12 @@ class How:
         emulate_peers(found, self.sequence)
         if self.budget:  # the compiler is to see what is kept
             remat_blocks(found, self.remat, budget=self.budget)
-        if self.compiled:
-            BlockCompiler(dynamic=not self.static).compile(found)
+        compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
+        if compiler is not None:
+            compiler.compile(found)
         if not self.budget:
             remat_blocks(found, self.remat)
-        return found
+        return found, compiler
 
 
 class OurStep:
@@ -91,13 +95,13 @@ class OurStep:
         self, case: Sizes, mesh: Mesh, world: World, dtype: torch.dtype, how: How, defaults: RunConfig
     ) -> None:
         self.case, self.mesh, self.world, self.count = case, mesh, world, 0
-        self.model = how.build(case.model, world.device, dtype)
-        adapters = {name for name, p in self.model.named_parameters() if p.requires_grad} if how.lora else set()
+        self.model, self.compiler = how.build(case.model, world.device, dtype)
         shard_model(self.model, mesh, dtype)
-        initialise_sharded(self.model, world.device, seed=1, given=adapters)
+        matrices = {name for name, parameter in self.model.named_parameters() if parameter.dim() > 1}
+        initialise_sharded(self.model, world.device, seed=1, given=matrices)
         for name, parameter in self.model.named_parameters():
-            if name in adapters:
-                local_tensor(parameter.data).normal_(0, 0.01)
+            if name in matrices:  # drawn where they are: a run's own values would take a CPU a minute
+                local_tensor(parameter.data).normal_(0, 0.02)
         self.optimizer = ShardedAdamW(self.model, defaults)
         self.ema = Ema(self.model, 0.99)
         self.objective, self.draws = objective_of(case.model), draws_of(case.model)
@@ -109,6 +113,11 @@ class OurStep:
             self.pixels = torch.randint(256, (case.batch, 3, *case.bucket.shape), dtype=torch.uint8)
         self.conditions = case.conditions()
         self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
+
+    @property
+    def graphs(self) -> int:
+        """Shapes for which blocks have been compiled, over all kinds of block."""
+        return 0 if self.compiler is None else sum(self.compiler.variants.values())
 
     def run(self) -> None:
         """A whole step."""

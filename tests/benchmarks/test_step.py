@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
+from longtake.models import Attention
+from longtake.parallel import Mesh, ParallelConfig, missing_compiler, start_world
 from tests import forks
 
 ROOT = Path(__file__).parents[2]
@@ -39,38 +46,162 @@ def test_a_step_is_timed_in_its_phases(tmp_path: Path, model: str, remat: tuple[
         assert line["forecast_bytes"] > 0
 
 
-def commands(folder: Path, part: str, **variables: str) -> list[list[str]]:
-    """The programs that a part of `gpu.sh` starts, with their words."""
+def commands(folder: Path, part: str, **variables: str) -> list[tuple[int, list[str]]]:
+    """The programs that a part of `gpu.sh` starts, with their words, behind the seconds that each may take."""
     python, said = folder / "python", folder / "said"
     python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{said}\n')
     python.chmod(0o755)
     said.write_text("")
     environment = {**os.environ, "PYTHON": str(python), "OUT": str(folder), **variables}
-    subprocess.run([ROOT / "benchmarks" / "gpu.sh", part], env=environment, check=True, capture_output=True)
-    return [line.split() for line in said.read_text().splitlines()]
+    line = [ROOT / "benchmarks" / "gpu.sh", part]
+    done = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)
+    limits = [int(found) for found in re.findall(r"^== \w+, (\d+) s at most: ", done.stdout, re.MULTILINE)]
+    return list(zip(limits, map(str.split, said.read_text().splitlines()), strict=True))
+
+
+LISTED = ("kernels", "fused", "encoders", "static", "dynamic", "steps", "sequence", "online", "eager", "chain")
+BESIDE = ("lora", "mixers")
+
+
+def test_the_list_for_a_gpu_ends_within_25_minutes_and_each_part_within_ten(tmp_path: Path) -> None:
+    said = subprocess.run([ROOT / "benchmarks" / "gpu.sh"], capture_output=True, text=True, check=True).stdout
+    assert [tuple(line.split(": ")[1].split()) for line in said.splitlines()] == [LISTED, BESIDE]
+    limits = {part: sum(limit for limit, _ in commands(tmp_path, part)) for part in (*LISTED, *BESIDE)}
+    assert max(limits.values()) <= 600
+    assert sum(limits[part] for part in LISTED) <= 25 * 60
+
+
+def test_what_is_cut_short_is_said_and_fails(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 124\n")  # as `timeout` ends
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "OUT": str(tmp_path)}
+    done = subprocess.run([ROOT / "benchmarks" / "gpu.sh", "chain"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "== chain: ended after 50 s" in done.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", [*LISTED, *BESIDE])
 def test_every_part_for_a_gpu_runs_small_and_its_own_words_are_understood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    listed = subprocess.run([ROOT / "benchmarks" / "gpu.sh"], capture_output=True, text=True, check=True).stdout
-    parts = listed.split(": ")[1].split()
-    assert parts[0] == "kernels"
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    for part in parts:
-        for program, *words in commands(tmp_path, part):
-            if Path(program).stem == "step":
-                monkeypatch.setattr(sys, "argv", [program, *words])
-                asked = import_module("step")._arguments()
-                assert asked.remat is None or len(asked.remat) == len(asked.blocks)
-        if part in ("encoders", "online") and not find_spec("diffusers"):
-            continue
-        for program, *words in commands(tmp_path, part, TINY="1"):
-            line = [sys.executable, "-m", "tests.benchmarks.program", Path(program).stem, *words]
-            done = forks.run(line, timeout=600)
-            assert done.returncode == 0, done.stderr
-            assert json.loads(Path(words[-1]).read_text())["figures"]["runs"]
+    wanted = []  # lines of a step, by whether blocks are compiled, and what is kept
+    for _, (program, *words) in commands(tmp_path, part):
+        if Path(program).stem == "step":
+            monkeypatch.setattr(sys, "argv", [program, *words])
+            asked = import_module("step")._arguments()
+            assert asked.remat is None or len(asked.remat) == len(asked.blocks)
+            wanted += [(asked.compiled_step is not False, budget or 0) for budget in asked.budget]
+    if part in ("encoders", "online") and not find_spec("diffusers"):
+        pytest.skip("no diffusers is installed")
+    if part == "dynamic" and missing_compiler(torch.device("cpu")):
+        pytest.skip("no C++ compiler is installed")
+    lines = []
+    for _, (program, *words) in commands(tmp_path, part, TINY="1"):
+        line = [sys.executable, "-m", "tests.benchmarks.program", Path(program).stem, *words]
+        done = forks.run(line, timeout=600)
+        assert done.returncode == 0, done.stderr
+        runs = json.loads(Path(words[-1]).read_text())["figures"]["runs"]
+        assert runs
+        lines += runs if Path(program).stem == "step" else ()
+    for line in lines:  # what is compiled on a GPU is compiled here
+        assert (line["graphs"] > 0) == line["compiled"]
+        assert set(line["classes_ms"]) >= {"gemm", "elementwise"}
+        assert (line["compiled"], line["budget"]) in wanted
+    assert [line["backend"] == "inductor" for line in lines if line["compiled"]].count(True) == (part == "dynamic")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3", "attention"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_bias_TNT", "gemm"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32", "convolution"),
+        ("void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>", "copy"),
+        ("prims::convert_element_type", "elementwise"),
+        ("triton_poi_fused__to_copy__scaled_dot_product_cudnn_attention_cat_mm_3", "elementwise"),
+        ("triton_red_fused_add_addmm_native_layer_norm_convolution_0", "elementwise"),
+        ("triton_tem_fused_mm_0", "gemm"),
+    ],
+)
+def test_a_kernel_is_of_the_class_of_what_it_computes(monkeypatch: pytest.MonkeyPatch, kernel: str, kind: str) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    assert import_module("step_limits").class_of(kernel) == kind
+
+
+@pytest.fixture
+def step_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """A step of the tiny model, in float32, that runs as it is told."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    step, parts = import_module("step"), import_module("step_run")
+    model = step.with_blocks(import_module("step_models").SUBJECTS["flux"].sizes["tiny"].model, (1, 1))
+    usual = parts.How((0, 0), False, False, 0.0, "sdpa", None, "stored", 1, "eager")
+    with start_world("cpu") as world:
+        mesh = Mesh.create(ParallelConfig(), world)
+
+        def made(**changes: Any) -> Any:
+            case = step.Case(model, model, (1, 64, 64), 2, 16)
+            return parts.OurStep(case, mesh, world, torch.float32, replace(usual, **changes), step.DEFAULTS)
+
+        yield made
+
+
+def calls_of(step: Any, operator: str) -> int:
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        step.run()
+    return sum(one.count for one in trace.key_averages() if one.key == operator)
+
+
+def test_attention_runs_on_the_kernel_that_is_named_and_again_unless_a_budget_keeps_it(
+    step_of: Callable[..., Any],
+) -> None:
+    kernel = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert calls_of(step_of(), kernel) == 2  # once in each block
+    assert calls_of(step_of(attention="math"), kernel) == 0
+    assert calls_of(step_of(remat=(1, 1)), kernel) == 4
+    assert calls_of(step_of(remat=(1, 1), budget=0.23), kernel) == 2
+
+
+@pytest.mark.slow
+def test_graphs_of_a_shape_each_or_one_for_all(step_of: Callable[..., Any]) -> None:
+    for static, graphs in ((True, 4), (False, 2)):  # of two kinds of block, for two shapes
+        step = step_of(static=static, compiled=True)
+        for batch in (2, 3):
+            conditions = replace(step.case, batch=batch).conditions()
+            step.model(torch.randn(batch, *step.case.latent_shape), torch.rand(batch), conditions).sum().backward()
+        assert step.graphs == graphs
+    torch.compiler.reset()
+
+
+def test_adapters_alone_train(step_of: Callable[..., Any]) -> None:
+    step = step_of(lora=4)
+    before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
+    step.run()
+    changed = {name for name, old in before.items() if not torch.equal(old, dict(step.model.named_parameters())[name])}
+    assert changed
+    assert changed == {name for name in before if "lora" in name}
+
+
+def test_a_peer_attends_over_all_tokens_with_its_share_of_the_heads(step_of: Callable[..., Any]) -> None:
+    attend, shapes = Attention.forward, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Attention, "forward", lambda self, *qkv: shapes.append(tuple(qkv[0].shape)) or attend(self, *qkv))
+        emulated = step_of(sequence=2)
+    emulated.run()
+    tokens, heads = 16 + 16, 4
+    assert set(shapes) == {(2, 2 * tokens, heads // 2, 24)}
+
+
+@pytest.mark.skipif(not find_spec("diffusers"), reason="no diffusers is installed")
+def test_a_step_that_encodes_takes_its_latents_from_pixels(step_of: Callable[..., Any]) -> None:
+    step, seen = step_of(latents="online"), []
+    encode = step.autoencoder.posterior
+    step.autoencoder.posterior = lambda pixels: seen.append(pixels.shape) or encode(pixels)
+    step.run()
+    assert seen == [(2, 3, 1, 64, 64)]
 
 
 @pytest.mark.slow
