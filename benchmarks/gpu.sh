@@ -16,7 +16,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} failed=0
-small=() step=(--no-peer --profile) each=(--seconds 0.5)
+small=() step=(--no-peer --profile) each=(--seconds 0.4)
 if [ -n "${TINY:-}" ]; then
   small=(--tiny --device cpu) each=()
   # traced, differentiated and cut as for a GPU, and run as it is; `dynamic` alone is compiled to the end, to C++
@@ -52,8 +52,8 @@ whole() { # NAME SECONDS WORD...: 4 + 8 such blocks
 last=${TINY:+1 1} last=${last:-2 4} ends=${TINY:+1 1} ends=${ends:-4 8}
 budgets="none 0 1 0.23"
 case "${1:-}" in
-kernels) run kernels 150 kernels gemm attention ${each[@]+"${each[@]}"} ;;
-fused) run fused 160 kernels fused ${each[@]+"${each[@]}"} ;;
+kernels) run kernels 140 kernels gemm attention ${each[@]+"${each[@]}"} ;;
+fused) run fused 170 kernels fused ${each[@]+"${each[@]}"} ;;
 encoders) run encoders 110 kernels vae t5 ;;
 static) blocks static 250 --static --remat $last --budget $budgets ;;
 dynamic)
