@@ -36,9 +36,8 @@ def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus:
     console = track.make_console()
     if plan:
         config = source.config
-        prompts = len(generation.prompts_of(config)) if config.prompt or config.prompts else 1
-        machine = planning.machine_named(gpu)
-        return console.print(planning.video_words(config, machine, gpus, prompts * config.num_sample))
+        prompts = generation.prompts_of(config) if config.prompt or config.prompts else ()
+        return console.print(planning.video_words(config, planning.machine_named(gpu), gpus, prompts))
     doubts = generation.check_request(source.config)
     with train.ended_by_signals(), parallel.start_world(source.config.device) as world:
         say = console.print if world.is_main else lambda line: None

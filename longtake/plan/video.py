@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from longtake import encoders
 from longtake.contracts import UserError
 from longtake.encoders.cost import facts_of, on_meta
 from longtake.generate.config import GenerateConfig
-from longtake.generate.rounds import batches_of, rounds, says_degrees
+from longtake.generate.options import own_config
+from longtake.generate.prompts import Prompt
+from longtake.generate.requests import Video, kind_of, refs_of, strength_of
+from longtake.generate.rounds import alike, batches_of, rounds, says_degrees
 from longtake.generate.sample import guidance_scales, shape_asked
 from longtake.models import Trace, denoiser_class
 from longtake.pages import duration
@@ -80,17 +84,39 @@ def machine_named(gpu: str | None) -> Machine:
     return Machine(device, measured=measured_rates(device.name))
 
 
-def video_words(config: GenerateConfig, machine: Machine, gpus: int, count: int) -> str:
-    """The forecast in words."""
-    found = forecast_videos(config, machine, gpus, count)
-    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.parts.items() if seconds)
-    frames, height, width = shape_asked(config, config.sampling_option)
-    return (
-        f"{count} x {frames} x {height} x {width} on {gpus} x {machine.gpu.name}: {duration(found.seconds)} ({parts}), "
-        f"{gib(found.bytes)} of {machine.gpu.memory_gib:g} GiB a GPU; a video takes {found.forwards} forwards of the "
-        "denoiser, each branch of guidance by itself; loading weights and writing files are not in it\n"
-        + rates_words(machine, config)
-    )
+def video_words(config: GenerateConfig, machine: Machine, gpus: int, prompts: Sequence[Prompt] = ()) -> str:
+    """The forecast of all videos of these prompts in words, a line for those that are alike; of one without any."""
+    lines, total, requests = [], 0.0, _requests(config, prompts)
+    for own, count in requests:
+        found = forecast_videos(own, machine, gpus, count)
+        total += found.seconds
+        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.parts.items() if seconds)
+        frames, height, width = shape_asked(own, own.sampling_option)
+        clips = f" in {own.num_clips} clips each" if own.num_clips > 1 else ""
+        lines.append(
+            f"{count} x {frames} x {height} x {width}{clips} on {gpus} x {machine.gpu.name}: {duration(found.seconds)} "
+            f"({parts}), {gib(found.bytes)} of {machine.gpu.memory_gib:g} GiB a GPU; a video takes {found.forwards} "
+            f"forwards of the denoiser{' a clip' if clips else ''}, each branch of guidance by itself"
+        )
+    if len(requests) > 1:
+        lines.append(f"all {sum(count for _, count in requests)} videos: {duration(total)}")
+    lines[-1] += "; loading weights and writing files are not in it"
+    return "\n".join([*lines, rates_words(machine, config)])
+
+
+def _requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[tuple[GenerateConfig, int]]:
+    """The videos of these prompts in the groups that are made apart: a config for each, and how many they are."""
+    if not prompts:
+        return [(config, config.num_sample)]
+    videos = [Video(prompt, 0, Path(), refs_of(prompt, config)) for prompt in prompts]
+    found = []
+    for group in alike(videos):
+        first = group[0].prompt
+        changes: dict[str, Any] = {"num_clips": len(first.clips), "strength": strength_of(first, config)}
+        if not config.use_t2i2v:
+            changes["cond_type"] = kind_of(first, config) if group[0].refs else config.family.kind_of_nothing
+        found.append((own_config(first, config).model_copy(update=changes), len(group) * config.num_sample))
+    return found
 
 
 def _degrees(config: GenerateConfig, gpus: int) -> tuple[list[int], int]:

@@ -8,7 +8,8 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
-from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_videos
+from longtake.generate.prompts import Prompt
+from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_videos, video_words
 from longtake.track import gpu_named
 from tests.plan.runs import run_config
 
@@ -56,3 +57,19 @@ def test_peers_that_the_config_names_make_whole_batches() -> None:
 def test_degrees_that_the_model_cannot_have_are_a_users_mistake() -> None:
     with pytest.raises(UserError, match="tensor = 8: 4 attention heads"):
         forecast_videos(request(parallel={"tensor": 8}), MACHINE, gpus=8)
+
+
+def test_rows_of_a_table_are_told_as_they_are_made() -> None:
+    short = {"options": (("num_steps", 5),)}
+    chain = Prompt("a boat", "b", then=(Prompt("it lands", "c", carries="i2v_head"),))
+    prompts = [Prompt("rain", "a"), Prompt("sea", "d", **short), chain, Prompt("sun", "e")]
+    said = video_words(request(num_sample=2), MACHINE, 1, prompts).split("\n")
+    assert [line.split(" on ")[0] for line in said[:3]] == [
+        "4 x 32 x 192 x 336",
+        "2 x 32 x 192 x 336",
+        "2 x 32 x 192 x 336 in 2 clips each",
+    ]
+    assert [int(line.split("a video takes ")[1].split()[0]) for line in said[:3]] == [20, 10, 20]
+    assert said[3].startswith("all 8 videos: ")
+    twice = forecast_videos(request(num_clips=2, carries="i2v_head"), MACHINE).parts["denoising"]
+    assert twice == pytest.approx(2 * forecast_videos(request(), MACHINE).parts["denoising"])
