@@ -85,7 +85,8 @@ def _name(device: torch.device) -> str:
 
 
 class _Operations(Trace):
-    """Notes what products, attention and convolutions are called with, and their FLOPs."""
+    """Notes what products, attention (queries and keys [B, L, N, K]) and convolutions are called with, and their
+    FLOPs."""
 
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)
@@ -97,7 +98,8 @@ class _Operations(Trace):
             (m, k), (_, n) = tensors[-2:]
             self.seen["products"][m, k, n] += flops
         elif flops and "attention" in name:
-            self.seen["attention"][*tensors[:2]] += flops
+            ours = operation.namespace == "longtake"  # PyTorch's own has heads before tokens
+            self.seen["attention"][*((b, *(one if ours else one[::-1]), k) for b, *one, k in tensors[:2])] += flops
         elif name == "convolution":
             self.seen["convolutions"][*tensors[:2], *map(tuple, args[3:6])] += flops
 
@@ -133,7 +135,7 @@ def _attention(
     shapes: Any, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]
 ) -> tuple[float, float]:
     """FLOP/s forward and backward of the kernel that is the fastest in both together."""
-    (batch, heads, queries, width), (_, _, keys, _) = shapes
+    (batch, queries, heads, width), (_, keys, *_) = shapes
     batch = max(1, min(batch, int(_MOST_FLOPS[device.type] / (4 * heads * queries * keys * width))))
     whole = 4 * batch * heads * queries * keys * width
     part = min(1.0, _MOST_FLOPS[device.type] / whole)

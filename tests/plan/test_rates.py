@@ -7,9 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from longtake.plan import Machine, Rates, keep_rates, measured_rates
+from longtake.models.attention import Attention, MaskedAttention
+from longtake.parallel import start_world
+from longtake.plan import Machine, Rates, keep_rates, measure, measured_rates, plan_run
 from longtake.track import gpu_named
+from tests.plan.runs import run_config
 
 MEASURED = Rates(5e14, {128: (4e14, 3e14)}, 1e14, 3e12, 2e11, 3e10, 5e-6, "measured here")
 
@@ -34,6 +38,25 @@ def test_what_was_not_measured_is_as_the_plan_assumes() -> None:
         rates = Machine(gpu_named("h100"), bandwidth=bandwidth, host=1e10, measured=alone).rates
         assert rates == replace(MEASURED, links=450e9 * bandwidth, host=1e10)
     assert Machine(gpu_named("h100"), bandwidth=0.2, measured=MEASURED).rates == MEASURED
+
+
+def test_attention_is_timed_at_the_tokens_and_heads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_run(run_config(), 1, Machine(gpu_named("h100")))
+    longest = max(plan.entries, key=lambda entry: entry.tokens * entry.bucket.batch_size)
+    timed: list[tuple[int, ...]] = []
+    monkeypatch.setattr(measure, "attention_rates", lambda q, *_: timed.append(tuple(q.shape)) or {"auto": (1.0, 1.0)})
+    with start_world("cpu") as world:
+        measure.measure_rates(plan, world)
+    assert timed == [(longest.bucket.batch_size, longest.tokens + plan.work.config.text_length, 4, 64)]
+
+
+def test_all_ways_of_attention_are_seen_alike() -> None:
+    q, k = (torch.empty(2, length, 4, 16, device="meta") for length in (6, 9))
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool, device="meta")
+    for layer, more in ((Attention(), ()), (MaskedAttention(), (mask,))):
+        with torch.no_grad(), measure._Operations() as trace:
+            layer(q, k, k, *more)
+        assert set(trace.seen["attention"]) == {((2, 6, 4, 16), (2, 9, 4, 16))}
 
 
 @pytest.mark.parametrize(
