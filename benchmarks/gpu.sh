@@ -50,7 +50,7 @@ whole() { # NAME SECONDS WORD...: 4 + 8 such blocks
 
 # blocks computed again: all of them; what they keep, in turn: no block computed again, the inputs alone, all, a part
 last=${TINY:+1 1} last=${last:-2 4} ends=${TINY:+1 1} ends=${ends:-4 8}
-budgets="none 0 1 0.23"
+budgets="none inputs 1 0.23"
 case "${1:-}" in
 kernels) run kernels 140 kernels gemm attention ${each[@]+"${each[@]}"} ;;
 fused) run fused 170 kernels fused ${each[@]+"${each[@]}"} ;;

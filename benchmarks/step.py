@@ -46,7 +46,7 @@ from longtake.contracts import Bucket, Conditions
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
-from longtake.parallel import Mesh, ParallelConfig, World, start_world
+from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, as_level, level_name, level_words, start_world
 from longtake.plan import Layout, MicroBatch, forecast_memory
 from longtake.plan.layout import Upkeep
 from longtake.system.encoders import device_dtype
@@ -124,7 +124,7 @@ def main() -> None:
     print_table((*head, *tail), list(map(_row, figures)))
     for line in figures:
         way = f"compiled by {line['backend']}, {line['graphs']} graphs" if line["compiled"] else "eager"
-        again = f"recomputed {'+'.join(map(str, line['remat']))}, budget {line['budget']:g}"
+        again = f"recomputed {'+'.join(map(str, line['remat']))}, budget {level_words(as_level(line['budget']))}"
         print(f"{'+'.join(map(str, line['blocks']))}, batch {line['batch']}: {line['step_ms']:.1f} ms, {way}, {again}")
         if line["classes_ms"]:
             print("  ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(line["classes_ms"].items())))
@@ -170,6 +170,7 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
         "dtype": str(dtype).removeprefix("torch."),
         "zero": arguments.zero,
         **asdict(how),
+        "budget": level_name(how.budget),
         "graphs": step.graphs,
         "phases_ms": {name: 1e3 * typical(spent) for name, spent in phases.items()},
         "step_ms": 1e3 * best["step"],
@@ -252,7 +253,7 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
     attention = arguments.attention
     if attention == "auto" and rates:  # as a run: the fastest in forward and backward together
         attention = min(rates, key=lambda name: attention_seconds(1.0, rates[name]))
-    given = arguments.static, budget or 0.0, attention, arguments.lora, arguments.latents, arguments.sequence
+    given = arguments.static, INPUTS if budget is None else budget, attention, arguments.lora, arguments.latents, arguments.sequence
     return How(remat, compiled, *given, arguments.backend)
 
 
@@ -309,6 +310,10 @@ def _reset_peak(world: World) -> None:
         torch.cuda.reset_peak_memory_stats(world.device)
 
 
+def _level(word: str) -> float | None:
+    return None if word == "none" else as_level(word if word.isalpha() else float(word))
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=tuple(SUBJECTS), default="flux")
@@ -325,11 +330,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--attention", default="auto", help="kernel, as model.attention names it")
     parser.add_argument(
         "--budget",
-        type=lambda word: None if word == "none" else float(word),
+        type=_level,
         nargs="+",
-        default=[0.0],
+        default=[INPUTS],
         metavar="SHARE",
-        help="as model.grad_ckpt_budget, of the blocks of --remat, each in turn; none: no block is computed again",
+        help='as model.grad_ckpt_budget, of the blocks of --remat, each in turn (default: "inputs"); none: no block is '
+        "computed again",
     )
     parser.add_argument("--static", action="store_true", help="a graph for each shape")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of that rank alone")

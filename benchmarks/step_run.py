@@ -28,6 +28,7 @@ from longtake.parallel import (
     Mesh,
     World,
     initialise_sharded,
+    keeps_outputs,
     local_tensor,
     remat_blocks,
     shard_model,
@@ -60,7 +61,7 @@ class How:
     remat: tuple[int, ...]  # blocks computed again, of each list
     compiled: bool
     static: bool  # a graph for each shape
-    budget: float  # share of what a block computed again keeps
+    budget: float  # what a block computed again keeps
     attention: str
     lora: int | None  # rank of adapters that train in place of the weights
     latents: str | None  # "online": pixels are encoded, by an autoencoder of random weights; "stored"
@@ -78,12 +79,13 @@ class How:
             adapt(found, sizes, "dense", dtype)
         use_attention(found, choose_attention(self.attention, device, dtype, model.head_dim))
         emulate_peers(found, self.sequence)
-        if self.budget:  # the compiler is to see what is kept
+        keeps = keeps_outputs(found, self.budget)
+        if keeps:  # the compiler is to see what
             remat_blocks(found, self.remat, budget=self.budget)
         compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
         if compiler is not None:
             compiler.compile(found)
-        if not self.budget:
+        if not keeps:
             remat_blocks(found, self.remat)
         return found, compiler
 

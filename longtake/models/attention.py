@@ -17,7 +17,7 @@ from longtake.models.config import Backend
 from longtake.models.time_attention import attend_over_time, fits
 
 # Operators by which tokens see each other, beside PyTorch's.
-MIXERS = ("longtake::attention", "longtake::ttt_scan")
+MIXERS = ("longtake::attention", "longtake::attend_over_time", "longtake::ttt_scan")
 _SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 _SDPA = {

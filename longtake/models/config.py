@@ -41,11 +41,11 @@ class ModelSection(OpenSection):
     grad_ckpt_settings: tuple[NonNegativeInt, ...] | None = Field(
         None, description="blocks of each list of the model whose activations are recomputed in backward"
     )
-    grad_ckpt_budget: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = Field(
-        0.0,
-        description="share of what attention and linear layers put out that recomputed blocks keep, attention's always "
-        "where it is above 0; 0: inputs alone; `auto`: for each entry of bucket_config what a GPU's memory has room "
-        "for by the plan, on a CPU 0",
+    grad_ckpt_budget: Annotated[float, Field(ge=0, le=1)] | Literal["inputs", "attention", "auto"] = Field(
+        "attention",
+        description="share of what attention and linear layers put out that recomputed blocks keep beside their "
+        "inputs; `attention` or 0: what attention gives, which any share keeps; `inputs`: inputs alone; `auto`: for "
+        "each entry of bucket_config what a GPU's memory has room for by the plan, on a CPU `inputs`",
     )
     grad_ckpt_buffer_size: int = Field(
         0,
@@ -54,6 +54,12 @@ class ModelSection(OpenSection):
         description="bytes of each process's host memory in which inputs of recomputed blocks wait, and what these "
         "keep by the budget; 0: on the device",
     )
+
+    @field_validator("grad_ckpt_budget")
+    @classmethod
+    def _zero_has_a_name(cls, budget: float | str) -> float | str:
+        """A number 0 in a saved config is of a run that was started when it meant inputs alone."""
+        return "attention" if budget == 0 else budget
 
     @property
     @abstractmethod
@@ -172,7 +178,7 @@ class MMDiTConfig(ModelSection):
             )
         if self.grad_ckpt_settings is None:
             for key in ("grad_ckpt_budget", "grad_ckpt_buffer_size"):
-                if (value := getattr(self, key)) and value != "auto":
+                if (value := getattr(self, key)) and not isinstance(value, str):
                     raise ValueError(
                         f"{key} = {value}: is about recomputed blocks, and none are; write "
                         f"grad_ckpt_settings = ({self.depth}, {self.depth_single_blocks}) too"

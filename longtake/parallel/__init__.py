@@ -6,11 +6,15 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.parallel.budgets import (
+        INPUTS,
         Budget,
         Split,
+        as_level,
         budget_json,
         budget_of,
         budgets_words,
+        level_name,
+        level_words,
         levels_of,
         read_budget,
         used_levels,
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
         Kept,
         choose_kept,
         find_keepable,
+        keeps_outputs,
         kept_as,
         offload_inputs,
         remat_blocks,

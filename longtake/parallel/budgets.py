@@ -1,10 +1,17 @@
-"""How much recomputed blocks keep: by one budget, or the last of each list by a larger one than the others."""
+"""How much recomputed blocks keep: by one budget, or the last of each list by a larger one than the others.
+
+A budget is a share, 0 to 1, of what attention and linear layers put out; at 0 what attention gives is kept and no more.
+Below all of them lies `INPUTS`. Configs, files and words call these two by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+INPUTS = -1.0  # the level at which blocks keep their inputs alone
+_NAMES = {INPUTS: "inputs", 0.0: "attention"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,22 @@ class Split:
 
 
 Budget = float | Split
+
+
+def as_level(budget: float | str) -> float:
+    """The level that a name stands for; a number is its own."""
+    return {name: level for level, name in _NAMES.items()}.get(budget, budget)
+
+
+def level_name(level: float) -> float | str:
+    """What configs and files call it: the two lowest by name, any other by its number."""
+    return _NAMES.get(level, level)
+
+
+def level_words(level: float) -> str:
+    """The same in a sentence."""
+    name = level_name(level)
+    return name if isinstance(name, str) else f"{name:g}"
 
 
 def budget_of(budget: Budget, blocks: int, behind: int) -> float:
@@ -43,18 +66,22 @@ def used_levels(budget: Budget, counts: Sequence[int]) -> set[tuple[int, float]]
     return {(i, budget_of(budget, i, behind)) for i, count in enumerate(counts) for behind in range(count)}
 
 
-def budget_json(budget: Budget) -> float | dict[str, Any]:
+def budget_json(budget: Budget) -> float | str | dict[str, Any]:
     """As plain data."""
     if isinstance(budget, Split):
-        return {"most": budget.most, "least": budget.least, "last": list(budget.last)}
-    return budget
+        return {"most": level_name(budget.most), "least": level_name(budget.least), "last": list(budget.last)}
+    return level_name(budget)
 
 
-def read_budget(data: float | Mapping[str, Any]) -> Budget:
-    """What `budget_json` has written."""
+def read_budget(data: float | str | Mapping[str, Any]) -> Budget:
+    """What `budget_json` has written, or did before it wrote names: of then a number 0 meant inputs alone."""
     if isinstance(data, Mapping):
-        return Split(data["most"], data["least"], tuple(data["last"]))
-    return data
+        return Split(_read_level(data["most"]), _read_level(data["least"]), tuple(data["last"]))
+    return _read_level(data)
+
+
+def _read_level(data: float | str) -> float:
+    return INPUTS if data == 0 else as_level(data)
 
 
 def budgets_words(budgets: Mapping[str, Budget], lists: Sequence[str]) -> str:
@@ -68,8 +95,9 @@ def budgets_words(budgets: Mapping[str, Budget], lists: Sequence[str]) -> str:
         groups.setdefault(ends, []).append(count + name)
     said = []
     for (least, most), names in sorted(groups.items(), reverse=True):
-        shares = f"{most:g} for all blocks of"
+        shares = f"{level_words(most)} for all blocks of"
         if least < most:
-            shares = f"{most:g} for the last {kinds} blocks and {least:g} for those before:".replace("  ", " ")
+            shares = f"{level_words(most)} for the last {kinds} blocks and {level_words(least)} for those before:"
+            shares = shares.replace("  ", " ")
         said.append(f"{shares} {', '.join(names)}")
     return f"kept outputs of recomputed blocks (grad_ckpt_budget): {'; '.join(said)}"

@@ -48,7 +48,7 @@ class BlockCompiler:
     def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
 
-        Call it after `cut_model`, whose result is `cut`, and before `remat_blocks` (after it where there is a budget)
+        Call it after `cut_model`, whose result is `cut`, and before `remat_blocks` (after it where outputs are kept)
         and `shard_model`.
         """
         if cut is not None:

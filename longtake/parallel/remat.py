@@ -1,8 +1,9 @@
 """Activation recomputation (rematerialisation): which outputs of a block are kept for backward.
 
-A recomputed block keeps only its input. With a budget it also keeps outputs of attention and linear layers, those that
-save the most FLOPs per byte first (selective recomputation, Korthikanti et al. 2022). Both may be offloaded to host
-memory (`offload`). Gradients are unchanged, bit for bit where kernels are deterministic.
+A recomputed block keeps its input, and what attention gives with the log-sum-exp of its scores, so that attention runs
+once. With a budget it also keeps outputs of linear layers, those that save the most FLOPs per byte first (selective
+recomputation, Korthikanti et al. 2022); at the level `INPUTS` its input alone. All may be offloaded to host memory
+(`offload`). Gradients are unchanged, bit for bit where kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from longtake.contracts import Bucket
 from longtake.models.attention import MIXERS, Attention
 from longtake.models.projections import JOINED
-from longtake.parallel.budgets import Budget, budget_of, levels_of
+from longtake.parallel.budgets import INPUTS, Budget, budget_of, levels_of
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
 from longtake.parallel.sequence import matching
@@ -67,7 +68,7 @@ class BlockMode:
     """How blocks run in the next forwards, and in their backwards: set for each micro-batch."""
 
     budgets: Mapping[EntryKey, Budget] = field(default_factory=dict)  # by entry of the bucket table
-    budget: Budget = 0.0  # that holds now, and before any is set
+    budget: Budget = INPUTS  # that holds now, and before any is set
     static_sizes: Collection[tuple[int, int]] = ()  # (samples, video tokens of one) with compiled graphs of their own
     static: bool = False  # whether these are such
 
@@ -117,11 +118,11 @@ class Keepable:
     def within(self, budget: float) -> Kept:
         """What is kept with a budget: share (0 ... 1) of the outputs of attention and `layers`.
 
-        With any budget above 0 what attention gives is kept, be it more than that share, since its FLOPs grow with the
-        tokens; then linear layers with most inputs, since an output of k inputs saves 2k FLOPs; of equal ones the
-        narrower. Layers of one size are kept together or not at all.
+        What attention gives is kept with any of them, be it more than that share, since its FLOPs grow with the tokens;
+        then linear layers with most inputs, since an output of k inputs saves 2k FLOPs; of equal ones the narrower.
+        Layers of one size are kept together or not at all. At the level `INPUTS` nothing is.
         """
-        if not budget or not self.layers:
+        if budget == INPUTS or not self.attention:
             return NOTHING
         widths = {size: size[1] * len(names) // self.streams for size, names in self.layers.items()}  # numbers a token
         left = budget * (self.attention + sum(widths.values())) * (1 + 1e-9)
@@ -162,11 +163,16 @@ def choose_kept(model: nn.Module, blocks: str, budget: float, tensor: int = 1) -
     return find_keepable(model, blocks, tensor).within(budget)
 
 
+def keeps_outputs(model: nn.Module, budget: float, tensor: int = 1) -> bool:
+    """Whether recomputed blocks of a model keep anything beside their inputs with a budget, at a tensor degree."""
+    return any(choose_kept(model, blocks, budget, tensor) for blocks in model.blocks)
+
+
 def remat_blocks(
     model: nn.Module,
     counts: Sequence[int],
     cut: TokenCut | None = None,
-    budget: Budget = 0.0,
+    budget: Budget = INPUTS,
     store: BlockStore | None = None,
     mode: BlockMode | None = None,
 ) -> dict[str, Kept]:
@@ -174,9 +180,9 @@ def remat_blocks(
     by list. In `store`, given to `offload_inputs` too, outputs wait that blocks keep; those of compiled blocks need it
     there alone. `mode`: says for each forward which of its budgets holds, in the place of `budget`.
 
-    Call it after `cut_model`, whose result is `cut`, and before `shard_model`; before compilation where there is a
-    budget, so that the compiler sees what is kept. (Around a compiled block, selective recomputation would keep buffers
-    that the compiler reuses.)
+    Call it after `cut_model`, whose result is `cut`, and before `shard_model`; before compilation where outputs are
+    kept (`keeps_outputs`), so that the compiler sees which. (Around a compiled block, selective recomputation would
+    keep buffers that the compiler reuses.)
     """
     mode = BlockMode(budget=budget) if mode is None else mode
     levels, found = mode.levels, {}

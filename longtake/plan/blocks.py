@@ -120,7 +120,7 @@ def _count_blocks(
     operators: tuple[str, ...],
 ) -> Blocks:
     batch, latent, text_tokens = sizes
-    bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": 0.0, "grad_ckpt_buffer_size": 0}
+    bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": "auto", "grad_ckpt_buffer_size": 0}
     config = config.model_copy(update=bare)
     run = _run(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens, operators)
     frames = latent[1] / config.patch[0]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from longtake.models import block_counts
-from longtake.parallel import Budget, Split
+from longtake.parallel import INPUTS, Budget, Split
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.layout import Layout
 from longtake.plan.memory import recomputed
@@ -16,11 +16,11 @@ from longtake.plan.memory import recomputed
 
 @lru_cache(maxsize=64)
 def budget_levels(config: Any, tensor: int) -> tuple[float, ...]:
-    """Budgets in order, of which each keeps more than the one before: the smallest, in hundredths, that does."""
+    """Levels in order, of which each keeps more than the one before: inputs alone, then the smallest budget, in
+    hundredths, that does."""
     found: dict[str, float] = {}
-    for hundredths in range(101):
-        kept = kept_by_lists(config, hundredths / 100, tensor)
-        found.setdefault(str(kept), hundredths / 100)
+    for level in (INPUTS, *(hundredths / 100 for hundredths in range(101))):
+        found.setdefault(str(kept_by_lists(config, level, tensor)), level)
     return tuple(found.values())
 
 

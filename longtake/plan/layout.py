@@ -9,7 +9,7 @@ from typing import Literal
 
 from longtake.models import LoraConfig
 from longtake.models.build import LatentSize
-from longtake.parallel import Budget
+from longtake.parallel import INPUTS, Budget
 
 FP32 = 4
 EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code each, and a scale for 256 of them
@@ -41,7 +41,7 @@ class Layout:
     tensor: int = 1
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
     remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
-    budget: Budget | Literal["auto"] = 0.0  # share of their attention's and linear layers' outputs that these keep
+    budget: Budget | Literal["auto"] = INPUTS  # share of their attention's and linear layers' outputs that these keep
     room: int = 0  # bytes of a GPU that "auto" fills with them, by bucket; what a forecast may be off is off them
     buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
     compiled: bool = False  # blocks
@@ -58,8 +58,8 @@ class Layout:
 
     @property
     def least(self) -> Layout:
-        """The same with 0 for a budget that is "auto": what takes least memory."""
-        return replace(self, budget=0.0) if self.budget == "auto" else self
+        """The same with inputs alone kept where the budget is "auto": what takes least memory."""
+        return replace(self, budget=INPUTS) if self.budget == "auto" else self
 
     @property
     def gpus(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,6 +11,7 @@ from operator import mul
 
 from longtake.contracts import UserError
 from longtake.models import block_counts
+from longtake.parallel import INPUTS, level_name
 from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
@@ -20,7 +22,7 @@ from longtake.plan.run import EntryPlan, RunPlan
 from longtake.plan.speed import update_seconds
 from longtake.plan.work import Work
 
-_BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
+_BUDGETS = (*(tenths / 10 for tenths in range(10, -1, -1)), INPUTS)
 _GIB = 2**30
 
 
@@ -98,10 +100,10 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     if any(_fits(plan.work, changed, plan.machine, worst) for _, changed in single):
         return
     everything = _all_blocks(plan)
-    most = replace(layout, remat=everything, budget=0.0, zero=3, shard=layout.data_ranks, replicate=1)
+    most = replace(layout, remat=everything, budget=INPUTS, zero=3, shard=layout.data_ranks, replicate=1)
     words = f"model.grad_ckpt_settings = {everything}"
-    if layout.budget and layout.budget != "auto":
-        words += " with model.grad_ckpt_budget = 0"
+    if layout.budget not in (INPUTS, "auto"):
+        words += f" with {_budget_words(INPUTS)}"
     if layout.zero == 2:
         words += " with parallel.zero = 3"
     if layout.replicate > 1:
@@ -148,9 +150,14 @@ def _budgets(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
         changed = replace(plan.layout, remat=everything, budget=budget)
         is_less = plan.layout.budget == "auto" or budget < plan.layout.budget
         if (not is_set or is_less) and _fits(plan.work, changed, plan.machine, plan.misfits):
-            words = f"model.grad_ckpt_budget = {budget:g}"
+            words = _budget_words(budget)
             yield words if is_set else f"model.grad_ckpt_settings = {everything} with {words}", changed
             return
+
+
+def _budget_words(budget: float) -> str:
+    name = level_name(budget)
+    return f"model.grad_ckpt_budget = {json.dumps(name) if isinstance(name, str) else format(name, 'g')}"
 
 
 def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[str, Layout]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longtake.config import literal
 from longtake.models import block_counts
 from longtake.pages import duration, money, number
-from longtake.parallel import budget_json, budgets_words, levels_of
+from longtake.parallel import INPUTS, budget_json, budgets_words, level_words, levels_of
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
@@ -40,7 +40,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = (), validation: dict[str
             "tensor": layout.tensor,
             "zero": layout.zero,
             "remat": list(layout.remat) or [0] * len(block_counts(plan.work.model)),
-            "remat_budget": layout.budget,
+            "remat_budget": budget_json(layout.budget),
             "remat_buffer_bytes": layout.buffer_bytes,
             "offload": layout.offload,
             "micro_batches": layout.micro_batches,
@@ -185,13 +185,16 @@ def layout_words(plan: RunPlan) -> str:
     parts += [f"zero {layout.zero}", f"remat {' + '.join(counts)} blocks"]
     if any(layout.remat) and layout.budget == "auto":
         levels = levels_of(entry.budget for entry in plan.entries)
-        parts.append(f"budget auto keeps {levels[0]:g}" + (f" to {levels[-1]:g}" if len(levels) > 1 else ""))
-    elif any(layout.remat) and layout.budget:
+        ends = dict.fromkeys(map(level_words, (levels[0], levels[-1])))
+        parts.append(f"budget auto keeps {' to '.join(ends)}")
+    elif any(layout.remat) and layout.budget != INPUTS:
         kept = kept_by_lists(work.model, layout.budget, layout.tensor)
-        words = "; ".join(f"{_short(name)}: {of or 'nothing'}".removeprefix(": ") for name, of in kept.items())
-        parts.append(f"budget {layout.budget:g} keeps {words}")
+        of_lists = {_short(name): str(of) or "nothing" for name, of in kept.items()}
+        words = "; ".join(f"{name}: {of}".removeprefix(": ") for name, of in of_lists.items())
+        alike = next(iter(of_lists.values())) if len(set(of_lists.values())) == 1 else words
+        parts.append(f"budget {layout.budget:g} keeps {alike}")
     if layout.buffer_bytes:
-        also = "" if not layout.budget else " and what they keep"
+        also = "" if layout.budget == INPUTS else " and what they keep"
         parts.append(f"inputs of recomputed blocks{also} in {gib(layout.buffer_bytes)} of host memory")
     if layout.offload:
         parts.append("weights and optimizer in host memory")
@@ -201,9 +204,9 @@ def layout_words(plan: RunPlan) -> str:
 
 
 def kept_words(plan: RunPlan) -> str | None:
-    """Which entry has which budget, where that is left to the plan and is not 0 for all."""
+    """Which entry has which budget, where that is left to the plan and any keeps more than inputs."""
     budgets = {entry.name: entry.budget for entry in plan.entries}
-    if plan.layout.budget != "auto" or not any(budgets.values()):
+    if plan.layout.budget != "auto" or levels_of(budgets.values())[-1:] == [INPUTS]:
         return None
     return budgets_words(budgets, [*block_counts(plan.work.model)])
 

@@ -13,9 +13,11 @@ from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.encoders import EncodeCost, autoencoder_cost
 from longtake.models import denoiser_class
 from longtake.parallel import (
+    INPUTS,
     Budget,
     EntryKey,
     Mesh,
+    as_level,
     bucket_degrees,
     check_bucket_sequence,
     resolve_degrees,
@@ -172,7 +174,7 @@ class Work:
         if layout.budget != "auto":
             return layout.budget
         if not any(layout.remat):
-            return 0.0
+            return INPUTS
 
         def needed(budget: Budget) -> int:
             return self.memory(bucket, replace(layout, budget=budget), batch, error=FORECAST_ERROR).total
@@ -273,7 +275,7 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
         reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
         prefetch=max(1, config.parallel.backward_prefetch),
         offload=config.parallel.cpu_offload,
-        budget=config.model.grad_ckpt_budget,
+        budget=as_level(config.model.grad_ckpt_budget),
         buffer_bytes=config.model.grad_ckpt_buffer_size,
         compiled=compiled,
         float8=config.precision == "fp8",

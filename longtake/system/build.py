@@ -219,8 +219,8 @@ def build_system(
 
     `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what
     trains. `kept`: text encoders of an earlier system. `budgets`: of entries, where `model.grad_ckpt_budget` is "auto";
-    without them it is 0. Files are looked for, and weights compared with the model by
-    names and sizes, before anything that takes minutes.
+    without them it is "inputs". Files are looked for, and weights compared with the model by names and sizes, before
+    anything that takes minutes.
     """
     if world.device.type == "cpu":
         parallel.tune_host(config.cpu_threads)
@@ -237,8 +237,8 @@ def build_system(
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
         budget = config.model.grad_ckpt_budget
         budgets = {} if budgets is None else budgets
-        least = parallel.levels_of(budgets.values())[:1] or [0.0]
-        mode = parallel.BlockMode(budgets, least[0] if budget == "auto" else budget)
+        least = parallel.levels_of(budgets.values())[:1] or [parallel.INPUTS]
+        mode = parallel.BlockMode(budgets, least[0] if budget == "auto" else parallel.as_level(budget))
         denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, mode)
         device = torch.device("cpu") if parallel.offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
@@ -287,20 +287,20 @@ def _cut_denoiser(
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
     cut = parallel.cut_model(denoiser, mesh)
     again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
-    budget = mode.levels[-1]
     attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     models.use_attention(denoiser, attention)
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
-    if budget:  # the compiler is to see what is kept
-        parallel.remat_blocks(denoiser, again, cut, budget, None if compiled else store, mode)
+    keeps = parallel.keeps_outputs(denoiser, mode.levels[-1], mesh.tensor)
+    if keeps:  # the compiler is to see what
+        parallel.remat_blocks(denoiser, again, cut, store=None if compiled else store, mode=mode)
     kernels = f"attention: {attention.name}", *float8, *((why,) if why else ())
     if compiled:
         kernels += (compile_blocks(denoiser, cut, config, world, mode),)
-    if not budget:
+    if not keeps:
         parallel.remat_blocks(denoiser, again, cut)
     if store is not None:
-        parallel.offload_inputs(denoiser, again, store, compiled=compiled and bool(budget))
+        parallel.offload_inputs(denoiser, again, store, compiled=compiled and keeps)
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given

@@ -202,8 +202,9 @@ def settle_blocks(
 ) -> tuple[RunConfig, dict[EntryKey, Budget]]:
     """The run with `compile` decided; and where `model.grad_ckpt_budget` is "auto", on CUDA, the largest budget of each
     entry of the bucket table with which a step fits the memory that is free on every GPU now: one for all blocks, or a
-    larger one for the last ones. Fused operators are chosen between the two: they keep other tensors for backward than
-    what they replace, and the forecast counts what runs. Collective."""
+    larger one for the last ones. What compiled blocks keep changes how they round: with `deterministic` they fill the
+    memory that a GPU has, whatever of it is free. Fused operators are chosen between the two: they keep other tensors
+    for backward than what they replace, and the forecast counts what runs. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
@@ -213,8 +214,9 @@ def settle_blocks(
         return config, {}
     node = world.node_size if world.size % world.node_size == 0 else world.size
     layout = read_layout(config, world.size, node)
-    free = min(world.gather(torch.cuda.mem_get_info(world.device)[0]))
-    room = int(free * (1 - Machine.headroom))
+    free, whole = map(min, zip(*world.gather(torch.cuda.mem_get_info(world.device)), strict=True))
+    repeats = compiled and config.deterministic
+    room = int((whole if repeats else free) * (1 - Machine.headroom))
 
     def choose() -> Found:
         work, budgets = read_work(config, node), {}
@@ -231,6 +233,8 @@ def settle_blocks(
     budgets = {(name, int(t)): read_budget(of) for name, own in found["budgets"].items() for t, of in own.items()}
     said = budgets_words({f"{name}/{t}f": of for (name, t), of in budgets.items()}, [*block_counts(config.model)])
     say(f"{said}, as {found['room'] / 2**30:.1f} GiB allow")
+    if repeats and free < room:
+        say(f"kept outputs: for all a GPU has, as deterministic = True asks, though {free / 2**30:.1f} GiB are free")
     return config, budgets
 
 

@@ -218,7 +218,7 @@ def read_run(
     Two words of `overrides` are no keys: `--tiny`, and `--stage NAME` where the file has stages. `schema`: checks less
     than `RunConfig` where no model is built. `dialect`: the words that RUN and `overrides` are written in.
     """
-    path, command = Path(run), CommandLine.read(overrides, dialect)
+    path, command, over = Path(run), CommandLine.read(overrides, dialect), ()
     if (curriculum := read_curriculum(run, dialect)) is not None:
         return curriculum.resolve(curriculum.stage(command.stage), command, schema)
     if command.stage is not None:
@@ -235,5 +235,20 @@ def read_run(
                 f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run; a folder of "
                 f"clips is given to a run, such as `longtake train custom --dataset.data-path {shlex.quote(run)}`"
             )
-        path = file
-    return read_layers(path, command, schema)
+        path, over = file, _as_meant(file)
+    return read_layers(path, command, schema, over)
+
+
+def _as_meant(file: Path) -> Layers:
+    """What the saved config of a run leaves to a default, or to the meaning of a number, that was another one then."""
+    tree = load_config(file, [], dict[str, Any]).tree
+    model = tree.get("model")
+    if not isinstance(model, Mapping) or not model.get("grad_ckpt_settings"):
+        return ()
+    return ((f"{file}, as it was meant", {"model": {"grad_ckpt_budget": saved_budget(tree)}}),)
+
+
+def saved_budget(tree: Mapping[str, Any]) -> Any:
+    """`model.grad_ckpt_budget` of a saved config. Where it is a number 0 or missing, the run was started before
+    recomputed blocks kept what attention gives at 0, when they kept their inputs alone; it is saved by name now."""
+    return tree.get("model", {}).get("grad_ckpt_budget") or "inputs"

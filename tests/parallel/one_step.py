@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from longtake.models import LoraConfig, MMDiT, MMDiTConfig, adapt
 from longtake.models.initial import linear_uniform
 from longtake.parallel import (
+    INPUTS,
     BlockCompiler,
     Mesh,
     ParallelConfig,
@@ -50,7 +51,7 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=dict)
     micro: tuple[int, ...] = (0, 1, 2, 3)  # micro-batches of the step
     remat: tuple[int, int] | None = None
-    budget: float = 0.0  # of what recomputed blocks keep; all blocks are compiled then, if any
+    budget: float = INPUTS  # of what recomputed blocks keep; with more than inputs all are compiled, if any
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
     compiled: str | None = None  # compiler backend for one double and one single block
@@ -139,14 +140,14 @@ def step_on(case: Case, world: World) -> Step:
     if case.float8:
         use_float8(model, torch.device("cpu"))
     cut = cut_model(model, mesh)
-    if case.budget:
+    if case.budget != INPUTS:
         remat_blocks(model, case.remat, cut, case.budget)
         if case.compiled is not None:
             BlockCompiler(backend=case.compiled).compile(model, cut)
     elif case.compiled is not None:
         for block in (model.double_blocks[1], model.single_blocks[0]):
             block.forward = torch.compile(block.forward, backend=case.compiled)
-    if case.remat is not None and not case.budget:
+    if case.remat is not None and case.budget == INPUTS:
         remat_blocks(model, case.remat, cut)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0 if case.by_blocks else 10**9)

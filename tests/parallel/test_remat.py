@@ -10,11 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from longtake.contracts import Conditions, UserError
 from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, use_attention
 from longtake.parallel import (
+    INPUTS,
     BlockCompiler,
     BlockStore,
     Budget,
     Split,
     choose_kept,
+    keeps_outputs,
     offload_inputs,
     remat_blocks,
 )
@@ -40,7 +42,7 @@ CONFIG = MMDiTConfig(
 SPLIT = Split(1.0, 0.12, (1, 2))
 
 
-def built(counts: tuple[int, int] | None, budget: Budget = 0.0, store: BlockStore | None = None) -> MMDiT:
+def built(counts: tuple[int, int] | None, budget: Budget = INPUTS, store: BlockStore | None = None) -> MMDiT:
     model = MMDiT(CONFIG)
     initialise(model, 3)
     if counts is not None:
@@ -87,7 +89,7 @@ def test_remat_changes_no_gradient_and_no_name_and_keeps_less(counts: tuple[int,
     assert_same_gradients(again)
 
 
-@pytest.mark.parametrize("budget", [0.05, 0.12, 0.25, 0.6, 1.0, SPLIT])
+@pytest.mark.parametrize("budget", [0.0, 0.12, 0.25, 0.6, 1.0, SPLIT, Split(0.0, INPUTS, (1, 2))])
 def test_what_is_kept_changes_no_gradient(budget: Budget) -> None:
     again = built((2, 3), budget)
     loss_of(again).backward()
@@ -95,21 +97,22 @@ def test_what_is_kept_changes_no_gradient(budget: Budget) -> None:
 
 
 def flops(budget: Budget | None, store: BlockStore | None = None) -> int:
-    """Of a forward and a backward, attention not counted: the counter does not know the CPU's kernel."""
-    model = built(None if budget is None else (2, 3), budget or 0.0, store)
+    """Of a forward and a backward."""
+    model = built(None if budget is None else (2, 3), INPUTS if budget is None else budget, store)
     with FlopCounterMode(display=False) as counter:
         loss_of(model).backward()
     return counter.get_total_flops()
 
 
 def test_a_larger_budget_computes_less_again_and_a_full_one_no_product_over_tokens() -> None:
-    found = [flops(budget) for budget in (0.0, 0.25, 0.6, 1.0)]
+    found = [flops(budget) for budget in (INPUTS, 0.0, 0.25, 0.6, 1.0)]
     assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 4
-    assert flops(0.6, BlockStore(1 << 20, least_bytes=1)) == found[2]
+    assert len(set(found)) == 5
+    assert found[0] - found[1] == 5 * 2 * 2 * (2 * 23**2 * 32)  # attention of five blocks
+    assert flops(0.6, BlockStore(1 << 20, least_bytes=1)) == found[3]
     between = [flops(Split(1.0, 0.6, last)) for last in ((0, 0), (0, 1), (0, 3), (1, 3), (2, 3))]
     assert between == sorted(between, reverse=True)
-    assert (between[0], between[-1], len(set(between))) == (found[2], found[3], 5)
+    assert (between[0], between[-1], len(set(between))) == (found[3], found[4], 5)
     modulations = 2 * 2 * (2 * 2 * 32 * 6 * 32) + 3 * (2 * 2 * 32 * 3 * 32)  # once a sample: not among what is kept
     assert 0 <= found[-1] - flops(None) <= modulations
 
@@ -120,8 +123,8 @@ def test_attention_is_kept_first_then_the_layers_of_most_inputs() -> None:
     def kept(blocks: str, budget: float) -> str:
         return str(choose_kept(model, blocks, budget))
 
-    assert kept("single_blocks", 0.0) == ""
-    assert kept("single_blocks", 0.01) == kept("single_blocks", 1 / 9) == "attention"  # a ninth of what they put out
+    assert kept("single_blocks", INPUTS) == ""
+    assert kept("single_blocks", 0.0) == kept("single_blocks", 1 / 9) == "attention"  # a ninth of what they put out
     assert kept("single_blocks", 0.25) == "attention, linear2"
     assert kept("single_blocks", 1.0) == "attention, linear2, q_proj, k_proj, v_mlp"
     assert kept("double_blocks", 0.2) == "attention, img_mlp.2"
@@ -132,7 +135,7 @@ def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_lay
     model = MMDiT(CONFIG.model_copy(update={"attention": backend}))
     kept = choose_kept(model, "single_blocks", 1 / 9)
     assert (kept.attention, kept.layers) == (False, ("linear2",))
-    assert str(choose_kept(model, "single_blocks", 0.01)) == ""
+    assert not keeps_outputs(model, 0.0)
     use_attention(model, AttentionChoice("flash", "chosen for the machine"))
     assert str(choose_kept(model, "single_blocks", 1 / 9)) == "attention"
 
@@ -141,7 +144,7 @@ def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_lay
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attention_by_flash_attention_3_is_kept(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     calls = flash_attention_3.install(monkeypatch)
-    model = built((2, 3), 1 / 9)
+    model = built((2, 3), 0.0)
     use_attention(model, AttentionChoice("fa3", "played"))
     compiler = BlockCompiler(backend="aot_eager")
     if compiled:
@@ -160,7 +163,7 @@ def test_what_is_kept_is_told_in_the_sizes_of_one_rank() -> None:
     assert half.products == {(80, 32), (32, 16), (32, 80)}
 
 
-@pytest.mark.parametrize(("budget", "pieces"), [(0.0, 5), (0.25, 15)])  # attention and a layer too
+@pytest.mark.parametrize(("budget", "pieces"), [(INPUTS, 5), (0.0, 10), (0.25, 15)])  # attention; a layer too
 def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again(budget: float, pieces: int) -> None:
     store = BlockStore(1 << 20, least_bytes=1000)
     model = built((2, 3), budget, store)
@@ -278,8 +281,8 @@ def kept_by_compiled(budget: float) -> int:
 def test_attention_is_kept_with_its_sums_and_projections_by_the_budget() -> None:
     tokens = 2 * (18 + 5) * 4  # bytes of one number of each
     attention = 32 + 2  # what it gives, and the log-sum-exp of two heads
-    assert kept_by_compiled(0.0) == tokens * 32
-    assert kept_by_compiled(1 / 9) == tokens * (32 + attention)
+    assert kept_by_compiled(INPUTS) == tokens * 32
+    assert kept_by_compiled(0.0) == tokens * (32 + attention)
     assert kept_by_compiled(1.0) == tokens * (32 + attention + 3 * 32 + 4 * 32 + 32)  # q, k, v, inner width, linear2
 
 
@@ -289,7 +292,7 @@ def test_attention_is_kept_with_its_sums_and_projections_by_the_budget() -> None
 def test_recomputation_in_compiled_code_sees_what_its_forward_saw(dtype: torch.dtype, most: float) -> None:
     found = []
     for counts in ((0, 0), (0, 1)):
-        model = built(counts, 1 / 9)
+        model = built(counts, 0.0)
         block = model.single_blocks[0].to(dtype)
         compiled = torch.compile(block.forward)
         block.forward = lambda x, vec, rope, run=compiled: run(x.to(dtype), vec.to(dtype), rope).float()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from longtake.models import MMDiTConfig
-from longtake.parallel import Budget, Split, budget_json, budget_of, budgets_words, levels_of, read_budget
+from longtake.parallel import INPUTS, Budget, Split, budget_json, budget_of, budgets_words, levels_of, read_budget
 from longtake.plan import Layout, MicroBatch, forecast_memory
 from longtake.plan.budgets import budget_levels, fill_budget
 from longtake.plan.memory import placed_blocks
@@ -32,9 +33,10 @@ def kept(budget: Budget) -> float:
 
 def test_memory_is_filled_to_less_than_a_block_and_never_more() -> None:
     levels = budget_levels(CONFIG, 1)
-    assert (filled(0), filled(needed(1.0))) == (0.0, 1.0)
+    assert levels[:2] == (INPUTS, 0.0)
+    assert (filled(0), filled(needed(1.0))) == (INPUTS, 1.0)
     assert [kept(filled(needed(level))) >= kept(level) for level in levels] == [True] * len(levels)
-    least, most = needed(0.0), needed(1.0)
+    least, most = needed(INPUTS), needed(1.0)
     own = max(needed(above) - needed(below) for below, above in pairwise(levels)) / 3
     found = []
     for part in range(1, 40):
@@ -61,9 +63,14 @@ def test_the_last_blocks_keep_most_for_backward_frees_theirs_first() -> None:
     assert [budget_of(split, 1, behind) for behind in range(4)] == [1.0, 1.0, 1.0, 0.12]
 
 
-@pytest.mark.parametrize("budget", [0.6, Split(1.0, 0.6, (3, 4))])
+@pytest.mark.parametrize("budget", [INPUTS, 0.0, 0.6, Split(1.0, 0.6, (3, 4)), Split(0.0, INPUTS, (0, 2))])
 def test_a_budget_is_kept_as_plain_data(budget: Budget) -> None:
-    assert read_budget(budget_json(budget)) == budget
+    assert read_budget(json.loads(json.dumps(budget_json(budget)))) == budget
+
+
+def test_a_kept_0_is_of_before_attention_was_always_kept() -> None:
+    assert read_budget(0.0) == INPUTS
+    assert read_budget({"most": 0.01, "least": 0.0, "last": [0, 2]}) == Split(0.01, INPUTS, (0, 2))
 
 
 def test_words_say_which_blocks_keep_what() -> None:
@@ -74,3 +81,8 @@ def test_words_say_which_blocks_keep_what() -> None:
         "double + single blocks and 0.6 for those before: 17 + 38 for 256px/129f, 0 + 21 for 768px/1f"
     )
     assert "for the last blocks and" in budgets_words({"480p/49f": Split(1.0, 0.6, (3,))}, ("blocks",))
+    least = {"768px/129f": Split(0.0, INPUTS, (0, 5)), "768px/1f": INPUTS}
+    assert budgets_words(least, ("double_blocks", "single_blocks")).endswith(
+        ": attention for the last double + single blocks and inputs for those before: 0 + 5 for 768px/129f; inputs for "
+        "all blocks of 768px/1f"
+    )

@@ -12,7 +12,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.pages import money, number
-from longtake.parallel import start_world
+from longtake.parallel import INPUTS, start_world
 from longtake.plan import (
     CPU,
     Machine,
@@ -192,7 +192,7 @@ def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
     with start_world("cpu") as world:
         assert here.layout.compiled is compiles(run_config(**changes), world)[0] is False
     assert there.layout.compiled
-    assert ({entry.budget for entry in here.entries}, min(entry.budget for entry in there.entries)) == ({0.0}, 1.0)
+    assert ({entry.budget for entry in here.entries}, min(entry.budget for entry in there.entries)) == ({INPUTS}, 1.0)
     first = [forecast_failures(one).restart - one.forecast.step_seconds for one in (here, there)]
     assert first[1] > first[0]  # which waits for no compiler
     assert plan(Machine(replace(gpu, name=CPU)), 1, **changes | {"compile": True}).layout.compiled
@@ -201,7 +201,7 @@ def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
 def test_what_fits_is_found_for_a_budget_that_is_left_to_the_plan() -> None:
     changes = {"compile": True, "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": "auto"}}
     found = plan(machine_of(0.8 * needed_mib(**changes)), **changes)
-    assert {entry.budget for entry in found.misfits} == {0.0}
+    assert {entry.budget for entry in found.misfits} == {INPUTS}
     assert find_remedies(found)
 
 

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from longtake.contracts import Conditions, Noised
 from longtake.diffusion import micro_batch_loss, sample_loss
 from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, storage
-from longtake.parallel import Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
+from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
 
@@ -135,7 +135,7 @@ def step_bytes(
     zero: int = 3,
     sequence_attention: Literal["auto", "ring"] = "auto",
     remat: tuple[int, ...] = (),
-    budget: float = 0.0,
+    budget: float = INPUTS,
     lora: LoraConfig | None = None,
     train_only: tuple[str, ...] | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -197,7 +197,7 @@ def _sharded(
     mesh: Mesh,
     dtype: torch.dtype,
     remat: tuple[int, ...] = (),
-    budget: float = 0.0,
+    budget: float = INPUTS,
     run: SystemConfig | None = None,
 ) -> nn.Module:
     """The denoiser as a run holds it on rank 0; call it inside a `FakeTensorMode`."""

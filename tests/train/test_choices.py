@@ -158,9 +158,11 @@ def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel
 def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> World:
     """The world as one of GPUs with so much free memory, which have a compiler."""
     monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 0))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 80 * 2**30))
     monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
-    monkeypatch.setattr(World, "gather", lambda self, own: [own, *(gib * 2**30 for gib in free_gib[1:] if own)])
+    monkeypatch.setattr(
+        World, "gather", lambda self, own: [own, *((gib * 2**30, own[1]) for gib in free_gib[1:] if own)]
+    )
     return replace(world, device=torch.device("cuda"))
 
 
@@ -210,9 +212,26 @@ def test_budgets_fill_what_is_free_on_the_fullest_gpu_and_stay(world: World, mon
         )
 
 
+def test_two_deterministic_launches_keep_the_same_whatever_is_free(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled: what blocks keep decides what is fused, and so how it rounds. Eager blocks compute the same."""
+    scarce, repeats = 2**-7, ("--deterministic", "True")
+    found, said = [], []
+    for gib in (scarce, 8):
+        found.append(settle(on_gpus(monkeypatch, world, gib, gib), said, None, *repeats))
+        line = f"kept outputs: for all a GPU has, as deterministic = True asks, though {gib:.1f} GiB are free"
+        assert said[-1] == line
+    assert found[0][1:] == found[1][1:]
+    assert found[0][2]["kept outputs"]["room"] == int(80 * 2**30 * 0.92)
+    eager = *repeats, "--compile", "False"
+    for words in ((), eager):
+        assert settle(on_gpus(monkeypatch, world, scarce, scarce), said, None, *words)[1] != found[0][1]
+
+
 def test_a_wrong_budget_is_told_its_choices_once() -> None:  # all kinds of denoisers have them
     words = ["--tiny", "--dataset.data-path", "clips.csv", "--model.grad-ckpt-budget", "most"]
-    with pytest.raises(UserError, match=r'must be a number or "auto"; write'):
+    with pytest.raises(UserError, match=r'must be a number or one of "inputs", "attention", "auto"; write'):
         read_run(str(find_preset("opensora_v2/stage2")), words)
 
 
@@ -269,7 +288,7 @@ def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -
     (tmp_path / CONFIG_FILE).write_text(dump_config(tree))
     kept, line = as_started(config, place)
     assert (kept.compile, kept.compile_dynamic, kept.parallel.zero) == (False, True, 2)
-    assert (kept.model.grad_ckpt_settings, kept.model.grad_ckpt_budget) == ((1, 2), 0.0)
+    assert (kept.model.grad_ckpt_settings, kept.model.grad_ckpt_budget) == ((1, 2), "inputs")
     assert line.startswith("as this run was started: compile = False, compile_dynamic = True, model.grad_ckpt_")
     written = config.model_copy(update={"compile": True})
     assert as_started(written, place)[0] == kept.model_copy(update={"compile": True})
@@ -291,6 +310,35 @@ def test_the_folder_of_an_earlier_run_keeps_the_tiles_of_its_pixels(tmp_path: Pa
     assert kept == config.model_copy(update={"ae": kept.ae})
     chosen = config.model_copy(update={"ae": config.ae.model_copy(update={"sample_size": 128})})
     assert as_started(chosen, place) == (chosen, None)
+
+
+def test_a_run_that_kept_inputs_alone_goes_on_so(tmp_path: Path) -> None:
+    """One of before recomputed blocks always kept what attention gives, when a budget of 0 meant inputs alone."""
+    words = ["--tiny", "--dataset.data-path", "clips.csv"]
+    default = [*words, "--model.grad-ckpt-budget", "0"]
+    config = read_run(str(find_preset("opensora_v2/stage2")), default).value
+    assert config.model.grad_ckpt_budget == "attention"
+    place, then = RunFolder(tmp_path, None, continues=True), config.model_dump(mode="json")
+    for budget in (0.0, None, "inputs"):
+        then["model"]["grad_ckpt_budget"] = budget
+        if budget is None:
+            del then["model"]["grad_ckpt_budget"]
+        (tmp_path / CONFIG_FILE).write_text(dump_config(then))
+        kept, line = as_started(config, place)
+        assert (kept.model.grad_ckpt_budget, kept.parallel, kept.compile) == ("inputs", config.parallel, config.compile)
+        assert line == "as this run was started: model.grad_ckpt_budget = inputs"
+        again = read_run(str(tmp_path)).value
+        assert (again.model.grad_ckpt_budget, as_started(again, place)) == ("inputs", (again, None))
+        assert read_run(str(tmp_path), ["--model.grad-ckpt-budget", "0.3"]).value.model.grad_ckpt_budget == 0.3
+    more = read_run(str(find_preset("opensora_v2/stage2")), [*words, "--model.grad-ckpt-budget", "0.3"]).value
+    assert as_started(more, place) == (more, None)
+    (tmp_path / CONFIG_FILE).write_text(dump_config(config))  # of now
+    assert (read_run(str(tmp_path)).value, as_started(config, place)) == (config, (config, None))
+    bare = read_run(str(find_preset("opensora_v2/stage2")), [*default, "--model.grad-ckpt-settings", "None"]).value
+    then = bare.model_dump(mode="json")
+    then["model"]["grad_ckpt_budget"] = 0.0
+    (tmp_path / CONFIG_FILE).write_text(dump_config(then))  # in which nothing was recomputed
+    assert (read_run(str(tmp_path)).value.model, as_started(bare, place)) == (bare.model, (bare, None))
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longtake.config.tree import Leaf, Node, plain
 from longtake.dialects.cogvideox_fun.places import LORA_FILES, value_of
-from longtake.dialects.translation import Fixed, Translation
+from longtake.dialects.translation import Fixed, Translation, keep_inputs
 from longtake.system.tiny import world_size
 
 MOVED = {
@@ -80,6 +80,7 @@ def translate_training(work: Translation, script: str, tiny: bool) -> None:
     work.put("fps_save", 8, work.tree)
     if (node := work.take("gradient_checkpointing")) is not None and plain(node):
         work.put("model.grad_ckpt_settings", _ALL_BLOCKS, node)
+        keep_inputs(work, node)
     if (node := work.take("use_ema")) is not None and plain(node):
         work.put("ema_decay", _EMA, node)
     if script == "train_lora":

@@ -7,7 +7,7 @@ from typing import Any
 from longtake.config.tree import Node, plain
 from longtake.dialects.opensora_v1_2.flags import LEFT as LEFT_FLAGS
 from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts, value_of
-from longtake.dialects.translation import Fixed, Translation
+from longtake.dialects.translation import Fixed, Translation, keep_inputs
 
 _STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
 _FEATURES = "a latent store says its own sizes"
@@ -122,6 +122,7 @@ def _recomputation(work: Translation) -> None:
         return
     depth = int(work.number("model.depth", 28))
     work.put("model.grad_ckpt_settings", (depth, depth) if plain(node) else None, node)
+    keep_inputs(work, node)
 
 
 def _rates(work: Translation) -> None:

@@ -3,7 +3,7 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/lambda_5 --gpus 192 --gpu h100 --dataset.data-path clips.parquet
 #     1.21 B parameters on 192 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 192, zero 3, remat 28 spatial + 28 temporal blocks, budget auto keeps 0 to 1,
+#     shard 192, zero 3, remat 28 spatial + 28 temporal blocks, budget auto keeps inputs to 1,
 #       1.20 B of the parameters train, 1 micro-batch a rank a step
 #        bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
 #       2048/1f   16,384      5     0.02   0.00   0.05  0.02      9.20      0.12   58.24       67.7  4.46    21

@@ -2,7 +2,7 @@
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/stage2 --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/stage2 --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 8, zero 3, remat 28 spatial + 28 temporal blocks, budget auto keeps 0 to 1,
+#     shard 8, zero 3, remat 28 spatial + 28 temporal blocks, budget auto keeps inputs to 1,
 #       1.20 B of the parameters train, 1 micro-batch a rank a step
 #        bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
 #       2048/1f   16,384      5     0.56   0.00   1.12  0.56      9.20      0.12   56.13       67.7  4.47    20

@@ -1,0 +1,108 @@
+"""Recomputed blocks of every family run attention once, unless they keep their inputs alone; gradients are the same."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from longtake.contracts import Conditions
+from longtake.models import attention_kernels, build_denoiser, example_conditions
+from longtake.parallel import INPUTS, BlockCompiler, kept_as, remat_blocks
+from tests.plan.test_blocks import FAMILIES
+
+
+class Attentions(TorchDispatchMode):
+    """Counts what gives an output that recomputed blocks keep as that of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = Counter[str]()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran[operation.name()] += kept_as(operation, args) == "attention"
+        return operation(*args, **(kwargs or {}))
+
+
+def built(family: str, budget: float | None, dtype: torch.dtype, attention: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = build_denoiser(FAMILIES[family].model_copy(update={"attention": attention}))
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.2)
+    if budget is not None:
+        remat_blocks(model, [len(model.get_submodule(name)) for name in model.blocks], budget=budget)
+    return model.to(dtype)
+
+
+def gradients(model: nn.Module, family: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    config = FAMILIES[family]
+    latent = (config.latent_channels, 13, 4, 4)
+    conditions = example_conditions(config, latent, 6, 2)
+    if "size" in conditions:
+        conditions["size"].fill_(64.0)
+    conditions = tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, dict(conditions))
+    x = torch.randn(2, *latent, generator=torch.Generator().manual_seed(1)).to(dtype)
+    model(x, torch.full((2,), 0.5), Conditions(**conditions)).float().square().mean().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def attentions_run(family: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> list[Counter[str]]:
+    """What ran in a forward and a backward where nothing is recomputed; where all blocks are, with attention kept and
+    with inputs alone. Gradients are compared."""
+    found, ran = [], []
+    for budget in (None, 0.0, INPUTS):
+        with Attentions() as attentions:
+            found.append(gradients(built(family, budget, dtype, attention), family, dtype))
+        ran.append(+attentions.ran)
+    for again in found[1:]:
+        assert again.keys() == found[0].keys()
+        assert all(torch.equal(again[name], grad) for name, grad in found[0].items())
+    return ran
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_runs_once_and_gradients_are_the_same(family: str, dtype: torch.dtype) -> None:
+    without, kept, inputs = attentions_run(family, dtype)
+    assert without.total() > 0
+    assert kept == without
+    assert inputs == without + without
+
+
+def test_kernels_of_attention_over_time_run_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = ModuleType("longtake.models.time_kernels")
+    kernels.forward = lambda q, k, v: q + k + v
+    kernels.backward = lambda grad, q, k, v: (grad.clone(), grad.clone(), grad.clone())
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr("longtake.models.time_kernels", kernels, raising=False)
+    monkeypatch.setattr("longtake.models.attention.fits", lambda q: True)
+    counts = [ran["longtake::attend_over_time"] for ran in attentions_run("stdit3", attention="auto")]
+    assert counts == [1, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_blocks_run_it_once_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def attend(*args: Any) -> Any:
+        ran.append(args[-1])
+        return attention_kernels.attend(*args)
+
+    monkeypatch.setattr("longtake.models.attention_op.attend", attend)
+    model = built(family, 0.0, torch.float32, "sdpa")
+    BlockCompiler(dynamic=False, backend="aot_eager").compile(model)
+    found = gradients(model, family, torch.float32)
+    of_compiled = len(ran)
+    wanted = gradients(built(family, None, torch.float32, "sdpa"), family, torch.float32)
+    assert of_compiled == len(ran) - of_compiled > 0
+    largest = max(float(grad.abs().max()) for grad in wanted.values())
+    assert max(float((found[name] - grad).abs().max()) for name, grad in wanted.items()) <= 1e-5 * largest
