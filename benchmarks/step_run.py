@@ -80,7 +80,7 @@ class How:
         use_attention(found, choose_attention(self.attention, device, dtype, model.head_dim))
         emulate_peers(found, self.sequence)
         keeps = keeps_outputs(found, self.budget)
-        if keeps:  # the compiler is to see what
+        if keeps:  # the compiler is to see what is kept
             remat_blocks(found, self.remat, budget=self.budget)
         compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
         if compiler is not None:

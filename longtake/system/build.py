@@ -292,7 +292,7 @@ def _cut_denoiser(
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
     keeps = parallel.keeps_outputs(denoiser, mode.levels[-1], mesh.tensor)
-    if keeps:  # the compiler is to see what
+    if keeps:  # the compiler is to see what is kept
         parallel.remat_blocks(denoiser, again, cut, store=None if compiled else store, mode=mode)
     kernels = f"attention: {attention.name}", *float8, *((why,) if why else ())
     if compiled:

@@ -243,7 +243,7 @@ def _as_meant(file: Path) -> Layers:
     """What the saved config of a run leaves to a default, or to the meaning of a number, that was another one then."""
     tree = load_config(file, [], dict[str, Any]).tree
     model = tree.get("model")
-    if not isinstance(model, Mapping) or not model.get("grad_ckpt_settings"):
+    if not isinstance(model, Mapping) or not model.get("grad_ckpt_settings") or model.get("grad_ckpt_budget"):
         return ()
     return ((f"{file}, as it was meant", {"model": {"grad_ckpt_budget": saved_budget(tree)}}),)
 
