@@ -121,9 +121,9 @@ def as_started(config: RunConfig, place: RunFolder) -> tuple[RunConfig, str | No
         is_open = [at for at in keys if getattr(sections[at[0]], at[1], None) == "auto" != started(*at)]
         for name, key in (*is_open, *with_them) if is_open else ():
             changes[name][key] = started(name, key)
-    if config.model.grad_ckpt_settings and config.model.grad_ckpt_budget == "attention":
-        if (budget := saved_budget(tree)) == "inputs":
-            changes["model"]["grad_ckpt_budget"] = budget
+    by_default = config.model.grad_ckpt_settings and config.model.grad_ckpt_budget == "attention"
+    if by_default and started(*_BUDGET) == "inputs":
+        changes["model"]["grad_ckpt_budget"] = "inputs"
     if not any(changes.values()):
         return config, None
     inner = {name: section.model_copy(update=changes[name]) for name, section in sections.items() if name}
