@@ -253,7 +253,14 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
     attention = arguments.attention
     if attention == "auto" and rates:  # as a run: the fastest in forward and backward together
         attention = min(rates, key=lambda name: attention_seconds(1.0, rates[name]))
-    given = arguments.static, INPUTS if budget is None else budget, attention, arguments.lora, arguments.latents, arguments.sequence
+    given = (
+        arguments.static,
+        INPUTS if budget is None else budget,
+        attention,
+        arguments.lora,
+        arguments.latents,
+        arguments.sequence,
+    )
     return How(remat, compiled, *given, arguments.backend)
 
 

@@ -93,7 +93,10 @@ def test_every_part_for_a_gpu_runs_small_and_its_own_words_are_understood(
             monkeypatch.setattr(sys, "argv", [program, *words])
             asked = import_module("step")._arguments()
             assert asked.remat is None or len(asked.remat) == len(asked.blocks)
-            wanted += [(asked.compiled_step is not False, level_name(INPUTS if budget is None else budget)) for budget in asked.budget]
+            wanted += [
+                (asked.compiled_step is not False, level_name(INPUTS if budget is None else budget))
+                for budget in asked.budget
+            ]
     if part in ("encoders", "online") and not find_spec("diffusers"):
         pytest.skip("no diffusers is installed")
     if part == "dynamic" and missing_compiler(torch.device("cpu")):
