@@ -42,13 +42,15 @@ def large_pieces(section: AutoencoderSection, runs: Sequence[RunConfig]) -> dict
     """Bytes at the worst moment of pieces that follow no law, of all buckets of the runs with this encoder: by their
     frames for each cell, where those of as many frames agree on it, else by their sizes."""
     alike = [run for run in runs if facts_of(run.ae) == facts_of(section)]
-    shapes = {part for run in alike for one in run.bucket_rule.buckets for part in first_chunks(section, one.shape)}
-    by_size = {largest_piece(section, shape): shape for shape in shapes}
-    peaks = {
-        sizes: peak_of_piece(section, shape)
-        for sizes, shape in sorted(by_size.items())
-        if prod(sizes) > seen(section)["most"]
+    by_size = {  # in the tiles of the runs, and in those that the section has by default
+        largest_piece(tiled, shape): (tiled, shape)
+        for run in alike
+        for tiled in (section, run.ae)
+        for one in run.bucket_rule.buckets
+        for shape in first_chunks(tiled, one.shape)
     }
+    most = seen(section)["most"]
+    peaks = {sizes: peak_of_piece(*by_size[sizes]) for sizes in sorted(by_size) if prod(sizes) > most}
     per_cell: dict[int, set[float]] = {}
     for (frames, cells), peak in peaks.items():
         per_cell.setdefault(frames, set()).add(peak / cells)

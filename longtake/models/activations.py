@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longtake.models.rotations import for_compiler
+
 
 def beside_gelu(x: Tensor, hidden: Tensor) -> Tensor:
     """[x | GELU(hidden)], tanh form: x [B, S, D], hidden [B, S, H], of one dtype -> [B, S, D + H].
 
     Only x is copied: activations are written beside it, for the compiler, which fuses that itself, as an expression.
     """
-    if torch.compiler.is_compiling() or any(type(one) is not Tensor for one in (x, hidden)):  # or a stand-in of it
+    if for_compiler((x, hidden)):
         return torch.cat([x, F.gelu(hidden, approximate="tanh")], -1)
     return _BesideGelu.apply(x, hidden)
 

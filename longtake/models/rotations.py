@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 
 def rotate_and_join(parts: Sequence[Tensor], rope: Tensor, pairs: bool) -> Tensor:
@@ -21,10 +22,15 @@ def rotate_and_join(parts: Sequence[Tensor], rope: Tensor, pairs: bool) -> Tenso
     (j, K/2 + j). Each number is written once, into the joined tensor: for the compiler, which fuses that itself, as an
     expression.
     """
-    if torch.compiler.is_compiling() or any(type(one) is not Tensor for one in parts):  # or a stand-in of it
+    if for_compiler(parts):
         each = zip(parts, _of_each(rope, parts), strict=True)
         return torch.cat([_expression(x, of, pairs) for x, of in each], 1)
     return _RotateAndJoin.apply(rope, pairs, *parts)
+
+
+def for_compiler(tensors: Sequence[Tensor]) -> bool:
+    """Whether what is computed with them is written down for the compiler, by Dynamo or by AOTAutograd alone."""
+    return torch.compiler.is_compiling() or any(isinstance(one, FunctionalTensor) for one in tensors)
 
 
 class _RotateAndJoin(torch.autograd.Function):
