@@ -5,9 +5,10 @@ python benchmarks/forecast.py --encoding      encoding's share of a step by the 
 python benchmarks/forecast.py --here          rates of this machine, then a small model's steps against their forecast
 python benchmarks/forecast.py --tiny          two presets; with --here one size
 
-Before: the preset's file at commit 3834e5b, eager, nothing kept of recomputed blocks but what that file says. After: as
-it is now. GPUs are as many as the preset is for, LoRA on one. Share of the limit: matrix products at 740 TFLOP/s and
-attention at the best published kernel's rate, nothing else, over the step; with stored latents nothing is encoded.
+Before: the preset's file at commit 3834e5b, eager, counted by today's code; recomputed blocks keep their inputs alone
+unless that file says more. After: as it is now. GPUs are as many as the preset is for, LoRA on one. Share of the limit:
+matrix products at 740 TFLOP/s and attention at the best published kernel's rate, nothing else, over the step; with
+stored latents nothing is encoded.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from longtake.train.optimizer import WeightUpdate
 
 BEFORE = "3834e5b"  # presets as they stood before the work on speed
 FAMILIES = ("opensora_v2/", "opensora_v1_2/", "cogvideox_fun/", "ttt_video/")
+CLIPS = ("--dataset.data-path", "clips.parquet")
 EAGER = ("--compile", "False")
+INPUTS_ALONE = ("--model.grad-ckpt-budget", "inputs")  # what recomputed blocks kept then unless a preset said more
 TERMS = ("products", "attention", "elementwise", "recomputation", "encoding", "other")
 RESULTS = Path(__file__).parent / "results"
 ENCODING = ("opensora_v2/stage1", "opensora_v2/stage2")  # at 8,960 and 76,544 tokens
@@ -89,9 +92,9 @@ def forecasts(tiny: bool) -> dict[str, Any]:
         for name, path in names.items():
             gpus = 1 if "lora" in name else preset_gpus(str(path))[0]
             old = old_presets(Path(folder)) / path.relative_to(FOLDER)
-            ways = {"before": (old, EAGER), "after": (path, ())}
-            for way, (file, words) in ways.items():
+            for way, file in {"before": old, "after": path}.items():
                 if file.is_file():
+                    words = old_words(file) if way == "before" else ()
                     lines.append({"preset": name, "gpus": gpus, "way": way, **step_of(file, words, gpus)})
                     print(f"{name} {way}: {lines[-1]['step_ms']:.0f} ms", flush=True)
     print_markdown(lines)
@@ -107,8 +110,7 @@ def encoding_shares(names: Sequence[str]) -> dict[str, Any]:
     lines = []
     for name in names:
         (step,) = (line for line in steps if line["preset"] == name and line["way"] == "after")
-        words = ["--dataset.data-path", "clips.parquet"]
-        config = read_run(str(find_preset(name)), words, RunWithoutTable).value
+        config = read_run(str(find_preset(name)), CLIPS, RunWithoutTable).value
         work, layout = read_work(config), read_layout(config, step["gpus"], min(step["gpus"], 8))
         (bucket,) = (one for one in work.entries if f"{one.resolution}/{one.num_frames}f" == step["entry"])
         flops = work.encoder_work(bucket, bucket.batch_size, layout.at_degree(work.degree(bucket, layout)).peers)
@@ -145,9 +147,15 @@ def old_presets(folder: Path) -> Path:
     return folder / place
 
 
+def old_words(file: Path) -> tuple[str, ...]:
+    """What makes a preset of the commit before run as it did then."""
+    kept = "grad_ckpt_budget" in read_run(str(file), CLIPS, RunWithoutTable).value.model.model_fields_set
+    return EAGER if kept else (*EAGER, *INPUTS_ALONE)
+
+
 def step_of(file: Path, words: Sequence[str], gpus: int) -> dict[str, Any]:
     """The step of the entry of most tokens, by the plan."""
-    config = read_run(str(file), ["--dataset.data-path", "clips.parquet", *words], RunWithoutTable).value
+    config = read_run(str(file), (*CLIPS, *words), RunWithoutTable).value
     plan = plan_run(config, gpus, Machine(gpu_named("h200")))
     entry = max(plan.entries, key=lambda one: (one.tokens, one.bucket.batch_size))
     times, each = entry.time, plan.layout.micro_batches
