@@ -6,7 +6,7 @@
 #     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0.25 to 0.75,
 #       3.19 B of the parameters train, 1 micro-batch a rank a step
 #          bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/49f  17,550      1     2.41   0.00   2.97  0.00      9.04      0.67   52.93       68.0  3.92     6
+#     480x720/49f  17,550      1     2.41   0.00   2.97  0.00      9.04      0.67   52.82       67.9  3.91     6
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_3s"

@@ -6,7 +6,7 @@
 #     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0.25 to 0.75,
 #       1 micro-batch a rank a step
 #          bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/49f  17,550      1     3.37   0.00   6.73  0.00      9.04      0.74   48.63       68.5  4.24     5
+#     480x720/49f  17,550      1     3.37   0.00   6.73  0.00      9.04      0.74   48.52       68.4  4.23     5
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_3s"
