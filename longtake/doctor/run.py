@@ -14,7 +14,7 @@ from longtake.config import Dialect
 from longtake.contracts import UserError
 from longtake.doctor import data, machine, model, training
 from longtake.doctor.case import Case, open_case
-from longtake.doctor.finding import Finding, ranked
+from longtake.doctor.finding import SPOILED, Finding, ranked
 from longtake.generate.source import load_weights
 from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.train import RunConfig, read_run
@@ -142,7 +142,9 @@ def _of_training(case: Case, checkpoint: Path | None, quick: bool, ema: bool, fo
     other = (case.shot(level).prediction - first.prediction).norm() / first.noised.target.float().norm()
     found(training.moved(case, before, float(other), steps))
     raw = case.losses()
-    found(training.against_start(losses, raw, pretrained, training.rate_key(case.config)))
+    beside = training.against_start(losses, raw, pretrained, training.rate_key(case.config))
+    found(beside)
     if ema and "ema" in parts:
         load_weights(case.system, checkpoint, ema=True)
-        found(training.averaged(raw, case.losses(), case.config.ema_decay, steps))
+        spoiled = beside.weight == SPOILED
+        found(training.averaged(raw, case.losses(), case.config.ema_decay, steps, spoiled))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, Noised
 from longtake.doctor.case import FEW, Case
-from longtake.doctor.finding import EXPLAINS, SEEN, TRAINED, Finding, left_out
+from longtake.doctor.finding import EXPLAINS, SEEN, SPOILED, SYMPTOM, TRAINED, Finding, left_out
 from longtake.models import initial_values
 from longtake.parallel import local_tensor
 from longtake.system.pretrained import open_pretrained
@@ -121,18 +121,26 @@ def against_start(before: Sequence[float], after: Sequence[float], pretrained: b
     figure += " (the base model's)" if pretrained else " (drawn)"
     if other > 1.02 * one:
         advice = f"write a tenth of {key} and begin again from the base; if the loss still rises, see the other causes"
-        return Finding(name, figure, "fault", "too high a rate: training has made the model worse", advice, TRAINED)
+        spoiled = (
+            pretrained and other > 1.5 * one
+        )  # drawn weights predict zeros: much else makes a model worse than that
+        weight = SPOILED if spoiled else TRAINED
+        return Finding(name, figure, "fault", "too high a rate: training has made the model worse", advice, weight)
     return Finding(name, figure)
 
 
-def averaged(raw: Sequence[float], ema: Sequence[float], decay: float | None, steps: int) -> Finding:
-    """The averaged weights beside those as trained."""
+def averaged(
+    raw: Sequence[float], ema: Sequence[float], decay: float | None, steps: int, spoiled: bool = False
+) -> Finding:
+    """The averaged weights beside those as trained. spoiled: training has made those worse than the base, of which an
+    average that differs is a symptom."""
     one, other = fmean(raw), fmean(ema)
     figure = f"{other:.4f} with the averaged weights (ema_decay = {decay}), {one:.4f} as trained, after {steps} steps"
     if other > 1.15 * one:
         advice = f"generate with --ema False, or train with ema_decay = {max(0.0, 1 - 10 / max(steps, 20)):.4g}"
         cause = "the average is behind the weights"
-        return Finding("averaged weights", figure, "fault", cause, advice, TRAINED + 0.2)
+        weight = SYMPTOM if spoiled else TRAINED + 0.2
+        return Finding("averaged weights", figure, "fault", cause, advice, weight)
     return Finding("averaged weights", figure)
 
 

@@ -19,7 +19,7 @@ from longtake.doctor.finding import Finding, ranked
 from longtake.doctor.measures import Line, errors, in_one_cell
 from longtake.doctor.model import could_be_read, judge_text
 from longtake.doctor.run import alone, examine
-from longtake.doctor.training import averaged, drawn, history, judge_overfit, sampled
+from longtake.doctor.training import against_start, averaged, drawn, history, judge_overfit, sampled
 from longtake.models import TTTVideo, initial_values
 from longtake.parallel import Mesh, start_world
 from longtake.presets import find_preset
@@ -140,6 +140,16 @@ def test_a_place_among_tokens_is_not_missed_where_there_is_one_token(clips: Path
 def test_an_average_that_is_behind_its_weights_is_named() -> None:
     assert averaged([0.1], [0.09], 0.99, 100).verdict == "ok"
     assert averaged([0.1], [0.5], 0.9999, 100).cause == "the average is behind the weights"
+
+
+def test_a_model_worse_than_its_base_is_its_rates_fault_whatever_else_it_shows() -> None:
+    rate = against_start([0.04], [0.09], pretrained=True)
+    text = judge_text(torch.tensor([0.1, -0.1]), 0.4, 0.2, good=True)
+    late = averaged([0.09], [0.5], 0.99, 60, spoiled=True)
+    assert text.cause.startswith("shuffled captions")
+    assert next(iter(ranked([text, late, rate]))) is rate
+    assert next(iter(ranked([text, against_start([0.04], [0.05], pretrained=True)]))) is text  # both saw the captions
+    assert next(iter(ranked([text, against_start([0.04], [0.09], pretrained=False)]))) is text
 
 
 def test_faults_come_before_suspicions_and_the_heavier_first() -> None:
