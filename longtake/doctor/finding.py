@@ -11,8 +11,8 @@ UNTRAINED = "nothing is trained yet"  # why what a model makes of clips is left 
 _GRAVITY = {"fault": 0, "suspect": 1}
 
 # Weights, so that a cause comes before its consequences: what was read off (files, weights), what makes the model good
-# when it is changed (`EXPLAINS` and up to as much again by how good), a model worse than the one it was trained from (no
-# fault of the data is above that, for both models saw the same), what else training shows, and mere symptoms.
+# when it is changed (`EXPLAINS` and up to as much again by how good), a model worse than the one it was trained from
+# (before faults of the data, for both models saw the same), what else training shows, and mere symptoms.
 SEEN, EXPLAINS, SPOILED, TRAINED, SYMPTOM = 1.0, 0.6, 0.59, 0.5, 0.2
 
 

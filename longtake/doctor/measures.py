@@ -84,8 +84,9 @@ def change(one: Tensor, other: Tensor) -> float:
     return float((one.float() - other.float()).norm() / one.float().norm().clamp_min(1e-12))
 
 
-def in_one_cell(t: float, scale: float) -> tuple[float, float]:
-    """Two times near `t` that become one when they, multiplied by `scale`, are rounded to bfloat16."""
+def in_one_cell(t: float, scale: float) -> tuple[float, float, float]:
+    """Three times near `t`, as far from one another: the first two become one when they, multiplied by `scale`, are
+    rounded to bfloat16, the third does not."""
     middle = float(torch.tensor(t * scale).bfloat16())
     width = float(torch.tensor(middle).bfloat16().nextafter(torch.tensor(torch.inf).bfloat16())) - middle
-    return (middle - 0.2 * width) / scale, (middle + 0.2 * width) / scale
+    return (middle - 0.2 * width) / scale, (middle + 0.2 * width) / scale, (middle + 0.6 * width) / scale

@@ -311,12 +311,16 @@ def times(case: Case) -> Finding:
         return Finding(
             name, "no time changes a prediction", "fault", "the model does not read the time", advice, TRAINED
         )
-    near = []
+    near, across = [], []
     for scale in sorted({1.0, 1000.0 / whole if whole <= 1 else 1.0}):
-        pair = in_one_cell(0.75 * whole, scale)
-        near.append(change(*(case.shot(level, told=told).prediction for told in pair)))
+        one, same, other = (case.shot(level, told=told).prediction for told in in_one_cell(0.75 * whole, scale))
+        near.append(change(one, same))
+        across.append(change(same, other))
     figure = f"times that bfloat16 makes one change predictions by {min(near):.1e}, the far ends by {far:.1e}"
-    if min(near) == 0:
+    if any(a == 0 < b for a, b in zip(near, across, strict=True)):
         advice = "keep times in float32 up to the time embedding"
         return Finding(name, figure, "fault", "timesteps are rounded to bfloat16", advice, SEEN)
+    if min(near) == 0:
+        advice = "see the other causes: it tells far times apart, and none of a neighbourhood"
+        return Finding(name, figure, "suspect", "the model hardly reads the time", advice, SYMPTOM)
     return Finding(name, figure)

@@ -61,9 +61,10 @@ def test_the_guess_is_better_than_the_mean_and_than_x_itself() -> None:
 
 @pytest.mark.parametrize(("t", "scale"), [(0.75, 1.0), (0.75, 1000.0), (750.0, 1.0)])
 def test_two_times_of_one_cell_differ_until_they_are_rounded(t: float, scale: float) -> None:
-    one, other = in_one_cell(t, scale)
-    assert one < other
-    assert len({float(torch.tensor(time * scale).bfloat16()) for time in (one, other)}) == 1
+    one, same, other = in_one_cell(t, scale)
+    assert one < same < other
+    rounded = [float(torch.tensor(time * scale).bfloat16()) for time in (one, same, other)]
+    assert rounded[0] == rounded[1] < rounded[2]
 
 
 @pytest.mark.parametrize(
