@@ -36,7 +36,10 @@ _BUDGET = "model", "grad_ckpt_budget"
 _LEFT_OPEN = (  # keys of a config that may say "auto"; what goes with them
     (
         (("", "compile"), ("", "compile_dynamic"), _BUDGET),
-        (("model", "grad_ckpt_settings"), ("parallel", "zero")),
+        (
+            *(("model", key) for key in ("grad_ckpt_settings", "grad_ckpt_buffer_size")),
+            *(("parallel", key) for key in ("zero", "sequence_attention")),
+        ),
     ),
     ((("ae", "sample_size"),), ()),
 )

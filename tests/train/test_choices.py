@@ -284,10 +284,13 @@ def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -
     assert as_started(config, place) == (config, None)
     tree = config.model_copy(update={"compile": False}).model_dump(mode="json")
     del tree["compile_dynamic"], tree["model"]["grad_ckpt_budget"]  # of before there were such keys
-    tree["parallel"]["zero"], tree["model"]["grad_ckpt_settings"] = 2, (1, 2)
+    tree["parallel"] |= {"zero": 2, "sequence_attention": "ring"}
+    tree["model"] |= {"grad_ckpt_settings": (1, 2), "grad_ckpt_buffer_size": 4096}
     (tmp_path / CONFIG_FILE).write_text(dump_config(tree))
     kept, line = as_started(config, place)
-    assert (kept.compile, kept.compile_dynamic, kept.parallel.zero) == (False, True, 2)
+    assert (kept.compile, kept.compile_dynamic) == (False, True)
+    assert (kept.parallel.zero, kept.parallel.sequence_attention) == (2, "ring")
+    assert kept.model.grad_ckpt_buffer_size == 4096
     assert (kept.model.grad_ckpt_settings, kept.model.grad_ckpt_budget) == ((1, 2), "inputs")
     assert line.startswith("as this run was started: compile = False, compile_dynamic = True, model.grad_ckpt_")
     written = config.model_copy(update={"compile": True})
