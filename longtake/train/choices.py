@@ -131,6 +131,8 @@ def choose_attention_by_time(
     shape = attention_shape(system, buckets, peers)
     if config.model.attention != "auto" or device.type != "cuda" or config.deterministic or shape is None:
         return
+    if not choices.is_open("attention", "no kernels are timed"):
+        return
 
     def choose() -> Found:
         seconds = time_backends(shape, device, system.dtype)

@@ -256,13 +256,13 @@ class RunLaunch:
 
     def choices(self, place: RunFolder) -> Choices:
         """What is left to a launch to choose, with what the run's own checkpoint says was chosen before: in another
-        run's buckets another kernel may be faster. In the folder of an earlier run, operators and memory layouts are as
-        there."""
+        run's buckets another kernel may be faster. In the folder of an earlier run, kernels, operators and memory
+        layouts are as there."""
         own = place.checkpoint is not None and place.continues
         state = RunState.read(place.checkpoint) if own else RunState(Clock())
         choices = Choices(self.world, state.choices, self.say_once)
         if not (place.continues and state.clock.global_step):
-            choices.leave_open("fused", "encoding")
+            choices.leave_open("attention", "fused", "encoding")
         return choices
 
     def say_once(self, line: str) -> None:

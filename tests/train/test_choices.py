@@ -72,9 +72,11 @@ def as_on_cuda(world: World, **changes: object) -> System:
     return replace(build_system(config, Mesh.create(config.parallel, world), world), device=torch.device("cuda"))
 
 
-def launch(system: System, world: World, kept: dict) -> tuple[dict, list[str]]:
+def launch(system: System, world: World, kept: dict, begins: bool = True) -> tuple[dict, list[str]]:
     said: list[str] = []
     choices = Choices(world, kept, said.append)
+    if begins:
+        choices.leave_open("attention")
     choose_attention_by_time(system, BUCKETS, BucketPeers.create(system.mesh), choices, said.append)
     return choices.made, said
 
@@ -151,7 +153,10 @@ def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel
     deterministic = replace(plain, config=plain.config.model_copy(update={"deterministic": True}))
     named = plain.config.model.model_copy(update={"attention": "sdpa"})
     for system in (deterministic, replace(plain, config=plain.config.model_copy(update={"model": named}))):
-        assert launch(system, world, {}) == ({}, [])
+        assert launch(system, world, {}) == ({"attention": {}}, [])
+    assert timed == []
+    said = ["attention: no kernels are timed, as this run was started"]  # before any were
+    assert launch(plain, world, {}, begins=False) == ({}, said)
     assert timed == []
 
 
@@ -445,7 +450,7 @@ def test_a_run_leaves_to_later_launches_what_its_first_does_not_choose(
 ) -> None:
     outcome, _ = train_here(config, "--max_steps", "1")
     state = RunState.read(outcome.checkpoint)
-    assert state.choices == {"fused": {}, "encoding": {}}
+    assert state.choices == {"attention": {}, "fused": {}, "encoding": {}}
     run = read_run(str(outcome.folder), []).value
 
     def made(continues: bool) -> dict:
