@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,8 @@ class Attention(nn.Module):
     slow, else sdpa. `choose_attention` says beforehand what runs, and whether it can.
     """
 
+    by_time: ClassVar[bool] = True  # a kernel that was timed may run in the place of "auto"
+
     def __init__(self, backend: Backend = "auto") -> None:
         super().__init__()
         self.backend = backend
@@ -81,6 +83,8 @@ class AttentionOverTime(Attention):
     On a GPU, kernels for rows that are short and many run where they fit, unless another backend is asked for.
     """
 
+    by_time = False
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.backend in ("auto", "fa3") and fits(q):
             return attend_over_time(q, k, v)
@@ -101,6 +105,8 @@ class MaskedAttention(Attention):
     Kernels take the mask as it is, so nothing waits for the device to say how long the texts are. Of the backends only
     math is its own; where another is asked for, PyTorch chooses among its kernels that take a mask.
     """
+
+    by_time = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -156,10 +162,10 @@ def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, 
     return AttentionChoice(wanted, f"{KERNEL_NAMES[wanted]} {facts}")
 
 
-def use_attention(model: nn.Module, choice: AttentionChoice) -> None:
-    """Lets every `Attention` in `model` run on the chosen backend."""
+def use_attention(model: nn.Module, choice: AttentionChoice, timed: bool = False) -> None:
+    """Lets every `Attention` in `model` run on the chosen backend; timed: those alone whose kernels are timed."""
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention) and (module.by_time or not timed):
             module.backend = choice.backend
 
 

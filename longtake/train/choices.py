@@ -90,16 +90,21 @@ class Choices:
 
 
 def attention_shape(system: System, buckets: Sequence[Bucket], peers: BucketPeers) -> AttentionShape | None:
-    """What attention of a rank computes on in the bucket where it costs most; None for a denoiser whose tokens do not
-    all see each other."""
-    model, mesh = system.denoiser, system.mesh
-    if hasattr(type(model), "units") or not any(type(module) is Attention for module in model.modules()):
+    """What attention of a rank computes on in the bucket where it costs most; None for a denoiser of which that is not
+    known, or which has none whose kernels are timed."""
+    model, mesh, text = system.denoiser, system.mesh, system.facts.text_length
+    kind, in_rows = type(model), hasattr(type(model), "attends_in")
+    known = in_rows or not hasattr(kind, "units")
+    if not known or not any(isinstance(module, Attention) and module.by_time for module in model.modules()):
         return None
 
     def shape(bucket: Bucket) -> AttentionShape:
-        heads, degree = type(model).heads(model.config) // mesh.tensor, peers.degree(bucket)
+        heads, degree = kind.heads(model.config) // mesh.tensor, peers.degree(bucket)
+        if in_rows:
+            rows, tokens = kind.attends_in(model.config, system.latent(*bucket.shape), text)
+            return AttentionShape(bucket.batch_size * -(-rows // degree), tokens, heads, model.config.head_dim)
         ulysses = ulysses_degree(mesh.config.sequence_attention, degree, heads)
-        tokens = system.tokens(bucket.shape) + system.facts.text_length
+        tokens = system.tokens(bucket.shape) + text
         return AttentionShape(
             bucket.batch_size, -(-tokens * ulysses // degree), heads // ulysses, model.config.head_dim
         )
@@ -142,7 +147,7 @@ def choose_attention_by_time(
     found = choices.take("attention", choose, str(system.dtype))  # not every kernel runs in every one
     chosen, seconds = found["chosen"], found["seconds"]
     if chosen in KERNEL_NAMES:
-        use_attention(system.denoiser, AttentionChoice(chosen, KERNEL_NAMES[chosen]))
+        use_attention(system.denoiser, AttentionChoice(chosen, KERNEL_NAMES[chosen]), timed=True)
         figures = ", ".join(f"{KERNEL_NAMES[name]} {1e3 * of:.2f} ms" for name, of in seconds.items())
         say(f"attention by time: {KERNEL_NAMES[chosen]} (forward and backward of {found['shape']}: {figures})")
     if found["warning"]:
