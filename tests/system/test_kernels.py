@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,32 @@ def test_blocks_are_compiled_and_the_cache_is_told(
     assert compiled == [(True, 3)]
     assert system.kernels[1] == f"compiled: blocks, one graph for all shapes, kept in {tmp_path / 'kept'}"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "kept")
+
+
+def test_a_run_that_is_to_repeat_itself_tunes_no_code_by_time_and_has_no_cudnn_attention(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"):
+        monkeypatch.setenv(name, "")  # so that both are as before afterwards
+        monkeypatch.delenv(name)
+    config = system_config(deterministic=True)
+    with torch._inductor.config.patch(deterministic=False), _switches_restored():
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        build_system(config, Mesh.create(config.parallel, world), world)
+        assert torch._inductor.config.deterministic
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["TORCHINDUCTOR_DETERMINISTIC"]) == (":4096:8", "1")
+
+
+@contextmanager
+def _switches_restored() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cuda.enable_cudnn_sdp(before[1])
 
 
 class CountingBackend:
