@@ -136,8 +136,8 @@ def plain() -> MMDiT:
 
 def farthest(model: nn.Module, reference: nn.Module) -> float:
     """The largest difference between gradients, over the largest gradient."""
-    wanted = {name: p.grad for name, p in reference.named_parameters()}
-    found: dict[str, Tensor] = {name: whole(p.grad) for name, p in model.named_parameters()}
+    wanted = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    found: dict[str, Tensor] = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     largest = max(float(g.abs().max()) for g in wanted.values())
     return max(float((found[name] - g).abs().max()) for name, g in wanted.items()) / largest
 

@@ -1,0 +1,47 @@
+"""Law 2 of peers whose compiled blocks keep outputs: a run that is started again is the run that never stopped."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from longtake.parallel import BlockCompiler, World
+from longtake.train import read_run, train
+from tests.parallel.one_step import Facts, on_ranks
+from tests.train.runs import assert_same_bits, exact, write_config
+
+STOPPED_AT, STEPS = 2, 4
+KEEPS = {"depth": 0, "attention": "sdpa", "grad_ckpt_settings": (0, 1), "grad_ckpt_budget": 0.5}
+
+
+def in_one_and_in_two(config: Path, world: World) -> Facts:
+    """The folders of a run without a stop, and of one that began again in the middle, with nothing compiled yet."""
+
+    def launch(source: str, steps: int, *words: str) -> str:
+        torch._dynamo.reset()
+        run = read_run(source, ["--max-steps", str(steps), *words]).value
+        return str(train(run, world, source, Console(file=io.StringIO())).folder)
+
+    words = [word for key, value in KEEPS.items() for word in (f"--model.{key}", str(value))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="aot_eager"))
+        whole = launch(str(config), STEPS, "--exp-name", "whole", *words)
+        parts = launch(str(config), STOPPED_AT, "--exp-name", "parts", *words)
+        parts = launch(parts, STEPS)
+    return {"whole": whole, "parts": parts, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+
+
+@pytest.mark.slow
+def test_compiled_peers_that_keep_outputs_go_on_bit_by_bit(tmp_path: Path, clips: Path) -> None:
+    changes = {"dtype": "bf16", "compile": True, "compile_dynamic": "auto", "parallel": {"sequence": 2}}
+    config = write_config(tmp_path, clips, **changes)
+    for facts in on_ranks(2, tmp_path, {"run": partial(in_one_and_in_two, config)}):
+        whole, parts = (Path(facts["run"][name]) for name in ("whole", "parts"))
+        assert facts["run"]["graphs"] > 0
+        assert exact(parts) == exact(whole)
+        assert_same_bits(*(next(folder.glob(f"epoch*-global_step{STEPS}")) for folder in (parts, whole)))
