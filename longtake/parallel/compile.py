@@ -111,18 +111,21 @@ class _BlockKind:
     def _choose_way(self, device: torch.device) -> Literal["eager", "static", "dynamic"]:
         """How a new shape is run, which all peers say alike: they may have met different ones before, as other peers
         of other ranks."""
-        compiler, name = self.compiler, self.name
-        filled = [list(self._ways.values()).count("static") >= STATIC_SHAPES, compiler.variants[name] >= compiler.limit]
+        compiler, name, learns = self.compiler, self.name, torch.is_grad_enabled()
+        most = STATIC_SHAPES if compiler.dynamic else max(STATIC_SHAPES, compiler.limit)
+        others = compiler.dynamic or not compiler.mode.static_sizes or not learns  # whether these are compiled at all
+        filled = [list(self._ways.values()).count("static") >= most, compiler.variants[name] >= compiler.limit]
         if self._cut is not None and (group := self._cut.peers.everyone) is not None:
             if self._cut.has_empty_shares:
                 return "eager"
             filled = sum_of_all(torch.tensor(filled, dtype=torch.float32, device=device), group).tolist()
-        if compiler.mode.static and torch.is_grad_enabled() and not filled[0]:
+        if compiler.mode.static and learns and not filled[0]:
             compiler.static[name] += 1
             return "static"
-        if filled[1]:
-            self._warn_of_limit()
-        return "eager" if filled[1] else "dynamic"
+        if others and not filled[1]:
+            return "dynamic"
+        self._warn_of_limit()
+        return "eager"
 
     def _marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         for x, dims in zip(args, self.varying, strict=False):

@@ -249,31 +249,38 @@ def choose_graphs(
     system: System, stream: StepStream, order: PassOrder, choices: Choices, say: Callable[[str], None]
 ) -> None:
     """Where `compile_dynamic` is "auto": graphs of their own for the pairs of (samples, tokens) that take most FLOPs of
-    a pass, one for all others, which first sees the largest, for which it is tuned. Collective."""
-    if not system.config.compile or system.config.compile_dynamic != "auto":
-        return
+    a pass, one for all others, which first sees the largest, for which it is tuned. Where it is False and there are
+    more than `compile_limit` pairs: graphs for as many, and none for others, whichever come first in a launch.
+    Collective."""
+    dynamic, limit = system.config.compile_dynamic, system.config.compile_limit
     peers, rule = stream.peers, stream.inputs.rule
-    pair = {line.bucket: (line.bucket.batch_size, system.tokens(line.bucket.shape)) for line in order.report.buckets}
+    pair = {bucket: (bucket.batch_size, system.tokens(bucket.shape)) for bucket in rule.buckets}
+    few = len(set(pair.values())) <= limit
+    if not system.config.compile or dynamic is True or (not dynamic and few):
+        return
 
     def choose() -> Found:
         flops: Counter[tuple[int, int]] = Counter()
         for line in order.report.buckets:
             flops[pair[line.bucket]] += line.micro_batches * line.bucket.batch_size * system.flops(line.bucket.shape)
-        static = flops.most_common(STATIC_SHAPES)
+        if not dynamic:  # behind them those that may come in a later pass
+            flops.update(dict.fromkeys(pair.values(), 0))
+        static = flops.most_common(STATIC_SHAPES if dynamic else limit)
         share = sum(of for _, of in static) / max(1, flops.total())
         return {"static": [list(one) for one, _ in static], "share": share}
 
-    found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets))
+    found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets, *(() if dynamic else (limit,))))
     system.mode.static_sizes = frozenset(map(tuple, found["static"]))
     largest: dict[Any, Bucket] = {}  # by what has a graph of its own
     again = recomputed(system.config.model, system.config.model.grad_ckpt_settings)
-    for bucket in sorted(pair, key=lambda bucket: -math.prod(pair[bucket])):
+    counted = [line.bucket for line in order.report.buckets if dynamic]
+    for bucket in sorted(counted, key=lambda bucket: -math.prod(pair[bucket])):
         if pair[bucket] not in system.mode.static_sizes:
             system.use(bucket)
             for one in (None, *sorted(used_levels(system.mode.budget, again))):
                 largest.setdefault(one, bucket)
     count, share = len(found["static"]), found["share"]
-    rest = ", one for all others" if largest else ""
+    rest = "; others run uncompiled" if not dynamic else ", one for all others" if largest else ""
     say(f"graphs of their own for {count} pairs of samples and tokens, {share:.0%} of a pass's FLOPs{rest}")
     for bucket in dict.fromkeys(largest.values()):
         peers.use(peers.degree(bucket))

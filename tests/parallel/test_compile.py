@@ -132,6 +132,15 @@ def test_chosen_shapes_have_graphs_of_their_own_and_all_others_share_one() -> No
     assert sorted(takes_symbols) == [False, False, True]
 
 
+def test_without_a_graph_for_all_only_chosen_shapes_are_compiled_whichever_come_first() -> None:
+    mode = BlockMode(static_sizes={(3, 12)})
+    compiler = BlockCompiler(dynamic=False, limit=1, backend="eager", warn=lambda sentence: None, mode=mode)
+    compiled = built(compiler, config=SINGLE_BLOCKS)
+    for bucket in BUCKETS:
+        loss_and_gradients(compiled, use(mode, bucket))
+    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 0)
+
+
 def test_each_budget_has_a_graph_and_a_shape_of_its_own_one_more() -> None:
     mode = BlockMode({("", 2): 0.2, ("", 3): 1.0, ("", 1): 1.0}, 0.2, static_sizes={(2, 18)})
     compiler, eager, model = BlockCompiler(backend="aot_eager", mode=mode), *(built(config=SINGLE_BLOCKS) for _ in "ab")

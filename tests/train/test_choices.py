@@ -17,18 +17,16 @@ from rich.console import Console
 from longtake.checkpoint import Clock, RunState
 from longtake.config import dump_config
 from longtake.contracts import Bucket, UserError
-from longtake.models import Attention, AttentionChoice, attention_kernels, build_denoiser, fused, timing, use_attention
-from longtake.models import attention as attention_module
-from longtake.models.attention import KERNEL_NAMES, AttentionOverTime, MaskedAttention
-from longtake.models.build import example_conditions
+from longtake.models import Attention, attention_kernels, fused, timing
+from longtake.models.attention import KERNEL_NAMES
 from longtake.models.config import Backend
 from longtake.models.timing import AttentionShape, time_fused
 from longtake.parallel import (
     BlockCompiler,
+    BlockMode,
     BucketPeers,
     Budget,
     Mesh,
-    ParallelConfig,
     Split,
     World,
     missing_compiler,
@@ -43,7 +41,6 @@ from longtake.train import RunConfig, read_run
 from longtake.train import choices as module
 from longtake.train.choices import (
     Choices,
-    attention_shape,
     choose_attention_by_time,
     choose_fused_by_time,
     choose_graphs,
@@ -53,7 +50,6 @@ from longtake.train.folder import RunFolder, as_started
 from longtake.train.run import RunLaunch
 from longtake.train.stages import CONFIG_FILE
 from tests.plan.runs import run_config
-from tests.plan.test_blocks import FAMILIES
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
 
@@ -104,24 +100,6 @@ def test_attention_is_timed_once_and_the_choice_kept_with_the_run(world: World, 
     state = RunState(Clock(), choices=made).to_json()
     again, _ = launch(as_on_cuda(world), world, state["choices"])
     assert (again, len(timed)) == (made, 1)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_kernels_are_timed_at_what_attention_computes_on(
-    family: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, seen = FAMILIES[family].model_copy(update={"attention": "sdpa"}), []
-    latent, mesh = (config.latent_channels, 13, 4, 4), Mesh.create(ParallelConfig(), world)
-    model = build_denoiser(config)
-    facts = {"facts": SimpleNamespace(text_length=6), "latent": lambda *size: latent}
-    system = SimpleNamespace(denoiser=model, mesh=mesh, tokens=lambda size: model.tokens(config, latent), **facts)
-    monkeypatch.setattr(attention_module, "attention", lambda q, *rest: seen.append(tuple(q.shape)) or (q, None))
-    model(torch.zeros(2, *latent), torch.full((2,), 0.5), example_conditions(config, latent, 6, 2))
-    shape = attention_shape(system, [Bucket("", 13, "", latent[1:], 2)], BucketPeers.create(mesh))
-    assert (shape.batch, shape.tokens, shape.heads, shape.width) in seen
-    use_attention(model, AttentionChoice("flash", "timed"), timed=True)
-    left = {type(one) for one in model.modules() if isinstance(one, Attention) and one.backend == "sdpa"}
-    assert left == ({AttentionOverTime, MaskedAttention} if family == "stdit3" else set())  # ours, and none of a choice
 
 
 def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +287,18 @@ def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: 
     again = Choices(world, choices.made, said.append)
     choose_graphs(system, stream, order, again, said.append)
     assert again.made == choices.made
+    stream.inputs.rule.buckets = *BUCKETS, Bucket("32px", 8, "1:1", (8, 32, 32), 3)  # which may come in a later pass
+    each = system.config.model_copy(update={"compile_dynamic": False, "compile_limit": 2})
+    ran.clear()
+    for limit in (3, 2):
+        system = replace(system, config=each.model_copy(update={"compile_limit": limit}), mode=BlockMode())
+        choose_graphs(system, stream, order, Choices(world, {}, said.append), said.append)
+        assert len(system.mode.static_sizes) == (0 if limit == 3 else 2)  # there are three pairs
+    assert system.mode.static_sizes == {(one.batch_size, system.tokens(one.shape)) for one in BUCKETS}
+    assert (ran, said[-1]) == (
+        [],
+        "graphs of their own for 2 pairs of samples and tokens, 100% of a pass's FLOPs; others run uncompiled",
+    )
 
 
 def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -> None:
