@@ -150,6 +150,8 @@ def choose_attention_by_time(
         use_attention(system.denoiser, AttentionChoice(chosen, KERNEL_NAMES[chosen]), timed=True)
         figures = ", ".join(f"{KERNEL_NAMES[name]} {1e3 * of:.2f} ms" for name, of in seconds.items())
         say(f"attention by time: {KERNEL_NAMES[chosen]} (forward and backward of {found['shape']}: {figures})")
+    else:
+        say(f"attention: no kernel ran {found['shape']} forward and backward; the one that PyTorch prefers is taken")
     if found["warning"]:
         say(f"attention: this Hopper GPU is left on FlashAttention-2: {found['warning']}")
 

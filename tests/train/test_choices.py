@@ -127,6 +127,16 @@ def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: 
     assert tuple(parts) == fused.NAMES
 
 
+def test_where_no_kernel_can_be_timed_a_line_says_so(
+    world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "time_backends", lambda *_: {})
+    system = as_on_cuda(world)
+    _, said = launch(system, world, {})
+    assert said[0].startswith("attention: no kernel ran 2 x ")
+    assert {one.backend for one in system.denoiser.modules() if isinstance(one, Attention)} == {"auto"}
+
+
 def test_another_gpu_or_version_chooses_anew_with_a_line(
     world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
