@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtake.models.attention_kernels import attend_block, attend_block_backward
+from longtake.models.attention_kernels import attend_block, attend_block_backward, kernel_of_block
 from longtake.parallel.ring import merge
 from tests.models import flash_attention_3
 
@@ -43,6 +43,24 @@ def test_blocks_make_up_whole_attention(monkeypatch: pytest.MonkeyPatch, which: 
         found = by_blocks(q, k, v, grad, sizes)
     for ours, theirs in zip(found, (expected, *gradients), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "dtype", "runs"),
+    [
+        *((kernel, torch.bfloat16, kernel) for kernel in ("flash", "cudnn", "fa3", "efficient", "math")),
+        ("auto", torch.bfloat16, "flash"),
+        ("efficient", torch.float32, "efficient"),
+        ("auto", torch.float32, "math"),
+    ],
+)
+def test_a_ring_of_gpus_runs_what_was_chosen_for_the_run(chosen: str, dtype: torch.dtype, runs: str) -> None:
+    """All kernels give the log-sum-exp; the meta device stands for CUDA."""
+    q = torch.empty(1, 2, 4, 64, dtype=dtype, device="meta")
+    assert kernel_of_block(q, chosen) == runs
+    if runs not in ("fa3", "math"):
+        out, lse = attend_block(q, q, q, chosen)
+        assert [one.shape for one in attend_block_backward(out, q, q, q, out, lse, chosen)] == [q.shape] * 3
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
