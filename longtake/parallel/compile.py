@@ -153,11 +153,13 @@ class _BlockKind:
 def keep_exchanges_in_order() -> None:
     """Lets Inductor start exchanges between peers in the order of the graph, whatever it fuses: what it does follows
     from sizes, which differ between peers by a token."""
-    from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomSchedulerPass, get_hash_for_files
+    from torch._inductor import config, custom_graph_pass
     from torch._inductor.dependencies import WeakDep
 
-    class KeepOrder(CustomSchedulerPass):
+    # what the cache of compiled code asks of such a pass; PyTorch 2.11 has no class of its own for it
+    kind = getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
+
+    class KeepOrder(kind):
         def __call__(self, nodes: list[Any]) -> list[Any]:
             exchanges = [node for node in nodes if str(getattr(node.node, "op_overload", None)) in EXCHANGES]
             for before, after in pairwise(exchanges):
@@ -168,7 +170,7 @@ def keep_exchanges_in_order() -> None:
             return nodes
 
         def uuid(self) -> bytes:
-            return get_hash_for_files((__file__,))
+            return custom_graph_pass.get_hash_for_files((__file__,))
 
     config._pre_fusion_custom_pass = KeepOrder()
 

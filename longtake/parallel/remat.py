@@ -242,7 +242,9 @@ def _selective(kept: Kept, store: BlockStore | None) -> Contexts:
 
 def _contexts_of_peers(cut: TokenCut, kept: Kept, store: BlockStore | None) -> Contexts:
     """Recomputation runs with the lengths of this forward, see `TokenCut.captured`; compiled code keeps them."""
-    if torch.compiler.is_compiling():
+    # `checkpoint` goes by this mode; PyTorch 2.11 sets no other sign while a backend traces
+    proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    if proxies is not None or torch.compiler.is_compiling():
         return _selective(kept, None)
     if not kept:
         return nullcontext(), cut.captured()

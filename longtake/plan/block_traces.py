@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from longtake.contracts import Conditions, Noised
@@ -67,9 +67,15 @@ class _BlockTrace(Trace):
             self.spared[key] += flops
 
 
-def _weights_in_graph(nodes: Iterable[Any]) -> dict[Any, nn.Parameter]:
-    """The weights that these nodes of autograd's graph, some of them None, have come from, by nodes of their own."""
-    left = list(nodes)
+def _edge(tensor: Tensor) -> GradientEdge | None:
+    """Where the tensor's gradient will be computed, which keeps the graph behind it; a node alone does not where an
+    operator of ours made the tensor. None without a gradient."""
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+def _weights_in_graph(edges: Iterable[GradientEdge | None]) -> dict[Any, nn.Parameter]:
+    """The weights behind these places of autograd's graph, by nodes of their own."""
+    left = [edge.node for edge in edges if edge is not None]
     seen = {None, *left}
     while left:
         new = {node for node, _ in getattr(left.pop(), "next_functions", ())} - seen
@@ -148,8 +154,8 @@ class TracedBlocks:
             given = _tensors((args, named))
             handed = [tensor for i, tensor in enumerate(given) if i in self._handed[kind]]
             found.setdefault("given", trace.live - _bytes(handed))
-            needed.extend(one.grad_fn if i in self._handed[kind] else one for i, one in enumerate(given))
             with trace.paused():
+                needed.extend(_edge(one) if i in self._handed[kind] else one for i, one in enumerate(given))
                 own = set(map(id, handed))
                 numbers, out = self._alone(kind, (args, named), own)
                 if numbers["differentiated",] and not any(one.requires_grad for one in handed):
@@ -181,8 +187,8 @@ class TracedBlocks:
             block.forward = partial(count, kind)
         with Trace(self._model) as trace:
             loss = micro_batch()
-            before = _weights_in_graph(one.grad_fn if isinstance(one, Tensor) else one for one in needed)
-            behind = [p for node, p in _weights_in_graph([loss.grad_fn]).items() if node not in before]
+            before = _weights_in_graph(_edge(one) if isinstance(one, Tensor) else one for one in needed)
+            behind = [p for node, p in _weights_in_graph([_edge(loss)]).items() if node not in before]
             if ends or behind:
                 needed += torch.autograd.grad(loss, [*ends, *behind], allow_unused=True)[len(ends) :]
             del loss
