@@ -242,7 +242,8 @@ def choose_graphs(
     system: System, stream: StepStream, order: PassOrder, choices: Choices, say: Callable[[str], None]
 ) -> None:
     """Where `compile_dynamic` is "auto": graphs of their own for the pairs of (samples, tokens) that take most FLOPs of
-    a pass, one for all others, which first sees the largest, for which it is tuned. Collective."""
+    a pass, one for all others, which first sees the largest, for which it is tuned; so do those that single samples,
+    stills and other peers have. Collective."""
     if not system.config.compile or system.config.compile_dynamic != "auto":
         return
     peers, rule = stream.peers, stream.inputs.rule
@@ -258,13 +259,14 @@ def choose_graphs(
 
     found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets))
     system.mode.static_sizes = frozenset(map(tuple, found["static"]))
-    largest: dict[Any, Bucket] = {}  # by what has a graph of its own
+    largest: dict[Any, Bucket] = {}  # by what has a graph of its own: a budget, a degree, sizes of one
     again = recomputed(system.config.model, system.config.model.grad_ckpt_settings)
     for bucket in sorted(pair, key=lambda bucket: -math.prod(pair[bucket])):
         if pair[bucket] not in system.mode.static_sizes:
             system.use(bucket)
-            for one in (None, *sorted(used_levels(system.mode.budget, again))):
-                largest.setdefault(one, bucket)
+            alike = peers.degree(bucket), bucket.batch_size == 1, system.latent(*bucket.shape)[1] == 1
+            for level in (None, *sorted(used_levels(system.mode.budget, again))):
+                largest.setdefault((level, *alike), bucket)
     count, share = len(found["static"]), found["share"]
     rest = ", one for all others" if largest else ""
     say(f"graphs of their own for {count} pairs of samples and tokens, {share:.0%} of a pass's FLOPs{rest}")

@@ -275,6 +275,11 @@ def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: 
     again = Choices(world, choices.made, said.append)
     choose_graphs(system, stream, order, again, said.append)
     assert again.made == choices.made
+    single, shorter = (Bucket("32px", frames, "1:1", (frames, 32, 32), 1) for frames in (12, 8))
+    lines += [SimpleNamespace(bucket=bucket, micro_batches=1) for bucket in (shorter, single)]
+    ran.clear()  # single samples have a graph of their own
+    choose_graphs(system, stream, order, Choices(world, choices.made, said.append), said.append)
+    assert sorted(ran) == [(still.shape, still.batch_size), (single.shape, 1)]
 
 
 def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -> None:
