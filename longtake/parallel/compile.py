@@ -13,6 +13,7 @@ empty none compiles, for its graph would lose exchanges.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -55,6 +56,7 @@ class BlockCompiler:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             keep_exchanges_in_order()
+        keep_apart_from_other_code()
         layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
         lift_compile_limits((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
         for name in model.blocks:
@@ -173,6 +175,17 @@ def keep_exchanges_in_order() -> None:
             return custom_graph_pass.get_hash_for_files((__file__,))
 
     config._pre_fusion_custom_pass = KeepOrder()
+
+
+def keep_apart_from_other_code() -> None:
+    """Lets the compiler find in its cache only what it made beside this code of ours. It knows our operators by name
+    alone, and what it keeps of a forward has their backward in it: another version's would run in silence."""
+    ours = hashlib.sha256()
+    for folder in ("models", "parallel"):
+        for file in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
+            ours.update(file.read_bytes())
+    tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    torch.compiler.config.cache_key_tag = f"{tag} longtake {ours.hexdigest()}".strip()
 
 
 def lift_compile_limits(variants: int) -> None:

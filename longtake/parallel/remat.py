@@ -189,9 +189,10 @@ def remat_blocks(
     for i, (name, count) in enumerate(zip(model.blocks, counts, strict=True)):
         kept = {one: choose_kept(model, name, one, 1 if cut is None else cut.peers.tensor) for one in levels}
         found[name] = kept[levels[-1]]
+        contexts = {of: _contexts(cut, of, store) for of in kept.values()}
         blocks = list(model.get_submodule(name))[:count]
         for behind, block in enumerate(reversed(blocks)):
-            ways = {of: partial(_remat, block.forward, cut, of, store) for of in dict.fromkeys(kept.values())}
+            ways = {of: partial(_remat, block.forward, way) for of, way in contexts.items()}
             by_budget = ByBudget({one: ways[of] for one, of in kept.items()}, mode, (i, behind))
             block.forward = by_budget if len(ways) > 1 else next(iter(ways.values()))
     return found
@@ -224,13 +225,19 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(one)
 
 
-def _remat(forward: Callable[..., Any], cut: TokenCut | None, kept: Kept, store: BlockStore | None, *args: Any) -> Any:
-    options: dict[str, Any] = {}
-    if cut is not None:
-        options["context_fn"] = partial(_contexts_of_peers, cut, kept, store)
-    elif kept:
-        options["context_fn"] = partial(_selective, kept, store)
+def _remat(forward: Callable[..., Any], contexts: Callable[[], Contexts] | None, *args: Any) -> Any:
+    options = {} if contexts is None else {"context_fn": contexts}
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def _contexts(cut: TokenCut | None, kept: Kept, store: BlockStore | None) -> Callable[[], Contexts] | None:
+    """In which a forward and its recomputation run; None: in none. By `cache_hash`, which is the same in every process,
+    the compiler finds in its cache what it made of a block; without it, it would trace the block in every launch."""
+    if cut is None and not kept:
+        return None
+    found = partial(_selective, kept, store) if cut is None else partial(_contexts_of_peers, cut, kept, store)
+    found.cache_hash = repr((kept.attention, sorted(kept.products)))
+    return found
 
 
 def _selective(kept: Kept, store: BlockStore | None) -> Contexts:

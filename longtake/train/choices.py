@@ -251,9 +251,9 @@ def choose_graphs(
     system: System, stream: StepStream, order: PassOrder, choices: Choices, say: Callable[[str], None]
 ) -> None:
     """Where `compile_dynamic` is "auto": graphs of their own for the pairs of (samples, tokens) that take most FLOPs of
-    a pass, one for all others, which first sees the largest, for which it is tuned. Where it is False and there are
-    more than `compile_limit` pairs: graphs for as many, and none for others, whichever come first in a launch.
-    Collective."""
+    a pass, one for all others, which first sees the largest, for which it is tuned; so do those that single samples,
+    stills and other peers have. Where it is False and there are more than `compile_limit` pairs: graphs for as many,
+    and none for others, whichever come first in a launch. Collective."""
     dynamic, limit = system.config.compile_dynamic, system.config.compile_limit
     peers, rule = stream.peers, stream.inputs.rule
     pair = {bucket: (bucket.batch_size, system.tokens(bucket.shape)) for bucket in rule.buckets}
@@ -273,14 +273,15 @@ def choose_graphs(
 
     found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets, *(() if dynamic else (limit,))))
     system.mode.static_sizes = frozenset(map(tuple, found["static"]))
-    largest: dict[Any, Bucket] = {}  # by what has a graph of its own
+    largest: dict[Any, Bucket] = {}  # by what has a graph of its own: a budget, a degree, sizes of one
     again = recomputed(system.config.model, system.config.model.grad_ckpt_settings)
     counted = [line.bucket for line in order.report.buckets if dynamic]
     for bucket in sorted(counted, key=lambda bucket: -math.prod(pair[bucket])):
         if pair[bucket] not in system.mode.static_sizes:
             system.use(bucket)
-            for one in (None, *sorted(used_levels(system.mode.budget, again))):
-                largest.setdefault(one, bucket)
+            alike = peers.degree(bucket), bucket.batch_size == 1, system.latent(*bucket.shape)[1] == 1
+            for level in (None, *sorted(used_levels(system.mode.budget, again))):
+                largest.setdefault((level, *alike), bucket)
     count, share = len(found["static"]), found["share"]
     rest = "; others run uncompiled" if not dynamic else ", one for all others" if largest else ""
     say(f"graphs of their own for {count} pairs of samples and tokens, {share:.0%} of a pass's FLOPs{rest}")

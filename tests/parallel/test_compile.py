@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise
 from tests.parallel.one_step import Facts, on_ranks, whole
 
+compile_module = importlib.import_module("longtake.parallel.compile")
 CONFIG = tiny_config(depth=3, depth_single_blocks=3, cond_embed=True)
 SINGLE_BLOCKS = tiny_config(depth=0, depth_single_blocks=2)
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -254,17 +256,20 @@ def test_inductor_keeps_the_order_of_exchanges_whatever_it_fuses() -> None:
         assert exchanges_in(code, *args) == without[::-1] == sorted(without)
 
 
-def launched(cache: Path) -> list[int]:
-    """Compiles single blocks with the real compiler in a process of its own, and holds them to law 1.
+def launched(cache: Path, again: int) -> list[int]:
+    """Compiles single blocks with the real compiler in a process of its own, and holds them to law 1; `again`: how many
+    are recomputed, beside some outputs that are kept.
 
     Returns how many forwards with their backwards it compiled, how many it found, and how many graphs it compiled.
     """
     code = (
         "import torch\n"
-        "from longtake.parallel import BlockCompiler, use_compile_cache\n"
+        "from longtake.parallel import BlockCompiler, remat_blocks, use_compile_cache\n"
         "from tests.parallel.test_compile import BUCKETS, SINGLE_BLOCKS, built, distance\n"
         f"use_compile_cache({str(cache)!r})\n"
-        "model, eager = built(BlockCompiler(), config=SINGLE_BLOCKS), built(config=SINGLE_BLOCKS)\n"
+        "model, eager = built(config=SINGLE_BLOCKS), built(config=SINGLE_BLOCKS)\n"
+        f"remat_blocks(model, (0, {again}), budget=0.2)\n"
+        "BlockCompiler().compile(model)\n"
         "assert max(distance(model, eager, bucket) for bucket in BUCKETS[:2]) <= 1e-5\n"
         "pairs, graphs = (torch._dynamo.utils.counters[kind] for kind in ('aot_autograd', 'inductor'))\n"
         "print(pairs['autograd_cache_miss'], pairs['autograd_cache_hit'], graphs['fxgraph_cache_miss'])\n"
@@ -279,9 +284,36 @@ def launched(cache: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_second_launch_finds_compiled_code_in_the_cache(tmp_path: Path) -> None:
-    assert launched(tmp_path) == [1, 0, 2]
-    assert launched(tmp_path) == [0, 1, 0]
+@pytest.mark.parametrize("again", [0, 2])
+def test_the_second_launch_finds_compiled_code_in_the_cache(tmp_path: Path, again: int) -> None:
+    assert launched(tmp_path, again) == [1, 0, 2]
+    assert launched(tmp_path, again) == [0, 1, 0]
+
+
+def test_code_that_was_compiled_beside_another_version_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler keeps the backward of our operators, whose names stay."""
+    tags = []
+    (tmp_path / "models").mkdir()
+    monkeypatch.setattr(compile_module, "__file__", str(tmp_path / "parallel" / "compile.py"))
+    with torch.compiler.config.patch(cache_key_tag=""):
+        for backward in ("2 * grad", "3 * grad", "2 * grad"):
+            (tmp_path / "models" / "operator.py").write_text(backward)
+            BlockCompiler(backend="eager").compile(MMDiT(SINGLE_BLOCKS))
+            tags.append(torch.compiler.config.cache_key_tag)
+    assert tags[0] == tags[2] != tags[1]
+
+
+def test_the_compiler_knows_what_recomputed_blocks_keep_by_the_same_words_in_every_process() -> None:
+    """Without such words it keeps nothing of a block whose outputs are kept, and traces it in every launch."""
+    config = tiny_config(depth=0, depth_single_blocks=1)
+    words = []
+    for budget in (0.2, 1.0, 0.2):
+        remat_blocks(model := MMDiT(config), (0, 1), budget=budget)
+        words.append(model.single_blocks[0].forward.args[1].cache_hash)
+    assert words[0] == words[2] != words[1]
+    assert " at 0x" not in "".join(words)
 
 
 def test_the_cache_folder_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

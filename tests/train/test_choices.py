@@ -297,8 +297,16 @@ def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: 
     again = Choices(world, choices.made, said.append)
     choose_graphs(system, stream, order, again, said.append)
     assert again.made == choices.made
+    single, shorter = (Bucket("32px", frames, "1:1", (frames, 32, 32), 1) for frames in (12, 8))
+    lines[1].micro_batches = 1
+    lines += [SimpleNamespace(bucket=bucket, micro_batches=1) for bucket in (shorter, single)]
+    stream.inputs.rule.buckets = *BUCKETS, shorter, single
+    ran.clear()  # single samples have a graph of their own
+    choose_graphs(system, stream, order, Choices(world, {}, said.append), said.append)
+    assert sorted(ran) == [(still.shape, still.batch_size), (single.shape, 1)]
     stream.inputs.rule.buckets = *BUCKETS, Bucket("32px", 8, "1:1", (8, 32, 32), 3)  # which may come in a later pass
     each = system.config.model_copy(update={"compile_dynamic": False, "compile_limit": 2})
+    del lines[2:]
     ran.clear()
     for limit in (3, 2):
         system = replace(system, config=each.model_copy(update={"compile_limit": limit}), mode=BlockMode())
