@@ -16,9 +16,10 @@ from longtake.data.latents.store import INDEX_NAMES, STORE_FILE, read_facts
 from longtake.encode.fit import OtherStore
 from longtake.encode.plan import encode_inputs, view_samples
 from longtake.encode.run import EncodeOptions, encode
+from longtake.encoders import autoencoder_cost
 from longtake.parallel import World
 from longtake.system import SystemConfig, windows_of
-from longtake.system.encoders import encoding_costs
+from longtake.system.encoders import captions_of_sample, companions_costs, encoding_costs
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _ENCODING_FLOPS = 300e12  # a second, of convolutions on an H200: taken, not measured
@@ -66,24 +67,42 @@ def store_size(
 ) -> StoreSize:
     """From the first view, the others being like it; nothing is read of clips or weights."""
     rows, _, codes = view_samples(encode_inputs(config.seed, dataset, rule, table, stage), 0)
-    ae, latent, views = config.ae, config.ae.latent, dataset.views
-    windows, values, flops = windows_of(config, kinds, rule.buckets, latent), 0.0, 0.0
+    views, windows = dataset.views, windows_of(config, kinds, rule.buckets, config.ae.latent)
+    stored, flops, captions = 0.0, 0.0, 0
+    clips = np.bincount(codes[np.unique(rows, return_index=True)[1]], minlength=len(rule.buckets)).tolist()
     for index, count in enumerate(np.bincount(codes, minlength=len(rule.buckets)).tolist()):
         if not count:
             continue
         shape = rule.buckets[index].shape
-        channels, frames, *sides = latent(*shape)
-        frames += sum(len(window.frames) for window in windows.get(shape[0], {}).values())
-        values += count * channels * frames * prod(sides)
-        flops += count * sum(cost.flops for cost in encoding_costs(config, shape, 1).values())
+        apart = windows.get(shape[0], {}).values()
+        stored += count * _sample_bytes(config, shape, sum(len(window.frames) for window in apart))
+        costs = [*encoding_costs(config, shape, 1).values(), *companions_costs(config, shape, 1)]
+        costs += [autoencoder_cost(config.ae, (len(window.pixels), *shape[1:]), 1) for window in apart]
+        flops += count * sum(cost.flops for cost in costs)
+        captions += clips[index] * captions_of_sample(config, shape[0])
     texts = 0
     for text in config.family.texts:
         section = getattr(config, text.section)
         length = 1 if text.pooled else section.max_length
         texts += length * section.dim * _BYTES[getattr(section, "dtype", "fp32")]
-    captions = len(np.unique(rows)) * min(views, len(dataset.captions or "1"))
-    moments = (2 if ae.is_random else 1) * _BYTES[getattr(ae, "dtype", "fp32")]
-    return StoreSize(views * len(rows), views, views * values * moments, captions * texts, views * flops)
+    captions *= min(views, len(dataset.captions or "1"))
+    return StoreSize(views * len(rows), views, views * stored, captions * texts, views * flops)
+
+
+def _sample_bytes(config: SystemConfig, shape: tuple[int, int, int], frames_apart: int) -> int:
+    """Of the latents of a sample of (T, H, W) pixels, of so many latent frames that are encoded apart, and of what its
+    clip brings along."""
+    channels, frames, *sides = config.ae.latent(*shape)
+    of_frame = channels * prod(sides) * _BYTES[getattr(config.ae, "dtype", "fp32")]
+    moments = 2 if config.ae.is_random else 1
+    found = moments * of_frame * (frames + frames_apart)
+    for one in config.sample_rules.companions:
+        found += {
+            "video": moments * of_frame * frames,
+            "stills": one.most * of_frame,
+            "numbers": shape[0] * one.width * _BYTES["fp32"],
+        }[one.kind]
+    return found
 
 
 def choose_store(
