@@ -39,17 +39,19 @@ class StoreSize:
         hours, parts = self.flops / _ENCODING_FLOPS / 3600, (self.latent_bytes, self.text_bytes)
         latents, texts = (f"{size / 1e12:.3g} TB" if size >= 1e11 else f"{size / 1e9:.3g} GB" for size in parts)
         cost = f", about {hours:,.1f} GPU-hours at {_ENCODING_FLOPS / 1e12:.0f} TFLOP/s" if self.flops else ""
+        again = f"every {self.views} passes" if self.views > 1 else "every pass"
         return (
             f"{self.samples:,} samples in {self.views} view{'s' * (self.views > 1)} are {latents} of latents and at "
-            f"most {texts} of captions{cost}; windows, captions and buckets of a clip then come again every "
-            f"{self.views} passes, noise, times and dropout do not"
+            f"most {texts} of captions{cost}; windows, captions and buckets of a clip then come again {again}, "
+            "noise, times and dropout do not"
         )
 
 
-def store_folder(dataset: DatasetConfig) -> Path:
-    """Where the store of a run lies by default: `dataset.latents`, else beside the table."""
+def store_folder(dataset: DatasetConfig, stage: int) -> Path:
+    """Where the store of a run lies by default: `dataset.latents`, else beside the table, each stage's by itself."""
     table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]
-    return Path(dataset.latents) if dataset.stored else Path(table).with_suffix(".latents")
+    beside = Path(table).with_suffix(f".stage{stage}.latents" if stage else ".latents")
+    return Path(dataset.latents) if dataset.stored else beside
 
 
 def is_store(folder: Path) -> bool:
@@ -118,7 +120,7 @@ def choose_store(
     """The store that a run with `latents = "auto"` trains from, made here where it is not there and small enough; None
     where the run encodes by itself, also since the store that is there is of something else. The samples are the same
     either way. Collective."""
-    folder = store_folder(dataset)
+    folder = store_folder(dataset, stage)
     options = world.on_main(lambda: _options(folder, workers))
 
     def decide() -> tuple[bool, str]:
