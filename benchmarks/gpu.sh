@@ -54,7 +54,7 @@ budgets="none inputs 1 0.23"
 case "${1:-}" in
 kernels) run kernels 140 kernels gemm attention ${each[@]+"${each[@]}"} ;;
 fused) run fused 170 kernels fused ${each[@]+"${each[@]}"} ;;
-encoders) run encoders 110 kernels vae t5 ;;
+encoders) run encoders 110 kernels vae t5 tiles ;;
 static) blocks static 250 --static --remat $last --budget $budgets ;;
 dynamic)
   if [ -n "${TINY:-}" ]; then

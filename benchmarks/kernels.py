@@ -2,10 +2,11 @@
 
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
+python benchmarks/kernels.py tiles                   129 x 192 x 336 by sizes of tiles, and with compiled blocks
 python benchmarks/kernels.py fused                   norms, rotations, gates, q, k and v by one product: uncompiled,
                                                      compiled, by our operators
 python benchmarks/kernels.py chain                   256 steps of TTT-MLP's scan: microseconds a step
-python benchmarks/kernels.py gemm attention fused vae t5 chain --tiny --device cpu      small, to see that it runs
+python benchmarks/kernels.py gemm attention fused vae t5 tiles chain --tiny --device cpu      small, to see that it runs
 
 `fused` tells the rate at which bytes go in and out, that of a copy of as many, and the largest error in the result and
 in the gradients, over the largest number of what float64 gives for the same inputs.
@@ -35,6 +36,7 @@ from longtake.models import fused
 from longtake.models.timing import AttentionShape, block_parts
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan
+from longtake.parallel import missing_compiler
 
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
 ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K
@@ -68,7 +70,7 @@ def main() -> None:
             for line in PARTS[part](arguments):
                 lines.append({"part": part, **line})
                 print(f"{part}: {line['what']}: {line['ms']:.3f} ms, {line['rate']}", flush=True)
-            _write(arguments, lines)  # as they come: what is cut short leaves those before it
+                _write(arguments, lines)  # as they come: what is cut short leaves those before it
     print_table(("part", "what", "ms", "rate"), [_row(line) for line in lines])
     _write(arguments, lines, **watch.figures)
 
@@ -123,6 +125,24 @@ def autoencoder(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 seconds = median_seconds(partial(encoder.posterior, video), device, arguments.seconds)
             yield _line(f"{name}{', cudnn.benchmark' * searched} {shape}", seconds, flops)
     torch.backends.cudnn.benchmark = False
+
+
+def tiles(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """HunyuanVideo's encoder on the widest frames of Open-Sora 2.0's first stage: published tiles and equal ones, and
+    these by compiled blocks, whose compilation is not in the time."""
+    small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if arguments.tiny else {}
+    shape = (5, 32, 48) if arguments.tiny else (129, 192, 336)
+    equal = {"sample_size": "auto"}
+    ways = {"tiles of 256": {}, "equal": equal, "equal, compiled": equal | {"compile": True}}
+    if missing_compiler(arguments.device):
+        del ways["equal, compiled"]
+    for name, own in ways.items():
+        section = HunyuanVAEConfig(**small, **own)
+        encoder = random_autoencoder(section, arguments.device, torch.bfloat16)
+        video = torch.rand(1, 3, *shape, device=arguments.device).to(torch.bfloat16)
+        with torch.inference_mode():
+            seconds = median_seconds(partial(encoder.posterior, video), arguments.device, arguments.seconds)
+        yield _line(f"{name} {shape}", seconds, autoencoder_cost(section, shape, 1).flops)
 
 
 def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -247,6 +267,7 @@ PARTS = {
     "fused": fused_operators,
     "vae": autoencoder,
     "t5": t5,
+    "tiles": tiles,
     "chain": chain,
 }
 

@@ -49,7 +49,7 @@ def encode_verb(
     """
     source, overrides = run_and_overrides(context, run, "data encode")
     config = train.read_run(source, overrides, dialect=context.obj).value
-    folder = output or encode.store_folder(config.dataset)
+    folder = output or encode.store_folder(config.dataset, config.stage_number)
     console = track.make_console()
     if mend and (verify or part is not None):
         other = "--verify" if verify else f"--part {part}"

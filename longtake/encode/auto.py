@@ -16,9 +16,10 @@ from longtake.data.latents.store import INDEX_NAMES, STORE_FILE, read_facts
 from longtake.encode.fit import OtherStore
 from longtake.encode.plan import encode_inputs, view_samples
 from longtake.encode.run import EncodeOptions, encode
+from longtake.encoders import autoencoder_cost
 from longtake.parallel import World
 from longtake.system import SystemConfig, windows_of
-from longtake.system.encoders import encoding_costs
+from longtake.system.encoders import captions_of_sample, companions_costs, encoding_costs
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _ENCODING_FLOPS = 300e12  # a second, of convolutions on an H200: taken, not measured
@@ -38,17 +39,19 @@ class StoreSize:
         hours, parts = self.flops / _ENCODING_FLOPS / 3600, (self.latent_bytes, self.text_bytes)
         latents, texts = (f"{size / 1e12:.3g} TB" if size >= 1e11 else f"{size / 1e9:.3g} GB" for size in parts)
         cost = f", about {hours:,.1f} GPU-hours at {_ENCODING_FLOPS / 1e12:.0f} TFLOP/s" if self.flops else ""
+        again = f"every {self.views} passes" if self.views > 1 else "every pass"
         return (
             f"{self.samples:,} samples in {self.views} view{'s' * (self.views > 1)} are {latents} of latents and at "
-            f"most {texts} of captions{cost}; windows, captions and buckets of a clip then come again every "
-            f"{self.views} passes, noise, times and dropout do not"
+            f"most {texts} of captions{cost}; windows, captions and buckets of a clip then come again {again}, "
+            "noise, times and dropout do not"
         )
 
 
-def store_folder(dataset: DatasetConfig) -> Path:
-    """Where the store of a run lies by default: `dataset.latents`, else beside the table."""
+def store_folder(dataset: DatasetConfig, stage: int) -> Path:
+    """Where the store of a run lies by default: `dataset.latents`, else beside the table, each stage's by itself."""
     table = dataset.data_path if dataset.mix is None else dataset.mix[0][0]
-    return Path(dataset.latents) if dataset.stored else Path(table).with_suffix(".latents")
+    beside = Path(table).with_suffix(f".stage{stage}.latents" if stage else ".latents")
+    return Path(dataset.latents) if dataset.stored else beside
 
 
 def is_store(folder: Path) -> bool:
@@ -66,24 +69,42 @@ def store_size(
 ) -> StoreSize:
     """From the first view, the others being like it; nothing is read of clips or weights."""
     rows, _, codes = view_samples(encode_inputs(config.seed, dataset, rule, table, stage), 0)
-    ae, latent, views = config.ae, config.ae.latent, dataset.views
-    windows, values, flops = windows_of(config, kinds, rule.buckets, latent), 0.0, 0.0
+    views, windows = dataset.views, windows_of(config, kinds, rule.buckets, config.ae.latent)
+    stored, flops, captions = 0.0, 0.0, 0
+    clips = np.bincount(codes[np.unique(rows, return_index=True)[1]], minlength=len(rule.buckets)).tolist()
     for index, count in enumerate(np.bincount(codes, minlength=len(rule.buckets)).tolist()):
         if not count:
             continue
         shape = rule.buckets[index].shape
-        channels, frames, *sides = latent(*shape)
-        frames += sum(len(window.frames) for window in windows.get(shape[0], {}).values())
-        values += count * channels * frames * prod(sides)
-        flops += count * sum(cost.flops for cost in encoding_costs(config, shape, 1).values())
+        apart = windows.get(shape[0], {}).values()
+        stored += count * _sample_bytes(config, shape, sum(len(window.frames) for window in apart))
+        costs = [*encoding_costs(config, shape, 1).values(), *companions_costs(config, shape, 1)]
+        costs += [autoencoder_cost(config.ae, (len(window.pixels), *shape[1:]), 1) for window in apart]
+        flops += count * sum(cost.flops for cost in costs)
+        captions += clips[index] * captions_of_sample(config, shape[0])
     texts = 0
     for text in config.family.texts:
         section = getattr(config, text.section)
         length = 1 if text.pooled else section.max_length
         texts += length * section.dim * _BYTES[getattr(section, "dtype", "fp32")]
-    captions = len(np.unique(rows)) * min(views, len(dataset.captions or "1"))
-    moments = (2 if ae.is_random else 1) * _BYTES[getattr(ae, "dtype", "fp32")]
-    return StoreSize(views * len(rows), views, views * values * moments, captions * texts, views * flops)
+    captions *= min(views, len(dataset.captions or "1"))
+    return StoreSize(views * len(rows), views, views * stored, captions * texts, views * flops)
+
+
+def _sample_bytes(config: SystemConfig, shape: tuple[int, int, int], frames_apart: int) -> int:
+    """Of the latents of a sample of (T, H, W) pixels, of so many latent frames that are encoded apart, and of what its
+    clip brings along."""
+    channels, frames, *sides = config.ae.latent(*shape)
+    of_frame = channels * prod(sides) * _BYTES[getattr(config.ae, "dtype", "fp32")]
+    moments = 2 if config.ae.is_random else 1
+    found = moments * of_frame * (frames + frames_apart)
+    for one in config.sample_rules.companions:
+        found += {
+            "video": moments * of_frame * frames,
+            "stills": one.most * of_frame,
+            "numbers": shape[0] * one.width * _BYTES["fp32"],
+        }[one.kind]
+    return found
 
 
 def choose_store(
@@ -99,7 +120,7 @@ def choose_store(
     """The store that a run with `latents = "auto"` trains from, made here where it is not there and small enough; None
     where the run encodes by itself, also since the store that is there is of something else. The samples are the same
     either way. Collective."""
-    folder = store_folder(dataset)
+    folder = store_folder(dataset, stage)
     options = world.on_main(lambda: _options(folder, workers))
 
     def decide() -> tuple[bool, str]:

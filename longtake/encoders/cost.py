@@ -143,6 +143,8 @@ def _folder(section: Any) -> Path | None:
 def on_meta(section: Any) -> Any:
     """The encoder of a section on the meta device, for counting."""
     dtype = _DTYPES[getattr(section, "dtype", "fp32")]
+    if getattr(section, "compile", False):
+        section = section.model_copy(update={"compile": False})  # the trace would see nothing of compiled layers
     if isinstance(section, AutoencoderSection):
         return build_autoencoder(section, dtype)
     return build_text_encoder(section, _folder(section), dtype, tokenizer=False)

@@ -55,6 +55,8 @@ class Tiling:
         """The tiles of a side; the last may be a little shorter."""
         overlap = side - stride
         count = max(1, ceil((length - overlap) / stride))
+        if count == 1:  # it may be no longer than an overlap
+            return [slice(0, length)]
         side = ceil((length + (count - 1) * overlap) / (count * self.equal)) * self.equal
         return [slice(start, min(length, start + side)) for start in range(0, count * (side - overlap), side - overlap)]
 

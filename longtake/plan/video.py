@@ -113,6 +113,7 @@ def _requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[tuple[G
     for group in alike(videos):
         first = group[0].prompt
         changes: dict[str, Any] = {"num_clips": len(first.clips), "strength": strength_of(first, config)}
+        changes["companions"] = config.companions | dict(first.brings)
         if not config.use_t2i2v:
             changes["cond_type"] = kind_of(first, config) if group[0].refs else config.family.kind_of_nothing
         found.append((own_config(first, config).model_copy(update=changes), len(group) * config.num_sample))
@@ -199,11 +200,14 @@ def branches_of(config: GenerateConfig, frames: int) -> Counter[int]:
 
 
 def _known(config: GenerateConfig, shape: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """Pixels that are encoded of a reference."""
+    """Pixels that are encoded of references: control videos, stills, and what the video is known by."""
+    pixels = {"video": shape, "stills": (1, *shape[1:])}
+    given = (one for one in config.sample_rules.companions if config.companions.get(one.name) and one.kind in pixels)
+    found = [size for one in given for size in [pixels[one.kind]] * one.most]
     if config.knows_nothing or config.law_of_family is None:
-        return []
+        return found
     windows = config.law_of_family.windows(config.kind, config.ae.latent, shape[0])
-    return [(len(window.pixels), *shape[1:]) for window in windows]
+    return found + [(len(window.pixels), *shape[1:]) for window in windows]
 
 
 def _weights(config: GenerateConfig, layout: Layout) -> dict[str, int]:

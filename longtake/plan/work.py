@@ -31,6 +31,7 @@ from longtake.system.encoders import (
     CAPTIONS_AT_ONCE,
     captions_costs,
     captions_of_sample,
+    companions_costs,
     embedding_bytes,
     embeds_ahead,
     encoder_bytes,
@@ -131,7 +132,8 @@ class Work:
         if self.config.dataset.stored:
             return EncoderWork()
         flops = {name: cost.rank_flops(ranks) for name, cost in self.encoding(bucket.shape, batch).items()}
-        video = flops.pop("ae", 0) + self.known_flops(bucket, batch, ranks)
+        brought = sum(cost.rank_flops(ranks) for cost in companions_costs(self.config, bucket.shape, batch))
+        video = flops.pop("ae", 0) + self.known_flops(bucket, batch, ranks) + brought
         return EncoderWork(video, sum(flops.values()))
 
     def known_flops(self, bucket: Bucket, batch: int, ranks: int) -> float:

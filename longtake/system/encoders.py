@@ -356,6 +356,13 @@ def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int
     return {"ae": encoders.autoencoder_cost(config.ae, shape, batch), **captions_costs(config, captions)}
 
 
+def companions_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> list[encoders.EncodeCost]:
+    """What encoding the pixels costs that clips of a micro-batch bring along: their control videos, their stills."""
+    pixels = {"video": shape, "stills": (1, *shape[1:])}
+    found = [one for one in config.sample_rules.companions if one.kind in pixels]
+    return [encoders.autoencoder_cost(config.ae, pixels[one.kind], batch * one.most) for one in found]
+
+
 def captions_costs(config: SystemConfig, captions: int) -> dict[str, encoders.EncodeCost]:
     """What embedding so many captions costs, by section."""
     sections = [text.section for text in config.family.texts]

@@ -74,7 +74,8 @@ def settle_latents(
     if kept not in (None, "auto") and not world.on_main(lambda: is_store(Path(kept))):
         say(f"dataset.latents = 'auto': {kept}, the store that this run was started with, is gone")
         kept = "auto"
-    if kept == "auto" or kept == str(store_folder(config.dataset)):  # what is not in the store is encoded first
+    own = str(store_folder(config.dataset, config.stage_number))
+    if kept in ("auto", own):  # what is not in the store is encoded first
         what = config.dataset, config.bucket_rule, config.stage_number
         folder = choose_store(config, *what, world, config.num_workers, say, config.condition_config)
         kept = folder and str(folder)

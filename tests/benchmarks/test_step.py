@@ -81,6 +81,21 @@ def test_what_is_cut_short_is_said_and_fails(tmp_path: Path) -> None:
     assert "== chain: ended after 50 s" in done.stdout
 
 
+def test_lines_of_a_part_that_is_cut_short_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    kernels = import_module("kernels")
+
+    def cut_short(arguments: Any) -> Iterator[dict[str, Any]]:
+        yield {"what": "one", "ms": 1.0, "rate": "fast"}
+        raise SystemExit(124)
+
+    monkeypatch.setitem(kernels.PARTS, "t5", cut_short)
+    monkeypatch.setattr(sys, "argv", ["kernels", "t5", "--device", "cpu", "--json", str(tmp_path / "out.json")])
+    with pytest.raises(SystemExit):
+        kernels.main()
+    assert [line["what"] for line in json.loads((tmp_path / "out.json").read_text())["figures"]["runs"]] == ["one"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [*LISTED, *BESIDE])
 def test_every_part_for_a_gpu_runs_small_and_its_own_words_are_understood(

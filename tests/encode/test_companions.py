@@ -26,6 +26,7 @@ from longtake.data import (
 from longtake.data.clips.captions import read_frame_numbers
 from longtake.data.loading.draws import window_draws
 from longtake.data.rules import Companion
+from longtake.encode import store_size
 from longtake.encode.plan import Plan
 from longtake.families import OPENSORA_V2, registry
 from longtake.parallel import Mesh, start_world
@@ -168,3 +169,13 @@ def test_poses_that_are_none_are_answered_with_the_reason(
         (tmp_path / "poses.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ClipError, match=reason):
         read_frame_numbers(tmp_path / "poses.txt", np.arange(2), 3, header=1)
+
+
+def test_the_size_of_a_store_is_told_with_what_clips_bring_along(config: Path, tmp_path: Path) -> None:
+    make_store(config, tmp_path / "store")
+    run = read_run(str(config), ["--dataset.views", "2"]).value
+    table = open_clips(run.dataset, run.sample_rules.columns)
+    told = store_size(run, run.dataset, run.bucket_rule, 0, table)
+    written = sum(path.stat().st_size for path in (tmp_path / "store" / "latents").glob("*.safetensors"))
+    bad = LatentStore.open(tmp_path / "store").column("shard") < 0
+    assert told.latent_bytes * np.mean(~bad) == pytest.approx(written, rel=0.02)

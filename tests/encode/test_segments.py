@@ -14,6 +14,7 @@ import torch
 
 from longtake.data import LatentStore, SlotDataset, StoredDataset, open_clips
 from longtake.data.rules import MASK
+from longtake.encode import store_size
 from longtake.encode.plan import Plan
 from longtake.families import OPENSORA_V2, Text, registry
 from longtake.system import build_encoders
@@ -118,3 +119,11 @@ def test_parts_make_the_same_bytes_and_a_sample_is_there_once_all_its_captions_a
     assert 0 < sum(expected) < len(expected)
     make_store(config, tmp_path / "parts", part=(2, 2), **options)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_the_size_of_a_store_is_told_with_a_caption_for_each_segment(config: Path) -> None:
+    run = read_run(str(config), ["--dataset.views", "2"]).value
+    table = open_clips(run.dataset)
+    told = store_size(run, run.dataset, run.bucket_rule, 0, table)
+    captions = sum(segments(min(count, 16)) for count in table.num_frames.tolist())
+    assert told.text_bytes == captions * (run.t5.max_length * run.t5.dim + run.clip.dim) * 4

@@ -92,6 +92,11 @@ def test_an_autoencoder_costs_what_whole_encodings_do(config: Any, shape: tuple[
     assert said.rank_bytes() - said.input_bytes == pytest.approx(counted_bytes(autoencoder(config), run), rel=0.1)
 
 
+def test_compiled_layers_cost_what_they_do_as_they_are() -> None:
+    shape, compiled = (9, 64, 64), NARROW.model_copy(update={"compile": True})
+    assert autoencoder_cost(compiled, shape, 1).flops == autoencoder_cost(NARROW, shape, 1).flops
+
+
 @pytest.mark.parametrize(("frames", "batch"), [(145, 1), (145, 2), (1009, 1)])
 def test_a_stream_costs_one_segment_and_what_it_carries_over(frames: int, batch: int) -> None:
     segments = COGVIDEOX.model_copy(update={"encode_frames": 48, "layers_per_block": 2})  # not published

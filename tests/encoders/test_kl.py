@@ -77,8 +77,8 @@ def test_equal_tiles_are_those_of_their_size(weights: Path) -> None:
     decoded = ours.decode(mean, 5)
     assert torch.equal(decoded[..., :176], whole.decode(mean[..., :30], 5)[..., :176])
     assert torch.equal(decoded[..., 240:], whole.decode(mean[..., 22:], 5)[..., 64:])
-    small = video[..., :384]
-    assert torch.equal(ours.posterior(small)["mean"], whole.posterior(small)["mean"])
+    for small in (video[..., :384], video[..., :64]):  # 64: as long as neighbours overlap
+        assert torch.equal(ours.posterior(small)["mean"], whole.posterior(small)["mean"])
 
 
 @torch.no_grad()

@@ -20,7 +20,9 @@ from longtake.plan.layout import Layout
 from longtake.plan.memory import forecast_memory
 from longtake.plan.report import entry_head, entry_rows
 from longtake.plan.work import read_layout, read_work
+from longtake.presets import find_preset
 from longtake.track import gpu_named
+from longtake.train import RunWithoutTable, read_run
 from tests.plan.runs import run_config
 
 MACHINE = Machine(gpu_named("h200"), efficiency=0.4)
@@ -32,6 +34,7 @@ LEARNED: dict[str, Any] = {
 }
 MODEL = {"in_channels": 64, "patch_size": 2, "context_in_dim": 4096, "vec_in_dim": 768}
 EMBEDDED = 512 * 4096 * 2 + 768 * 2  # bytes of a caption by T5 and CLIP
+CONTROL = ("cogvideox_fun/full_2b", "cogvideox_fun/control")
 RATE = MACHINE.gpu.peak_flops * 0.4
 
 
@@ -132,6 +135,14 @@ def test_captions_that_are_embedded_ahead_wait_throughout_the_step() -> None:
     assert waiting.waiting_bytes == 32 * EMBEDDED
     less, more = (forecast_memory(work.model, sizes, Layout()).total for sizes in (without, waiting))
     assert more == less + 32 * EMBEDDED
+
+
+def test_a_control_video_is_encoded_as_its_clip_is() -> None:
+    words = ("--dataset.data-path", "clips.parquet")
+    runs = (read_run(str(find_preset(name)), words, RunWithoutTable).value for name in CONTROL)
+    alone, with_control = (read_work(run).encoder_work(run.bucket_rule.buckets[0], 1, 1) for run in runs)
+    assert with_control.convolutions == 2 * alone.convolutions > 0
+    assert with_control.products == alone.products
 
 
 def test_a_probe_leaves_encoders_out() -> None:

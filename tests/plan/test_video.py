@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from longtake.contracts import UserError
+from longtake.encoders import autoencoder_cost
+from longtake.generate import resolve_source
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt
+from longtake.generate.sample import shape_asked
 from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_videos, video_words
+from longtake.presets import find_preset
 from longtake.track import gpu_named
 from tests.plan.runs import run_config
 
@@ -52,6 +56,16 @@ def test_peers_that_the_config_names_make_whole_batches() -> None:
     assert eight.seconds == pytest.approx(4 * pair.seconds)
     three = forecast_videos(request(**peers), MACHINE, gpus=4, count=3)
     assert three.seconds == pytest.approx(pair.seconds + one.seconds)
+
+
+def test_a_control_video_is_a_reference_that_is_encoded() -> None:
+    given = ("--prompt", "a dancer"), ("--prompt", "a dancer", "--companions.control", "poses.mp4")
+    preset = str(find_preset("cogvideox_fun/v2v_control"))
+    alone, with_control = (resolve_source(preset, words).config for words in given)
+    shape = shape_asked(with_control, with_control.sampling_option)
+    seconds = autoencoder_cost(with_control.ae, shape, 1).flops / MACHINE.rates.convolutions
+    assert forecast_videos(with_control, MACHINE).parts["references"] == pytest.approx(seconds)
+    assert forecast_videos(alone, MACHINE).parts["references"] == 0
 
 
 def test_degrees_that_the_model_cannot_have_are_a_users_mistake() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -232,6 +233,17 @@ def test_two_processes_run_the_stages_that_one_process_left(lessons: Path):
     assert code == 0, err
     assert "stage still: done" in out
     assert out.count("done at step") == 2
+
+
+def test_each_stage_has_a_store_of_its_own_where_latents_are_auto(tmp_path: Path, clips: Path) -> None:
+    table = shutil.copy(clips, tmp_path / "clips.parquet")
+    write_config(tmp_path, clips, dataset={"data_path": str(table), "root": str(clips.parent), "views": 1})
+    stages = '[dict(name="one", max_steps=1), dict(name="two", max_steps=1)]'
+    (tmp_path / "lessons.py").write_text(f'_base_ = "tiny.py"\nstages = {stages}\n', encoding="utf-8")
+    code, said = run(tmp_path / "lessons.py", "--dataset.latents", "auto")
+    assert code == 0
+    assert said.count("no encoder is loaded") == 2
+    assert {path.name for path in tmp_path.glob("*.latents")} == {"clips.latents", "clips.stage1.latents"}
 
 
 def test_stages_can_be_planned_and_shown(lessons: Path):

@@ -40,11 +40,11 @@ def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for part in range(parts):
         rows = _rows_of_part(ids, part, parts)
         values = ids[rows]
-        order = np.argsort(values, kind="stable")  # equal ids stay in the order of their rows
-        ordered = values[order]
-        first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
-        if len(first) == len(ordered):
+        ordered = np.sort(values)  # takes half of what the order does, which is wanted only where ids repeat
+        if not (ordered[1:] == ordered[:-1]).any():
             continue
+        order = np.argsort(values, kind="stable")  # equal ids stay in the order of their rows
+        first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         ordinal = np.arange(len(ordered)) - np.repeat(first, np.diff(np.append(first, len(ordered))))
         found_rows.append(rows[order[ordinal > 0]])
         found_ordinals.append(ordinal[ordinal > 0])
