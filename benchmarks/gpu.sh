@@ -3,12 +3,16 @@
 # minutes and leaves its figures in benchmarks/results, or in $OUT where that is set. Every program writes its lines as
 # they come and is ended at its limit: what is cut short leaves what it has, and the list takes 25 minutes at most.
 #
-#   benchmarks/gpu.sh            the parts, and the longest each may take
-#   benchmarks/gpu.sh PART       one of them
-#   TINY=1 benchmarks/gpu.sh PART      small, on a CPU, to see that it runs
+#   benchmarks/gpu.sh                   the parts, and the longest each may take
+#   benchmarks/gpu.sh PART...           these, in turn
+#   TINY=1 benchmarks/gpu.sh PART...    small, on a CPU, to see that they run
 #
 # Nothing is installed but the wheels in .wheels, where there are some: pydantic, pydantic_core, annotated_types,
-# typing_inspection and av, and diffusers for what encodes.
+# typing_inspection and av, and diffusers for what encodes. Where pip reaches an index, for a machine with Python 3.12:
+#
+#   pip download -d .wheels --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
+#     --platform manylinux2014_x86_64 av diffusers annotated_types typing_inspection pydantic \
+#     pydantic_core==THE_VERSION_THAT_PYDANTIC_ASKS_FOR
 #
 # The limits are forecasts, no GPU has run this: a program starts in 15 s; a line of `step` takes 17 s beside the
 # compilation of its two kinds of block, 40 s each shape by itself and 60 s with sizes left open.
@@ -51,36 +55,52 @@ whole() { # NAME SECONDS WORD...: 4 + 8 such blocks
 # blocks computed again: all of them; what they keep, in turn: no block computed again, the inputs alone, all, a part
 last=${TINY:+1 1} last=${last:-2 4} ends=${TINY:+1 1} ends=${ends:-4 8}
 budgets="none inputs 1 0.23"
-case "${1:-}" in
-kernels) run kernels 140 kernels gemm attention ${each[@]+"${each[@]}"} ;;
-fused) run fused 170 kernels fused ${each[@]+"${each[@]}"} ;;
-encoders) run encoders 110 kernels vae t5 tiles ;;
-static) blocks static 250 --static --remat $last --budget $budgets ;;
-dynamic)
-  if [ -n "${TINY:-}" ]; then
-    blocks dynamic 600 --backend inductor --blocks 0 1 --remat 0 1 --budget 0.23
-  else
-    blocks dynamic 330 --remat $last --budget $budgets
-  fi
-  ;;
-eager) blocks eager 100 --no-compiled-step --remat $last --budget $budgets ;;
-steps) whole steps 190 --static --batch 1 2 3 ;;
-sequence)
-  size=(--side 768 --batch 2 --sequence 4)
-  [ -z "${TINY:-}" ] || size=(--sequence 2)
-  whole sequence 110 ${size[@]+"${size[@]}"} --static --remat $ends --budget 1
-  ;;
-online) blocks online 50 --no-compiled-step --latents online ;;
-chain) run chain 50 kernels chain ;;
-lora) blocks lora 110 --static --lora 16 ;;
-mixers)
-  small=(${TINY:+--tiny})
-  run mixers 600 ttt
-  ;;
-*)
+part() { # NAME
+  case "$1" in
+  kernels) run kernels 140 kernels gemm attention ${each[@]+"${each[@]}"} ;;
+  fused) run fused 170 kernels fused ${each[@]+"${each[@]}"} ;;
+  encoders) run encoders 110 kernels vae t5 tiles ;;
+  static) blocks static 250 --static --remat $last --budget $budgets ;;
+  dynamic)
+    if [ -n "${TINY:-}" ]; then
+      blocks dynamic 600 --backend inductor --blocks 0 1 --remat 0 1 --budget 0.23
+    else
+      blocks dynamic 330 --remat $last --budget $budgets
+    fi
+    ;;
+  eager) blocks eager 100 --no-compiled-step --remat $last --budget $budgets ;;
+  steps) whole steps 190 --static --batch 1 2 3 ;;
+  sequence)
+    local size=(--side 768 --batch 2 --sequence 4)
+    [ -z "${TINY:-}" ] || size=(--sequence 2)
+    whole sequence 110 ${size[@]+"${size[@]}"} --static --remat $ends --budget 1
+    ;;
+  online) blocks online 50 --no-compiled-step --latents online ;;
+  chain) run chain 50 kernels chain ;;
+  lora) blocks lora 110 --static --lora 16 ;;
+  mixers)
+    local small=(${TINY:+--tiny})
+    run mixers 600 ttt
+    ;;
+  tests) # what needs a CUDA device among the tests
+    echo "== tests, 300 s at most: pytest -m gpu"
+    local files
+    files=$(grep -rl --include="test_*.py" pytest.mark.gpu tests) # others may ask for packages that are not there
+    timeout 300 "$python" -m pytest -q -m gpu -p no:cacheprovider ${TINY:+--collect-only} $files || failed=1
+    ;;
+  *)
+    echo "no part $1; there are:"
+    list
+    failed=1
+    ;;
+  esac
+}
+
+list() {
   echo "parts, the deciding ones first: kernels fused encoders static dynamic steps sequence online eager chain"
-  echo "beside the list: lora mixers"
-  [ -z "${1:-}" ] || failed=1
-  ;;
-esac
+  echo "beside the list: lora mixers tests"
+}
+
+[ $# -gt 0 ] || list
+for one in "$@"; do part "$one"; done
 exit $failed

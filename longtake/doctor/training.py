@@ -121,10 +121,8 @@ def against_start(before: Sequence[float], after: Sequence[float], pretrained: b
     figure += " (the base model's)" if pretrained else " (drawn)"
     if other > 1.02 * one:
         advice = f"write a tenth of {key} and begin again from the base; if the loss still rises, see the other causes"
-        spoiled = (
-            pretrained and other > 1.5 * one
-        )  # drawn weights predict zeros: much else makes a model worse than that
-        weight = SPOILED if spoiled else TRAINED
+        # weights as drawn predict zeros, than which much else makes a model worse
+        weight = SPOILED if pretrained and other > 1.5 * one else TRAINED
         return Finding(name, figure, "fault", "too high a rate: training has made the model worse", advice, weight)
     return Finding(name, figure)
 

@@ -46,29 +46,38 @@ def test_a_step_is_timed_in_its_phases(tmp_path: Path, model: str, remat: tuple[
         assert line["forecast_bytes"] > 0
 
 
-def commands(folder: Path, part: str, **variables: str) -> list[tuple[int, list[str]]]:
-    """The programs that a part of `gpu.sh` starts, with their words, behind the seconds that each may take."""
+def commands(folder: Path, *parts: str, **variables: str) -> list[tuple[int, list[str]]]:
+    """The programs that parts of `gpu.sh` start, with their words, behind the seconds that each may take."""
     python, said = folder / "python", folder / "said"
     python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{said}\n')
     python.chmod(0o755)
     said.write_text("")
     environment = {**os.environ, "PYTHON": str(python), "OUT": str(folder), **variables}
-    line = [ROOT / "benchmarks" / "gpu.sh", part]
+    line = [ROOT / "benchmarks" / "gpu.sh", *parts]
     done = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)
     limits = [int(found) for found in re.findall(r"^== \w+, (\d+) s at most: ", done.stdout, re.MULTILINE)]
     return list(zip(limits, map(str.split, said.read_text().splitlines()), strict=True))
 
 
 LISTED = ("kernels", "fused", "encoders", "static", "dynamic", "steps", "sequence", "online", "eager", "chain")
-BESIDE = ("lora", "mixers")
+BESIDE = ("lora", "mixers")  # and the tests that need a GPU
 
 
 def test_the_list_for_a_gpu_ends_within_25_minutes_and_each_part_within_ten(tmp_path: Path) -> None:
     said = subprocess.run([ROOT / "benchmarks" / "gpu.sh"], capture_output=True, text=True, check=True).stdout
-    assert [tuple(line.split(": ")[1].split()) for line in said.splitlines()] == [LISTED, BESIDE]
-    limits = {part: sum(limit for limit, _ in commands(tmp_path, part)) for part in (*LISTED, *BESIDE)}
+    assert [tuple(line.split(": ")[1].split()) for line in said.splitlines()] == [LISTED, (*BESIDE, "tests")]
+    limits = {part: sum(limit for limit, _ in commands(tmp_path, part)) for part in (*LISTED, *BESIDE, "tests")}
     assert max(limits.values()) <= 600
     assert sum(limits[part] for part in LISTED) <= 25 * 60
+
+
+def test_parts_for_a_gpu_run_in_turn_and_a_wrong_one_is_told(tmp_path: Path) -> None:
+    (_, chain), (_, tests) = commands(tmp_path, "chain", "tests")
+    assert chain == ["benchmarks/kernels.py", "chain", "--json", str(tmp_path / "gpu_chain.json")]
+    assert tests[:5] == ["-m", "pytest", "-q", "-m", "gpu"]
+    assert "tests/parallel/test_ring.py" in tests
+    done = subprocess.run([ROOT / "benchmarks" / "gpu.sh", "chains"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "no part chains; there are:")
 
 
 def test_what_is_cut_short_is_said_and_fails(tmp_path: Path) -> None:
