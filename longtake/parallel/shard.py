@@ -6,17 +6,15 @@ FSDP2 takes 0.7 s to import; what only cuts and counts a model does without it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
 from itertools import chain
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from longtake.models import initial_values
 from longtake.parallel.mesh import Mesh, TokenPeers
+from longtake.parallel.older_fsdp import take_integers
 from longtake.parallel.sequence import cut_sequence
 from longtake.parallel.tensor import cut_layers
 from longtake.parallel.tokens import TokenCut
@@ -66,13 +64,13 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
     }
     lists = [list(model.get_submodule(name)) for name in model.blocks]
     blocks = chain(*(zip(*lists, strict=True) if getattr(model, "in_turn", False) else lists))
-    with _integers_that_do_not_train():
-        units = [
-            fully_shard(block, **options)
-            for block in blocks
-            if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS
-        ]
-        fully_shard(model, **options)
+    take_integers()
+    units = [
+        fully_shard(block, **options)
+        for block in blocks
+        if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS
+    ]
+    fully_shard(model, **options)
     for depth, order, prefetch in (
         (config.forward_prefetch, units, "set_modules_to_forward_prefetch"),
         (config.backward_prefetch, units[::-1], "set_modules_to_backward_prefetch"),
@@ -80,22 +78,6 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
         for i, unit in enumerate(order):
             if depth and order[i + 1 :]:
                 getattr(unit, prefetch)(order[i + 1 : i + 1 + depth])
-
-
-@contextmanager
-def _integers_that_do_not_train() -> Iterator[None]:
-    """Lets FSDP2 shard coded weights. PyTorch 2.11 makes each shard a parameter that trains and then says whether it
-    does; codes are integers, which it refuses. 2.13 says so at once."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    def parameter(data: Tensor, requires_grad: bool = True) -> nn.Parameter:
-        return nn.Parameter(data, requires_grad and data.is_floating_point())
-
-    with ExitStack() as stack:
-        if torch.__version__ < "2.13":
-            patched = SimpleNamespace(Module=nn.Module, Parameter=parameter)
-            stack.enter_context(patch.object(_fsdp_param, "nn", patched))
-        yield
 
 
 def gather_anew(model: nn.Module) -> None:

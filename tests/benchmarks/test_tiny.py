@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
     "name",
     [
         "balance",
+        "compile",
         "encode",
         "fetch",
         "finetune",

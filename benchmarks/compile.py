@@ -1,0 +1,251 @@
+"""What a first step compiles: the blocks' graphs as Inductor lowers them for a GPU, and Triton's kernels, without one.
+
+    python benchmarks/compile.py                     # the 11B model's blocks of each list, sizes left open and fixed
+    python benchmarks/compile.py --capability 80     # for an A100
+    python benchmarks/compile.py --tiny
+
+Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
+Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels are compiled to machine code; then it is
+run here as it is. A line for each graph: seconds of lowering and of Triton, fused kernels, calls of other operators
+(products, attention). Triton is one process here; on a GPU machine as many as it has cores share that part. What is not
+in it: tracing, choosing among kernels by time, and what a GPU adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from machine import print_table, write_json
+from torch import Tensor
+
+from longtake.models import MMDiTConfig, build_denoiser, example_conditions
+from longtake.parallel import BlockCompiler, remat_blocks
+
+GPU = torch.device("cuda", 0)
+_OTHERS = re.compile(r"(?:extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(")
+_KERNELS = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
+
+
+class _Lowered(Exception):
+    """Ends Inductor's work on a graph where it would load the code."""
+
+
+@contextmanager
+def pretended_gpu(capability: int) -> Iterator[None]:
+    """Lets Inductor and Triton take this machine for one with a GPU of that compute capability."""
+    import torch._inductor.runtime.triton_helpers as helpers
+    import triton
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.graph import GraphLowering
+    from torch._subclasses import fake_tensor
+    from triton.backends.compiler import GPUTarget
+
+    properties = SimpleNamespace(
+        name="a GPU", type="cuda", index=0, major=capability // 10, minor=capability % 10, multi_processor_count=132,
+        total_memory=141 << 30, max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32,
+        regs_per_multiprocessor=65536, L2_cache_size=60 << 20, shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=227 << 10, shared_memory_per_multiprocessor=228 << 10, gcnArchName="", uuid="",
+    )  # fmt: skip
+    device = {
+        "is_available": lambda *_: True, "device_count": lambda *_: 1, "current_device": lambda *_: 0,
+        "get_device_properties": lambda *_: properties, "get_device_capability": lambda *_: divmod(capability, 10),
+        "synchronize": lambda *_: None, "set_device": lambda *_: None, "is_initialized": lambda *_: True,
+        "_lazy_init": lambda *_: None, "_exchange_device": lambda *_: 0, "_maybe_exchange_device": lambda *_: 0,
+        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8), "set_rng_state": lambda *_: None,
+    }  # fmt: skip
+    interface = {name: staticmethod(one) for name, one in device.items() if hasattr(CudaInterface, name)}
+    interface["get_compute_capability"] = staticmethod(lambda *_: capability)
+    driver = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", capability, 32), get_current_device=lambda: 0,
+        get_active_torch_device=lambda: GPU, is_active=lambda: True, get_device_interface=lambda: torch.cuda,
+    )  # fmt: skip
+    worker = {"get_device_properties": staticmethod(lambda *_: properties), "current_device": staticmethod(lambda: 0)}
+
+    def ends(self: Any) -> Any:
+        code = self.codegen()[0]
+        raise _Lowered(getattr(code, "value", code))
+
+    with ExitStack() as stack:
+        for of, changes in ((torch.cuda, device), (CudaInterface, interface), (CudaInterface.Worker, worker)):
+            stack.enter_context(patch.multiple(of, **{name: one for name, one in changes.items() if hasattr(of, name)}))
+        stack.enter_context(patch.object(GraphLowering, "compile_to_module", ends))
+        stack.enter_context(patch.object(helpers, "set_driver_to_gpu", lambda: None))
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda _: None))
+        triton.runtime.driver.set_active(driver)
+        stack.enter_context(torch._inductor.config.patch(compile_threads=1, force_disable_caches=True))
+        _look_again()
+        stack.callback(_look_again)
+        yield
+
+
+def _look_again() -> None:
+    """Forgets whether Triton runs here."""
+    from torch.utils import _triton
+
+    for one in vars(_triton).values():
+        if hasattr(one, "cache_clear"):
+            one.cache_clear()
+
+
+def on_gpu(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """A copy of a traced graph whose tensors are on the GPU, and its inputs."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    moved = copy.deepcopy(graph)
+    values = [node.meta["val"] for node in moved.graph.nodes if node.op == "placeholder"]
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    for node in moved.graph.nodes:
+        if node.kwargs.get("device") == torch.device("cpu"):
+            node.kwargs = {**node.kwargs, "device": GPU}
+    with mode, torch.no_grad():
+        inputs = [
+            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=GPU)
+            if isinstance(one, Tensor)
+            else one
+            for one in values
+        ]
+        FakeTensorProp(moved, mode).propagate_dont_convert_inputs(*inputs)
+    return moved, inputs
+
+
+def lower(graph: torch.fx.GraphModule, capability: int, backward: bool) -> dict[str, Any]:
+    """What Inductor and Triton make of a graph: seconds, kernels, other calls."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    begun = time.perf_counter()
+    with pretended_gpu(capability):
+        moved, inputs = on_gpu(graph)
+        mode = next(one.fake_mode for one in inputs if isinstance(one, Tensor))
+        try:
+            with tracing(TracingContext(mode)), torch.no_grad():
+                compile_fx_inner(moved, inputs, is_backward=backward)
+            raise RuntimeError("Inductor ended without code")
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, _Lowered):
+                cause = cause.__cause__ or cause.__context__
+            if cause is None:
+                raise
+            code = cause.args[0]
+        lowered = time.perf_counter()
+        names = [_to_machine_code(name, source) for name, source in _KERNELS.findall(code)]
+    body = code[code.index("def call(") :]
+    return {
+        "lowering_seconds": lowered - begun,
+        "triton_seconds": time.perf_counter() - lowered,
+        "kernels": len(names),
+        "launches": body.count(".run("),
+        "others": len(_OTHERS.findall(body)),
+    }
+
+
+def _to_machine_code(name: str, source: str) -> str:
+    """Compiles one of Inductor's kernels as its launch would, without loading it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.py"
+        path.write_text(source, encoding="utf-8")
+        spec = spec_from_file_location(name, path)
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = getattr(module, name)
+        kernel._precompile_config(kernel.configs[0])
+    return name
+
+
+def counting(lines: list[dict[str, Any]], capability: int) -> Callable[..., Any]:
+    """A backend that lowers forward and backward for the GPU and runs them as they were traced."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    def seen(graph: torch.fx.GraphModule, inputs: Sequence[Any], backward: bool) -> Any:
+        line = {"pass": "backward" if backward else "forward", **lower(graph, capability, backward)}
+        lines.append(line)
+        return boxed_nop(graph, inputs)
+
+    def partition(joint: Any, inputs: Any, **options: Any) -> Any:
+        return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+
+    return aot_autograd(
+        fw_compiler=partial(seen, backward=False),
+        bw_compiler=partial(seen, backward=True),
+        decompositions=select_decomp_table(),
+        partition_fn=partition,
+    )
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A line for each graph of a double and a single block, with sizes fixed and left open."""
+    config, found = MMDiTConfig(attention="flash"), []
+    if arguments.tiny:
+        small = {"hidden_size": 64, "num_heads": 2, "axes_dim": (8, 12, 12), "context_in_dim": 32, "vec_in_dim": 16}
+        config = config.model_copy(update=small)
+    latent = (config.latent_channels, 3, 8, 12)
+    for blocks, lists in (("double", (1, 0)), ("single", (0, 1))):
+        for sizes in ("fixed", "left open"):
+            own = config.model_copy(update={"depth": lists[0], "depth_single_blocks": lists[1]})
+            model = build_denoiser(own).to(torch.bfloat16)
+            remat_blocks(model, lists, budget=arguments.budget)
+            lines: list[dict[str, Any]] = []
+            name = f"for_a_gpu_{len(found)}"
+            torch._dynamo.reset()
+            torch._dynamo.register_backend(counting(lines, arguments.capability), name=name)
+            BlockCompiler(dynamic=sizes == "left open", backend=name).compile(model)
+            conditions = example_conditions(own, latent, 16, batch=2)
+            conditions = conditions.map(lambda one: one.bfloat16() if one.is_floating_point() else one)
+            begun = time.perf_counter()
+            out = model(torch.zeros(2, *latent, dtype=torch.bfloat16), torch.full((2,), 0.5), conditions)
+            out.float().square().mean().backward()
+            rest = time.perf_counter() - begun
+            rest -= sum(line["lowering_seconds"] + line["triton_seconds"] for line in lines)
+            found += [{"blocks": blocks, "sizes": sizes, **line} for line in lines]
+            found[-1]["tracing_seconds"] = rest
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    capabilities = [80, 86, 89, 90, 100, 120]
+    parser.add_argument("--capability", type=int, default=90, choices=capabilities, help="of the GPU, times ten")
+    parser.add_argument("--budget", type=float, default=0.5, help="what recomputed blocks keep")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    for of in ("torch._inductor.utils", "torch._higher_order_ops.wrap", "torch._logging._internal"):
+        logging.getLogger(of).setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+        lines = measure(arguments)
+    columns = ("tracing_seconds", "lowering_seconds", "triton_seconds")
+    numbers = ("kernels", "launches", "others")
+    rows = []
+    for line in lines:
+        seconds = [f"{line[key]:.1f}" if key in line else "-" for key in columns]
+        rows.append([line["blocks"], line["sizes"], line["pass"], *seconds, *(line[key] for key in numbers)])
+    print_table(["blocks", "sizes", "pass", "tracing s", "lowering s", "Triton s", *numbers], rows)
+    total = sum(line.get(key, 0.0) for line in lines for key in columns)
+    print(f"all of them, one after another: {total:.0f} s")
+    figures = {"capability": arguments.capability, "budget": arguments.budget, "total_seconds": total, "graphs": lines}
+    write_json(arguments.json, "compile", figures)
+
+
+if __name__ == "__main__":
+    main()
