@@ -1,5 +1,5 @@
 # `make demo`: install and run the whole way from clips to generated videos. `make test`: install, lint, test.
-.PHONY: demo test slow weekly cluster clean
+.PHONY: demo test slow weekly oldest cluster clean
 
 PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE  # or every interpreter that a test starts compiles all sources anew
@@ -18,6 +18,15 @@ slow: .venv/.installed
 
 weekly: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
+
+# The oldest PyTorch that is allowed, which GPU machines may have: several GB, and some 12 minutes on two cores.
+oldest:
+	VENV=.venv-oldest TORCH='torch==2.11.*' bash tools/install.sh
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 \
+		tests/models tests/parallel tests/plan tests/system tests/train tests/generate tests/families tests/weights
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 -m slow \
+		tests/parallel/test_compile.py tests/parallel/test_fused.py tests/parallel/test_remat.py \
+		tests/parallel/test_remat_of_peers.py tests/train/test_compiled_resume.py
 
 # Root, for Slurm's packages and daemons, promtool and namespaces; what was found goes into benchmarks/results/cluster.json.
 cluster: .venv/.installed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,14 @@ def test_every_committed_result_names_its_program_machine_and_commit() -> None:
         assert content["machine"]["commit"], path.name
         program = content.get("program", f"benchmarks/{content['benchmark']}.py")
         assert (FOLDER.parent / program).exists(), f"{path.name}: no program makes it"
+
+
+def test_the_page_shows_the_committed_forecast_of_presets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    figures = json.loads((FOLDER / "results" / "forecast.json").read_text(encoding="utf-8"))["figures"]
+    import_module("forecast").print_markdown(figures["lines"])
+    page = (FOLDER.parent / "docs" / "speed.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- forecast -->\n")[1].split("<!-- end of forecast -->")[0]
+    assert shown == capsys.readouterr().out
