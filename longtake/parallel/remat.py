@@ -235,7 +235,7 @@ def _contexts(cut: TokenCut | None, kept: Kept, store: BlockStore | None) -> Cal
     the compiler finds in its cache what it made of a block; without it, it would trace the block in every launch."""
     if cut is None and not kept:
         return None
-    found = partial(_selective, kept, store) if cut is None else partial(_contexts_of_peers, cut, kept, store)
+    found = partial(_selective, kept, store) if cut is None else partial(_contexts_of_peers, _Cut(cut), kept, store)
     found.cache_hash = repr((kept.attention, sorted(kept.products)))
     return found
 
@@ -247,16 +247,27 @@ def _selective(kept: Kept, store: BlockStore | None) -> Contexts:
     return _Storing(kept, outputs, store), _Restoring(kept, outputs)
 
 
-def _contexts_of_peers(cut: TokenCut, kept: Kept, store: BlockStore | None) -> Contexts:
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """A cut that the compiler's cache does not look into: groups of ranks are other objects in each process, and all
+    that compiled code has of them are the names that its exchanges are called with."""
+
+    cut: TokenCut
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, ("a cut",)
+
+
+def _contexts_of_peers(of: _Cut, kept: Kept, store: BlockStore | None) -> Contexts:
     """Recomputation runs with the lengths of this forward, see `TokenCut.captured`; compiled code keeps them."""
     # `checkpoint` goes by this mode; PyTorch 2.11 sets no other sign while a backend traces
     proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
     if proxies is not None or torch.compiler.is_compiling():
         return _selective(kept, None)
     if not kept:
-        return nullcontext(), cut.captured()
+        return nullcontext(), of.cut.captured()
     forward, again = _selective(kept, store)
-    return forward, cut.captured(again)
+    return forward, of.cut.captured(again)
 
 
 class _Storing(TorchDispatchMode):

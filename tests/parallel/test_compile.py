@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,6 +316,16 @@ def test_the_compiler_knows_what_recomputed_blocks_keep_by_the_same_words_in_eve
         words.append(model.single_blocks[0].forward.args[1].cache_hash)
     assert words[0] == words[2] != words[1]
     assert " at 0x" not in "".join(words)
+
+
+def test_the_compiler_knows_blocks_of_peers_by_the_same_words_whatever_their_groups_are() -> None:
+    """Else each launch of peers would trace them again: a group of ranks is written with its place in memory."""
+    config = tiny_config(depth=0, depth_single_blocks=1)
+    words = set()
+    for group in (object(), lambda: None):
+        remat_blocks(model := MMDiT(config), (0, 1), SimpleNamespace(peers=SimpleNamespace(tensor=1), group=group), 0.2)
+        words.add(pickle.dumps(model.single_blocks[0].forward.args[1].args))
+    assert len(words) == 1
 
 
 def test_the_cache_folder_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
