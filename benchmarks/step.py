@@ -28,6 +28,7 @@ MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -42,7 +43,7 @@ from step_models import LATENT, SUBJECTS, Size, blocks_of, random_conditions, wi
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 from step_run import How, OurStep, our_blocks
 
-from longtake.contracts import Bucket, Conditions
+from longtake.contracts import Bucket, Conditions, UserError
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
@@ -318,6 +319,8 @@ def _reset_peak(world: World) -> None:
 
 
 def _level(word: str) -> float | None:
+    if not word.isalpha() and not 0 <= float(word) <= 1:
+        raise argparse.ArgumentTypeError(f"{word} is no share: 0 to 1 is")
     return None if word == "none" else as_level(word if word.isalpha() else float(word))
 
 
@@ -365,4 +368,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"step.py: {error}")

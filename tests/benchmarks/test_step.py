@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -78,6 +79,14 @@ def test_parts_for_a_gpu_run_in_turn_and_a_wrong_one_is_told(tmp_path: Path) -> 
     assert "tests/parallel/test_ring.py" in tests
     done = subprocess.run([ROOT / "benchmarks" / "gpu.sh", "chains"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, "no part chains; there are:")
+
+
+def test_a_budget_is_a_share_or_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    step = import_module("step")
+    assert [step._level(word) for word in ("none", "inputs", "0.5")] == [None, INPUTS, 0.5]
+    with pytest.raises(argparse.ArgumentTypeError, match="2 is no share: 0 to 1 is"):
+        step._level("2")
 
 
 def test_what_is_cut_short_is_said_and_fails(tmp_path: Path) -> None:
