@@ -193,13 +193,13 @@ def counting(lines: list[dict[str, Any]], capability: int) -> Callable[..., Any]
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line for each graph of a double and a single block, with sizes fixed and left open."""
+    """A line for each graph of a double (not with `--tiny`) and a single block, with sizes fixed and left open."""
     config, found = MMDiTConfig(attention="flash"), []
     if arguments.tiny:
         small = {"hidden_size": 64, "num_heads": 2, "axes_dim": (8, 12, 12), "context_in_dim": 32, "vec_in_dim": 16}
         config = config.model_copy(update=small)
     latent = (config.latent_channels, 3, 8, 12)
-    for blocks, lists in (("double", (1, 0)), ("single", (0, 1))):
+    for blocks, lists in (("double", (1, 0)), ("single", (0, 1)))[arguments.tiny :]:
         for sizes in ("fixed", "left open"):
             own = config.model_copy(update={"depth": lists[0], "depth_single_blocks": lists[1]})
             model = build_denoiser(own).to(torch.bfloat16)
