@@ -210,7 +210,7 @@ FAULTS = (
     _fault(
         "blocks are computed again with the lengths of a later forward",
         "parallel/remat",
-        "return nullcontext(), cut.captured()",
+        "return nullcontext(), of.cut.captured()",
         "return nullcontext(), nullcontext()",
         *("parallel/test_remat", "parallel/test_law_of_meshes"),
     ),
