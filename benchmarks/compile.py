@@ -6,9 +6,9 @@
 
 Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
 Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels are compiled to machine code; then it is
-run here as it is. A line for each graph: seconds of lowering and of Triton, fused kernels, calls of other operators
-(products, attention). Triton is one process here; on a GPU machine as many as it has cores share that part. What is not
-in it: tracing, choosing among kernels by time, and what a GPU adds.
+run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
+of lowering and of Triton; fused kernels, calls of other operators (products, attention). Triton is one process here; on
+a GPU machine as many as it has cores share that part. Not in it: choosing among kernels by time, and what a GPU adds.
 """
 
 from __future__ import annotations
@@ -177,18 +177,14 @@ def counting(lines: list[dict[str, Any]], capability: int) -> Callable[..., Any]
     from torch._inductor.decomposition import select_decomp_table
 
     def seen(graph: torch.fx.GraphModule, inputs: Sequence[Any], backward: bool) -> Any:
-        line = {"pass": "backward" if backward else "forward", **lower(graph, capability, backward)}
-        lines.append(line)
+        lines.append({"pass": "backward" if backward else "forward", **lower(graph, capability, backward)})
         return boxed_nop(graph, inputs)
-
-    def partition(joint: Any, inputs: Any, **options: Any) -> Any:
-        return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
     return aot_autograd(
         fw_compiler=partial(seen, backward=False),
         bw_compiler=partial(seen, backward=True),
         decompositions=select_decomp_table(),
-        partition_fn=partition,
+        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
     )
 
 

@@ -14,7 +14,7 @@ from longtake.config import Dialect
 from longtake.contracts import UserError
 from longtake.doctor import data, machine, model, training
 from longtake.doctor.case import Case, open_case
-from longtake.doctor.finding import SPOILED, Finding, ranked
+from longtake.doctor.finding import Finding, ranked
 from longtake.generate.source import load_weights
 from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.train import RunConfig, read_run
@@ -142,9 +142,8 @@ def _of_training(case: Case, checkpoint: Path | None, quick: bool, ema: bool, fo
     other = (case.shot(level).prediction - first.prediction).norm() / first.noised.target.float().norm()
     found(training.moved(case, before, float(other), steps))
     raw = case.losses()
-    beside = training.against_start(losses, raw, pretrained, training.rate_key(case.config))
-    found(beside)
+    found(training.against_start(losses, raw, pretrained, training.rate_key(case.config)))
     if ema and "ema" in parts:
         load_weights(case.system, checkpoint, ema=True)
-        spoiled = beside.weight == SPOILED
+        spoiled = training.is_spoiled(losses, raw, pretrained)
         found(training.averaged(raw, case.losses(), case.config.ema_decay, steps, spoiled))

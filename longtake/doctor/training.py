@@ -121,10 +121,15 @@ def against_start(before: Sequence[float], after: Sequence[float], pretrained: b
     figure += " (the base model's)" if pretrained else " (drawn)"
     if other > 1.02 * one:
         advice = f"write a tenth of {key} and begin again from the base; if the loss still rises, see the other causes"
-        # weights as drawn predict zeros, than which much else makes a model worse
-        weight = SPOILED if pretrained and other > 1.5 * one else TRAINED
+        weight = SPOILED if is_spoiled(before, after, pretrained) else TRAINED
         return Finding(name, figure, "fault", "too high a rate: training has made the model worse", advice, weight)
     return Finding(name, figure)
+
+
+def is_spoiled(before: Sequence[float], after: Sequence[float], pretrained: bool) -> bool:
+    """Whether training has made a model so bad that whatever else it shows comes of that: worse by half than its base.
+    Weights as drawn predict zeros, than which much else makes a model worse."""
+    return pretrained and fmean(after) > 1.5 * fmean(before)
 
 
 def averaged(

@@ -7,12 +7,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -141,8 +139,6 @@ def test_results_and_gradients_are_those_of_the_formula(name: str) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
 def test_kernels_agree_with_the_formulas() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16."""
-    if not torch.cuda.is_available() and version("triton") < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("the interpreter of Triton 3.6 does not run with NumPy 2.4")
     command = [sys.executable, "-m", "tests.models.interpreted_fused"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
