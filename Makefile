@@ -19,7 +19,7 @@ slow: .venv/.installed
 weekly: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
 
-# The oldest PyTorch that is allowed, which GPU machines may have: several GB, and some 12 minutes on two cores.
+# The oldest PyTorch that is allowed, which GPU machines may have: several GB, and a quarter of an hour on two cores.
 oldest:
 	VENV=.venv-oldest TORCH='torch==2.11.*' bash tools/install.sh
 	.venv-oldest/bin/python -m pip install --quiet 'numpy<2.4'  # what the interpreter of its Triton 3.6 runs with
