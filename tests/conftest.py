@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -62,9 +63,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """What a terminal or a CI system says of itself would colour and break the lines that tests read."""
+    """What a terminal or a CI system says of itself would colour and break the lines that tests read. A shell's job in
+    the background ignores Ctrl-C, and so would all that tests start and interrupt."""
     for name in OF_TERMINALS:
         os.environ.pop(name, None)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -40,7 +40,7 @@ class BlockCompiler:
 
     dynamic: bool = True  # False: a graph for every shape
     limit: int = 16  # shapes that may be compiled, for each kind of block
-    backend: str = "inductor"
+    backend: str | Callable[..., Any] = "inductor"
     warn: Callable[[str], None] = print  # called once for each kind of block that reaches the limit
     mode: BlockMode = field(default_factory=BlockMode)  # says when a shape gets a graph of its own
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
@@ -179,13 +179,17 @@ def keep_exchanges_in_order() -> None:
 
 def keep_apart_from_other_code() -> None:
     """Lets the compiler find in its cache only what it made beside this code of ours. It knows our operators by name
-    alone, and what it keeps of a forward has their backward in it: another version's would run in silence."""
+    alone, and what it keeps of a forward has their backward in it: another version's would run in silence. Autograd
+    functions, which it would not look for by itself, it may then find too: the layers of tensor peers are such."""
+    from torch._functorch import config as functorch
+
     ours = hashlib.sha256()
     for folder in ("models", "parallel"):
         for file in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
             ours.update(file.read_bytes())
     tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
     torch.compiler.config.cache_key_tag = f"{tag} longtake {ours.hexdigest()}".strip()
+    functorch.autograd_cache_allow_custom_autograd_functions = True
 
 
 def lift_compile_limits(variants: int) -> None:
