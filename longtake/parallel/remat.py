@@ -53,8 +53,9 @@ class Kept:
         return self.attention or bool(self.products)
 
     def takes(self, name: Literal["attention"] | tuple[int, int] | None) -> bool:
-        """Whether an output that `kept_as` calls so is kept."""
-        return self.attention if name == "attention" else name in self.products
+        """Whether an output that `kept_as` calls so is kept. Sizes may be the compiler's symbols, which have no hash,
+        where one process has compiled models of several sizes."""
+        return self.attention if name == "attention" else any(name == size for size in self.products)
 
     def __str__(self) -> str:
         return ", ".join(("attention", *self.layers) if self.attention else self.layers)

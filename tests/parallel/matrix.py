@@ -25,23 +25,26 @@ MESHES: Mapping[int, Mapping[str, Mapping[str, Any]]] = {  # processes -> name -
 }
 FROZEN = ("double_blocks.0", "img_attn", "v_mlp", "txt_in")
 LORA = {"rank": 3, "alpha": 6}
+COMPILED = {"compiled": "aot_eager", "micro": (0, 1, 0, 1)}
+BUDGET = {**COMPILED, "remat": (2, 2), "budget": 0.5, "model": {"attention": "sdpa"}}
 WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many micro-batches for every data rank
     "plain": {},
     "every block recomputed": {"remat": (2, 2)},
-    "blocks compiled": {"compiled": "aot_eager", "micro": (0, 1, 0, 1)},
-    "blocks compiled and recomputed": {"compiled": "aot_eager", "micro": (0, 1, 0, 1), "remat": (2, 2)},
-    "blocks compiled, a budget": {
-        **{"compiled": "aot_eager", "micro": (0, 1, 0, 1), "remat": (2, 2), "budget": 0.5},
-        "model": {"attention": "sdpa"},
-    },
+    "blocks compiled": COMPILED,
+    "blocks compiled and recomputed": {**COMPILED, "remat": (2, 2)},
+    "blocks compiled, a budget": BUDGET,
     "parts frozen": {"frozen": FROZEN},
     "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
     "three micro-batches a rank": {"micro": (0, 1, 2, 3) * 3},
     "adapters": {"lora": LORA},
     "adapters, blocks recomputed": {"lora": LORA, "remat": (2, 2)},
+    "adapters, blocks compiled, a budget": {**BUDGET, "lora": LORA},
 }
 EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
-COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each of its processes; `plays.py` has the other axes
+WITH_COMPILED = (
+    "tensor 2",
+    "replicate 2 x shard 2",
+)  # seconds for each of its processes; `plays.py` has the other axes
 
 
 def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:
@@ -54,7 +57,7 @@ def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:
 MATRIX = _table({mesh: tuple(WAYS) for meshes in MESHES.values() for mesh in meshes})
 CHOSEN = _table(
     {
-        mesh: EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in COMPILED)
+        mesh: EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in WITH_COMPILED)
         for meshes in MESHES.values()
         for mesh in meshes
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
@@ -21,6 +23,7 @@ from longtake.parallel import (
     remat_blocks,
 )
 from longtake.parallel.offload import Room
+from longtake.parallel.remat import Kept
 from tests.models import flash_attention_3
 from tests.models.initialised import initialise
 from tests.plan.trace import saved_bytes
@@ -195,6 +198,17 @@ def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
         assert float((gradients(compiled)[name] - grad).abs().max()) <= 1e-5 * largest
     del loss, losses
     assert stores[1].room.used_bytes == 0
+
+
+def test_sizes_may_be_symbols_of_the_compiler() -> None:
+    """As where adapters on other bases were compiled before, in one process."""
+    shapes = ShapeEnv()
+    width = shapes.create_symintnode(shapes.create_symbol(32, ConstantSource("width")), hint=32)
+    kept = Kept(True, frozenset({(32, 8)}))
+    with pytest.raises(TypeError, match="unhashable"):
+        hash((width, 8))
+    assert kept.takes((width, 8))
+    assert not kept.takes((width, 16))
 
 
 def test_what_finds_no_room_stays_on_the_device() -> None:
