@@ -1,9 +1,10 @@
 """From a restart to the first step, at several positions of a pass: does it matter how far the run had come?
 
 python benchmarks/resume.py                 10 M clips at 0, 25, 50, 75 and 99 % of a pass
+python benchmarks/resume.py --mix           as many in two tables, the second one and a half times a pass
 python benchmarks/resume.py --tiny          20,000 clips, to see that it runs
 
-Every line is a process of its own that opens the clip table (as shards, which tables above 256 MB are converted to
+Every line is a process of its own that opens the clip tables (as shards, which tables above 256 MB are converted to
 once), reads the data position out of a checkpoint's run.json, plans the rest of the pass or reads it where it is kept
 beside the table, and names the clips of the first step: all that a restart does with the clips before it fetches
 one. (Weights and processes are not in it: they know nothing of the position.) Of several restarts at a
@@ -45,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=float, default=1e7, help="clips")
     parser.add_argument("--repeats", type=int, default=5, help="restarts at each position, in turns; the least counts")
+    parser.add_argument("--mix", action="store_true", help="half of the clips in a second table, with weight 1.5")
     parser.add_argument("--tiny", action="store_true", help="20,000 clips, one restart")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--one", nargs=3, metavar=("TABLE", "CHECKPOINT", "KEPT"), help=argparse.SUPPRESS)
@@ -55,10 +57,10 @@ def main() -> None:
         return
     rows, repeats = (20_000, 1) if arguments.tiny else (int(arguments.rows), arguments.repeats)
     with tempfile.TemporaryDirectory() as place:
-        figures = measure(Path(place), rows, repeats)
+        figures = measure(Path(place), rows, repeats, arguments.mix)
     head = ("clips", "order", "position", "step", "open s", "plan s", "first step s", "together s", "processor s")
     print_table(head, [_row(rows, line) for line in figures])
-    facts = {"tiny": arguments.tiny, "clips": rows, "repeats": repeats}
+    facts = {"tiny": arguments.tiny, "clips": rows, "mix": arguments.mix, "repeats": repeats}
     for kept in (False, True):
         lines = [line for line in figures if line["kept"] == kept]
         ratio, busy = (max(line[name] for line in lines) / lines[0][name] for name in ("seconds", "cpu_seconds"))
@@ -71,11 +73,13 @@ def main() -> None:
     write_json(arguments.json, "resume", {**facts, "runs": figures})
 
 
-def measure(place: Path, rows: int, repeats: int) -> list[dict[str, Any]]:
+def measure(place: Path, rows: int, repeats: int, mix: bool = False) -> list[dict[str, Any]]:
     """The restart at each position, of every part the least time that was seen."""
     table = place / "clips.parquet"
-    columns = clip_columns(rows)
-    write_table(table, columns)
+    columns, first = clip_columns(rows), rows // (1 + mix)
+    write_table(table, {name: column[:first] for name, column in columns.items()})
+    if mix:
+        write_table(_second(table), {name: column[first:] for name, column in columns.items()})
     order = plan_kept(_inputs(table), 0, None, table, print)
     checkpoints = []
     for share in SHARES:
@@ -131,8 +135,13 @@ def write_table(path: Path, columns: dict[str, np.ndarray]) -> None:
     pq.write_table(pa.table({"path": paths, "text": captions, **numbers}), path)
 
 
+def _second(table: Path) -> Path:
+    return table.with_stem("more")
+
+
 def _inputs(path: Path) -> OrderInputs:
-    table = open_clips(DatasetConfig(data_path=str(path), memory_efficient=True))
+    mix = ((str(path), 1.0), (str(_second(path)), 1.5)) if _second(path).exists() else None
+    table = open_clips(DatasetConfig(data_path=None if mix else str(path), mix=mix, memory_efficient=True))
     return OrderInputs(
         seed=1,
         stage=0,

@@ -94,7 +94,7 @@ class PassOrder:
         slot = self._slot_after(index)
         window_slots = self.inputs.window_steps * self.inputs.slots_per_step
         windows = slot // window_slots
-        return _empty_state(self.inputs, self.pass_index, self._inputs_fingerprint) | {
+        return _empty_state(self.inputs, self.pass_index) | {
             "era": len(self.eras),
             "window": self.window + windows,
             "slots": slot - windows * window_slots,
@@ -120,10 +120,6 @@ class PassOrder:
     def _num_micro_batches(self) -> np.ndarray:
         """int64 [B]: micro-batches of each bucket from the window's start."""
         return -(-np.diff(self.bounds) // self._batch_sizes)
-
-    @cached_property
-    def _inputs_fingerprint(self) -> str:
-        return self.inputs.fingerprint(self.pass_index)
 
     @cached_property
     def _taken_by_block(self) -> np.ndarray:
@@ -206,7 +202,7 @@ def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) ->
     return PassOrder(inputs, pass_index, report, *place, slot_bucket, *samples)
 
 
-def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None = None) -> dict[str, Any]:
+def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
     return {
         "format": STATE_FORMAT,
         "seed": inputs.seed,
@@ -216,7 +212,7 @@ def _empty_state(inputs: OrderInputs, pass_index: int, fingerprint: str | None =
         "rule": inputs.rule.to_json(),
         "views": inputs.views,
         "cost": None if inputs.cost is None else inputs.cost.to_json(),
-        "inputs": fingerprint or inputs.fingerprint(pass_index),
+        "inputs": inputs.fingerprint(pass_index),
         "clips": list(inputs.clip_digests),
     }
 
@@ -231,11 +227,10 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
                 f"order state: {name} is {present}, but the state was written with {state[name]}; keep it within a"
                 " pass, or begin a new pass"
             )
-    fingerprint = inputs.fingerprint(pass_index)
-    if state["inputs"] == fingerprint:
+    if state["inputs"] == inputs.fingerprint(pass_index):
         inputs.know_digests(state.get("clips"))
         return dict(state)
-    fresh = _empty_state(inputs, pass_index, fingerprint)
+    fresh = _empty_state(inputs, pass_index)
     taken = bool(state["last"] or state["eras"])
     (which, what), (which_now, what_now) = state.get("clips", ("", "")), inputs.clip_digests
     if taken and which == which_now and what != what_now:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from longtake.durable import unfinished
 from longtake.random import hash64, sample_ids
 
 _TWIN = 1 << 32  # copies of one clip are counted far below this, so a twin's id is never that of a copy
@@ -55,10 +58,24 @@ def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows[order], ordinals[order]
 
 
-def rename_repeats(ids: np.ndarray) -> None:
-    """Makes all ids, uint64 [N], differ, in place: one that has occurred in n earlier rows is mixed with n."""
-    rows, ordinals = repeats(ids)
+def rename_repeats(ids: np.ndarray, kept: Path | None = None) -> None:
+    """Makes all ids, uint64 [N], differ, in place: one that has occurred in n earlier rows is mixed with n.
+
+    `kept`: a file in which the repeats of these ids, and of no others, are kept from the first time on.
+    """
+    rows, ordinals = repeats(ids) if kept is None else _repeats_by_way_of(kept, ids)
     ids[rows] = sample_ids(ids[rows], _TWIN + ordinals)
+
+
+def _repeats_by_way_of(path: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with suppress(Exception), np.load(path, allow_pickle=False) as file:  # of a damaged archive come many kinds
+        rows, ordinals = file["rows"].astype(np.int64), file["ordinals"].astype(np.int64)
+        if len(rows) == len(ordinals) and (not len(rows) or 0 <= rows.min() <= rows.max() < len(ids)):
+            return rows, ordinals
+    rows, ordinals = repeats(ids)
+    with suppress(OSError), unfinished(path, synced=False) as partial:  # a folder may be read-only
+        np.savez(partial, rows=rows, ordinals=ordinals)
+    return rows, ordinals
 
 
 def first_repeated(ids: np.ndarray) -> tuple[int, int, int] | None:

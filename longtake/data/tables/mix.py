@@ -21,6 +21,8 @@ from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import ClipTable, base_folder
 from longtake.random import hash64
 
+_WORTH_KEEPING = 1_000_000  # clips; repeats among fewer are found in the time that a file takes
+
 
 class JoinedColumn:
     """One-dimensional arrays end to end, read like one array: by row, by slice or by an array of rows.
@@ -96,7 +98,8 @@ class MixedTable:
     def clip_ids(self) -> np.ndarray:
         """uint64 [N], all different."""
         ids = np.concatenate([table.clip_ids for table in self.tables])
-        rename_repeats(ids)
+        kept = self.source.with_name(f".{self.source.name}.{self.fingerprint}.repeats.npz")
+        rename_repeats(ids, kept if len(ids) >= _WORTH_KEEPING else None)
         return ids
 
     @cached_property

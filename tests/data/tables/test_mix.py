@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from longtake.contracts import Bucket, Slot, UserError
 from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
 from longtake.data.loading.draws import caption_columns
+from longtake.data.tables import ids, mix
 from longtake.data.tables.mix import JoinedColumn
 
 
@@ -60,6 +61,23 @@ def test_a_clip_keeps_its_id_whatever_tables_come_behind_it(pair: tuple[Path, Pa
     thrice = MixedTable([films, photos, films], [1, 1, 1])
     assert len(set(thrice.clip_ids.tolist())) == 8
     np.testing.assert_array_equal(thrice.clip_ids[:5], both.clip_ids)
+
+
+def test_repeats_among_large_tables_are_searched_once(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, searches = mixed(pair, 1, 1).clip_ids, []
+    monkeypatch.setattr(mix, "_WORTH_KEEPING", 5)
+    searched = ids.repeats
+    monkeypatch.setattr(ids, "repeats", lambda found: searches.append(len(found)) or searched(found))
+    for _ in range(2):
+        np.testing.assert_array_equal(mixed(pair, 1, 1).clip_ids, expected)
+    assert searches.count(5) == 1
+    (kept,) = pair[0].parent.glob(".clips.parquet.*.repeats.npz")
+    kept.write_bytes(kept.read_bytes()[:-40])  # damaged: searched again, and kept again
+    for _ in range(2):
+        np.testing.assert_array_equal(mixed(pair, 1, 1).clip_ids, expected)
+    assert searches.count(5) == 2
+    assert len(set(mixed(pair[::-1], 1, 1).clip_ids.tolist())) == 5  # another mix has a file of its own
+    assert searches.count(5) == 3
 
 
 def test_the_fingerprint_tells_tables_and_their_order_but_not_weights(pair: tuple[Path, Path]) -> None:
