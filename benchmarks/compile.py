@@ -7,8 +7,9 @@
 Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
 Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels are compiled to machine code; then it is
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
-of lowering and of Triton; fused kernels, calls of other operators (products, attention). Triton is one process here; on
-a GPU machine as many as it has cores share that part. Not in it: choosing among kernels by time, and what a GPU adds.
+of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
+up (none: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process here; on a
+GPU machine as many as it has cores share that part. Not in it: choosing by time, and what a GPU adds.
 """
 
 from __future__ import annotations
@@ -145,19 +146,23 @@ def lower(graph: torch.fx.GraphModule, capability: int, backward: bool) -> dict[
                 raise
             code = cause.args[0]
         lowered = time.perf_counter()
-        names = [_to_machine_code(name, source) for name, source in _KERNELS.findall(code)]
+        kernels = [_to_machine_code(name, source) for name, source in _KERNELS.findall(code)]
     body = code[code.index("def call(") :]
     return {
         "lowering_seconds": lowered - begun,
         "triton_seconds": time.perf_counter() - lowered,
-        "kernels": len(names),
+        "kernels": len(kernels),
+        "by_time": sum(len(kernel.configs) > 1 for kernel in kernels),
+        "sums_by_time": sum(
+            len(kernel.configs) > 1 for kernel in kernels if "POINTWISE" not in str(kernel.heuristic_type)
+        ),
         "launches": body.count(".run("),
         "others": len(_OTHERS.findall(body)),
     }
 
 
-def _to_machine_code(name: str, source: str) -> str:
-    """Compiles one of Inductor's kernels as its launch would, without loading it."""
+def _to_machine_code(name: str, source: str) -> Any:
+    """One of Inductor's kernels, compiled as its launch would, without loading it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
         path.write_text(source, encoding="utf-8")
@@ -166,7 +171,7 @@ def _to_machine_code(name: str, source: str) -> str:
         spec.loader.exec_module(module)
         kernel = getattr(module, name)
         kernel._precompile_config(kernel.configs[0])
-    return name
+    return kernel
 
 
 def counting(lines: list[dict[str, Any]], capability: int) -> Callable[..., Any]:
@@ -231,12 +236,23 @@ def main() -> None:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         lines = measure(arguments)
     columns = ("tracing_seconds", "lowering_seconds", "triton_seconds")
-    numbers = ("kernels", "launches", "others")
+    numbers = ("kernels", "by_time", "sums_by_time", "launches", "others")
     rows = []
     for line in lines:
         seconds = [f"{line[key]:.1f}" if key in line else "-" for key in columns]
         rows.append([line["blocks"], line["sizes"], line["pass"], *seconds, *(line[key] for key in numbers)])
-    print_table(["blocks", "sizes", "pass", "tracing s", "lowering s", "Triton s", *numbers], rows)
+    print_table(
+        [
+            "blocks",
+            "sizes",
+            "pass",
+            "tracing s",
+            "lowering s",
+            "Triton s",
+            *(name.replace("_", " ") for name in numbers),
+        ],
+        rows,
+    )
     total = sum(line.get(key, 0.0) for line in lines for key in columns)
     print(f"all of them, one after another: {total:.0f} s")
     figures = {"capability": arguments.capability, "budget": arguments.budget, "total_seconds": total, "graphs": lines}

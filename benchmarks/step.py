@@ -262,7 +262,7 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
         arguments.latents,
         arguments.sequence,
     )
-    return How(remat, compiled, *given, arguments.backend)
+    return How(remat, compiled, *given, arguments.backend, arguments.timed_sums)
 
 
 def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -361,6 +361,9 @@ def _arguments() -> argparse.Namespace:
         "--compiled-step", action=argparse.BooleanOptionalAction, help="compile the step's blocks; default: on CUDA"
     )
     parser.add_argument("--backend", default="inductor", help="of the compiler of the step's blocks")
+    parser.add_argument(
+        "--timed-sums", action="store_true", help="let the compiler choose by time how it adds too; a run does not"
+    )
     parser.add_argument("--overhead", action="store_true", help="what the trainer adds, in a real small run")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, two repeats")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -67,6 +67,7 @@ class How:
     latents: str | None  # "online": pixels are encoded, by an autoencoder of random weights; "stored"
     sequence: int  # peers, of which this rank is one; the others are emulated
     backend: str  # of the compiler
+    timed_sums: bool  # whether it chooses by time among kernels that add in another order
 
     def build(
         self, model: ModelSection, device: torch.device, dtype: torch.dtype
@@ -82,8 +83,9 @@ class How:
         keeps = keeps_outputs(found, self.budget)
         if keeps:  # the compiler is to see what is kept
             remat_blocks(found, self.remat, budget=self.budget)
-        compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
-        if compiler is not None:
+        compiler = None
+        if self.compiled:
+            compiler = BlockCompiler(dynamic=not self.static, backend=self.backend, timed_sums=self.timed_sums)
             compiler.compile(found)
         if not keeps:
             remat_blocks(found, self.remat)

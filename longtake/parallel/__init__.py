@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     )
     from longtake.parallel.compile import (
         BlockCompiler,
-        lift_compile_limits,
         missing_compiler,
+        prepare_compiler,
         use_compile_cache,
     )
     from longtake.parallel.config import ParallelConfig, resolve_degrees

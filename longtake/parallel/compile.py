@@ -45,6 +45,7 @@ class BlockCompiler:
     mode: BlockMode = field(default_factory=BlockMode)  # says when a shape gets a graph of its own
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
     static: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that have graphs of their own
+    timed_sums: bool = False  # as `prepare_compiler` has it
 
     def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
@@ -58,7 +59,8 @@ class BlockCompiler:
             keep_exchanges_in_order()
         keep_apart_from_other_code()
         layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
-        lift_compile_limits((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
+        # all layers of tensor peers run one function
+        prepare_compiler((self.limit + STATIC_SHAPES) * layers, self.timed_sums)
         for name in model.blocks:
             varying = tuple(model.varying_dims[name]) if self.dynamic else ()
             kinds: dict[int, _BlockKind] = {}  # by the place of a way among those of a block
@@ -192,12 +194,22 @@ def keep_apart_from_other_code() -> None:
     functorch.autograd_cache_allow_custom_autograd_functions = True
 
 
-def lift_compile_limits(variants: int) -> None:
-    """Lets the compiler make so many variants of one function, which layers of one class share; beyond its own limit
-    it stops compiling the function for good."""
+def prepare_compiler(variants: int, timed_sums: bool = False) -> None:
+    """Lets the compiler make so many variants of one function, which layers of one class share; beyond its own limit it
+    stops compiling the function for good.
+
+    By time, which every process takes anew, it then chooses only among kernels that give the same numbers. In which
+    order a kernel adds, and whether a product is padded, follows from sizes by its rules: else what a block computes
+    again could differ from its forward by rounding, and a restart from what it goes on with (pytorch#186572, #189121).
+    `timed_sums` leaves these to time too.
+    """
+    from torch._inductor import config as inductor
+
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, variants)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
+    inductor.test_configs.force_filter_reduction_configs = not timed_sums
+    inductor.dynamic_scale_rblock = inductor.shape_padding = timed_sums
 
 
 def missing_compiler(device: torch.device) -> str | None:

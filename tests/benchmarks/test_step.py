@@ -61,7 +61,7 @@ def commands(folder: Path, *parts: str, **variables: str) -> list[tuple[int, lis
 
 
 LISTED = ("kernels", "fused", "encoders", "static", "dynamic", "steps", "sequence", "online", "eager", "chain")
-BESIDE = ("lora", "mixers")  # and the tests that need a GPU
+BESIDE = ("lora", "sums", "mixers")  # and the tests that need a GPU
 
 
 def test_the_list_for_a_gpu_ends_within_25_minutes_and_each_part_within_ten(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def step_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     step, parts = import_module("step"), import_module("step_run")
     model = step.with_blocks(import_module("step_models").SUBJECTS["flux"].sizes["tiny"].model, (1, 1))
-    usual = parts.How((0, 0), False, False, INPUTS, "sdpa", None, "stored", 1, "eager")
+    usual = parts.How((0, 0), False, False, INPUTS, "sdpa", None, "stored", 1, "eager", False)
     with start_world("cpu") as world:
         mesh = Mesh.create(ParallelConfig(), world)
 
