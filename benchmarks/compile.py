@@ -9,7 +9,7 @@ Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels ar
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
 of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
 up (none: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process here; on a
-GPU machine as many as it has cores share that part. Not in it: choosing by time, and what a GPU adds.
+GPU machine as many as it has cores share that part. Not in it: timing what it chooses among, and what a GPU adds.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _to_machine_code(name: str, source: str) -> Any:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
         kernel = getattr(module, name)
-        kernel._precompile_config(kernel.configs[0])
+        for candidate in kernel.configs:  # a GPU takes the fastest, for which it compiles all
+            kernel._precompile_config(candidate)
     return kernel
 
 
