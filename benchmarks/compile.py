@@ -2,13 +2,14 @@
 
     python benchmarks/compile.py                     # the 11B model's blocks of each list, sizes left open and fixed
     python benchmarks/compile.py --capability 80     # for an A100
+    python benchmarks/compile.py --timed-sums        # with kernels that add chosen by time too, as a run does not
     python benchmarks/compile.py --tiny
 
 Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
 Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels are compiled to machine code; then it is
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
 of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
-up (none: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process here; on a
+up (none in a run: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process here; on a
 GPU machine as many as it has cores share that part. Not in it: timing what it chooses among, and what a GPU adds.
 """
 
@@ -210,7 +211,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             name = f"for_a_gpu_{len(found)}"
             torch._dynamo.reset()
             torch._dynamo.register_backend(counting(lines, arguments.capability), name=name)
-            BlockCompiler(dynamic=sizes == "left open", backend=name).compile(model)
+            compiler = BlockCompiler(sizes == "left open", backend=name, timed_sums=arguments.timed_sums)
+            compiler.compile(model)
             conditions = example_conditions(own, latent, 16, batch=2)
             conditions = conditions.map(lambda one: one.bfloat16() if one.is_floating_point() else one)
             begun = time.perf_counter()
@@ -228,6 +230,7 @@ def main() -> None:
     capabilities = [80, 86, 89, 90, 100, 120]
     parser.add_argument("--capability", type=int, default=90, choices=capabilities, help="of the GPU, times ten")
     parser.add_argument("--budget", type=float, default=0.5, help="what recomputed blocks keep")
+    parser.add_argument("--timed-sums", action="store_true", help="let time choose among kernels that add too")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
@@ -256,7 +259,8 @@ def main() -> None:
     )
     total = sum(line.get(key, 0.0) for line in lines for key in columns)
     print(f"all of them, one after another: {total:.0f} s")
-    figures = {"capability": arguments.capability, "budget": arguments.budget, "total_seconds": total, "graphs": lines}
+    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "timed_sums")}
+    figures = {**asked, "total_seconds": total, "graphs": lines}
     write_json(arguments.json, "compile", figures)
 
 
