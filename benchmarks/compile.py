@@ -9,8 +9,8 @@ Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompi
 Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels are compiled to machine code; then it is
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
 of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
-up (none in a run: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process here; on a
-GPU machine as many as it has cores share that part. Not in it: timing what it chooses among, and what a GPU adds.
+up (none in a run: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process
+here; on a GPU machine as many as it has cores share that part. Not in it: timing candidates, and what a GPU adds.
 """
 
 from __future__ import annotations
