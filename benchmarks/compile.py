@@ -3,6 +3,7 @@
     python benchmarks/compile.py                     # the 11B model's blocks of each list, sizes left open and fixed
     python benchmarks/compile.py --capability 80     # for an A100
     python benchmarks/compile.py --timed-sums        # with kernels that add chosen by time too, as a run does not
+    python benchmarks/compile.py --again             # a launch for this CPU, and another one from its cache
     python benchmarks/compile.py --tiny
 
 Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
@@ -10,20 +11,26 @@ Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels ar
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
 of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
 up (none in a run: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process
-here; on a GPU machine as many as it has cores share that part. Not in it: timing candidates, and what a GPU adds.
+here; on a GPU machine as many as it has cores share that part. Not in it: timing candidates, and what a GPU adds. With
+`--again` the compiler is that of a CPU, whose code takes longer to make; finding it again takes tracing and reading, as
+a GPU's does.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -196,72 +203,136 @@ def counting(lines: list[dict[str, Any]], capability: int) -> Callable[..., Any]
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line for each graph of a double (not with `--tiny`) and a single block, with sizes fixed and left open."""
-    config, found = MMDiTConfig(attention="flash"), []
-    if arguments.tiny:
-        small = {"hidden_size": 64, "num_heads": 2, "axes_dim": (8, 12, 12), "context_in_dim": 32, "vec_in_dim": 16}
-        config = config.model_copy(update=small)
-    latent = (config.latent_channels, 3, 8, 12)
-    for blocks, lists in (("double", (1, 0)), ("single", (0, 1)))[arguments.tiny :]:
-        for sizes in ("fixed", "left open"):
-            own = config.model_copy(update={"depth": lists[0], "depth_single_blocks": lists[1]})
-            model = build_denoiser(own).to(torch.bfloat16)
-            remat_blocks(model, lists, budget=arguments.budget)
-            lines: list[dict[str, Any]] = []
-            name = f"for_a_gpu_{len(found)}"
-            torch._dynamo.reset()
-            torch._dynamo.register_backend(counting(lines, arguments.capability), name=name)
-            compiler = BlockCompiler(sizes == "left open", backend=name, timed_sums=arguments.timed_sums)
-            compiler.compile(model)
-            conditions = example_conditions(own, latent, 16, batch=2)
-            conditions = conditions.map(lambda one: one.bfloat16() if one.is_floating_point() else one)
-            begun = time.perf_counter()
-            out = model(torch.zeros(2, *latent, dtype=torch.bfloat16), torch.full((2,), 0.5), conditions)
-            out.float().square().mean().backward()
-            rest = time.perf_counter() - begun
-            rest -= sum(line["lowering_seconds"] + line["triton_seconds"] for line in lines)
-            found += [{"blocks": blocks, "sizes": sizes, **line} for line in lines]
-            found[-1]["tracing_seconds"] = rest
+    """A line for each graph of each block."""
+    found: list[dict[str, Any]] = []
+    for block in _blocks(arguments.tiny):
+        lines: list[dict[str, Any]] = []
+        name = f"for_a_gpu_{len(found)}"
+        torch._dynamo.register_backend(counting(lines, arguments.capability), name=name)
+        compiler = BlockCompiler(block.sizes == "left open", backend=name, timed_sums=arguments.timed_sums)
+        rest = _step(block, compiler, arguments.budget)()
+        rest -= sum(line["lowering_seconds"] + line["triton_seconds"] for line in lines)
+        found += [{"blocks": block.name, "sizes": block.sizes, **line} for line in lines]
+        found[-1]["tracing_seconds"] = rest
     return found
 
 
+def launch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A line for each block that this process compiles for its CPU: seconds beyond those of a second step."""
+    found = []
+    for block in _blocks(arguments.tiny):
+        step = _step(block, BlockCompiler(block.sizes == "left open"), arguments.budget)
+        found.append({"blocks": block.name, "sizes": block.sizes, "seconds": step() - step()})
+    return found
+
+
+def compare_launches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What `launch` finds in a process without a cache of compiled code, and in one with what that left there."""
+    command = [sys.executable, __file__, "--launch", "--budget", str(arguments.budget), *["--tiny"] * arguments.tiny]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{name}.json" for name in ("first", "second")]
+        for file in files:
+            environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+            subprocess.run([*command, "--json", file], check=True, env=environment, stdout=subprocess.DEVNULL)
+        first, second = (json.loads(file.read_text(encoding="utf-8"))["figures"]["launch"] for file in files)
+    return [{**line, "from_cache_seconds": again["seconds"]} for line, again in zip(first, second, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of a model, as it is compiled."""
+
+    name: str
+    sizes: str
+    config: MMDiTConfig
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.config.depth, self.config.depth_single_blocks
+
+
+def _blocks(tiny: bool) -> Iterator[_Block]:
+    """A double and a single block with sizes fixed and left open; of a tiny model a single one with sizes left open."""
+    config = MMDiTConfig(attention="flash")
+    if tiny:
+        small = {"hidden_size": 64, "num_heads": 2, "axes_dim": (8, 12, 12), "context_in_dim": 32, "vec_in_dim": 16}
+        config = config.model_copy(update=small)
+    for name, counts in (("double", (1, 0)), ("single", (0, 1)))[tiny:]:
+        own = config.model_copy(update=dict(zip(("depth", "depth_single_blocks"), counts, strict=True)))
+        for sizes in ("fixed", "left open")[tiny:]:
+            yield _Block(name, sizes, own)
+
+
+def _step(block: _Block, compiler: BlockCompiler, budget: float) -> Callable[[], float]:
+    """A forward and backward of the block, compiled and recomputed, at few tokens; gives its seconds."""
+    torch._dynamo.reset()
+    model = build_denoiser(block.config).to(torch.bfloat16)
+    remat_blocks(model, block.counts, budget=budget)
+    compiler.compile(model)
+    latent = (block.config.latent_channels, 3, 8, 12)
+    conditions = example_conditions(block.config, latent, 16, batch=2)
+    conditions = conditions.map(lambda one: one.bfloat16() if one.is_floating_point() else one)
+
+    def step() -> float:
+        begun = time.perf_counter()
+        out = model(torch.zeros(2, *latent, dtype=torch.bfloat16), torch.full((2,), 0.5), conditions)
+        out.float().square().mean().backward()
+        return time.perf_counter() - begun
+
+    return step
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    capabilities = [80, 86, 89, 90, 100, 120]
-    parser.add_argument("--capability", type=int, default=90, choices=capabilities, help="of the GPU, times ten")
-    parser.add_argument("--budget", type=float, default=0.5, help="what recomputed blocks keep")
-    parser.add_argument("--timed-sums", action="store_true", help="let time choose among kernels that add too")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     for of in ("torch._inductor.utils", "torch._higher_order_ops.wrap", "torch._logging._internal"):
         logging.getLogger(of).setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
-        lines = measure(arguments)
+    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "timed_sums")}
+    if arguments.launch:
+        write_json(arguments.json, "compile", {"launch": launch(arguments)})
+    elif arguments.again:
+        lines = compare_launches(arguments)
+        rows = [
+            [line["blocks"], line["sizes"], *(f"{line[key]:.1f}" for key in ("seconds", "from_cache_seconds"))]
+            for line in lines
+        ]
+        print_table(["blocks", "sizes", "compiled s", "from the cache s"], rows)
+        write_json(arguments.json, "compile", {"budget": arguments.budget, "launches": lines})
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+            lines = measure(arguments)
+        total = _print_graphs(lines)
+        write_json(arguments.json, "compile", {**asked, "total_seconds": total, "graphs": lines})
+
+
+def _print_graphs(lines: Sequence[dict[str, Any]]) -> float:
+    """One table; returns the seconds of all."""
     columns = ("tracing_seconds", "lowering_seconds", "triton_seconds")
     numbers = ("kernels", "by_time", "sums_by_time", "launches", "others")
     rows = []
     for line in lines:
         seconds = [f"{line[key]:.1f}" if key in line else "-" for key in columns]
         rows.append([line["blocks"], line["sizes"], line["pass"], *seconds, *(line[key] for key in numbers)])
-    print_table(
-        [
-            "blocks",
-            "sizes",
-            "pass",
-            "tracing s",
-            "lowering s",
-            "Triton s",
-            *(name.replace("_", " ") for name in numbers),
-        ],
-        rows,
-    )
+    named = [name.replace("_", " ") for name in numbers]
+    print_table(["blocks", "sizes", "pass", "tracing s", "lowering s", "Triton s", *named], rows)
     total = sum(line.get(key, 0.0) for line in lines for key in columns)
     print(f"all of them, one after another: {total:.0f} s")
-    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "timed_sums")}
-    figures = {**asked, "total_seconds": total, "graphs": lines}
-    write_json(arguments.json, "compile", figures)
+    return total
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    capabilities = [80, 86, 89, 90, 100, 120]
+    parser.add_argument("--capability", type=int, default=90, choices=capabilities, help="of the GPU, times ten")
+    parser.add_argument("--budget", type=float, default=0.5, help="what recomputed blocks keep")
+    parser.add_argument("--timed-sums", action="store_true", help="let time choose among kernels that add too")
+    parser.add_argument(
+        "--again", action="store_true", help="a launch for this CPU, and one from the first one's cache"
+    )
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
+from longtake.parallel import missing_compiler
 from tests import forks
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -58,6 +60,16 @@ def test_a_step_takes_about_what_is_forecast_from_rates_measured_here(tmp_path: 
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
     assert 0.6 < figures["least"] <= figures["most"] < 1.7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler is installed")
+def test_a_launch_from_the_cache_of_compiled_code_is_compared_with_the_first(tmp_path: Path) -> None:
+    program = [sys.executable, str(FOLDER / "compile.py"), "--again", "--tiny"]
+    done = forks.run([*program, "--json", tmp_path / "figures.json"], timeout=900)
+    assert done.returncode == 0, done.stderr
+    (line,) = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]["launches"]
+    assert 0 < line["from_cache_seconds"] < line["seconds"]
 
 
 @pytest.mark.slow
