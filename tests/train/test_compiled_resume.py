@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,19 @@ from tests.parallel.one_step import Facts, on_ranks
 from tests.train.runs import assert_same_bits, exact, write_config
 
 STOPPED_AT, STEPS = 2, 4
-KEEPS = {"depth": 0, "attention": "sdpa", "grad_ckpt_settings": (0, 1), "grad_ckpt_budget": 0.5}
+KEEPS = {"attention": "sdpa", "grad_ckpt_budget": 0.5}
+SINGLE, DOUBLE = ({**KEEPS, "depth": depth, "grad_ckpt_settings": (depth, 1)} for depth in (0, 1))
+WAYS = {  # what the config says, and its model
+    "sequence peers": ({"parallel": {"sequence": 2}}, SINGLE),
+    "tensor peers": ({"parallel": {"tensor": 2}}, DOUBLE),
+    "adapters of a ring": (
+        {"parallel": {"sequence": 2, "sequence_attention": "ring"}, "lora": {"rank": 2, "base": "int8"}},
+        DOUBLE,
+    ),
+}
 
 
-def in_one_and_in_two(config: Path, world: World) -> Facts:
+def in_one_and_in_two(config: Path, model: Mapping[str, Any], world: World) -> Facts:
     """The folders of a run without a stop, and of one that began again in the middle, with nothing compiled yet."""
 
     def launch(source: str, steps: int, *words: str) -> str:
@@ -27,7 +38,7 @@ def in_one_and_in_two(config: Path, world: World) -> Facts:
         run = read_run(source, ["--max-steps", str(steps), *words]).value
         return str(train(run, world, source, Console(file=io.StringIO())).folder)
 
-    words = [word for key, value in KEEPS.items() for word in (f"--model.{key}", str(value))]
+    words = [word for key, value in model.items() for word in (f"--model.{key}", str(value))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="aot_eager"))
         whole = launch(str(config), STEPS, "--exp-name", "whole", *words)
@@ -36,11 +47,13 @@ def in_one_and_in_two(config: Path, world: World) -> Facts:
     return {"whole": whole, "parts": parts, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
 
-@pytest.mark.slow
-def test_compiled_peers_that_keep_outputs_go_on_bit_by_bit(tmp_path: Path, clips: Path) -> None:
-    changes = {"dtype": "bf16", "compile": True, "compile_dynamic": "auto", "parallel": {"sequence": 2}}
-    config = write_config(tmp_path, clips, **changes)
-    for facts in on_ranks(2, tmp_path, {"run": partial(in_one_and_in_two, config)}):
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.weekly if i else pytest.mark.slow) for i, way in enumerate(WAYS)]
+)
+def test_compiled_peers_that_keep_outputs_go_on_bit_by_bit(tmp_path: Path, clips: Path, way: str) -> None:
+    changes, model = WAYS[way]
+    config = write_config(tmp_path, clips, dtype="bf16", compile=True, compile_dynamic="auto", **changes)
+    for facts in on_ranks(2, tmp_path, {"run": partial(in_one_and_in_two, config, model)}):
         whole, parts = (Path(facts["run"][name]) for name in ("whole", "parts"))
         assert facts["run"]["graphs"] > 0
         assert exact(parts) == exact(whole)
