@@ -36,7 +36,7 @@ from longtake.models import fused
 from longtake.models.timing import AttentionShape, block_parts
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan
-from longtake.parallel import missing_compiler
+from longtake.parallel import missing_compiler, prepare_compiler
 
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
 ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K
@@ -166,6 +166,7 @@ def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def fused_operators(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Forward and backward of what `fused.NAMES` stand for."""
+    prepare_compiler()
     device = arguments.device
     for shape in ((1, 16, 2, 8),) if arguments.tiny else ROW_SHAPES:
         parts, exact_parts = (_parts(shape, device, dtype) for dtype in (torch.bfloat16, torch.float64))

@@ -83,13 +83,22 @@ class How:
         keeps = keeps_outputs(found, self.budget)
         if keeps:  # the compiler is to see what is kept
             remat_blocks(found, self.remat, budget=self.budget)
-        compiler = None
-        if self.compiled:
-            compiler = BlockCompiler(dynamic=not self.static, backend=self.backend, timed_sums=self.timed_sums)
+        compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
+        if compiler is not None:
             compiler.compile(found)
+        if self.timed_sums:
+            leave_sums_to_time()
         if not keeps:
             remat_blocks(found, self.remat)
         return found, compiler
+
+
+def leave_sums_to_time() -> None:
+    """Takes back what `parallel.prepare_compiler` says of kernels that add and of padding."""
+    from torch._inductor import config
+
+    config.test_configs.force_filter_reduction_configs = False
+    config.dynamic_scale_rblock = config.shape_padding = True
 
 
 class OurStep:

@@ -29,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from longtake.contracts import Conditions
 from longtake.models import build_denoiser
 from longtake.models.ttt_video_config import TTTVideoConfig
+from longtake.parallel import prepare_compiler
 from longtake.system.encoders import device_dtype
 
 SECONDS = MappingProxyType({1: 3, 3: 9, 6: 18, 10: 30, 21: 63})  # of a number of segments
@@ -82,6 +83,7 @@ SIZES = {
 def main() -> None:
     """Measures each length and prints one table."""
     arguments = _arguments()
+    prepare_compiler()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = "tiny" if arguments.tiny else arguments.size or ("5b" if device.type == "cuda" else "small")
     runs: list[dict[str, Any]] = []

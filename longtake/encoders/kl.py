@@ -23,7 +23,7 @@ from longtake.encoders.config import (
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import autoencoder_names, flux_name
 from longtake.encoders.tiles import Box, Tiling
-from longtake.parallel import Tile, prepare_compiler
+from longtake.parallel import Tile, allow_variants, prepare_compiler
 
 TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig
 _VARIANTS = 8  # of a compiled layer: one sample or more, one frame or more, square or not
@@ -47,7 +47,8 @@ class KLAutoencoder(nn.Module, Autoencoder):
         self.compute = run_in_turn
         if config.compile:
             layers = [layer for layer in model.modules() if "Resnet" in type(layer).__name__]
-            prepare_compiler(_VARIANTS * len(layers))
+            prepare_compiler()
+            allow_variants(_VARIANTS * len(layers))
             for layer in layers:
                 layer.compile(dynamic=True)
 

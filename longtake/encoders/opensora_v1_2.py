@@ -20,7 +20,7 @@ from longtake.encoders.autoencoder import ChunkedAutoencoder
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import frozen_on_meta
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
-from longtake.parallel import Tile, prepare_compiler
+from longtake.parallel import Tile, allow_variants, prepare_compiler
 
 _HALVES = (False, True, True)  # whether time is halved after each level but the last
 _LOGVAR = (-30.0, 20.0)
@@ -52,7 +52,8 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
         self.compute = lambda tiles: [tile.run() for tile in tiles]
         if config.compile:
             layers = [layer for layer in parts.modules() if type(layer).__name__ in ("ResnetBlock2D", "TimeBlock")]
-            prepare_compiler(8 * len(layers))
+            prepare_compiler()
+            allow_variants(8 * len(layers))
             for layer in layers:
                 layer.compile(dynamic=True)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from longtake.parallel.compile import (
         BlockCompiler,
+        allow_variants,
         missing_compiler,
         prepare_compiler,
         use_compile_cache,

@@ -17,8 +17,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +47,6 @@ class BlockCompiler:
     mode: BlockMode = field(default_factory=BlockMode)  # says when a shape gets a graph of its own
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
     static: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that have graphs of their own
-    timed_sums: bool = False  # as `prepare_compiler` has it
 
     def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
@@ -57,10 +58,9 @@ class BlockCompiler:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             keep_exchanges_in_order()
-        keep_apart_from_other_code()
+        prepare_compiler()
         layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
-        # all layers of tensor peers run one function
-        prepare_compiler((self.limit + STATIC_SHAPES) * layers, self.timed_sums)
+        allow_variants((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
         for name in model.blocks:
             varying = tuple(model.varying_dims[name]) if self.dynamic else ()
             kinds: dict[int, _BlockKind] = {}  # by the place of a way among those of a block
@@ -179,37 +179,43 @@ def keep_exchanges_in_order() -> None:
     config._pre_fusion_custom_pass = KeepOrder()
 
 
-def keep_apart_from_other_code() -> None:
-    """Lets the compiler find in its cache only what it made beside this code of ours. It knows our operators by name
-    alone, and what it keeps of a forward has their backward in it: another version's would run in silence. Autograd
-    functions, which it would not look for by itself, it may then find too: the layers of tensor peers are such."""
-    from torch._functorch import config as functorch
+def prepare_compiler() -> None:
+    """Settings of the compiler for this process, to be called before anything is compiled.
 
+    By time, which every process takes anew, it chooses only among kernels that give the same numbers. How a kernel
+    adds, and whether a product is padded, follows from sizes and from what is fused into the kernel, so that a restart
+    rounds as the launch before it did (pytorch#189121). In its cache it finds only what was compiled beside this code
+    of ours: it knows our operators by name alone, and keeps their backwards with the graphs. Autograd functions, such
+    as the layers of tensor peers, it may then find too.
+    """
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    # PyTorch made the first to measure what its deterministic mode costs reductions; it is in 2.11 to 2.13
+    inductor.test_configs.force_filter_reduction_configs = True
+    inductor.dynamic_scale_rblock = inductor.shape_padding = False
+    tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    torch.compiler.config.cache_key_tag = f"{tag} longtake {_digest_of_our_code()}".strip()
+    functorch.autograd_cache_allow_custom_autograd_functions = True
+
+
+def _digest_of_our_code() -> str:
+    """Of what may be in a compiled block: our operators and layers, and torchao's."""
     ours = hashlib.sha256()
     for folder in ("models", "parallel"):
         for file in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
             ours.update(file.read_bytes())
-    tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
-    torch.compiler.config.cache_key_tag = f"{tag} longtake {ours.hexdigest()}".strip()
-    functorch.autograd_cache_allow_custom_autograd_functions = True
+    with suppress(PackageNotFoundError):
+        ours.update(version("torchao").encode())
+    return ours.hexdigest()
 
 
-def prepare_compiler(variants: int, timed_sums: bool = False) -> None:
+def allow_variants(count: int) -> None:
     """Lets the compiler make so many variants of one function, which layers of one class share; beyond its own limit it
-    stops compiling the function for good.
-
-    By time, which every process takes anew, it then chooses only among kernels that give the same numbers. In which
-    order a kernel adds, and whether a product is padded, follows from sizes by its rules: else what a block computes
-    again could differ from its forward by rounding, and a restart from what it goes on with (pytorch#186572, #189121).
-    `timed_sums` leaves these to time too.
-    """
-    from torch._inductor import config as inductor
-
+    stops compiling the function for good."""
     config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, variants)
+    config.recompile_limit = max(config.recompile_limit, count)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
-    inductor.test_configs.force_filter_reduction_configs = not timed_sums
-    inductor.dynamic_scale_rblock = inductor.shape_padding = timed_sums
 
 
 def missing_compiler(device: torch.device) -> str | None:

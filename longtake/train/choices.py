@@ -27,6 +27,7 @@ from longtake.parallel import (
     bucket_degrees,
     budget_json,
     budgets_words,
+    prepare_compiler,
     read_budget,
     resolve_degrees,
     used_levels,
@@ -45,6 +46,7 @@ from longtake.train.cost import run_dummy
 from longtake.train.stream import StepStream
 
 Found = Mapping[str, Any]
+_CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets are other ones"
 
 
 class Choices:
@@ -79,9 +81,7 @@ class Choices:
         else:
             found = {**self._world.on_main(choose), "machine": self._machine, **({"basis": basis} if basis else {})}
             if before is not None and self._world.is_main and before["machine"] == self._machine:
-                self._say(
-                    f"{name}: chosen anew: the run's dtype, mesh, model, encoders, operators or buckets are other ones"
-                )
+                self._say(f"{name}: chosen anew: {_CHANGED}")
             elif before is not None and self._world.is_main:
                 then, now = (", ".join(f"{key} {of[key]}" for key in of) for of in (before["machine"], self._machine))
                 self._say(f"{name}: chosen anew on {now}; before it was {then}")
@@ -176,18 +176,22 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
         own, heads = -(-tokens(bucket) // degrees.get(bucket.entry, sequence)), kind.heads(config.model) // tensor
         return AttentionShape(bucket.batch_size, own, heads, config.model.head_dim)
 
+    largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
+    dtype, compiled = device_dtype(config.dtype, world.device), bool(config.compile)
+
     def choose() -> Found:
-        if config.compile and config.compile_cache:
-            use_compile_cache(config.compile_cache)
-        largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
-        dtype = device_dtype(config.dtype, world.device)
+        if compiled:  # as blocks will be
+            prepare_compiler()
+            if config.compile_cache:
+                use_compile_cache(config.compile_cache)
         joining = "project", "project_out"
         names = [name for name in fused.NAMES if name not in joining or _joins(config, tensor, name)]
-        seconds = time_fused(largest, world.device, dtype, bool(config.compile), names)
+        seconds = time_fused(largest, world.device, dtype, compiled, names)
         chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
         return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
 
-    found = choices.take("fused", choose)
+    basis = _basis(str(dtype), compiled, config.precision, tensor, config.lora, str(largest))
+    found = choices.take("fused", choose, basis)
     world.free_memory()
     fused.use(found["chosen"])
     words = {"fused": "fused", "plain": "compiled" if config.compile else "uncompiled"}

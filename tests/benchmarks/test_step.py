@@ -174,7 +174,18 @@ def step_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     step, parts = import_module("step"), import_module("step_run")
     model = step.with_blocks(import_module("step_models").SUBJECTS["flux"].sizes["tiny"].model, (1, 1))
-    usual = parts.How((0, 0), False, False, INPUTS, "sdpa", None, "stored", 1, "eager", False)
+    usual = parts.How(
+        remat=(0, 0),
+        compiled=False,
+        static=False,
+        budget=INPUTS,
+        attention="sdpa",
+        lora=None,
+        latents="stored",
+        sequence=1,
+        backend="eager",
+        timed_sums=False,
+    )
     with start_world("cpu") as world:
         mesh = Mesh.create(ParallelConfig(), world)
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler, check_cacheable
 
 from longtake.contracts import Bucket, UserError
 from longtake.models import MMDiT, MMDiTConfig
@@ -184,6 +183,8 @@ def see(ran: list[Any], what: Any, forward: Callable[..., Any], *args: Any) -> A
 
 def findable(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A backend that runs a graph as it is. Raises where the cache of compiled code would pass it over."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler, check_cacheable
+
     check_cacheable(graph)
     AOTAutogradCachePickler(graph).dumps(graph)
     return graph.forward

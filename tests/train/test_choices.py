@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from rich.console import Console
+from torch._inductor import config as inductor
 
 from longtake.checkpoint import Clock, RunState
 from longtake.config import dump_config
@@ -229,7 +230,7 @@ def test_budgets_fill_what_is_free_on_the_fullest_gpu_and_stay(world: World, mon
         said.clear()
         settle(scarce, said, state["choices"], *words)
         assert (
-            "kept outputs: chosen anew: the run's dtype, mesh, model, encoders, operators or buckets are other ones"
+            "kept outputs: chosen anew: the run's dtype, compile, mesh, model, encoders, operators or buckets are other ones"
             in said
         )
 
@@ -412,10 +413,12 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
 ) -> None:
     seconds = {"heads": {"fused": 1.0, "plain": 2.0}, "gate": {"fused": 2.0, "plain": 1.0}, "modulate": {"plain": 1.0}}
     asked: list[tuple[str, ...]] = []
+    rules: list[bool] = []  # whether the compiler's are those that blocks have
 
     def time_them(shape: AttentionShape, *how: Any) -> dict:
         timed.append(str(shape))
         asked.append(tuple(how[-1]))
+        rules.append(inductor.test_configs.force_filter_reduction_configs)
         return seconds
 
     monkeypatch.setattr(module, "time_fused", time_them)
@@ -451,6 +454,11 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
         assert len(timed) == 2
         launch_of({}, begins=True, precision="fp8")  # where no layers are joined
         assert asked == [fused.NAMES, fused.NAMES, fused.NAMES[:-2]]
+        said.clear()
+        with inductor.patch({"test_configs.force_filter_reduction_configs": False}):
+            launch_of(made, compile=True)
+            assert rules[-2:] == [False, True]
+        assert said[0].startswith("fused: chosen anew: the run's dtype, compile, mesh")
     finally:
         fused.use(())
 
@@ -470,7 +478,8 @@ def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatc
         fused.use(())
     assert set(counted) == {("heads",)}
     assert (
-        "kept outputs: chosen anew: the run's dtype, mesh, model, encoders, operators or buckets are other ones" in said
+        "kept outputs: chosen anew: the run's dtype, compile, mesh, model, encoders, operators or buckets are other ones"
+        in said
     )
     assert then["kept outputs"]["basis"] != first["kept outputs"]["basis"]
 
