@@ -11,9 +11,9 @@ Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels ar
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
 of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
 up (none in a run: `parallel.prepare_compiler`); calls of other operators (products, attention). Triton is one process
-here; on a GPU machine as many as it has cores share that part. Not in it: our own operators' kernels, timing candidates,
-and what a GPU adds; and with sizes fixed the candidates are those of few tokens. With `--again` the compiler is that of
-a CPU, whose code takes longer to make; finding it again takes tracing and reading, as a GPU's does.
+here; on a GPU machine as many as it has cores share that part. Not in it: our own operators' kernels, timing of
+candidates, and what a GPU adds; and with sizes fixed the candidates are those of few tokens. With `--again` the
+compiler is that of a CPU, whose code takes longer to make; finding it again takes tracing and reading, as a GPU's does.
 """
 
 from __future__ import annotations

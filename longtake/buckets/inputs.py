@@ -92,15 +92,16 @@ class OrderInputs:
 
     def fingerprint(self, pass_index: int) -> str:
         """A hash of everything that, changed in the middle of a pass, begins an era."""
-        if pass_index not in self._fingerprints:
-            self._fingerprints[pass_index] = self._fingerprint(pass_index)
-        return self._fingerprints[pass_index]
+        if pass_index not in self._known:  # other inputs, quarantined samples too, are another object
+            self._known[pass_index] = self._hash(pass_index)
+        return self._known[pass_index]
 
     @cached_property
-    def _fingerprints(self) -> dict[int, str]:
+    def _known(self) -> dict[int, str]:
+        """Fingerprints by pass."""
         return {}
 
-    def _fingerprint(self, pass_index: int) -> str:
+    def _hash(self, pass_index: int) -> str:
         parts = [json.dumps(self.rule.to_json()), self.slots_per_step, self.window_steps, self.views, self.table]
         if self.cost is not None:
             parts.append(json.dumps(self.cost.to_json()))

@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
+from glob import escape
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from longtake.durable import unfinished
 from longtake.random import hash64, sample_ids
 
 _TWIN = 1 << 32  # copies of one clip are counted far below this, so a twin's id is never that of a copy
+REPEATS = ".repeats.npz"  # the end of the name of a file in which they are kept: `.TABLE.FINGERPRINT.repeats.npz`
 _ROWS_AT_ONCE = 1 << 22  # sorted together: bounds the memory of a search
 
 
@@ -63,18 +66,22 @@ def rename_repeats(ids: np.ndarray, kept: Path | None = None) -> None:
 
     `kept`: a file in which the repeats of these ids, and of no others, are kept from the first time on.
     """
-    rows, ordinals = repeats(ids) if kept is None else _repeats_by_way_of(kept, ids)
+    rows, ordinals = repeats(ids) if kept is None else _kept_repeats(kept, ids)
     ids[rows] = sample_ids(ids[rows], _TWIN + ordinals)
 
 
-def _repeats_by_way_of(path: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with suppress(Exception), np.load(path, allow_pickle=False) as file:  # of a damaged archive come many kinds
+def _kept_repeats(path: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(path, allow_pickle=False) as file:
         rows, ordinals = file["rows"].astype(np.int64), file["ordinals"].astype(np.int64)
         if len(rows) == len(ordinals) and (not len(rows) or 0 <= rows.min() <= rows.max() < len(ids)):
             return rows, ordinals
     rows, ordinals = repeats(ids)
-    with suppress(OSError), unfinished(path, synced=False) as partial:  # a folder may be read-only
-        np.savez(partial, rows=rows, ordinals=ordinals)
+    with suppress(OSError):  # a folder may be read-only: they are searched again then
+        with unfinished(path, synced=False) as partial:
+            np.savez(partial, rows=rows, ordinals=ordinals)
+        for other in path.parent.glob(f"{escape(path.name.removesuffix(REPEATS).rpartition('.')[0])}.*{REPEATS}"):
+            if other != path:
+                other.unlink(missing_ok=True)
     return rows, ordinals
 
 

@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from longtake.buckets.kept_orders import WORTH_KEEPING
 from longtake.contracts import UserError
 from longtake.data.config import DatasetConfig
 from longtake.data.probing.embedded import embedded_table, is_embedded
 from longtake.data.probing.folder import folder_table
 from longtake.data.probing.metadata import is_metadata, metadata_table
 from longtake.data.tables.checks import FINGERPRINTED
-from longtake.data.tables.ids import rename_repeats
+from longtake.data.tables.ids import REPEATS, rename_repeats
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import ClipTable, base_folder
 from longtake.random import hash64
-
-_WORTH_KEEPING = 1_000_000  # clips; repeats among fewer are found in the time that a file takes
 
 
 class JoinedColumn:
@@ -98,8 +97,8 @@ class MixedTable:
     def clip_ids(self) -> np.ndarray:
         """uint64 [N], all different."""
         ids = np.concatenate([table.clip_ids for table in self.tables])
-        kept = self.source.with_name(f".{self.source.name}.{self.fingerprint}.repeats.npz")
-        rename_repeats(ids, kept if len(ids) >= _WORTH_KEEPING else None)
+        kept = self.source.with_name(f".{self.source.name}.{self.fingerprint}{REPEATS}")
+        rename_repeats(ids, kept if len(ids) >= WORTH_KEEPING else None)
         return ids
 
     @cached_property

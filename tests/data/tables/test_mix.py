@@ -65,7 +65,7 @@ def test_a_clip_keeps_its_id_whatever_tables_come_behind_it(pair: tuple[Path, Pa
 
 def test_repeats_among_large_tables_are_searched_once(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     expected, searches = mixed(pair, 1, 1).clip_ids, []
-    monkeypatch.setattr(mix, "_WORTH_KEEPING", 5)
+    monkeypatch.setattr(mix, "WORTH_KEEPING", 5)
     searched = ids.repeats
     monkeypatch.setattr(ids, "repeats", lambda found: searches.append(len(found)) or searched(found))
     for _ in range(2):
@@ -76,8 +76,11 @@ def test_repeats_among_large_tables_are_searched_once(pair: tuple[Path, Path], m
     for _ in range(2):
         np.testing.assert_array_equal(mixed(pair, 1, 1).clip_ids, expected)
     assert searches.count(5) == 2
-    assert len(set(mixed(pair[::-1], 1, 1).clip_ids.tolist())) == 5  # another mix has a file of its own
-    assert searches.count(5) == 3
+    pair[1].write_bytes(table(pair[0].parent.parent / "other", ["e.png"]).read_bytes())
+    assert len(mixed(pair, 1, 1).clip_ids) == 4  # with another table the file makes way
+    assert len([*pair[0].parent.glob(".clips.parquet.*.repeats.npz")]) == 1
+    assert len(set(mixed(pair[::-1], 1, 1).clip_ids.tolist())) == 4
+    assert searches.count(5) == 2
 
 
 def test_the_fingerprint_tells_tables_and_their_order_but_not_weights(pair: tuple[Path, Path]) -> None:
