@@ -7,7 +7,7 @@ python benchmarks/forecast.py --tiny          two presets; with --here one size
 
 Before: the preset's file at commit 3834e5b, eager, counted by today's code; recomputed blocks keep their inputs alone
 unless that file says more. After: as it is now. GPUs are as many as the preset is for, LoRA on one. Share of the limit:
-matrix products at 740 TFLOP/s and attention at the best published kernel's rate, nothing else, over the step; with
+matrix products at 742 TFLOP/s and attention at the best published kernel's rate, nothing else, over the step; with
 stored latents nothing is encoded.
 """
 

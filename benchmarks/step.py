@@ -17,7 +17,7 @@ model by itself, like with like: weights and compute in one dtype, forward and b
 sharding, eager and compiled block by block. Contenders take turns, and the fastest of all repeats counts. The
 comparison is left out where diffusers is not installed, and on more than one rank.
 
-On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at 740 TFLOP/s
+On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at 742 TFLOP/s
 and the fastest attention kernel found at this shape would take alone, over the step. Several values of --batch and
 --budget are a line each, written to --json as they come.
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from longtake.models.attention import Attention
 from longtake.plan import measure
 
-GEMM_RATE = 740e12  # FLOP/s that products of this size are taken to sustain on an H200
+GEMM_RATE = 0.75 * 989e12  # FLOP/s that large products are taken to sustain on an H200, as by `longtake plan`
 _FUSED = r"triton_(?!tem)|\w*cpp_fused"  # Inductor names these by all operators that are in them
 CLASSES = {  # the first that is found in the name of another kernel, on a CPU of an operator
     "attention": r"flash|fmha|sdpa|attention|softmax",

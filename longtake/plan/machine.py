@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 CPU = "cpu"  # a device like any kind of GPU
-FORECAST_ERROR = 0.1  # of gathered weights and activations, within which tests hold a forecast against a step
+FORECAST_ERROR = 0.1  # of gathered weights and activations: twice the largest error that a test of a forecast allows
 
 
 @dataclass(frozen=True)
