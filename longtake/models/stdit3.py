@@ -303,17 +303,19 @@ class FrameFinalLayer(nn.Module):
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor, places: int) -> Tensor:
-    """(1 + scale) * LayerNorm(x) + shift. x [B, M, D]; shift, scale [B, F, 1, D]; the norm has no parameters."""
-    return layers.modulate(x.unflatten(1, (-1, places)), shift, scale).flatten(1, 2)
+    """(1 + scale) * LayerNorm(x) + shift. x [B, M, D]; shift, scale [B, F, 1, D]; the norm has no parameters.
+    F is taken from these: as a quotient of open sizes it would cost the compiler half of its time."""
+    return layers.modulate(x.unflatten(1, (shift.shape[1], places)), shift, scale).flatten(1, 2)
 
 
 def choose(known: Tensor, one: Tensor, other: Tensor, places: int) -> Tensor:
     """Tokens of `one` in known frames, of `other` elsewhere."""
-    one, other = (x.unflatten(1, (-1, places)) for x in (one, other))
+    one, other = (x.unflatten(1, (known.shape[1], places)) for x in (one, other))
     return one.where(known[..., None], other).flatten(1, 2)
 
 
 def add_gated(x: Tensor, gate: Tensor, out: Tensor, places: int) -> Tensor:
     """x + gate * out. x, out [B, M, D]; gate [B, F, 1, D]. No view, of which FSDP2 warns where a block ends with it."""
-    added = layers.add_gated(x.unflatten(1, (-1, places)), gate, out.unflatten(1, (-1, places)))
+    frames = gate.shape[1]
+    added = layers.add_gated(x.unflatten(1, (frames, places)), gate, out.unflatten(1, (frames, places)))
     return torch.ops.aten._unsafe_view(added, x.shape)
