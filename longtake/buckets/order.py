@@ -174,7 +174,7 @@ def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | N
 
 def settled_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None) -> dict[str, Any]:
     """Where an order begins: the state, or the start of the pass, or that of a new era. Raises as `plan_pass`."""
-    return _empty_state(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
+    return _beginning(inputs, pass_index) if state is None else _continue_state(inputs, pass_index, state)
 
 
 def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) -> PassOrder:
@@ -203,6 +203,11 @@ def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) ->
 
 
 def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
+    return _beginning(inputs, pass_index) | {"clips": list(inputs.clip_digests)}
+
+
+def _beginning(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
+    """An empty state without the digests of all clips, which only a state that is written needs."""
     return {
         "format": STATE_FORMAT,
         "seed": inputs.seed,
@@ -213,7 +218,6 @@ def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
         "views": inputs.views,
         "cost": None if inputs.cost is None else inputs.cost.to_json(),
         "inputs": inputs.fingerprint(pass_index),
-        "clips": list(inputs.clip_digests),
     }
 
 
