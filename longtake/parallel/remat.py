@@ -53,8 +53,8 @@ class Kept:
         return self.attention or bool(self.products)
 
     def takes(self, name: Literal["attention"] | tuple[int, int] | None) -> bool:
-        """Whether an output that `kept_as` calls so is kept. Sizes may be the compiler's symbols, which have no hash,
-        where one process has compiled models of several sizes."""
+        """Whether an output that `kept_as` calls so is kept. Compared by ==: under the compiler a size may be a SymInt,
+        which has no hash, where one process has compiled models of several sizes."""
         return self.attention if name == "attention" else any(name == size for size in self.products)
 
     def __str__(self) -> str:

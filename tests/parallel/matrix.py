@@ -2,7 +2,7 @@
 
 `MATRIX` is all of it, for `make weekly`. `CHOSEN` runs each time: with the cases of `plays.py`, which make steps in
 the plainest way, every mesh meets every kind of parameter that trains, recomputation and several micro-batches a rank,
-and every axis of a mesh meets compiled blocks.
+and every axis of a mesh meets compiled blocks, of dense Ulysses peers in `test_compile.py`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many 
     "adapters, blocks compiled, a budget": {**BUDGET, "lora": LORA},
 }
 EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
-WITH_COMPILED = (
-    "tensor 2",
-    "replicate 2 x shard 2",
-)  # seconds for each of its processes; `plays.py` has the other axes
+MESHES_COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each process; adapters: `plays.py`
 
 
 def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:
@@ -57,7 +54,7 @@ def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:
 MATRIX = _table({mesh: tuple(WAYS) for meshes in MESHES.values() for mesh in meshes})
 CHOSEN = _table(
     {
-        mesh: EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in WITH_COMPILED)
+        mesh: EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in MESHES_COMPILED)
         for meshes in MESHES.values()
         for mesh in meshes
     }

@@ -132,7 +132,7 @@ def step_alone(case: Case) -> Step:
 
 def step_on(case: Case, world: World) -> Step:
     """The step on a mesh, as the training loop makes it. Collective."""
-    torch.compiler.reset()
+    torch.compiler.reset()  # a run compiles one model; after others sizes are left open, which takes minutes
     config = tiny(**case.model)
     mesh = Mesh.create(ParallelConfig(**case.parallel), world)
     with torch.device("meta"):
