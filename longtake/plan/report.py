@@ -301,10 +301,11 @@ def rates_words(machine: Machine, config: Any) -> str:
     """What a forecast takes the GPUs to reach with the model of a config, and where that comes from."""
     rates = machine.rates
     there, back = (rate / 1e12 for rate in rates.attention_of(config.model.head_dim))
+    moved = f"all else {number(rates.copies / 1e12)} TB/s" if machine.efficiency is None else "all else takes no time"
     return (
         f"rates: {rates.said}: matrix products {number(rates.products / 1e12)} TFLOP/s, attention {number(there)} "
-        f"forward and {number(back)} backward, convolutions {number(rates.convolutions / 1e12)}, all else "
-        f"{number(rates.copies / 1e12)} TB/s; a kernel takes the host {number(rates.launch * 1e6)} us"
+        f"forward and {number(back)} backward, convolutions {number(rates.convolutions / 1e12)}, {moved}; "
+        f"a kernel takes the host {number(rates.launch * 1e6)} us"
     )
 
 

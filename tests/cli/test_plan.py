@@ -66,6 +66,7 @@ def test_keys_of_the_run_can_be_overridden(longtake, run_file: Path):
 def test_the_assumed_efficiency_is_said_and_can_be_set(longtake, run_file: Path):
     _, out, _ = longtake("plan", run_file, "--efficiency", 0.55, "--peak-tflops", 100)
     assert "rates: 55% of 100 TFLOP/s for all kernels (--efficiency)" in out
+    assert "all else takes no time; a kernel takes the host " in out
 
 
 def test_rates_that_were_measured_are_kept_and_used_by_later_plans(
