@@ -255,14 +255,14 @@ class _Block:
 
 
 def _blocks(tiny: bool) -> Iterator[_Block]:
-    """A double and a single block with sizes fixed and left open; of a tiny model a single one with sizes left open."""
+    """A double and a single block with sizes fixed and left open; of a tiny model the single one."""
     config = MMDiTConfig(attention="flash")
     if tiny:
         small = {"hidden_size": 64, "num_heads": 2, "axes_dim": (8, 12, 12), "context_in_dim": 32, "vec_in_dim": 16}
         config = config.model_copy(update=small)
     for name, counts in (("double", (1, 0)), ("single", (0, 1)))[tiny:]:
         own = config.model_copy(update=dict(zip(("depth", "depth_single_blocks"), counts, strict=True)))
-        for sizes in ("fixed", "left open")[tiny:]:
+        for sizes in ("fixed", "left open"):
             yield _Block(name, sizes, own)
 
 

@@ -23,10 +23,9 @@ from longtake.encoders.config import (
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import autoencoder_names, flux_name
 from longtake.encoders.tiles import Box, Tiling
-from longtake.parallel import Tile, allow_variants, prepare_compiler
+from longtake.parallel import Tile, compile_layers
 
 TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig
-_VARIANTS = 8  # of a compiled layer: one sample or more, one frame or more, square or not
 _LONGEST, _OVERLAP = 384, 64  # of equal tiles, in pixels: 256px is whole at 16:9, and neighbours share what 256 / 4 is
 MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
 
@@ -46,11 +45,7 @@ class KLAutoencoder(nn.Module, Autoencoder):
         self.decoding = {name: parts[name] for name in ("decoder", "post_quant_conv") if name in parts}
         self.compute = run_in_turn
         if config.compile:
-            layers = [layer for layer in model.modules() if "Resnet" in type(layer).__name__]
-            prepare_compiler()
-            allow_variants(_VARIANTS * len(layers))
-            for layer in layers:
-                layer.compile(dynamic=True)
+            compile_layers([layer for layer in model.modules() if "Resnet" in type(layer).__name__])
 
     def names(self, files: Collection[str]) -> dict[str, str]:
         """As diffusers calls them -> as the file does, in either layout."""

@@ -20,7 +20,7 @@ from longtake.encoders.autoencoder import ChunkedAutoencoder
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import frozen_on_meta
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
-from longtake.parallel import Tile, allow_variants, prepare_compiler
+from longtake.parallel import Tile, compile_layers
 
 _HALVES = (False, True, True)  # whether time is halved after each level but the last
 _LOGVAR = (-30.0, 20.0)
@@ -51,11 +51,8 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
         self.decoding = {name: part for name, part in own.items() if name not in self.encoding}
         self.compute = lambda tiles: [tile.run() for tile in tiles]
         if config.compile:
-            layers = [layer for layer in parts.modules() if type(layer).__name__ in ("ResnetBlock2D", "TimeBlock")]
-            prepare_compiler()
-            allow_variants(8 * len(layers))
-            for layer in layers:
-                layer.compile(dynamic=True)
+            names = "ResnetBlock2D", "TimeBlock"
+            compile_layers([layer for layer in parts.modules() if type(layer).__name__ in names])
 
     def names(self, files: Collection[str]) -> dict[str, str]:
         """As the parts call them -> as published files do."""

@@ -304,7 +304,7 @@ class FrameFinalLayer(nn.Module):
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor, places: int) -> Tensor:
     """(1 + scale) * LayerNorm(x) + shift. x [B, M, D]; shift, scale [B, F, 1, D]; the norm has no parameters.
-    F is taken from these: as a quotient of open sizes it would cost the compiler half of its time."""
+    F is taken from these: a quotient of open sizes keeps the compiler busy."""
     return layers.modulate(x.unflatten(1, (shift.shape[1], places)), shift, scale).flatten(1, 2)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from longtake.parallel.compile import (
         BlockCompiler,
-        allow_variants,
+        compile_layers,
         missing_compiler,
         prepare_compiler,
         use_compile_cache,

@@ -58,9 +58,8 @@ class BlockCompiler:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             keep_exchanges_in_order()
-        prepare_compiler()
         layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
-        allow_variants((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
+        prepare_compiler((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
         for name in model.blocks:
             varying = tuple(model.varying_dims[name]) if self.dynamic else ()
             kinds: dict[int, _BlockKind] = {}  # by the place of a way among those of a block
@@ -179,8 +178,19 @@ def keep_exchanges_in_order() -> None:
     config._pre_fusion_custom_pass = KeepOrder()
 
 
-def prepare_compiler() -> None:
+def compile_layers(layers: Sequence[nn.Module]) -> None:
+    """Compiles layers of one class, in place, when they first run: alike for all sizes but for one sample or more, one
+    frame or more, square or not."""
+    prepare_compiler(8 * len(layers))
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def prepare_compiler(variants: int = 0) -> None:
     """Settings of the compiler for this process, to be called before anything is compiled.
+
+    It may make so many `variants` of one function, which layers of one class share; beyond its own limit it stops
+    compiling the function for good.
 
     By time, which every process takes anew, it chooses only among kernels that give the same numbers. How a kernel
     adds, and whether a product is padded, follows from sizes and from what is fused into the kernel, so that a restart
@@ -191,6 +201,9 @@ def prepare_compiler() -> None:
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, variants)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, dynamo.recompile_limit)
     # PyTorch made the first to measure what its deterministic mode costs reductions; it is in 2.11 to 2.13
     inductor.test_configs.force_filter_reduction_configs = True
     inductor.dynamic_scale_rblock = inductor.shape_padding = False
@@ -208,14 +221,6 @@ def _digest_of_our_code() -> str:
     with suppress(PackageNotFoundError):
         ours.update(version("torchao").encode())
     return ours.hexdigest()
-
-
-def allow_variants(count: int) -> None:
-    """Lets the compiler make so many variants of one function, which layers of one class share; beyond its own limit it
-    stops compiling the function for good."""
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, count)
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -2,7 +2,7 @@
 
 `MATRIX` is all of it, for `make weekly`. `CHOSEN` runs each time: with the cases of `plays.py`, which make steps in
 the plainest way, every mesh meets every kind of parameter that trains, recomputation and several micro-batches a rank,
-and every axis of a mesh meets compiled blocks, of dense Ulysses peers in `test_compile.py`.
+and every axis of a mesh meets compiled blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many 
     "adapters, blocks compiled, a budget": {**BUDGET, "lora": LORA},
 }
 EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
-MESHES_COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each process; adapters: `plays.py`
+MESHES_COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each process; other axes: `plays.py`
 
 
 def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:

@@ -66,12 +66,14 @@ CASES = {
     },
 }
 
-BUDGET = {"compiled": "aot_eager", "remat": (1, 1), "budget": 0.5}
+SMALL_BUDGET = {"compiled": "aot_eager", "remat": (1, 1), "budget": 0.5}
 SMALL = {"depth": 1, "depth_single_blocks": 1, "attention": "sdpa"}
-COMPILED = {  # of two processes, adapters with a budget; `matrix.py` has the other ways
-    "shard 2, lora on fp8": Case({}, SMALL, lora={**LORA, "base": "fp8"}, micro=(0, 1), **BUDGET),
-    "sequence 2, ring, dora": Case({"sequence": 2, **RING}, SMALL, lora=DORA, micro=(0,), **BUDGET),
-    "tensor 2, lora": Case({"tensor": 2}, SMALL, lora=LORA, micro=(1,), **BUDGET),
+COMPILED = {  # of two processes; `matrix.py` has the other axes
+    "shard 2, lora on fp8": Case({}, lora={**LORA, "base": "fp8"}, compiled="aot_eager", micro=(0, 1)),
+    "sequence 2": Case({"sequence": 2}, compiled="aot_eager", micro=(1,)),
+    "shard 2, lora on fp8, a budget": Case({}, SMALL, lora={**LORA, "base": "fp8"}, micro=(0, 1), **SMALL_BUDGET),
+    "sequence 2, ring, dora, a budget": Case({"sequence": 2, **RING}, SMALL, lora=DORA, micro=(0,), **SMALL_BUDGET),
+    "tensor 2, lora, a budget": Case({"tensor": 2}, SMALL, lora=LORA, micro=(1,), **SMALL_BUDGET),
 }
 
 

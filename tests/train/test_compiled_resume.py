@@ -19,13 +19,13 @@ from tests.train.runs import assert_same_bits, exact, write_config
 
 STOPPED_AT, STEPS = 2, 4
 KEEPS = {"attention": "sdpa", "grad_ckpt_budget": 0.5}
-SINGLE, DOUBLE = ({**KEEPS, "depth": depth, "grad_ckpt_settings": (depth, 1)} for depth in (0, 1))
+SINGLE, BOTH = ({**KEEPS, "depth": depth, "grad_ckpt_settings": (depth, 1)} for depth in (0, 1))
 WAYS = {  # what the config says, and its model
     "sequence peers": ({"parallel": {"sequence": 2}}, SINGLE),
-    "tensor peers": ({"parallel": {"tensor": 2}}, DOUBLE),
+    "tensor peers": ({"parallel": {"tensor": 2}}, BOTH),
     "adapters of a ring": (
         {"parallel": {"sequence": 2, "sequence_attention": "ring"}, "lora": {"rank": 2, "base": "int8"}},
-        DOUBLE,
+        BOTH,
     ),
 }
 
