@@ -1,4 +1,4 @@
-"""What FSDP2 lacks in PyTorch before 2.13; this file goes when 2.13 is the oldest that is allowed."""
+"""What FSDP2 does otherwise in PyTorch before 2.13; this file goes when 2.13 is the oldest that is allowed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import torch
 from torch import Tensor, nn
 
 
-def take_integers() -> None:
-    """Lets FSDP2 shard the codes of frozen weights, from its next use on: PyTorch 2.11 takes every shard for one that
-    trains, which integers cannot, and gathers them in the compute dtype, where they are no codes any more."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+def mend_fsdp() -> None:
+    """Makes FSDP2 do what it does from 2.13 on, from its next use."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     if torch.__version__ >= "2.13" or isinstance(_fsdp_param.nn, SimpleNamespace):
         return
+    _take_integers()
+    if torch.__version__ >= "2.12":
+        _free_reduced()
+
+
+def _take_integers() -> None:
+    """Shards codes of frozen weights: before 2.13 every shard is taken for one that trains, which integers cannot, and
+    is gathered in the compute dtype, where codes are none any more."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
     cast = _fsdp_param.FSDPParam.init_dtype_attrs
 
     def cast_floats(self: Any, policy: MixedPrecisionPolicy) -> None:
@@ -27,3 +36,21 @@ def take_integers() -> None:
 
     _fsdp_param.FSDPParam.init_dtype_attrs = cast_floats
     _fsdp_param.nn = SimpleNamespace(Module=nn.Module, Parameter=parameter)
+
+
+def _free_reduced() -> None:
+    """Frees what a block's gradients were reduced from before the next block's are laid together: in 2.12 a local name
+    of the loop that waits for it holds it until these are reduced too."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    post_backward = FSDPParamGroup.post_backward
+
+    def freed_first(self: Any, *unused: Any) -> None:
+        if self.reduce_grads and self._param_group_index == self._num_param_groups - 1:
+            states = self.comm_ctx.reduce_scatter_states
+            while states:
+                if (event := states.pop().event) is not None:
+                    self.device_handle.current_stream().wait_event(event)
+        post_backward(self, *unused)
+
+    FSDPParamGroup.post_backward = freed_first

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from longtake.models import initial_values
 from longtake.parallel.mesh import Mesh, TokenPeers
-from longtake.parallel.older_fsdp import take_integers
+from longtake.parallel.older_fsdp import mend_fsdp
 from longtake.parallel.sequence import cut_sequence
 from longtake.parallel.tensor import cut_layers
 from longtake.parallel.tokens import TokenCut
@@ -64,7 +64,7 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
     }
     lists = [list(model.get_submodule(name)) for name in model.blocks]
     blocks = chain(*(zip(*lists, strict=True) if getattr(model, "in_turn", False) else lists))
-    take_integers()
+    mend_fsdp()
     units = [
         fully_shard(block, **options)
         for block in blocks

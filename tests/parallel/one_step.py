@@ -118,6 +118,8 @@ def step_alone(case: Case) -> Step:
     config = tiny(**case.model)
     model = MMDiT(config)
     choose(model, case)
+    if case.float8:
+        use_float8(model, torch.device("cpu"))
     initialise(model, 3)
     stir(model)
     losses = [micro_loss(model, config, i) for i in case.micro]
@@ -195,7 +197,7 @@ def compare(cases: Mapping[str, Case], world: World) -> dict[str, dict[str, floa
     alone: dict[str, Step] = {}
     found = {}
     for name, case in cases.items():
-        key = json.dumps([case.micro, case.frozen, dict(case.model), case.lora], sort_keys=True)
+        key = json.dumps([case.micro, case.frozen, dict(case.model), case.lora, case.float8], sort_keys=True)
         if key not in alone:
             alone[key] = step_alone(case)
         found[name] = differences(step_on(case, world), alone[key])

@@ -27,6 +27,10 @@ WAYS = {  # what the config says, and its model
         {"parallel": {"sequence": 2, "sequence_attention": "ring"}, "lora": {"rank": 2, "base": "int8"}},
         BOTH,
     ),
+    "sequence peers in float8": (
+        {"parallel": {"sequence": 2}, "precision": "fp8"},
+        {**SINGLE, "hidden_size": 32, "axes_dim": (4, 6, 6)},  # float8 takes multiples of 16
+    ),
 }
 
 

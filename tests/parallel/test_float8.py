@@ -1,0 +1,35 @@
+"""Steps in float8 on two processes, their blocks compiled and recomputed with a budget (law 1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from longtake.parallel import World
+from tests.parallel.one_step import Case, Facts, differences, on_ranks, step_alone, step_on
+from tests.parallel.plays import SMALL, SMALL_BUDGET
+from tests.parallel.test_fused import apart
+
+pytest.importorskip("torchao.float8")
+SHARDS = Case({}, SMALL, float8=True, micro=(0, 1), **SMALL_BUDGET)
+
+
+def beside_one_process(world: World) -> Facts:
+    """Of shards, how far they are from one process; of sequence peers and of one process, from a step in float32."""
+    peers = replace(SHARDS, parallel={"sequence": 2}, micro=(0,))
+    exact = step_alone(replace(peers, float8=False))
+    return {
+        "shards": differences(step_on(SHARDS, world), step_alone(SHARDS)),
+        "peers": apart(step_on(peers, world), exact),
+        "alone": apart(step_alone(peers), exact),
+    }
+
+
+@pytest.mark.slow
+def test_shards_make_the_step_of_one_process_and_sequence_peers_round_like_it(tmp_path: Path) -> None:
+    """Shards scale what one process scales. Each sequence peer scales its own tokens, so it may round otherwise."""
+    for facts in (found["steps"] for found in on_ranks(2, tmp_path, {"steps": beside_one_process})):
+        assert max(facts["shards"].values()) <= 1e-6
+        assert 1e-3 < facts["peers"] <= 1.1 * facts["alone"]
