@@ -2,7 +2,7 @@
 
     python benchmarks/compile.py                     # the 11B model's blocks of each list, sizes left open and fixed
     python benchmarks/compile.py --capability 80     # for an A100
-    python benchmarks/compile.py --timed-sums        # with kernels that add chosen by time too, as a run does not
+    python benchmarks/compile.py --autotune-reductions  # kernels that add are autotuned too, as in a run they are not
     python benchmarks/compile.py --again             # a launch for this CPU, and another one from its cache
     python benchmarks/compile.py --tiny
 
@@ -40,7 +40,7 @@ from unittest.mock import patch
 
 import torch
 from machine import print_table, write_json
-from step_run import leave_sums_to_time
+from step_run import autotune_reductions
 from torch import Tensor
 
 from longtake.models import MMDiTConfig, build_denoiser, example_conditions
@@ -161,8 +161,8 @@ def lower(graph: torch.fx.GraphModule, capability: int, backward: bool) -> dict[
         "lowering_seconds": lowered - begun,
         "triton_seconds": time.perf_counter() - lowered,
         "kernels": len(kernels),
-        "chosen_by_time": sum(len(kernel.configs) > 1 for kernel in kernels),
-        "sums_chosen_by_time": sum(
+        "autotuned": sum(len(kernel.configs) > 1 for kernel in kernels),
+        "reductions_autotuned": sum(
             len(kernel.configs) > 1 for kernel in kernels if "POINTWISE" not in str(kernel.heuristic_type)
         ),
         "launches": body.count(".run("),
@@ -211,8 +211,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         name = f"for_a_gpu_{len(found)}"
         torch._dynamo.register_backend(counting(lines, arguments.capability), name=name)
         step = _step(block, BlockCompiler(block.sizes == "left open", backend=name), arguments.budget)
-        if arguments.timed_sums:
-            leave_sums_to_time()
+        if arguments.autotune_reductions:
+            autotune_reductions()
         rest = step()
         rest -= sum(line["lowering_seconds"] + line["triton_seconds"] for line in lines)
         found += [{"blocks": block.name, "sizes": block.sizes, **line} for line in lines]
@@ -289,7 +289,7 @@ def main() -> None:
     arguments = _arguments()
     for of in ("torch._inductor.utils", "torch._higher_order_ops.wrap", "torch._logging._internal"):
         logging.getLogger(of).setLevel(logging.ERROR)
-    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "timed_sums")}
+    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "autotune_reductions")}
     if arguments.launch:
         write_json(arguments.json, "compile", {"launch": launch(arguments)})
     elif arguments.again:
@@ -311,7 +311,7 @@ def main() -> None:
 def _print_graphs(lines: Sequence[dict[str, Any]]) -> float:
     """One table; returns the seconds of all."""
     columns = ("tracing_seconds", "lowering_seconds", "triton_seconds")
-    numbers = ("kernels", "chosen_by_time", "sums_chosen_by_time", "launches", "others")
+    numbers = ("kernels", "autotuned", "reductions_autotuned", "launches", "others")
     rows = []
     for line in lines:
         seconds = [f"{line[key]:.1f}" if key in line else "-" for key in columns]
@@ -328,7 +328,7 @@ def _arguments() -> argparse.Namespace:
     capabilities = [80, 86, 89, 90, 100, 120]
     parser.add_argument("--capability", type=int, default=90, choices=capabilities, help="of the GPU, times ten")
     parser.add_argument("--budget", type=float, default=0.5, help="what recomputed blocks keep")
-    parser.add_argument("--timed-sums", action="store_true", help="let time choose among kernels that add too")
+    parser.add_argument("--autotune-reductions", action="store_true", help="as Inductor does by itself; a run does not")
     parser.add_argument(
         "--again", action="store_true", help="a launch for this CPU, and one from the first one's cache"
     )

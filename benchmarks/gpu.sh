@@ -78,7 +78,7 @@ part() { # NAME
   online) blocks online 50 --no-compiled-step --latents online ;;
   chain) run chain 50 kernels chain ;;
   lora) blocks lora 110 --static --lora 16 ;;
-  sums) blocks sums 110 --static --remat $last --budget 1 --timed-sums ;; # beside that line of `static`
+  reductions) blocks reductions 110 --static --remat $last --budget 1 --autotune-reductions ;; # beside that line of `static`
   mixers)
     local small=(${TINY:+--tiny})
     run mixers 600 ttt
@@ -99,7 +99,7 @@ part() { # NAME
 
 list() {
   echo "parts, the deciding ones first: kernels fused encoders static dynamic steps sequence online eager chain"
-  echo "beside the list: lora sums mixers tests"
+  echo "beside the list: lora reductions mixers tests"
 }
 
 [ $# -gt 0 ] || list

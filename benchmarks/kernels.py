@@ -3,13 +3,13 @@
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
 python benchmarks/kernels.py tiles                   129 x 192 x 336 by sizes of tiles, and with compiled blocks
-python benchmarks/kernels.py fused                   norms, rotations, gates, q, k and v by one product: uncompiled,
-                                                     compiled, by our operators
+python benchmarks/kernels.py fused                   norms, rotations, gates, joint q, k and v and output projections:
+                                                     uncompiled, compiled, by our operators
 python benchmarks/kernels.py chain                   256 steps of TTT-MLP's scan: microseconds a step
 python benchmarks/kernels.py gemm attention fused vae t5 tiles chain --tiny --device cpu      small, to see that it runs
 
-`fused` tells the rate at which bytes go in and out, that of a copy of as many, and the largest error in the result and
-in the gradients, over the largest number of what float64 gives for the same inputs.
+`fused` tells the rate at which bytes go in and out beside that of a copy of as many (of projections FLOP/s), and the
+largest error in the result and in the gradients, over the largest number of what float64 gives for the same inputs.
 
 FLOP/s are medians over `--seconds` of each. Products are [M, K] x [K, N]: forward, the gradient of the input and that
 of the weight. Attention's backward counts as 2.5 times its forward.

@@ -262,7 +262,7 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
         arguments.latents,
         arguments.sequence,
     )
-    return How(remat, compiled, *given, arguments.backend, arguments.timed_sums)
+    return How(remat, compiled, *given, arguments.backend, arguments.autotune_reductions)
 
 
 def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -327,7 +327,9 @@ def _level(word: str) -> float | None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=tuple(SUBJECTS), default="flux")
-    parser.add_argument("--size", help="tiny, small, 11b (flux), 5b (cogvideox-5b); default: small on a CPU, else all")
+    parser.add_argument(
+        "--size", help="tiny, small, 11b (flux), 5b (cogvideox-5b); default: small on a CPU, else the last"
+    )
     parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="blocks that run, of each list")
     parser.add_argument("--frames", type=int, action="append", help="frames of a clip; default: by size")
     parser.add_argument("--side", type=int, help="height and width in pixels; default: by size")
@@ -361,9 +363,7 @@ def _arguments() -> argparse.Namespace:
         "--compiled-step", action=argparse.BooleanOptionalAction, help="compile the step's blocks; default: on CUDA"
     )
     parser.add_argument("--backend", default="inductor", help="of the compiler of the step's blocks")
-    parser.add_argument(
-        "--timed-sums", action="store_true", help="let the compiler choose by time how it adds too; a run does not"
-    )
+    parser.add_argument("--autotune-reductions", action="store_true", help="as Inductor does by itself; a run does not")
     parser.add_argument("--overhead", action="store_true", help="what the trainer adds, in a real small run")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, two repeats")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

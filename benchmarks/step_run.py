@@ -25,12 +25,12 @@ from longtake.models.config import LoraConfig, ModelSection
 from longtake.models.lora import adapt
 from longtake.parallel import (
     BlockCompiler,
+    BlockMode,
     Mesh,
     World,
     initialise_sharded,
-    keeps_outputs,
     local_tensor,
-    remat_blocks,
+    remat_and_compile,
     shard_model,
 )
 from longtake.system.lora import adapter_sizes
@@ -67,7 +67,7 @@ class How:
     latents: str | None  # "online": pixels are encoded, by an autoencoder of random weights; "stored"
     sequence: int  # peers, of which this rank is one; the others are emulated
     backend: str  # of the compiler
-    timed_sums: bool  # whether it chooses by time among kernels that add in another order
+    autotune_reductions: bool  # as the compiler does by itself: it times kernels that add in different orders
 
     def build(
         self, model: ModelSection, device: torch.device, dtype: torch.dtype
@@ -80,20 +80,14 @@ class How:
             adapt(found, sizes, "dense", dtype)
         use_attention(found, choose_attention(self.attention, device, dtype, model.head_dim))
         emulate_peers(found, self.sequence)
-        keeps = keeps_outputs(found, self.budget)
-        if keeps:  # the compiler is to see what is kept
-            remat_blocks(found, self.remat, budget=self.budget)
         compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
-        if compiler is not None:
-            compiler.compile(found)
-        if self.timed_sums:
-            leave_sums_to_time()
-        if not keeps:
-            remat_blocks(found, self.remat)
+        remat_and_compile(found, self.remat, mode=BlockMode(budget=self.budget), compiler=compiler)
+        if self.autotune_reductions:
+            autotune_reductions()
         return found, compiler
 
 
-def leave_sums_to_time() -> None:
+def autotune_reductions() -> None:
     """Takes back what `parallel.prepare_compiler` says of kernels that add and of padding."""
     from torch._inductor import config
 
@@ -191,9 +185,7 @@ def our_blocks(
     """A call that runs forward and backward of our model once, without a trainer around it, and frees the gradients."""
     with torch.device(device):
         model = build_denoiser(case.model).to(dtype)
-    if compiled:
-        BlockCompiler(dynamic=False).compile(model)
-    remat_blocks(model, remat)
+    remat_and_compile(model, remat, compiler=BlockCompiler(dynamic=False) if compiled else None)
     x = torch.randn(case.batch, *case.latent_shape, device=device, dtype=dtype)
     conditions = case.conditions(device=device, dtype=dtype)
     t = torch.rand(case.batch, device=device) * objective_of(case.model).noise_time

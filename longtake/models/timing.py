@@ -184,13 +184,23 @@ def slow_on_hopper(chosen: str, device: torch.device) -> str | None:
         return None
     cuda, cudnn = torch.version.cuda or "0.0", _cudnn()
     if tuple(map(int, cuda.split(".")[:2])) < _CUDA:
-        return f"PyTorch's CUDA is {cuda} and cuDNN's attention wants {'.'.join(map(str, _CUDA))}; install such a build"
+        wants = ".".join(map(str, _CUDA))
+        return (
+            f"PyTorch's CUDA is {cuda} and cuDNN's attention wants {wants} or newer; pip install --force-reinstall "
+            "torch --index-url https://download.pytorch.org/whl/cu130"
+        )
     if cudnn < _CUDNN:
+        here, wants = _dotted(cudnn), _dotted(_CUDNN)
         own = next(filter(None, map(_release, ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"))), 0)
         if own > cudnn:
-            return f"cuDNN {cudnn} is loaded in place of PyTorch's own {own}; take it off LD_LIBRARY_PATH"
-        return f"cuDNN {cudnn} is too old, {_CUDNN} is right for every length; install nvidia-cudnn of that release"
+            return f"cuDNN {here} is loaded in place of PyTorch's own {_dotted(own)}; take it off LD_LIBRARY_PATH"
+        wheel = f"nvidia-cudnn-cu{cuda.split('.')[0]}"
+        return f"cuDNN {here} is wrong for some lengths, {wants} is not; pip install '{wheel}>={wants}'"
     return None
+
+
+def _dotted(cudnn: int) -> str:
+    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
 
 
 def _cudnn() -> int:

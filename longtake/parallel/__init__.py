@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         compile_layers,
         missing_compiler,
         prepare_compiler,
+        remat_and_compile,
         use_compile_cache,
     )
     from longtake.parallel.config import ParallelConfig, resolve_degrees

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,8 @@ from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.parallel.exchange import EXCHANGES, sum_of_all
-from longtake.parallel.remat import BlockMode, ByBudget
+from longtake.parallel.offload import BlockStore
+from longtake.parallel.remat import BlockMode, ByBudget, keeps_outputs, offload_inputs, remat_blocks
 from longtake.parallel.tokens import TokenCut
 
 STATIC_SHAPES = 16  # of a kind of block, which may have graphs of their own beside the one for all others
@@ -51,8 +53,7 @@ class BlockCompiler:
     def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
 
-        Call it after `cut_model`, whose result is `cut`, and before `remat_blocks` (after it where outputs are kept)
-        and `shard_model`.
+        `remat_and_compile` calls it at its time among what else is done to blocks.
         """
         if cut is not None:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
@@ -144,13 +145,38 @@ class _BlockKind:
         if self._warned:
             return
         self._warned = True
-        remedy = (
-            "raise compile_limit" if self.compiler.dynamic else "set compile_dynamic to True or raise compile_limit"
-        )
+        limit, other = self.compiler.limit, "" if self.compiler.dynamic else " or --compile-dynamic True"
         self.compiler.warn(
-            f"compile_limit = {self.compiler.limit}: {self.name} were compiled for as many shapes; further shapes run "
-            f"without compilation, slower; {remedy}"
+            f"compile_limit = {limit}: {self.name} are compiled for at most so many shapes; this one and further ones "
+            f"run uncompiled, slower; write --compile-limit {2 * limit}{other}"
         )
+
+
+def remat_and_compile(
+    model: nn.Module,
+    counts: Sequence[int],
+    cut: TokenCut | None = None,
+    mode: BlockMode | None = None,
+    compiler: BlockCompiler | None = None,
+    store: BlockStore | None = None,
+) -> None:
+    """Recomputes, compiles and offloads the blocks of a model, in the one order in which these go together: what is
+    kept beside inputs must be known to the compiler, and around a compiled block selective recomputation would keep
+    buffers that the compiler reuses. Call it after `cut_model`, whose result is `cut`, and before `shard_model`.
+
+    counts: first blocks of each list that are recomputed; mode: what these keep; store: where they offload it, and
+    their inputs.
+    """
+    mode = BlockMode() if mode is None else mode
+    keeps = keeps_outputs(model, mode.levels[-1], 1 if cut is None else cut.peers.tensor)
+    if keeps:
+        remat_blocks(model, counts, cut, store=store if compiler is None else None, mode=mode)
+    if compiler is not None:
+        compiler.compile(model, cut)
+    if not keeps:
+        remat_blocks(model, counts, cut)
+    if store is not None:
+        offload_inputs(model, counts, store, compiled=compiler is not None and keeps)
 
 
 def keep_exchanges_in_order() -> None:
@@ -187,16 +213,15 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def prepare_compiler(variants: int = 0) -> None:
-    """Settings of the compiler for this process, to be called before anything is compiled.
+    """Sets Dynamo and Inductor up for this process; call it before anything is compiled.
 
-    It may make so many `variants` of one function, which layers of one class share; beyond its own limit it stops
-    compiling the function for good.
+    variants: how often one function, which layers of one class share, may be compiled anew; beyond Dynamo's own limit
+    it gives the function up for good.
 
-    By time, which every process takes anew, it chooses only among kernels that give the same numbers. How a kernel
-    adds, and whether a product is padded, follows from sizes and from what is fused into the kernel, so that a restart
-    rounds as the launch before it did (pytorch#189121). In its cache it finds only what was compiled beside this code
-    of ours: it knows our operators by name alone, and keeps their backwards with the graphs. Autograd functions, such
-    as the layers of tensor peers, it may then find too.
+    Reductions are not autotuned and products not padded, so that a restart rounds as the launch before it did
+    (pytorch#189121): each process would take times of its own. The key of Inductor's cache gets a digest of our code,
+    for it knows our operators by name alone and keeps their backwards with the graphs; with that, autograd functions
+    such as the layers of tensor peers may be cached too.
     """
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
@@ -229,10 +254,12 @@ def missing_compiler(device: torch.device) -> str | None:
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
+        if find_spec("triton") is None:
+            return "Triton is missing; pip install triton"
         if not has_triton():
-            return "Triton is missing for this GPU; install it"
+            return "Triton does not run on this GPU; it needs compute capability 7.0 or higher"
         if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang", "cc"))):
-            return "Triton finds no C compiler; install gcc"
+            return "Triton finds no C compiler; apt-get install gcc, or let CC name one"
         return None
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -240,7 +267,7 @@ def missing_compiler(device: torch.device) -> str | None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "no C++ compiler was found; install g++"
+        return "no C++ compiler was found; apt-get install g++"
     return None
 
 
@@ -258,11 +285,13 @@ def use_compile_cache(folder: str | Path) -> Path:
         raise UserError(
             f"compile_cache = {str(folder)!r}: {error.strerror}; choose a folder you can write to"
         ) from None
-    if found.st_mode & 0o022 or found.st_uid != os.getuid():
-        raise UserError(
-            f"compile_cache = {str(folder)!r}: others can write to it, and compiled code is run from there; "
-            "choose a folder of your own"
-        )
+    fault = None
+    if found.st_uid != os.getuid():
+        fault = "belongs to another user", "choose a folder of your own"
+    elif found.st_mode & 0o022:
+        fault = "others can write to it", f"chmod go-w {path}"
+    if fault is not None:
+        raise UserError(f"compile_cache = {str(folder)!r}: {fault[0]}, and compiled code is run from there; {fault[1]}")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path)
     os.environ["TRITON_CACHE_DIR"] = str(path / "triton")
     return path

@@ -101,7 +101,8 @@ class BlockStore:
                 ) from None
             if not pinned:
                 raise UserError(
-                    f"{key}: the host cannot pin so much; choose fewer bytes or raise the limit on locked memory"
+                    f"{key}: the host cannot pin so much; choose fewer bytes, or raise the limit on locked memory: "
+                    "ulimit -l unlimited, in a container --ulimit memlock=-1"
                 )
             self._lanes = Lanes(device)
         return self._memory

@@ -178,12 +178,10 @@ def remat_blocks(
     mode: BlockMode | None = None,
 ) -> dict[str, Kept]:
     """Applies recomputation to the first `counts[i]` blocks of the model's i-th list; returns the most that is kept,
-    by list. In `store`, given to `offload_inputs` too, outputs wait that blocks keep; those of compiled blocks need it
-    there alone. `mode`: says for each forward which of its budgets holds, in the place of `budget`.
+    by list. `store`: where outputs wait that uncompiled blocks keep; those of compiled ones `offload_inputs` stores.
+    `mode`: says for each forward which of its budgets holds, in the place of `budget`.
 
-    Call it after `cut_model`, whose result is `cut`, and before `shard_model`; before compilation where outputs are
-    kept (`keeps_outputs`), so that the compiler sees which. (Around a compiled block, selective recomputation would
-    keep buffers that the compiler reuses.)
+    `remat_and_compile` calls it at its time among what else is done to blocks.
     """
     mode = BlockMode(budget=budget) if mode is None else mode
     levels, found = mode.levels, {}

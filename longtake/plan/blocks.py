@@ -18,9 +18,10 @@ from longtake.models import Law, block_counts, denoiser_class, fit, fused
 from longtake.models.build import LatentSize
 from longtake.parallel import Keepable, Kept, find_keepable
 from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, first_of, one_of_each_kind
-from longtake.plan.compiled import compiled_bytes, multiply_in_float8, remembered
+from longtake.plan.compiled import compiled_bytes, multiply_in_float8
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
 from longtake.plan.parameters import meta_model
+from longtake.plan.trace_cache import traced_before
 
 # Points at which blocks are traced, by whether there is more than one sample and more than one frame: PyTorch takes
 # other ways where a size is one. The later ones are for models with more terms than full attention has.
@@ -206,7 +207,7 @@ def _compiled_shares(run: TracedBlocks, *facts: Any) -> Mapping[str, Sequence[fl
             if moved
         }
 
-    return remembered(look, *facts)
+    return traced_before("compiled_blocks", look, *facts)
 
 
 @lru_cache(maxsize=256)

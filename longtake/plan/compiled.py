@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from longtake import small_files
 from longtake.models import attention_on_cuda, storage
 from longtake.parallel.exchange import EXCHANGES
 from longtake.system.float8 import use_float8
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
 _OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
 _JOINS = "longtake.project.", "longtake.project_backward."
 _COPIES = "longtake.project_out_backward."  # its input, for the weights' gradients, where there are several samples
-_READ = ("models/*.py", "parallel/*.py", "encoders/*.py")  # what says how they compute, and how it is looked at
-_READ += ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "system/float8.py")
-
-
-def remembered(look: Callable[[], Any], *facts: Any) -> Any:
-    """What `look` finds, as JSON: from the user's cache where it has looked with these facts, this PyTorch and these
-    files of ours before, for importing the compiler takes longer than the rest of a plan."""
-    facts = torch.__version__, facts, small_files.digest_of_code(*_READ)
-    return small_files.remembered("compiled_blocks", look, *facts, whole=lambda _: True)
 
 
 def compiled_bytes(

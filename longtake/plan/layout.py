@@ -42,7 +42,7 @@ class Layout:
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
     remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
     budget: Budget | Literal["auto"] = INPUTS  # share of their attention's and linear layers' outputs that these keep
-    room: int = 0  # bytes of a GPU that "auto" fills with them, by bucket; what a forecast may be off is off them
+    room: int = 0  # bytes of a GPU that budget = "auto" may fill, `FORECAST_ERROR` being added to the forecast
     buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
     compiled: bool = False  # blocks
     ema: bool = False

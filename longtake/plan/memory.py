@@ -1,10 +1,11 @@
 """What a training step holds on one GPU, in bytes, part by part, at its worst moment.
 
-Of the weights (float32 masters), their gradients, AdamW's two moments and the average (all float32) a rank holds the
-share that `parameters` counts. On top come, at the worst moment of the step: weights gathered in the compute dtype
-and the buffers of their communication, and the activations, which `blocks` counts. The moments are followed block by
-block, last to first, as backward does: when block i runs backward, the activations of the blocks before it are still
-there, and of a recomputed block only its input; gradients of the blocks behind it exist already.
+Of the master weights and their gradients (`Upkeep.master_bytes` a number), AdamW's two moments (`moments_bytes` for
+both) and the EMA (float32) a rank holds the share that `parameters` counts. On top come, at the worst moment of the
+step: weights gathered in the compute dtype and the buffers of their communication, and the activations, which `blocks`
+counts. The moments are followed block by block, last to first, as backward does: when block i runs backward, the
+activations of the blocks before it are still there (of a recomputed block its input and what its budget keeps, less
+what waits in host memory); gradients of the blocks behind it exist already.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class ProbeStep:
             if self.world.size > 1:
                 raise UserError(
                     f"--probe: {self.plan.work.rule.place}.{bucket.resolution}.{bucket.num_frames} ran out of memory "
-                    f"at batch {batch}; start it with a lower one, or with a larger --headroom"
+                    f"at batch {batch}; give it a lower one in the run, or pass a larger --headroom"
                 ) from None
         if seconds is None:  # out here, for the error holds on to what the step had made
             self._rebuild()
@@ -263,7 +263,8 @@ def check_probe(gpus: int, world: World) -> None:
     """Raises `UserError` where the plan is for another number of GPUs than there are processes or devices."""
     if world.device.type == "cuda" and torch.cuda.device_count() < (world.local_size or gpus):
         raise UserError(
-            f"--gpus {gpus}: --probe finds {torch.cuda.device_count()} GPUs on this machine; choose at most so many"
+            f"--gpus {gpus}: --probe finds {(found := torch.cuda.device_count())} GPUs on this machine; choose "
+            f"--gpus {found}"
         )
     if gpus != world.size:
         said = "1 process runs" if world.size == 1 else f"{world.size} processes run"

@@ -67,12 +67,15 @@ def refuse_misfits(plan: RunPlan) -> None:
     worst = plan.misfits[0]
     said = (
         f"{plan.work.rule.place}.{worst.bucket.resolution}.{worst.bucket.num_frames}: a micro-batch of "
-        f"{worst.bucket.batch_size} needs {gib(worst.memory.total)} a GPU, and a {plan.machine.gpu.name} has "
+        f"{worst.bucket.batch_size} needs {gib(worst.memory.total)} a GPU, and one {plan.machine.gpu.name} has "
         f"{gib(plan.machine.usable_bytes)} for it"
     )
     remedies = find_remedies(plan)
     if not remedies:
-        raise UserError(f"{said}; no change of remat, sharding, offload or batch size makes it fit on these GPUs")
+        raise UserError(
+            f"{said}; no change of remat, sharding, offload or batch size makes it fit on these GPUs: choose others by "
+            f"--gpu, or leave this entry out of {plan.work.rule.place}"
+        )
     best = remedies[0]
     said += f"; the cheapest change that fits: {best.words} ({pace(best.slower)})"
     other = next((remedy for remedy in remedies[1:] if not remedy.same_steps), None)

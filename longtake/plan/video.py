@@ -27,7 +27,6 @@ from longtake.pages import duration
 from longtake.parallel import Mesh, resolve_degrees
 from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
-from longtake.plan.compiled import remembered
 from longtake.plan.layout import Layout, MicroBatch, Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.measure import device_here, device_named
@@ -36,6 +35,7 @@ from longtake.plan.rates import measured_rates
 from longtake.plan.remedies import gib
 from longtake.plan.report import rates_words
 from longtake.plan.speed import forward_seconds
+from longtake.plan.trace_cache import traced_before
 from longtake.system.encoders import encoder_bytes, encoding_costs
 from longtake.system.room import forward_bytes
 
@@ -247,4 +247,4 @@ def _decoding(section: Any, shape: tuple[int, int, int], batch: int) -> Mapping[
                 pass
         return {"flops": trace.flops, "bytes": trace.peak}
 
-    return remembered(look, "decoding", facts_of(section), section.model_dump(mode="json"), shape, batch)
+    return traced_before("decodings", look, facts_of(section), section.model_dump(mode="json"), shape, batch)

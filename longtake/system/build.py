@@ -291,16 +291,9 @@ def _cut_denoiser(
     models.use_attention(denoiser, attention)
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
-    keeps = parallel.keeps_outputs(denoiser, mode.levels[-1], mesh.tensor)
-    if keeps:  # the compiler is to see what is kept
-        parallel.remat_blocks(denoiser, again, cut, store=None if compiled else store, mode=mode)
-    kernels = f"attention: {attention.name}", *float8, *((why,) if why else ())
-    if compiled:
-        kernels += (compile_blocks(denoiser, cut, config, world, mode),)
-    if not keeps:
-        parallel.remat_blocks(denoiser, again, cut)
-    if store is not None:
-        parallel.offload_inputs(denoiser, again, store, compiled=compiled and keeps)
+    compiler, said = block_compiler(config, world, mode) if compiled else (None, why)
+    kernels = f"attention: {attention.name}", *float8, *((said,) if said else ())
+    parallel.remat_and_compile(denoiser, again, cut, mode, compiler, store)
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given
@@ -338,18 +331,13 @@ def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | N
     return missing is None, missing and f"not compiled: {missing}"
 
 
-def compile_blocks(
-    denoiser: nn.Module,
-    cut: parallel.TokenCut | None,
-    config: SystemConfig,
-    world: parallel.World,
-    mode: parallel.BlockMode,
-) -> str:
-    """Compiles the denoiser's blocks; returns a line on it. Raises `UserError` for a cache that is not there."""
+def block_compiler(
+    config: SystemConfig, world: parallel.World, mode: parallel.BlockMode
+) -> tuple[parallel.BlockCompiler, str]:
+    """What compiles the denoiser's blocks, and a line on it. Raises `UserError` for a cache that cannot be used."""
     cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
     compiler = parallel.BlockCompiler(bool(config.compile_dynamic), config.compile_limit, mode=mode)
     if not world.is_main:
         compiler.warn = lambda sentence: None
-    compiler.compile(denoiser, cut)
     shapes = "one graph for all shapes" if config.compile_dynamic else "a graph for each shape"
-    return f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else "")
+    return compiler, f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else "")

@@ -200,7 +200,7 @@ def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:
     keys = dict(entry)
     name, run = keys.pop("name", None), keys.pop("run", None)
     if not isinstance(name, str) or not name or "/" in name or name.startswith((".", "-")):
-        raise UserError(f"{place}.name = {name!r}: must be a plain folder name")
+        raise UserError(f'{place}.name = {name!r}: must be a plain folder name, such as "image"')
     if run is None:
         return Stage(name, number, None, keys)
     beside = path.parent / str(run)

@@ -99,8 +99,8 @@ def _refuse_other_scaling(checkpoint: Path, saved: Mapping[str, float], here: Ma
     changed = [layer for layer in here if layer in saved and not isclose(saved[layer], here[layer])]
     if changed:
         raise UserError(
-            f"lora.rank, lora.alpha: the adapters in {checkpoint} were trained with alpha / rank = "
-            f"{saved[changed[0]]:g} ({changed[0]}), the run has {here[changed[0]]:g}; leave both as they were"
+            f"lora.rank, lora.alpha, lora.rslora: the adapters in {checkpoint} were trained at the scale "
+            f"{saved[changed[0]]:g} ({changed[0]}), the run has {here[changed[0]]:g}; leave these keys as they were"
         )
 
 

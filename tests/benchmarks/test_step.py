@@ -61,7 +61,7 @@ def commands(folder: Path, *parts: str, **variables: str) -> list[tuple[int, lis
 
 
 LISTED = ("kernels", "fused", "encoders", "static", "dynamic", "steps", "sequence", "online", "eager", "chain")
-BESIDE = ("lora", "sums", "mixers")  # and the tests that need a GPU
+BESIDE = ("lora", "reductions", "mixers")  # and the tests that need a GPU
 
 
 def test_the_list_for_a_gpu_ends_within_25_minutes_and_each_part_within_ten(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def step_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         latents="stored",
         sequence=1,
         backend="eager",
-        timed_sums=False,
+        autotune_reductions=False,
     )
     with start_world("cpu") as world:
         mesh = Mesh.create(ParallelConfig(), world)

@@ -49,7 +49,7 @@ def test_a_benchmark_runs_at_its_tiny_size(name: str, tmp_path: Path) -> None:
     assert written["figures"]
     if name == "compile":  # a GPU's kernels that add numbers up are chosen by rule, others by time
         graphs = written["figures"]["graphs"]
-        assert sum(line["chosen_by_time"] for line in graphs) > sum(line["sums_chosen_by_time"] for line in graphs) == 0
+        assert sum(line["autotuned"] for line in graphs) > sum(line["reductions_autotuned"] for line in graphs) == 0
     assert written["machine"]["commit"]
 
 

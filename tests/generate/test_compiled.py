@@ -51,4 +51,4 @@ def test_without_a_compiler_blocks_stay_eager_with_a_line(world: World, monkeypa
     system = open_system(resolve_source(str(PRESET), flags), world, said.append)
     assert (system.config.compile, system.config.model.grad_ckpt_budget) == (False, "inputs")
     assert not any(line.startswith("compiled") for line in system.kernels)
-    assert said[0].startswith("not compiled: no C++ compiler was found; install g++")
+    assert said[0].startswith("not compiled: no C++ compiler was found; apt-get install g++")

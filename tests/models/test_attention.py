@@ -190,8 +190,8 @@ def test_the_best_call_of_each_kernel_counts_but_the_first_and_one_that_fails_is
     [
         ("cudnn", "12.6", 91002, None, None),
         ("flash", "12.6", 91600, 91600, "CUDA is 12.6 .* wants 12.9"),
-        ("flash", "13.0", 91002, 91002, "cuDNN 91002 is too old"),
-        ("flash", "13.0", 91002, 91600, "cuDNN 91002 is loaded in place of PyTorch's own 91600; .*LD_LIBRARY_PATH"),
+        ("flash", "13.0", 91002, 91002, r"cuDNN 9.10.2 is wrong .*; pip install 'nvidia-cudnn-cu13>=9.15.1'$"),
+        ("flash", "13.0", 91002, 91600, "cuDNN 9.10.2 is loaded in place of PyTorch's own 9.16.0; .*LD_LIBRARY_PATH"),
         ("flash", "13.0", 91600, 91600, None),
     ],
 )

@@ -19,11 +19,13 @@ from longtake.models.initial import linear_uniform
 from longtake.parallel import (
     INPUTS,
     BlockCompiler,
+    BlockMode,
     Mesh,
     ParallelConfig,
     World,
     cut_model,
     initialise_sharded,
+    remat_and_compile,
     remat_blocks,
     shard_model,
     start_world,
@@ -144,9 +146,8 @@ def step_on(case: Case, world: World) -> Step:
         use_float8(model, torch.device("cpu"))
     cut = cut_model(model, mesh)
     if case.budget != INPUTS:
-        remat_blocks(model, case.remat, cut, case.budget)
-        if case.compiled is not None:
-            BlockCompiler(backend=case.compiled).compile(model, cut)
+        compiler = None if case.compiled is None else BlockCompiler(backend=case.compiled)
+        remat_and_compile(model, case.remat, cut, BlockMode(budget=case.budget), compiler)
     elif case.compiled is not None:
         for block in (model.double_blocks[1], model.single_blocks[0]):
             block.forward = torch.compile(block.forward, backend=case.compiled)

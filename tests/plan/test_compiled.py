@@ -25,10 +25,10 @@ from longtake.parallel import (
     remat_blocks,
 )
 from longtake.parallel.remat import tensors_in
-from longtake.plan import Layout, MicroBatch, Upkeep
-from longtake.plan.compiled import remembered
+from longtake.plan import Layout, MicroBatch, Upkeep, trace_cache
 from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import block_names
+from longtake.plan.trace_cache import traced_before
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
 from tests.parallel.one_step import on_ranks
@@ -133,7 +133,7 @@ def test_what_was_seen_of_compiled_blocks_is_kept_apart_by_what_it_depends_on(
     seen = iter(range(9))
 
     def look(*facts: Any) -> int:
-        return remembered(lambda: next(seen), *facts)
+        return traced_before("compiled_blocks", lambda: next(seen), *facts)
 
     assert [look("mmdit", 2), look("mmdit", 4), look("mmdit", 2)] == [0, 1, 0]
     monkeypatch.setattr(torch, "__version__", "another")
@@ -143,3 +143,9 @@ def test_what_was_seen_of_compiled_blocks_is_kept_apart_by_what_it_depends_on(
     assert look("mmdit", 2) == 3  # what cannot be read is looked at again
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert [look("mmdit", 2), look("mmdit", 2)] == [4, 5]  # nowhere to keep it
+
+
+def test_what_is_kept_of_a_trace_depends_on_the_code_that_traces() -> None:
+    folder = Path(trace_cache.__file__).parent
+    users = {f"plan/{file.name}" for file in folder.glob("*.py") if " import traced_before" in file.read_text()}
+    assert {"plan/blocks.py", "plan/video.py"} <= users <= set(trace_cache._TRACING)

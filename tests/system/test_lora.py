@@ -65,7 +65,7 @@ def test_another_base_is_refused(config: Path, base: Path, tmp_path: Path) -> No
 def test_another_alpha_is_refused(config: Path, base: Path) -> None:
     run, _ = train_here(config, "--exp-name", "run", "--model.from-pretrained", str(base), *LORA, "--max-steps", "1")
     with pytest.raises(
-        UserError, match=r"were trained with alpha / rank = 2 .*, the run has 4; leave both as they were"
+        UserError, match=r"were trained at the scale 2 .*, the run has 4; leave these keys as they were"
     ):
         train_here(run.folder, "--lora.alpha", "8", "--max-steps", "2")
 
