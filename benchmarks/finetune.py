@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import gib, now, percent, print_table, write_json
+from machine import gib, percent, print_table, write_json
 
+from longtake.models.timing import clock
 from longtake.parallel import World, start_world
 from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
 from longtake.presets import run_file
@@ -113,9 +114,9 @@ class _Timed:
         """The same update, timed."""
 
         def timed() -> None:
-            start = now(self._device)
+            start = clock(self._device)
             update()
-            self.seconds.append(now(self._device) - start)
+            self.seconds.append(clock(self._device) - start)
 
         return timed
 

@@ -27,13 +27,14 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import gib, now, percent, print_table, write_json
+from machine import gib, percent, print_table, write_json
 from torch import Tensor
 from torch.multiprocessing import spawn
 
 from longtake.diffusion import NOTHING_KNOWN
 from longtake.generate import GenerationSource, Request, open_system, resolve_source, sample_videos
 from longtake.generate.sample import guidance_scales, pixel_shape
+from longtake.models.timing import clock
 from longtake.parallel import TokenPeers, World, start_world
 from longtake.system import System
 from longtake.track import peak_flops
@@ -77,13 +78,13 @@ def measure(source: GenerationSource, world: World) -> dict[str, Any]:
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(world.device)
-    marks = [now(world.device)]
+    marks = [clock(world.device)]
 
     def on_step(done: int, total: int, x: Tensor) -> None:
-        marks.append(now(world.device))
+        marks.append(clock(world.device))
 
     sample_videos(system, [request], option, on_step)
-    marks.append(now(world.device))
+    marks.append(clock(world.device))
     by_known = bool(known) and config.family.guided_by_known
     stills = bool(known) and all(len(window.frames) == 1 for window in places.windows)
     scales, frames = guidance_scales(config, option, stills, by_known), system.latent(*shape)[1]
@@ -168,7 +169,7 @@ def _stepper(system: System, guidance_batch: bool = True, peers: TokenPeers | No
         if peers is not None:
             system.cut.use(peers)
         request = Request("raining, sea", 42)
-        sample_videos(system, [request], option, lambda *_: marks.append(now(system.device)))
+        sample_videos(system, [request], option, lambda *_: marks.append(clock(system.device)))
         return 1e3 * (marks[-1] - marks[0]) / (len(marks) - 1)
 
     return step

@@ -33,13 +33,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def now(device: torch.device) -> float:
-    """Seconds on a clock, once the device has done all that was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def one_start(tree: Path, words: Sequence[str]) -> tuple[int, float, float]:
     """`longtake WORDS` of a checkout from its start to its end: exit status, processor seconds, wall seconds."""
     command, variables = [sys.executable, "-m", "longtake", *words], {**os.environ, "PYTHONPATH": str(tree)}

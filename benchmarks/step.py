@@ -37,7 +37,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import gib, now, percent, print_table, write_json
+from machine import gib, percent, print_table, write_json
 from step_limits import GpuWatch, attention_rates, attention_seconds, limit_seconds, time_by_class
 from step_models import LATENT, SUBJECTS, Size, blocks_of, random_conditions, with_blocks
 from step_overhead import TARGET_OVERHEAD, measure_overhead
@@ -47,6 +47,7 @@ from longtake.contracts import Bucket, Conditions, UserError
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
+from longtake.models.timing import clock
 from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, as_level, level_name, level_words, start_world
 from longtake.plan import Layout, MicroBatch, forecast_memory
 from longtake.plan.layout import Upkeep
@@ -308,9 +309,9 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _seconds(run: Callable[[], None], world: World) -> float:
-    start = now(world.device)
+    start = clock(world.device)
     run()
-    return now(world.device) - start
+    return clock(world.device) - start
 
 
 def _reset_peak(world: World) -> None:

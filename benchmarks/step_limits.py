@@ -12,12 +12,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import now
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.models.attention import Attention
+from longtake.models.timing import clock
 from longtake.plan import measure
 
 GEMM_RATE = 0.75 * 989e12  # FLOP/s that large products are taken to sustain on an H200, as by `longtake plan`
@@ -36,7 +36,7 @@ def time_by_class(run: Callable[[], object], device: torch.device) -> dict[str, 
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds) as trace:
         run()
-        now(device)
+        clock(device)
     for event in trace.key_averages():
         if on_gpu and event.device_type != DeviceType.CUDA:
             continue
@@ -115,9 +115,9 @@ def samples_of(run: Callable[[], object], device: torch.device, seconds: float, 
     """Seconds of calls: at least `repeats`, and for `seconds` together."""
     found: list[float] = []
     while len(found) < repeats or sum(found) < seconds:
-        start = now(device)
+        start = clock(device)
         run()
-        found.append(now(device) - start)
+        found.append(clock(device) - start)
     return found
 
 
@@ -157,5 +157,5 @@ class GpuWatch:
         self._reader.join(5)
         pairs = [line.split(",") for line in self._lines if line.count(",") == 1]
         if pairs:
-            clocks, watts = zip(*((float(clock), float(power)) for clock, power in pairs), strict=True)
+            clocks, watts = zip(*((float(mhz), float(power)) for mhz, power in pairs), strict=True)
             self.figures = {"clock_mhz": median(clocks), "watts": median(watts)}

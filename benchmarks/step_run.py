@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from machine import now
 from step_limits import emulate_peers
 from step_models import LATENT, draws_of, objective_of
 from torch import nn
@@ -23,6 +22,7 @@ from longtake.families import family_of
 from longtake.models import build_denoiser, choose_attention, use_attention
 from longtake.models.config import LoraConfig, ModelSection
 from longtake.models.lora import adapt
+from longtake.models.timing import clock
 from longtake.parallel import (
     BlockCompiler,
     BlockMode,
@@ -133,9 +133,9 @@ class OurStep:
 
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of a step, the device waited for after each."""
-        seconds, start = {}, now(self.world.device)
+        seconds, start = {}, clock(self.world.device)
         for phase in self._steps():
-            end = now(self.world.device)
+            end = clock(self.world.device)
             seconds[phase], start = end - start, end
         return seconds
 

@@ -22,12 +22,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from machine import gib, now, print_table, write_json
+from machine import gib, print_table, write_json
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.contracts import Conditions
 from longtake.models import build_denoiser
+from longtake.models.timing import clock
 from longtake.models.ttt_video_config import TTTVideoConfig
 from longtake.parallel import prepare_compiler
 from longtake.system.encoders import device_dtype
@@ -125,7 +126,7 @@ def measure(name: str, count: int, device: torch.device, arguments: argparse.Nam
 
 
 def _clock(device: torch.device) -> float:
-    return time.process_time() if device.type == "cpu" else now(device)
+    return time.process_time() if device.type == "cpu" else clock(device)
 
 
 class Subject:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         level_name,
         level_words,
         levels_of,
+        list_name,
         read_budget,
         used_levels,
     )

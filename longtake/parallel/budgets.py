@@ -46,10 +46,10 @@ def level_words(level: float) -> str:
     return name if isinstance(name, str) else f"{name:g}"
 
 
-def budget_of(budget: Budget, blocks: int, behind: int) -> float:
+def budget_of(budget: Budget, list_index: int, behind: int) -> float:
     """Of one recomputed block: of the model's list with this index, with so many recomputed ones of it behind it."""
     if isinstance(budget, Split):
-        return budget.most if behind < budget.last[blocks] else budget.least
+        return budget.most if behind < budget.last[list_index] else budget.least
     return budget
 
 
@@ -62,7 +62,7 @@ def levels_of(budgets: Iterable[Budget]) -> list[float]:
 
 
 def used_levels(budget: Budget, counts: Sequence[int]) -> set[tuple[int, float]]:
-    """Which levels blocks of which list run at, where so many of each are recomputed."""
+    """The pairs (index of a list, budget) that occur where `counts[i]` blocks of list i are recomputed."""
     return {(i, budget_of(budget, i, behind)) for i, count in enumerate(counts) for behind in range(count)}
 
 
@@ -84,10 +84,15 @@ def _read_level(data: float | str) -> float:
     return INPUTS if data == 0 else as_level(data)
 
 
+def list_name(blocks: str) -> str:
+    """What a list of blocks is called beside the word "blocks": "double_blocks" -> "double"."""
+    return blocks.removesuffix("blocks").rstrip("_")
+
+
 def budgets_words(budgets: Mapping[str, Budget], lists: Sequence[str]) -> str:
     """What recomputed blocks keep, the most first: `budgets` by the name of their entries, `lists` of a model's
     blocks."""
-    kinds = " + ".join(name.removesuffix("blocks").rstrip("_") for name in lists)
+    kinds = " + ".join(map(list_name, lists))
     groups: dict[tuple[float, float], list[str]] = {}
     for name, budget in budgets.items():
         ends = (budget.least, budget.most) if isinstance(budget, Split) else (budget, budget)

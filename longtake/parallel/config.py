@@ -27,7 +27,9 @@ class ParallelConfig(Section):
         "tokens than the largest entry does; None: parallel.sequence for all",
     )
     sequence_attention: Literal["auto", "ulysses", "ring"] = Field(
-        "auto", description="how sequence peers attend: `ulysses` deals heads, `ring` passes keys; `auto`: ring beyond"
+        "auto",
+        description="how sequence peers attend: `ulysses` deals heads, `ring` passes keys; `auto`: Ulysses "
+        "over as many peers as divide the heads, a ring of such groups beyond",
     )
     zero: Literal[2, 3] = Field(3, description="3 frees gathered weights after the forward, 2 keeps them for backward")
     forward_prefetch: NonNegativeInt = Field(0, description="blocks gathered ahead in forward; 0: PyTorch's own choice")

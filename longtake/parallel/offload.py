@@ -37,10 +37,11 @@ class BlockStore:
     def takes(
         self, args: Iterable[Any], given: Iterable[Tensor] | None = None
     ) -> torch.autograd.graph.saved_tensors_hooks:
-        """Inside `with`, large tensors among `args` that need gradients are offloaded when autograd saves them; with
-        `given`, the weights and all else that a block has from without, what compiled code makes and saves is too.
+        """Inside `with`, tensors of at least `least_bytes` that autograd saves are offloaded: those among `args` that
+        need gradients, and with `given` (the inputs, weights and buffers of a compiled block) all that is not among
+        these, which compiled code has made.
 
-        One call per block, in the order of the forward, which prefetching runs through backwards.
+        One call per block, in the order of the forward; backward prefetches in reverse.
         """
         for piece in self._leaving:
             piece.leave()

@@ -34,8 +34,8 @@ _ATTENTION = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
-_ALWAYS_AGAIN = ("math", "flex")  # backends whose kernels are none of these
-# and which argument is the input; float8 products are `mm` where blocks are not compiled
+_ALWAYS_AGAIN = ("math", "flex")  # backends of attention that are none of these operators: always recomputed
+# product -> which argument is its input; emulated float8 (on a CPU) multiplies by `mm` too
 _PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten._scaled_mm.default: 0}
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -69,9 +69,9 @@ class BlockMode:
     """How blocks run in the next forwards, and in their backwards: set for each micro-batch."""
 
     budgets: Mapping[EntryKey, Budget] = field(default_factory=dict)  # by entry of the bucket table
-    budget: Budget = INPUTS  # that holds now, and before any is set
+    budget: Budget = INPUTS  # of the current micro-batch; of all until `use` is called
     static_sizes: Collection[tuple[int, int]] = ()  # (samples, video tokens of one) with compiled graphs of their own
-    static: bool = False  # whether these are such
+    static: bool = False  # whether the current micro-batch has one of these sizes
 
     def use(self, bucket: Bucket, tokens: int) -> None:
         """Prepares for a micro-batch of `bucket`, whose samples have so many video tokens."""
@@ -234,7 +234,9 @@ def _contexts(cut: TokenCut | None, kept: Kept, store: BlockStore | None) -> Cal
     the compiler finds in its cache what it made of a block; without it, it would trace the block in every launch."""
     if cut is None and not kept:
         return None
-    found = partial(_selective, kept, store) if cut is None else partial(_contexts_of_peers, _Cut(cut), kept, store)
+    found = (
+        partial(_selective, kept, store) if cut is None else partial(_contexts_of_peers, _UncachedCut(cut), kept, store)
+    )
     found.cache_hash = repr((kept.attention, sorted(kept.products)))
     return found
 
@@ -247,7 +249,7 @@ def _selective(kept: Kept, store: BlockStore | None) -> Contexts:
 
 
 @dataclass(frozen=True, eq=False)
-class _Cut:
+class _UncachedCut:
     """A cut that the compiler's cache does not look into: groups of ranks are other objects in each process, and all
     that compiled code has of them are the names that its exchanges are called with."""
 
@@ -257,7 +259,7 @@ class _Cut:
         return str, ("a cut",)
 
 
-def _contexts_of_peers(of: _Cut, kept: Kept, store: BlockStore | None) -> Contexts:
+def _contexts_of_peers(of: _UncachedCut, kept: Kept, store: BlockStore | None) -> Contexts:
     """Recomputation runs with the lengths of this forward, see `TokenCut.captured`; compiled code keeps them."""
     # `checkpoint` goes by this mode; PyTorch 2.11 sets no other sign while a backend traces
     proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)

@@ -23,7 +23,7 @@ from longtake.diffusion import micro_batch_loss, sample_loss
 from longtake.models import Trace, as_on_cuda, block_counts, denoiser_class, meta_conditions
 from longtake.parallel import TokenPeers, cut_among, kept_as
 from longtake.plan.layout import Upkeep
-from longtake.plan.parameters import block_names, meta_model
+from longtake.plan.parameters import block_names, compute_dtype, meta_model
 
 Point = tuple[int, ...]  # samples; frames, rows and columns of tokens of each
 FRAMES = (4, 6, 8, 12, 16, 24)  # that are traced; a denoiser that takes only some lengths has its own in their place
@@ -45,7 +45,7 @@ def one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[l
         own = [copy.deepcopy(whole.get_submodule(name)) for name in first.values() if name.startswith(f"{blocks}.")]
         lists[id(whole.get_submodule(blocks))] = nn.ModuleList(block for block in own for _ in range(2))
     model = copy.deepcopy(whole, memo=lists)
-    return kinds, as_on_cuda(model, torch.bfloat16 if compute_bytes == 2 else torch.float32)
+    return kinds, as_on_cuda(model, compute_dtype(compute_bytes))
 
 
 def _made(trace: Trace) -> np.ndarray:

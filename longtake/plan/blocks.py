@@ -123,7 +123,7 @@ def _count_blocks(
     batch, latent, text_tokens = sizes
     bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": "auto", "grad_ckpt_buffer_size": 0}
     config = config.model_copy(update=bare)
-    run = _run(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens, operators)
+    run = _traced_blocks(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens, operators)
     frames = latent[1] / config.patch[0]
     tokens = denoiser_class(config).tokens(config, latent)
     law = _law(run, batch > 1, frames > 1, int(frames) % run.frame_peers)
@@ -182,9 +182,16 @@ def _keepable_by_lists(config: Any, tensor: int) -> Mapping[str, Keepable]:
 
 
 @lru_cache(maxsize=64)
-def _run(
-    config: Any, upkeep: Upkeep, compute_bytes: int, float8: bool, peers: Any, text_tokens: int, _: tuple[str, ...]
+def _traced_blocks(
+    config: Any,
+    upkeep: Upkeep,
+    compute_bytes: int,
+    float8: bool,
+    peers: Any,
+    text_tokens: int,
+    operators: tuple[str, ...],
 ) -> TracedBlocks:
+    """Blocks that are ready to be traced. operators: those that `fused.use` has set, of which a trace depends."""
     kinds, model = one_of_each_kind(config, upkeep, compute_bytes)
     if float8:
         multiply_in_float8(model)

@@ -28,6 +28,7 @@ class Upkeep:
     ema_offloaded: bool = False
 
 
+NUMBER_BYTES = {"bf16": 2, "fp32": FP32}  # dtype, as a config names it -> bytes of one number
 PLAIN = Upkeep()
 
 

@@ -98,6 +98,11 @@ def _size(config: Any) -> int:
         return sum(p.numel() for p in build_denoiser(config).parameters())
 
 
+def compute_dtype(compute_bytes: int) -> torch.dtype:
+    """That with so many bytes a number."""
+    return torch.bfloat16 if compute_bytes == 2 else torch.float32
+
+
 def meta_model(config: Any, upkeep: Upkeep, compute_bytes: int) -> nn.Module:
     """The model as it trains, adapters and all, on the meta device: to be looked at and not changed. Raises `UserError`
     as the run would."""
@@ -110,5 +115,5 @@ def _meta_model(config: Any, lora: Any, freeze: Any, train_only: Any, compute_by
         model = build_denoiser(config)
         if lora is not None or freeze or train_only is not None:
             run = SystemConfig.model_construct(model=config, lora=lora, freeze=freeze, train_only=train_only)
-            choose_trained(model, run, torch.bfloat16 if compute_bytes == 2 else torch.float32)
+            choose_trained(model, run, compute_dtype(compute_bytes))
     return model

@@ -8,7 +8,6 @@ measures the mesh of the run.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from torch import nn
 from longtake.contracts import Bucket, UserError
 from longtake.data import EncoderFacts
 from longtake.models import example_conditions
+from longtake.models.timing import clock
 from longtake.parallel import BucketPeers, Mesh, World
 from longtake.plan.batches import MOST_SAMPLES
 from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
@@ -247,9 +247,7 @@ class ProbeStep:
         return seconds
 
     def _now(self) -> float:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        return time.perf_counter()
+        return clock(self.world.device)
 
     def _rebuild(self) -> None:
         """Begins anew with the memory that was there at first: sharded weights that a backward was broken off over

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longtake.config import literal
 from longtake.models import block_counts
 from longtake.pages import duration, money, number
-from longtake.parallel import INPUTS, budget_json, budgets_words, level_words, levels_of
+from longtake.parallel import INPUTS, budget_json, budgets_words, level_words, levels_of, list_name
 from longtake.plan.blocks import kept_by_lists
 from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
@@ -181,7 +181,7 @@ def layout_words(plan: RunPlan) -> str:
         parts.append(f"{layout.sequence} / sequence micro-batches of a bucket side by side")
     lists = block_counts(work.model)
     firsts = zip(layout.remat or (0,) * len(lists), lists.items(), strict=True)
-    counts = [f"{min(first, count)} {_short(name)}".strip() for first, (name, count) in firsts]
+    counts = [f"{min(first, count)} {list_name(name)}".strip() for first, (name, count) in firsts]
     parts += [f"zero {layout.zero}", f"remat {' + '.join(counts)} blocks"]
     if any(layout.remat) and layout.budget == "auto":
         levels = levels_of(entry.budget for entry in plan.entries)
@@ -189,7 +189,7 @@ def layout_words(plan: RunPlan) -> str:
         parts.append(f"budget auto keeps {' to '.join(ends)}")
     elif any(layout.remat) and layout.budget != INPUTS:
         kept = kept_by_lists(work.model, layout.budget, layout.tensor)
-        of_lists = {_short(name): str(of) or "nothing" for name, of in kept.items()}
+        of_lists = {list_name(name): str(of) or "nothing" for name, of in kept.items()}
         words = "; ".join(f"{name}: {of}".removeprefix(": ") for name, of in of_lists.items())
         alike = next(iter(of_lists.values())) if len(set(of_lists.values())) == 1 else words
         parts.append(f"budget {layout.budget:g} keeps {alike}")
@@ -209,11 +209,6 @@ def kept_words(plan: RunPlan) -> str | None:
     if plan.layout.budget != "auto" or levels_of(budgets.values())[-1:] == [INPUTS]:
         return None
     return budgets_words(budgets, [*block_counts(plan.work.model)])
-
-
-def _short(blocks: str) -> str:
-    """What a list of blocks is called beside the word "blocks"."""
-    return blocks.removesuffix("blocks").rstrip("_")
 
 
 def _upkeep_words(plan: RunPlan) -> list[str]:

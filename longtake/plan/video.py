@@ -27,10 +27,10 @@ from longtake.pages import duration
 from longtake.parallel import Mesh, resolve_degrees
 from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
-from longtake.plan.layout import Layout, MicroBatch, Upkeep
+from longtake.plan.layout import NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.measure import device_here, device_named
-from longtake.plan.parameters import count_weights
+from longtake.plan.parameters import compute_dtype, count_weights
 from longtake.plan.rates import measured_rates
 from longtake.plan.remedies import gib
 from longtake.plan.report import rates_words
@@ -38,8 +38,6 @@ from longtake.plan.speed import forward_seconds
 from longtake.plan.trace_cache import traced_before
 from longtake.system.encoders import encoder_bytes, encoding_costs
 from longtake.system.room import forward_bytes
-
-_DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _layout(config: GenerateConfig, gpus: int, sequence: int, tensor: int) -> La
         shard=gpus // sequence // tensor,
         sequence=sequence,
         tensor=tensor,
-        compute_bytes=2 if config.dtype == "bf16" else 4,
+        compute_bytes=NUMBER_BYTES[config.dtype],
         compiled=config.compile is True,
         upkeep=Upkeep(lora=config.lora),
         sequence_attention=config.parallel.sequence_attention,
@@ -225,7 +223,7 @@ def rooms_of(config: GenerateConfig, shape: tuple[int, int, int], size: int, lay
     costs = encoding_costs(config, shape, size)
     del costs["ae"]
     peers = layout.sequence, layout.tensor, layout.sequence_attention
-    dtype, latent = _DTYPES[layout.compute_bytes], config.ae.latent(*shape)
+    dtype, latent = compute_dtype(layout.compute_bytes), config.ae.latent(*shape)
     forward = forward_bytes(config.model, tuple(latent), config.text_length, size, dtype, *peers)
     return {
         "texts": max((cost.rank_bytes(layout.peers) for cost in costs.values()), default=0),

@@ -23,7 +23,7 @@ from longtake.parallel import (
     resolve_degrees,
 )
 from longtake.plan.budgets import fill_budget
-from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, Layout, MicroBatch, Upkeep
+from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import FORECAST_ERROR, Machine
 from longtake.plan.memory import Memory, forecast_memory
 from longtake.plan.speed import EncoderWork, MicroBatchTime, forecast_time
@@ -237,7 +237,7 @@ def _read_upkeep(config: RunConfig) -> Upkeep:
         lora=config.lora,
         freeze=config.freeze,
         train_only=config.train_only,
-        master_bytes=2 if config.master_dtype == "bf16" else FP32,
+        master_bytes=NUMBER_BYTES[config.master_dtype],
         moments_bytes=EIGHT_BIT_BYTES if config.optim.states == "8bit" else 2 * FP32,
         moments_offloaded=config.optim.offload,
         ema_offloaded=config.ema_offload,
@@ -273,8 +273,8 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
         zero=config.parallel.zero,
         remat=config.model.grad_ckpt_settings or (),
         ema=config.ema_decay is not None,
-        compute_bytes=2 if config.dtype == "bf16" else 4,
-        reduce_bytes=2 if config.parallel.reduce_dtype == "bf16" else 4,
+        compute_bytes=NUMBER_BYTES[config.dtype],
+        reduce_bytes=NUMBER_BYTES[config.parallel.reduce_dtype],
         prefetch=max(1, config.parallel.backward_prefetch),
         offload=config.parallel.cpu_offload,
         budget=as_level(config.model.grad_ckpt_budget),

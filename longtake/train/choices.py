@@ -46,14 +46,14 @@ from longtake.train.cost import run_dummy
 from longtake.train.stream import StepStream
 
 Found = Mapping[str, Any]
-_CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets are other ones"
+_CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets have changed"
 
 
 class Choices:
     """Each choice by its name; `kept`: those of the launch before this one.
 
-    A choice holds on GPUs of one kind with one set of versions; elsewhere it is made again, and a line says so. What a
-    launch does not choose, as with `deterministic`, is kept for a later one; an empty one was left open.
+    A choice holds on GPUs of one kind with one set of versions; elsewhere it is made again, and a line says so. An
+    empty one may be made, but was not yet, as with `deterministic`; a run that has none is older than the choice.
     """
 
     def __init__(self, world: World, kept: Mapping[str, Found], say: Callable[[str], None]) -> None:
@@ -213,22 +213,29 @@ def _joins(config: RunConfig, tensor: int, which: str) -> bool:
 def settle_blocks(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
 ) -> tuple[RunConfig, dict[EntryKey, Budget]]:
-    """The run with `compile` decided; and where `model.grad_ckpt_budget` is "auto", on CUDA, the largest budget of each
-    entry of the bucket table with which a step fits the memory that is free on every GPU now: one for all blocks, or a
-    larger one for the last ones. What compiled blocks keep changes how they round: with `deterministic` they fill the
-    memory that a GPU has, whatever of it is free. Fused operators are chosen between the two: they keep other tensors
-    for backward than what they replace, and the forecast counts what runs. Collective."""
+    """The run with `compile` decided, and the budgets of its entries. Fused operators are chosen between the two: they
+    keep other tensors for backward than what they replace, and the forecast counts what runs. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
     config = config.model_copy(update={"compile": compiled})
     choose_fused_by_time(config, world, choices, say)
+    return config, choose_budgets(config, world, choices, say)
+
+
+def choose_budgets(
+    config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
+) -> dict[EntryKey, Budget]:
+    """Where `model.grad_ckpt_budget` is "auto", on CUDA: the largest budget of each entry of the bucket table with
+    which a step fits the memory that is free on every GPU now, one for all blocks, or a larger one for the last ones.
+    What compiled blocks keep changes how they round: with `deterministic` they fill the memory that a GPU has, whatever
+    of it is free. Collective."""
     if config.model.grad_ckpt_budget != "auto" or not config.model.grad_ckpt_settings or world.device.type != "cuda":
-        return config, {}
+        return {}
     node = world.node_size if world.size % world.node_size == 0 else world.size
     layout = read_layout(config, world.size, node)
     free, whole = map(min, zip(*world.gather(torch.cuda.mem_get_info(world.device)), strict=True))
-    repeats = compiled and config.deterministic
+    repeats = config.compile and config.deterministic
     room = int((whole if repeats else free) * (1 - Machine.headroom))
 
     def choose() -> Found:
@@ -248,16 +255,17 @@ def settle_blocks(
     say(f"{said}, as {found['room'] / 2**30:.1f} GiB allow")
     if repeats and free < room:
         say(f"kept outputs: for all a GPU has, as deterministic = True asks, though {free / 2**30:.1f} GiB are free")
-    return config, budgets
+    return budgets
 
 
 def choose_graphs(
     system: System, stream: StepStream, order: PassOrder, choices: Choices, say: Callable[[str], None]
 ) -> None:
-    """Where `compile_dynamic` is "auto": graphs of their own for the pairs of (samples, tokens) that take most FLOPs of
-    a pass, one for all others, which first sees the largest, for which it is tuned; so do those that single samples,
-    stills and other peers have. Where it is False and there are more than `compile_limit` pairs: graphs for as many,
-    and none for others, whichever come first in a launch. Collective."""
+    """Which shapes get static graphs. With `compile_dynamic = "auto"` the `STATIC_SHAPES` pairs of (samples, tokens)
+    that take most FLOPs of a pass; all others share a dynamic graph, which runs once on zeros at its largest shape
+    here, for Inductor tunes it for the first sizes it sees. So do the graphs of single samples, of stills and of other
+    sequence degrees. With False and more than `compile_limit` pairs: the costliest ones, and others run uncompiled,
+    whichever come first in a launch. Collective."""
     dynamic, limit = system.config.compile_dynamic, system.config.compile_limit
     peers, rule = stream.peers, stream.inputs.rule
     pair = {bucket: (bucket.batch_size, system.tokens(bucket.shape)) for bucket in rule.buckets}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import torch
 
 from longtake.buckets import CostModel, fit_cost
 from longtake.contracts import Bucket, UserError
+from longtake.models.timing import clock
 from longtake.parallel import BucketPeers, World
 from longtake.system import System
 from longtake.train.config import RunConfig
@@ -81,14 +81,12 @@ def _seconds(system: System, shape: tuple[int, int, int], batch_size: int) -> fl
     video = torch.zeros(batch_size, 3, *shape, dtype=torch.uint8)
     times = []
     for _ in range(1 + _REPEATS):
-        _wait_for(system.device)
-        start = time.perf_counter()
+        start = clock(system.device)
         if system.encoders is not None:
             with torch.no_grad():
                 system.encoders.posterior(video)
         run_dummy(system, shape, batch_size)
-        _wait_for(system.device)
-        times.append(time.perf_counter() - start)
+        times.append(clock(system.device) - start)
     return min(times[1:])
 
 
@@ -98,8 +96,3 @@ def run_dummy(system: System, shape: tuple[int, int, int], batch_size: int) -> N
     t = torch.full((batch_size,), 0.5, device=system.device)
     system.denoiser(latents, t, system.example_conditions(shape, batch_size)).float().square().mean().backward()
     system.denoiser.zero_grad(set_to_none=True)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -266,7 +266,7 @@ class RunLaunch:
         return choices
 
     def say_once(self, line: str) -> None:
-        """The same on rank 0 alone."""
+        """Puts a line on rank 0's terminal."""
         if self.world.is_main:
             self.say(line)
 
