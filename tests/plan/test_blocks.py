@@ -22,7 +22,7 @@ BATCHES = [MicroBatch(batch=batch, latent=(4, 13, 24, 40), text_tokens=16) for b
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Nothing is known from other tests, nor by them from these."""
-    caches = (blocks._count_blocks, blocks._law, blocks._run)
+    caches = (blocks._count_blocks, blocks._law, blocks._traced_blocks)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -62,7 +62,7 @@ def test_a_denoiser_is_traced_at_lengths_that_it_takes(monkeypatch: pytest.Monke
             raise UserError(f"{x.shape[2]} latent frames are not 12 n + 1")
         return forward(self, x, *rest)
 
-    for cache in (blocks._count_blocks, blocks._law, blocks._run):
+    for cache in (blocks._count_blocks, blocks._law, blocks._traced_blocks):
         cache.cache_clear()
     monkeypatch.setattr(Plain, "forward", of_segments)
     with pytest.raises(UserError, match="are not 12 n"):

@@ -156,7 +156,7 @@ def test_more_buckets_are_planned_from_the_same_traces(monkeypatch: pytest.Monke
     traced: list[tuple[int, ...]] = []
     numbers = blocks.TracedBlocks.numbers
     monkeypatch.setattr(blocks.TracedBlocks, "numbers", lambda run, point: traced.append(point) or numbers(run, point))
-    for cached in (blocks._run, blocks._law, blocks._count_blocks):
+    for cached in (blocks._traced_blocks, blocks._law, blocks._count_blocks):
         cached.cache_clear()
     plan(bucket_config={"64px": {8: (1.0, 4), 16: (1.0, 2)}})
     assert 4 <= len(traced) <= 24

@@ -54,7 +54,7 @@ from tests.plan.runs import run_config
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
 
-CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets are other ones"
+CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets have changed"
 BUCKETS = tuple(Bucket("32px", frames, "1:1", (frames, 32, 32), batch) for frames, batch in ((1, 4), (16, 2)))
 
 
