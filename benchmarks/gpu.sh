@@ -7,6 +7,8 @@
 #   benchmarks/gpu.sh PART...           these, in turn
 #   TINY=1 benchmarks/gpu.sh PART...    small, on a CPU, to see that they run
 #
+# With a quarter of an hour in all: `tests` and `fused` first, then `static` and `sequence`, then `kernels`.
+#
 # Nothing is installed but the wheels in .wheels, where there are some: pydantic, pydantic_core, annotated_types,
 # typing_inspection and av, and diffusers for what encodes. Where pip reaches an index, for a machine with Python 3.12:
 #
@@ -59,23 +61,23 @@ part() { # NAME
   case "$1" in
   kernels) run kernels 140 kernels gemm attention ${each[@]+"${each[@]}"} ;;
   fused) run fused 170 kernels fused ${each[@]+"${each[@]}"} ;;
-  encoders) run encoders 110 kernels vae t5 tiles ;;
-  static) blocks static 250 --static --remat $last --budget $budgets ;;
+  encoders) run encoders 120 kernels t5 tiles vae ;;
+  static) blocks static 270 --static --remat $last --budget $budgets ;;
   dynamic)
     if [ -n "${TINY:-}" ]; then
       blocks dynamic 600 --backend inductor --blocks 0 1 --remat 0 1 --budget 0.23
     else
-      blocks dynamic 330 --remat $last --budget $budgets
+      blocks dynamic 190 --remat $last --budget 1 0.23
     fi
     ;;
   eager) blocks eager 100 --no-compiled-step --remat $last --budget $budgets ;;
   steps) whole steps 190 --static --batch 1 2 3 ;;
   sequence)
-    local size=(--side 768 --batch 2 --sequence 4)
+    local size=(--side 768 --batch 2 --sequence 4 --repeats 3 --warmup 1)
     [ -z "${TINY:-}" ] || size=(--sequence 2)
-    whole sequence 110 ${size[@]+"${size[@]}"} --static --remat $ends --budget 1
+    whole sequence 160 ${size[@]+"${size[@]}"} --static --remat $ends --budget 1
     ;;
-  online) blocks online 50 --no-compiled-step --latents online ;;
+  online) blocks online 100 --no-compiled-step --latents online --repeats 3 --seconds 5 ;;
   chain) run chain 50 kernels chain ;;
   lora) blocks lora 110 --static --lora 16 ;;
   reductions) blocks reductions 110 --static --remat $last --budget 1 --autotune-reductions ;; # beside that line of `static`

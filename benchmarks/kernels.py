@@ -102,7 +102,7 @@ def attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each kernel at each shape, v by itself and as a slice of one buffer with q and k."""
     for shape in ((2, 64, 2, 16),) if arguments.tiny else ATTENTION:
         flops = 4 * shape[0] * shape[1] ** 2 * shape[2] * shape[3]
-        for joined in (False, True):
+        for joined in (False, True) if shape[1] < 50_000 else (False,):
             rates = attention_rates(shape, torch.bfloat16, arguments.device, arguments.seconds, joined)
             for kernel, rate in rates.items():
                 name = f"{kernel} {shape}{', v a slice' * joined}"
@@ -115,6 +115,7 @@ def autoencoder(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if arguments.tiny else {}
     shape, section = (5, 32, 32) if arguments.tiny else (129, 256, 256), HunyuanVAEConfig(**small)
     flops, device = autoencoder_cost(section, shape, 1).flops, arguments.device
+    torch.backends.cudnn.benchmark_limit = 3  # algorithms tried for each convolution, where that is searched
     for name in LAYOUTS:
         for searched in (False, True):
             torch.backends.cudnn.benchmark = searched
@@ -167,6 +168,7 @@ def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def fused_operators(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Forward and backward of what `fused.NAMES` stand for."""
     prepare_compiler()
+    torch._functorch.config.donated_buffer = False  # or a graph from the cache refuses to run its backward once more
     device = arguments.device
     for shape in ((1, 16, 2, 8),) if arguments.tiny else ROW_SHAPES:
         parts, exact_parts = (_parts(shape, device, dtype) for dtype in (torch.bfloat16, torch.float64))

@@ -47,7 +47,7 @@ from longtake.contracts import Bucket, Conditions, UserError
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
-from longtake.models.timing import clock
+from longtake.models.timing import seconds_of
 from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, as_level, level_name, level_words, start_world
 from longtake.plan import Layout, MicroBatch, forecast_memory
 from longtake.plan.layout import Upkeep
@@ -116,7 +116,7 @@ def main() -> None:
             arguments.seconds = 10.0 if world.device.type == "cuda" and not arguments.tiny else 0.0
         figures: list[dict[str, Any]] = []
         for case, budget in product(_cases(arguments, world), arguments.budget):
-            figures.append(measure(case, budget, world, arguments))
+            figures += _if_it_fits(case, budget, world, arguments)
             if world.is_main:  # as they come: what is cut short leaves those before it
                 write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
     if not world.is_main:
@@ -133,6 +133,19 @@ def main() -> None:
     print("peer: its forward and backward over our model's, above 1 we are faster")
 
 
+def _if_it_fits(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The figures of `measure`, or none where one GPU has not the memory, and a line says so."""
+    try:
+        return [measure(case, budget, world, arguments)]
+    except torch.OutOfMemoryError as error:
+        if world.size > 1:  # the others would wait
+            raise
+        print(f"batch {case.batch}, budget {budget}: {error}", flush=True)
+    torch.compiler.reset()
+    world.free_memory()
+    return []
+
+
 def measure(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one case: ours first alone, for its peak memory, then in turns with the peer. budget: of what
     blocks that are computed again keep; None: none of them is."""
@@ -146,14 +159,8 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
         step.run()
     peak = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else None
     contenders = _contenders(case, world, arguments, dtype, how) if arguments.peer and world.size == 1 else {}
-    seconds, taken = arguments.seconds, {name: [] for name in ("step", *contenders)}
-    phases: dict[str, list[float]] = {name: [] for name in PHASES}
     with GpuWatch() as watch:
-        while len(taken["step"]) < arguments.repeats or sum(taken["step"]) < seconds:
-            for name, spent in step.phases().items() if len(phases["data"]) < arguments.repeats else ():
-                phases[name].append(spent)
-            for name, run in {"step": step.run, **contenders}.items():
-                taken[name].append(_seconds(run, world))
+        phases, taken = _take_turns(step, contenders, arguments)
     typical = median if world.device.type == "cuda" else min
     best = {name: typical(spent) for name, spent in taken.items()}
     flops, whole = case.flops(case.model), case.flops(case.whole)
@@ -194,6 +201,20 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
     torch.compiler.reset()  # or the next model's blocks are looked for among these graphs
     world.free_memory()
     return figures
+
+
+def _take_turns(
+    step: OurStep, contenders: dict[str, Callable[[], None]], arguments: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of each phase of a step; and of whole steps and of contenders, in turns."""
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
+    taken: dict[str, list[float]] = {name: [] for name in ("step", *contenders)}
+    while len(taken["step"]) < arguments.repeats or sum(taken["step"]) < arguments.seconds:
+        for name, spent in step.phases().items() if len(phases["data"]) < arguments.repeats else ():
+            phases[name].append(spent)
+        for name, run in {"step": step.run, **contenders}.items():
+            taken[name].append(seconds_of(run, step.world.device))
+    return phases, taken
 
 
 def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How) -> int:
@@ -306,12 +327,6 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
         gib(line["forecast_bytes"]),
         *("-" if ratio is None else f"{ratio:.2f}" for ratio in peers),
     )
-
-
-def _seconds(run: Callable[[], None], world: World) -> float:
-    start = clock(world.device)
-    run()
-    return clock(world.device) - start
 
 
 def _reset_peak(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -17,13 +18,14 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.models.attention import Attention
-from longtake.models.timing import clock
+from longtake.models.timing import seconds_of
 from longtake.plan import measure
 
 GEMM_RATE = 0.75 * 989e12  # FLOP/s that large products are taken to sustain on an H200, as by `longtake plan`
+_SPAN = re.compile(r"## Call CompiledFxGraph|Torch-Compiled Region")  # of kernels, which are listed by themselves
 _FUSED = r"triton_(?!tem)|\w*cpp_fused"  # Inductor names these by all operators that are in them
 CLASSES = {  # the first that is found in the name of another kernel, on a CPU of an operator
-    "attention": r"flash|fmha|sdpa|attention|softmax",
+    "attention": r"flash|fmha|sdpa|attention|softmax|dot_do_o",
     "convolution": r"conv(?!ert)|fprop|dgrad|wgrad|winograd",
     "gemm": r"triton_tem|gemm|nvjet|cutlass|cublas|_scaled_mm|::addmm|::mm|::bmm|::linear|matmul",
     "copy": r"memcpy|memset|copy|nccl|::cat|::clone|::contiguous|::fill_|::zero_",
@@ -36,9 +38,10 @@ def time_by_class(run: Callable[[], object], device: torch.device) -> dict[str, 
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds) as trace:
         run()
-        clock(device)
+        if on_gpu:
+            torch.cuda.synchronize(device)
     for event in trace.key_averages():
-        if on_gpu and event.device_type != DeviceType.CUDA:
+        if on_gpu and (event.device_type != DeviceType.CUDA or event.is_user_annotation or _SPAN.match(event.key)):
             continue
         time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         found[class_of(event.key)] += time / 1e3
@@ -112,12 +115,11 @@ def _as_peer(forward: Callable[..., Tensor], peers: int, *joined: Tensor) -> Ten
 
 
 def samples_of(run: Callable[[], object], device: torch.device, seconds: float, repeats: int) -> list[float]:
-    """Seconds of calls: at least `repeats`, and for `seconds` together."""
+    """Seconds of the device for calls: at least `repeats`, and as many as run in `seconds`."""
     found: list[float] = []
-    while len(found) < repeats or sum(found) < seconds:
-        start = clock(device)
-        run()
-        found.append(clock(device) - start)
+    start = time.perf_counter()
+    while len(found) < repeats or time.perf_counter() - start < seconds:
+        found.append(seconds_of(run, device))
     return found
 
 
@@ -157,5 +159,10 @@ class GpuWatch:
         self._reader.join(5)
         pairs = [line.split(",") for line in self._lines if line.count(",") == 1]
         if pairs:
-            clocks, watts = zip(*((float(mhz), float(power)) for mhz, power in pairs), strict=True)
-            self.figures = {"clock_mhz": median(clocks), "watts": median(watts)}
+            self.figures = {"clock_mhz": _median_of(pairs, 0), "watts": _median_of(pairs, 1)}
+
+
+def _median_of(pairs: list[list[str]], column: int) -> float | None:
+    """Of what are numbers: where a GPU does not tell, nvidia-smi says [N/A]."""
+    numbers = [float(pair[column]) for pair in pairs if re.fullmatch(r"[\d. ]+", pair[column].strip())]
+    return median(numbers) if numbers else None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from step_limits import emulate_peers
 from step_models import LATENT, draws_of, objective_of
-from torch import nn
+from torch import Tensor, nn
 
 from longtake.contracts import Bucket, Conditions, Slot
 from longtake.data import to_unit
@@ -112,14 +112,15 @@ class OurStep:
         self.optimizer = ShardedAdamW(self.model, defaults)
         self.ema = Ema(self.model, 0.99)
         self.objective, self.draws = objective_of(case.model), draws_of(case.model)
-        self.latents = torch.randn(case.batch, *case.latent_shape)
+        self.latents = self._pinned(torch.randn(case.batch, *case.latent_shape))
         self.autoencoder = None
         if how.latents == "online":
             small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if min(case.bucket.shape[1:]) < 128 else {}
             self.autoencoder = random_autoencoder(HunyuanVAEConfig(**small), world.device, dtype)
-            self.pixels = torch.randint(256, (case.batch, 3, *case.bucket.shape), dtype=torch.uint8)
-        self.conditions = case.conditions()
+            self.pixels = self._pinned(torch.randint(256, (case.batch, 3, *case.bucket.shape), dtype=torch.uint8))
+        self.conditions = case.conditions().map(self._pinned)
         self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
+        self.draws_ahead = self._draw()
 
     @property
     def graphs(self) -> int:
@@ -127,32 +128,41 @@ class OurStep:
         return 0 if self.compiler is None else sum(self.compiler.variants.values())
 
     def run(self) -> None:
-        """A whole step."""
+        """A whole step, whose numbers are drawn already: a run draws them beside the steps before."""
         for _ in self._steps():
             pass
 
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase of a step, the device waited for after each."""
-        seconds, start = {}, clock(self.world.device)
+        """Seconds of each phase of a step, the device waited for after each; first of drawing numbers on the host."""
+        start = clock(self.world.device)
+        self.draws_ahead = self._draw()
+        seconds = {"data": clock(self.world.device) - start}
+        start = clock(self.world.device)
         for phase in self._steps():
             end = clock(self.world.device)
             seconds[phase], start = end - start, end
         return seconds
 
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self.world.device.type == "cuda" else tensor
+
+    def _draw(self) -> dict[str, Tensor]:
+        draws = draw(_slot(self.case, self.count), 1, 0, LATENT, self.draws)
+        return {name: self._pinned(numbers) for name, numbers in draws.items()}
+
     def _steps(self) -> Iterator[str]:
-        """The phases one after the other: yields the name of each when it is done."""
+        """The phases on the device one after the other: yields the name of each when it is done."""
         case, device = self.case, self.world.device
-        draws = draw(_slot(case, self.count), 1, 0, LATENT, self.draws)
-        yield "data"
         with torch.no_grad():
-            draws = {name: numbers.to(device, non_blocking=True) for name, numbers in draws.items()}
+            draws = {name: numbers.to(device, non_blocking=True) for name, numbers in self.draws_ahead.items()}
             weights = torch.ones(case.batch, device=device)
-            given = self.conditions.map(lambda tensor: tensor.to(device))
+            given = self.conditions.map(lambda tensor: tensor.to(device, non_blocking=True))
             uniforms = dict(zip(given, draws["dropout"].unbind(1), strict=True))
             conditions = drop_text(given, self.empty, uniforms, dict.fromkeys(given, 0.1))
-            latents = self.latents.to(device)
+            latents = self.latents.to(device, non_blocking=True)
             if self.autoencoder is not None:
-                latents = self.autoencoder.posterior(to_unit(self.pixels.to(device)))["mean"].float()
+                pixels = self.pixels.to(device, non_blocking=True)
+                latents = self.autoencoder.posterior(to_unit(pixels))["mean"].float()
             noised = self.objective.noise(latents, draws, weights)
         yield "encode"
         prediction = self.model(noised.x, noised.t, conditions)

@@ -84,12 +84,15 @@ SIZES = {
 def main() -> None:
     """Measures each length and prints one table."""
     arguments = _arguments()
-    prepare_compiler()
+    prepare_compiler(
+        4 * len(MIXERS)
+    )  # all mixers share code, each with gradients and without, for the layer and the block
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = "tiny" if arguments.tiny else arguments.size or ("5b" if device.type == "cuda" else "small")
     runs: list[dict[str, Any]] = []
     for count in arguments.segments or ((2,) if arguments.tiny else SECONDS):
         runs.append(measure(name, count, device, arguments))
+        torch.compiler.reset()  # or the next length's blocks are looked for among these graphs
         figures = {"tiny": arguments.tiny, "size": name, "threads": torch.get_num_threads(), "runs": runs}
         write_json(arguments.json, "ttt", figures)
     rows = [_row(run, mixer) for run in runs for mixer in run["mixers"]]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.models.timing import clock, time_each
+from longtake.models.timing import time_each
 
 LAYOUTS = {"contiguous": {}, "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d}}
 _FRAMES = 33  # of a video that is timed, at most
@@ -66,7 +65,7 @@ def time_layouts(
     try:
         for layout in LAYOUTS:
             lay_out_weights(parts.values(), layout)
-            found |= time_each({layout: run}, partial(clock, device))
+            found |= time_each({layout: run}, device)
     finally:
         autoencoder.compute = compute
     if device.type == "cuda":

@@ -115,8 +115,9 @@ def join_heads_backward(
             na, nb, inverse = _normed(na, nb, eps, K, HALF, CENTRED)
             of_wa += tl.sum(a * na, 0)
             of_wb += tl.sum(b * nb, 0)
-            of_ca += tl.sum(a, 0)
-            of_cb += tl.sum(b, 0)
+            if CENTRED:
+                of_ca += tl.sum(a, 0)
+                of_cb += tl.sum(b, 0)
             wa, wb = _read(weight, 0, 1, K, HALF, 1, PAIRS)
             a, b = a * wa, b * wb
             along = ((tl.sum(a * na, 1) + tl.sum(b * nb, 1)) / K)[:, None]

@@ -29,7 +29,7 @@ def _part(base, of_frame, frames, FIRST: tl.constexpr, WIDTH: tl.constexpr, K: t
     """Where channels from FIRST on of all frames are, and which of them there are."""
     rows, columns = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
     there = (rows < frames)[:, None] & (columns < K)[None, :]
-    return base + rows[:, None] * of_frame + columns[None, :], there
+    return base + rows.to(tl.int64)[:, None] * of_frame + columns[None, :], there
 
 
 @triton.jit

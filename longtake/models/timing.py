@@ -24,6 +24,7 @@ from longtake.models.projections import project, project_out
 
 _REPEATS = 3
 _CANDIDATES: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
+_WAIT_CYCLES = 20_000_000  # of the device's clock: ten milliseconds, in which the host launches what is timed
 _CUDNN = 91501  # the first release that is right for every length; PyTorch itself prefers cuDNN from there on
 _CUDA = (12, 9)  # below it PyTorch's cuDNN attention is off
 
@@ -51,7 +52,7 @@ def time_backends(shape: AttentionShape, device: torch.device, dtype: torch.dtyp
         torch.autograd.grad(Attention(name)(*inputs), inputs, grad)
 
     runs = {name: partial(run, name) for name in backends_of(device, dtype, shape.width)}
-    seconds = time_each(runs, partial(clock, device))
+    seconds = time_each(runs, device)
     torch.cuda.empty_cache()
     return seconds
 
@@ -60,6 +61,23 @@ def backends_of(device: torch.device, dtype: torch.dtype, width: int) -> list[Ba
     """The kernels of attention that run on this CUDA device with heads of this width, right for every length."""
     found = {name: fault_of(name, device, dtype, width) for name in _CANDIDATES}
     return [name for name in _CANDIDATES if found[name] is None and (name != "cudnn" or _cudnn() >= _CUDNN)]
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds that a device takes for a call. On CUDA the call is launched while the device still waits, so that the
+    host's time for launching counts only where the device would run out of work, as in a step."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(_WAIT_CYCLES)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def clock(device: torch.device) -> float:
@@ -94,7 +112,7 @@ def time_fused(
 
         ways = {"fused": partial(run, (name,), called, inputs), "plain": partial(run, (), called, inputs)}
         try:
-            found[name] = time_each(ways, partial(clock, device))
+            found[name] = time_each(ways, device)
         finally:
             fused.use(())
     return found
@@ -159,22 +177,21 @@ def timed_on(device: torch.device) -> dict[str, str]:
     return found
 
 
-def time_each(candidates: Mapping[str, Callable[[], None]], clock: Callable[[], float]) -> dict[str, float]:
+def time_each(candidates: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, float]:
     """The best seconds of a few calls of each candidate, in turns, the first call left out; those that fail are not in
-    it. `clock` waits for the device."""
+    it."""
     best: dict[str, float] = {}
     left = dict(candidates)
     for turn in range(1 + _REPEATS):
         for name, call in list(left.items()):
-            start = clock()
             try:
-                call()
+                seconds = seconds_of(call, device)
             except RuntimeError:  # not at this shape, or out of memory
                 del left[name]
                 best.pop(name, None)
                 continue
             if turn:
-                best[name] = min(clock() - start, best.get(name, float("inf")))
+                best[name] = min(seconds, best.get(name, float("inf")))
     return best
 
 

@@ -57,7 +57,7 @@ def measure_rates(plan: RunPlan, world: World) -> Rates:
         copies=_copies(min(stream, _MOST_BYTES[device.type]), device, dtype, time_of),
         links=_links(world, time_of),
         host=_host(time_of) if device.type == "cuda" else None,
-        launch=_launch(device, time_of),
+        launch=_launch(device),
         said=f"measured here on {datetime.now(UTC):%Y-%m-%d}, {_name(device)}",
     )
 
@@ -221,7 +221,7 @@ def _host(time_of: Callable[..., float]) -> float:
     return x.nbytes / time_of(lambda: x.to("cuda", non_blocking=True))
 
 
-def _launch(device: torch.device, time_of: Callable[..., float]) -> float:
+def _launch(device: torch.device) -> float:
     """Seconds a kernel of many small ones, forward and backward."""
     w, x = torch.ones(64, device=device, requires_grad=True), torch.ones(64, device=device)
 
@@ -231,7 +231,7 @@ def _launch(device: torch.device, time_of: Callable[..., float]) -> float:
             y = y * w
         y.sum().backward()
 
-    return time_of(run) / (4 * _CHAIN)  # backward: two products, and a sum
+    return _typical(partial(_elapsed, device), run) / (4 * _CHAIN)  # backward: two products, and a sum
 
 
 def clock(device: torch.device) -> float:
@@ -240,11 +240,20 @@ def clock(device: torch.device) -> float:
     return timing.clock(device) if device.type == "cuda" else time.process_time() / torch.get_num_threads()
 
 
+def _elapsed(device: torch.device, run: Callable[[], Any]) -> float:
+    """Seconds of one call, with the host's time for launching it."""
+    start = clock(device)
+    run()
+    return clock(device) - start
+
+
 def _seconds(device: torch.device, run: Callable[[], Any]) -> float:
+    """Seconds of the device for a call, the median of a few."""
+    return _typical(
+        partial(timing.seconds_of, device=device) if device.type == "cuda" else partial(_elapsed, device), run
+    )
+
+
+def _typical(seconds_of: Callable[[Callable[[], Any]], float], run: Callable[[], Any]) -> float:
     """The median of a few calls, after one."""
-    times = []
-    for _ in range(1 + _CALLS):
-        start = clock(device)
-        run()
-        times.append(clock(device) - start)
-    return median(times[1:])
+    return median([seconds_of(run) for _ in range(1 + _CALLS)][1:])

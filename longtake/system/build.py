@@ -226,8 +226,8 @@ def build_system(
         parallel.tune_host(config.cpu_threads)
     if config.deterministic:
         _be_deterministic()
-    if config.tf32:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    # PyTorch's own default is TF32 for convolutions and not for products
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     dtype = device_dtype(config.dtype, world.device)
     if stored is None:
         world.on_all(lambda: find_encoders(config))

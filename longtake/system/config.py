@@ -118,7 +118,7 @@ class SystemConfig(EncodersConfig):
         None, ge=1, description="threads of each process that computes on a CPU; None: PyTorch's choice"
     )
     deterministic: bool = Field(False, description="only deterministic CUDA kernels, at some cost in speed")
-    tf32: bool = Field(False, description="float32 products on CUDA in TF32, at 10 bits of mantissa")
+    tf32: bool = Field(False, description="float32 products and convolutions on CUDA in TF32, at 10 bits of mantissa")
     seed: int = Field(1024, ge=0, lt=1 << 63, description="decides initial weights, data order and every random choice")
     compat: str | tuple[str, ...] | None = Field(
         None, description="quirks of the published program to reproduce, by name; the family's name: all of them"

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -194,6 +195,28 @@ def step_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
             return parts.OurStep(case, mesh, world, torch.float32, replace(usual, **changes), step.DEFAULTS)
 
         yield made
+
+
+def test_a_measured_step_is_gone_before_the_next_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its weights would be in the next one's peak."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    step, left = import_module("step"), []
+
+    class Watched(step.OurStep):
+        def __init__(self, *given: Any) -> None:
+            left.append([of() is not None for of in made])
+            super().__init__(*given)
+            made.append(weakref.ref(self.model))
+
+    made: list[weakref.ref[Any]] = []
+    monkeypatch.setattr(step, "OurStep", Watched)
+    monkeypatch.setattr(sys, "argv", ["step", "--tiny", "--no-peer", "--batch", "1", "2"])
+    arguments = step._arguments()
+    arguments.seconds = 0.0
+    with start_world("cpu") as world:
+        for case in step._cases(arguments, world):
+            step.measure(case, None, world, arguments)
+    assert left[:2] == [[], [False]]
 
 
 def calls_of(step: Any, operator: str) -> int:

@@ -136,6 +136,7 @@ def test_results_and_gradients_are_those_of_the_formula(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
 def test_kernels_agree_with_the_formulas() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16."""

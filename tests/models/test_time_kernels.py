@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
 
 
+@pytest.mark.gpu
 def test_kernels_agree_with_the_formula() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16; results and all gradients."""
     command = [sys.executable, "-m", "tests.models.interpreted_time"]

@@ -17,6 +17,7 @@ TOKENS = ("q", "k", "target", "grad", "out", "grad_q", "grad_k", "grad_target", 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_kernels_agree_with_the_formulas() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16; results and all gradients."""
