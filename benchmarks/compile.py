@@ -4,6 +4,7 @@
     python benchmarks/compile.py --capability 80     # for an A100
     python benchmarks/compile.py --autotune-reductions  # kernels that add are autotuned too, as in a run they are not
     python benchmarks/compile.py --again             # a launch for this CPU, and another one from its cache
+    python benchmarks/compile.py --again --float8    # the same of products in float8, which a CPU emulates
     python benchmarks/compile.py --tiny
 
 Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
@@ -44,7 +45,8 @@ from step_run import autotune_reductions
 from torch import Tensor
 
 from longtake.models import MMDiTConfig, build_denoiser, example_conditions
-from longtake.parallel import BlockCompiler, remat_blocks
+from longtake.parallel import BlockCompiler, BlockMode, remat_and_compile
+from longtake.system.float8 import use_float8
 
 GPU = torch.device("cuda", 0)
 _OTHERS = re.compile(r"(?:extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(")
@@ -210,7 +212,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         name = f"for_a_gpu_{len(found)}"
         torch._dynamo.register_backend(counting(lines, arguments.capability), name=name)
-        step = _step(block, BlockCompiler(block.sizes == "left open", backend=name), arguments.budget)
+        step = _step(block, BlockCompiler(block.sizes == "left open", backend=name), arguments)
         if arguments.autotune_reductions:
             autotune_reductions()
         rest = step()
@@ -224,14 +226,15 @@ def launch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A line for each block that this process compiles for its CPU: seconds beyond those of a second step."""
     found = []
     for block in _blocks(arguments.tiny):
-        step = _step(block, BlockCompiler(block.sizes == "left open"), arguments.budget)
+        step = _step(block, BlockCompiler(block.sizes == "left open"), arguments)
         found.append({"blocks": block.name, "sizes": block.sizes, "seconds": step() - step()})
     return found
 
 
 def compare_launches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """What `launch` finds in a process without a cache of compiled code, and in one with what that left there."""
-    command = [sys.executable, __file__, "--launch", "--budget", str(arguments.budget), *["--tiny"] * arguments.tiny]
+    command = [sys.executable, __file__, "--launch", "--budget", str(arguments.budget)]
+    command += ["--tiny"] * arguments.tiny + ["--float8"] * arguments.float8
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.json" for name in ("first", "second")]
         for file in files:
@@ -266,12 +269,13 @@ def _blocks(tiny: bool) -> Iterator[_Block]:
             yield _Block(name, sizes, own)
 
 
-def _step(block: _Block, compiler: BlockCompiler, budget: float) -> Callable[[], float]:
+def _step(block: _Block, compiler: BlockCompiler, arguments: argparse.Namespace) -> Callable[[], float]:
     """A forward and backward of the block, compiled and recomputed, at few tokens; gives its seconds."""
     torch._dynamo.reset()
     model = build_denoiser(block.config).to(torch.bfloat16)
-    remat_blocks(model, block.counts, budget=budget)
-    compiler.compile(model)
+    if arguments.float8:
+        use_float8(model, torch.device("cpu"))
+    remat_and_compile(model, block.counts, mode=BlockMode(budget=arguments.budget), compiler=compiler)
     latent = (block.config.latent_channels, 3, 8, 12)
     conditions = example_conditions(block.config, latent, 16, batch=2)
     conditions = conditions.map(lambda one: one.bfloat16() if one.is_floating_point() else one)
@@ -289,7 +293,7 @@ def main() -> None:
     arguments = _arguments()
     for of in ("torch._inductor.utils", "torch._higher_order_ops.wrap", "torch._logging._internal"):
         logging.getLogger(of).setLevel(logging.ERROR)
-    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "autotune_reductions")}
+    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "autotune_reductions", "float8")}
     if arguments.launch:
         write_json(arguments.json, "compile", {"launch": launch(arguments)})
     elif arguments.again:
@@ -299,7 +303,7 @@ def main() -> None:
             for line in lines
         ]
         print_table(["blocks", "sizes", "compiled s", "from the cache s"], rows)
-        write_json(arguments.json, "compile", {"budget": arguments.budget, "launches": lines})
+        write_json(arguments.json, "compile", {**{key: asked[key] for key in ("budget", "float8")}, "launches": lines})
     else:
         with tempfile.TemporaryDirectory() as folder:
             os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
@@ -332,6 +336,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--again", action="store_true", help="a launch for this CPU, and one from the first one's cache"
     )
+    parser.add_argument("--float8", action="store_true", help="products in float8, with --again")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
