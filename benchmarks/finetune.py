@@ -1,4 +1,4 @@
-"""Steps of the fine-tuning presets on this machine's GPU, beside what `longtake plan` foretells of them.
+"""Steps of the fine-tuning presets on this machine's GPU, beside what `longtake plan` forecasts of them.
 
 python benchmarks/finetune.py                     all of BUCKETS
 python benchmarks/finetune.py --preset opensora_v2/lora --bucket 256px/129f
@@ -28,7 +28,7 @@ from longtake.presets import run_file
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig
 from longtake.train.optimizer import WeightUpdate
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 
 BUCKETS = {
     "opensora_v2/lora": ("256px/1f", "256px/65f", "256px/129f"),

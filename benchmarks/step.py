@@ -164,8 +164,8 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
     typical = median if world.device.type == "cuda" else min
     best = {name: typical(spent) for name, spent in taken.items()}
     flops, whole = case.flops(case.model), case.flops(case.whole)
-    limit = limit_seconds(flops, case.attention_flops, rates, frozen=how.lora is not None)
     device_peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
+    limit = limit_seconds(flops, case.attention_flops, rates, device_peak, frozen=how.lora is not None)
     ways = [way for way in ("eager", "compiled") if f"peer {way}" in contenders]
     figures = {
         "kind": arguments.model,
@@ -218,7 +218,7 @@ def _take_turns(
 
 
 def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How) -> int:
-    """Bytes that `longtake plan` would foretell for this step, its autoencoder left out."""
+    """Bytes that `longtake plan` would forecast for this step, its autoencoder left out."""
     upkeep = Upkeep(lora=how.lora and LoraConfig(rank=how.lora))
     kept = {"remat": how.remat, "budget": how.budget, "compiled": how.compiled, "upkeep": upkeep}
     sharded = {"shard": mesh.data_ranks, "zero": mesh.config.zero, "compute_bytes": dtype.itemsize}
@@ -276,15 +276,18 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
     attention = arguments.attention
     if attention == "auto" and rates:  # as a run: the fastest in forward and backward together
         attention = min(rates, key=lambda name: attention_seconds(1.0, rates[name]))
-    given = (
-        arguments.static,
-        INPUTS if budget is None else budget,
-        attention,
-        arguments.lora,
-        arguments.latents,
-        arguments.sequence,
+    return How(
+        remat=remat,
+        compiled=compiled,
+        static=arguments.static,
+        budget=INPUTS if budget is None else budget,
+        attention=attention,
+        lora=arguments.lora,
+        latents=arguments.latents,
+        sequence=arguments.sequence,
+        backend=arguments.backend,
+        autotune_reductions=arguments.autotune_reductions,
     )
-    return How(remat, compiled, *given, arguments.backend, arguments.autotune_reductions)
 
 
 def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:

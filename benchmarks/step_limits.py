@@ -21,7 +21,7 @@ from longtake.models.attention import Attention
 from longtake.models.timing import seconds_of
 from longtake.plan import measure
 
-GEMM_RATE = 0.75 * 989e12  # FLOP/s that large products are taken to sustain on an H200, as by `longtake plan`
+GEMM_SHARE = 0.75  # of the GPU's peak that large products are taken to sustain, as by `longtake plan`
 _SPAN = re.compile(r"## Call CompiledFxGraph|Torch-Compiled Region")  # of kernels, which are listed by themselves
 _FUSED = r"triton_(?!tem)|\w*cpp_fused"  # Inductor names these by all operators that are in them
 CLASSES = {  # the first that is found in the name of another kernel, on a CPU of an operator
@@ -79,14 +79,16 @@ def attention_rates(
     return {name: {"forward": there, "backward": back} for name, (there, back) in found.items()}
 
 
-def limit_seconds(flops: float, attention: float, rates: dict[str, Any], frozen: bool = False) -> float | None:
+def limit_seconds(
+    flops: float, attention: float, rates: dict[str, Any], peak: float | None, frozen: bool = False
+) -> float | None:
     """Seconds of a step of nothing but matrix products and the fastest attention. `flops`: of the model, forward and
-    backward; `attention`: those of attention among them. frozen: weights have no gradients, which are a third of the
-    products. None without rates."""
-    if not rates:
+    backward; `attention`: those of attention among them; `peak`: FLOP/s of the device. frozen: weights have no
+    gradients, which are a third of the products. None without rates or a peak."""
+    if not rates or peak is None:
         return None
     products = (flops - attention) * (2 / 3 if frozen else 1)
-    return products / GEMM_RATE + min(attention_seconds(attention / 3, rate) for rate in rates.values())
+    return products / (GEMM_SHARE * peak) + min(attention_seconds(attention / 3, rate) for rate in rates.values())
 
 
 def attention_seconds(flops: float, rate: dict[str, float]) -> float:

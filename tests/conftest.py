@@ -47,7 +47,7 @@ DEAR = (
     "train/test_latents.py",
     "system/test_lora.py",
     "scripts/test_diffusion.py",
-    "train/test_stages.py",
+    "train/test_run_file.py",
     "train/test_saving.py",
     "train/test_resume.py",
     "benchmarks/test_tiny.py",

@@ -15,7 +15,7 @@ from longtake.data.stories import split_stories
 from longtake.generate.sample import shape_asked
 from longtake.system.config import SamplingOption
 from longtake.train import RunConfig
-from longtake.train.stages import read_curriculum
+from longtake.train.run_file import read_curriculum
 
 FOLDER = presets.FOLDER / "demo"
 HELD_BACK = "magenta"  # the colour that a run is not shown, where adapters learn it later

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from longtake.models.attention import (
         Attention,
         AttentionChoice,
-        AttentionOverTime,
+        TemporalAttention,
         choose_attention,
         use_attention,
     )

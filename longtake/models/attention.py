@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from longtake.contracts import UserError
 from longtake.models.attention_op import attention
 from longtake.models.config import Backend
-from longtake.models.time_attention import attend_over_time, fits
+from longtake.models.temporal_attention import attend_over_time, fits
 
 # Operators by which tokens see each other, beside PyTorch's.
 MIXERS = ("longtake::attention", "longtake::attend_over_time", "longtake::ttt_scan")
@@ -54,7 +54,7 @@ class Attention(nn.Module):
     slow, else sdpa. `choose_attention` says beforehand what runs, and whether it can.
     """
 
-    by_time: ClassVar[bool] = True  # a kernel that was timed may run in the place of "auto"
+    kernel_is_timed: ClassVar[bool] = True  # a kernel that was timed may run in the place of "auto"
 
     def __init__(self, backend: Backend = "auto") -> None:
         super().__init__()
@@ -77,13 +77,13 @@ class Attention(nn.Module):
         return f"backend={self.backend!r}"
 
 
-class AttentionOverTime(Attention):
+class TemporalAttention(Attention):
     """Attention over the frames at each place: q, k, v and the result are [B, F, S, N, K].
 
     On a GPU, kernels for rows that are short and many run where they fit, unless another backend is asked for.
     """
 
-    by_time = False
+    kernel_is_timed = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.backend in ("auto", "fa3") and fits(q):
@@ -92,7 +92,7 @@ class AttentionOverTime(Attention):
         return out.unflatten(0, (len(q), -1)).transpose(1, 2)
 
 
-class AttentionInFrames(Attention):
+class SpatialAttention(Attention):
     """Attention over the places of each frame: q, k, v and the result are [B, F, S, N, K]."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class MaskedAttention(Attention):
     math is its own; where another is asked for, PyTorch chooses among its kernels that take a mask.
     """
 
-    by_time = False
+    kernel_is_timed = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -165,7 +165,7 @@ def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, 
 def use_attention(model: nn.Module, choice: AttentionChoice, timed: bool = False) -> None:
     """Lets every `Attention` in `model` run on the chosen backend; timed: those alone whose kernels are timed."""
     for module in model.modules():
-        if isinstance(module, Attention) and (module.by_time or not timed):
+        if isinstance(module, Attention) and (module.kernel_is_timed or not timed):
             module.backend = choice.backend
 
 

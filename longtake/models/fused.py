@@ -56,10 +56,13 @@ def join_heads(
 ) -> Tensor:
     """Heads [B, l, N, K] of several streams, normed over K and rotated, one behind the other: [B, S, N, K].
 
-    `norms`: weight, bias and eps for each part, or none; with a bias LayerNorm, else RMSNorm. `rope`: fp32
-    [2, S, 1, K/2], in which text has the angle zero; `pairs`: channels (2j, 2j + 1) turn together, not (j, K/2 + j).
-    There may be a dim of places behind that of tokens, which share a token's angles.
+    `norms`: weight [K], bias [K] or None, and eps of every part, or empty for no norm; with biases LayerNorm, else
+    RMSNorm, the same for all parts. `rope`: fp32 [2, S, 1, K/2], in which text has the angle zero; `pairs`: channels
+    (2j, 2j + 1) turn together, not (j, K/2 + j). There may be a dim of places behind that of tokens, which share a
+    token's angles.
     """
+    assert len(norms) in (0, len(parts)), "all parts are normed, or none"
+    assert len({(bias is None, eps) for _, bias, eps in norms}) <= 1, "one norm and one eps for all parts"
     weights, biases = [norm[0] for norm in norms], [norm[1] for norm in norms if norm[1] is not None]
     return _join(list(parts), weights, biases, rope, pairs, norms[0][2] if norms else 0.0)
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import storage
+from longtake.models import quantized
 from longtake.models.initial import linear_uniform
 
 
@@ -37,17 +37,17 @@ class AdapterSize:
 class FrozenLinear(nn.Linear):
     """A linear layer that takes over the parameters of another and does not train them.
 
-    With a storage kind, `weight` holds codes and `weight_scale` their scales, of the dtype that the layer had.
+    Quantized, `weight` holds codes and `weight_scale` their scales, of the dtype that the layer had.
     """
 
-    def __init__(self, layer: nn.Linear, kind: storage.Kind | None = None) -> None:
+    def __init__(self, layer: nn.Linear, kind: quantized.Kind | None = None) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.kind = layer.in_features, layer.out_features, kind
         self.bias = layer.bias
         if kind is None:
             self.weight = layer.weight
         else:
-            codes, scale = storage.empty(layer.weight.detach(), kind)
+            codes, scale = quantized.empty(layer.weight.detach(), kind)
             self.weight = nn.Parameter(codes, requires_grad=False)
             self.weight_scale = nn.Parameter(scale, requires_grad=False)
         for parameter in self.parameters():
@@ -57,19 +57,19 @@ class FrozenLinear(nn.Linear):
         """The weight [out, in], or the rows of it that the parameters at hand hold."""
         if self.kind is None:
             return self.weight.to(dtype)
-        return storage.decode(self.weight, self.weight_scale, self.kind, dtype)
+        return quantized.dequantize(self.weight, self.weight_scale, self.kind, dtype)
 
     def product(self, x: Tensor) -> Tensor:
         """x W^T, without the bias."""
         if self.kind is None:
             return F.linear(x, self.weight)
-        return storage.product(x, self.weight, self.weight_scale, self.kind)
+        return quantized.linear(x, self.weight, self.weight_scale, self.kind)
 
     def held_as(self, kind: str, dense: Tensor) -> dict[str, Tensor]:
-        """The parameters that hold a dense value of the parameter `kind`: codes and scales where it is coded."""
+        """The parameters that hold a dense value of the parameter `kind`: codes and scales where it is quantized."""
         if kind != "weight" or self.kind is None:
             return {kind: dense}
-        codes, scale = storage.encode(dense.to(self.weight.device), self.kind, self.weight_scale.dtype)
+        codes, scale = quantized.quantize(dense.to(self.weight.device), self.kind, self.weight_scale.dtype)
         return {"weight": codes, "weight_scale": scale}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class LoraLinear(FrozenLinear):
 
     PARAMETERS = "lora_a", "lora_b", "magnitude"  # that it has beside those of a frozen layer
 
-    def __init__(self, layer: nn.Linear, size: AdapterSize, kind: storage.Kind | None = None) -> None:
+    def __init__(self, layer: nn.Linear, size: AdapterSize, kind: quantized.Kind | None = None) -> None:
         super().__init__(layer, kind)
         device = layer.weight.device
         self.scaling, self.strength = size.scaling, size.strength
@@ -141,7 +141,7 @@ class LoraLinear(FrozenLinear):
         """
         weight = rows["weight"]
         if self.kind is not None:
-            weight = storage.decode(weight, rows["weight_scale"], self.kind, torch.float32)
+            weight = quantized.dequantize(weight, rows["weight_scale"], self.kind, torch.float32)
         return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
 
 
@@ -189,7 +189,7 @@ def adapt(model: nn.Module, sizes: Mapping[str, AdapterSize], base: str, dtype: 
             continue
         stored = kind if name.startswith(blocks) else None  # what lies outside the blocks is small, and sets dtypes
         if stored is not None:
-            storage.check_width(stored, name, layer.in_features)
+            quantized.check_width(stored, name, layer.in_features)
         if name in sizes:
             model.set_submodule(name, LoraLinear(layer, sizes[name], stored))
         elif stored is not None:

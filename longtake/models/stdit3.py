@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
 from longtake.models import layers
-from longtake.models.attention import Attention, AttentionInFrames, AttentionOverTime, MaskedAttention
+from longtake.models.attention import Attention, MaskedAttention, SpatialAttention, TemporalAttention
 from longtake.models.initial import linear_uniform, normal
 from longtake.models.plans import ANY, SequencePlan, Switch, TensorSplit, check_conditions
 from longtake.models.stdit3_config import STDiT3Config
@@ -82,10 +82,10 @@ class STDiT3(nn.Module):
         self.frame_positions = FramePositions(config.head_dim)
         self.enter = EnterFrames()
         self.spatial_blocks = nn.ModuleList(
-            CaptionedBlock(config, AttentionInFrames(config.attention)) for _ in range(config.depth)
+            CaptionedBlock(config, SpatialAttention(config.attention)) for _ in range(config.depth)
         )
         self.temporal_blocks = nn.ModuleList(
-            CaptionedBlock(config, AttentionOverTime(config.attention)) for _ in range(config.depth)
+            CaptionedBlock(config, TemporalAttention(config.attention)) for _ in range(config.depth)
         )
         self.final_layer = FrameFinalLayer(config)
         self._linear = {

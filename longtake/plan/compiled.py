@@ -6,7 +6,7 @@ Forward and backward are traced as one graph on stand-ins of tensors, and cut; n
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from longtake.models import attention_on_cuda, storage
+from longtake.models import attention_on_cuda, quantized
 from longtake.parallel.exchange import EXCHANGES
 from longtake.system.float8 import use_float8
 
@@ -34,7 +34,7 @@ def compiled_bytes(
     block: nn.Module, forward: Callable[..., Any], called: Any, own: Collection[int]
 ) -> tuple[int, int, dict[str, int]]:
     """Bytes that a block on the meta device keeps from a compiled forward to its backward, its weights and what all
-    blocks share left out: of activations, and of what is made of weights alone, such as coded ones in full; and bytes
+    blocks share left out: of activations, and of what is made of weights alone, such as dequantized ones; and bytes
     that both passes move beside their products. called: args and keywords of `forward`, its method; own: ids of the
     tensors among them that come from the block before."""
     from torch._functorch.aot_autograd import aot_function  # these import the compiler
@@ -68,26 +68,33 @@ def compiled_bytes(
     weights = {name: fake(of) for name, of in (*block.named_parameters(), *block.named_buffers())}
     traced = aot_function(run, _as_it_is, _as_it_is, partition, select_decomp_table())
     for dtype in (torch.bfloat16, torch.float32):
-        storage._nf4(torch.device("cpu"), dtype)  # lest the cache gets a stand-in
+        quantized._nf4(torch.device("cpu"), dtype)  # lest the cache gets a stand-in
     with mode:
         traced(weights, [fake(tensor) for tensor in tensors])
     if not cut:
         return 0, 0, {}  # nothing of it trains
-    graph = cut[0].graph
+    forward, backward = (part.graph for part in cut)
+    activations, fixed = _saved(forward, len(weights), len(outs), [id(tensor) not in own for tensor in tensors])
+    return activations, fixed, {"forward": _moved(forward), "backward": _moved(backward)}
+
+
+def _saved(graph: fx.Graph, num_weights: int, num_outs: int, is_shared: Sequence[bool]) -> tuple[int, int]:
+    """Bytes that the graph of a forward hands to its backward: of activations, and of what is made of weights alone.
+    is_shared: of each input behind the weights, whether all blocks have it."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
     made = graph.output_node().args[0]
-    shared = [node for node, tensor in zip(given[len(weights) :], tensors, strict=True) if id(tensor) not in own]
-    left_out = {_memory(node)._cdata for node in (*given[: len(weights)], *shared, *made[: len(outs)])}
-    of_weights = set(given[: len(weights)])
+    shared = [node for node, one in zip(given[num_weights:], is_shared, strict=True) if one]
+    left_out = {_memory(node)._cdata for node in (*given[:num_weights], *shared, *made[:num_outs])}
+    of_weights = set(given[:num_weights])
     for node in graph.nodes:
         if node.op != "placeholder" and of_weights.issuperset(node.all_input_nodes):
             of_weights.add(node)
     kept: dict[int, tuple[int, bool]] = {}
-    for node in made[len(outs) :]:
+    for node in made[num_outs:]:
         if isinstance(node.meta["val"], Tensor) and (memory := _memory(node))._cdata not in left_out:
             kept[memory._cdata] = memory.nbytes(), node in of_weights
     activations, fixed = (sum(size for size, alone in kept.values() if alone is one) for one in (False, True))
-    return activations, fixed, {"forward": _moved(cut[0].graph), "backward": _moved(cut[1].graph)}
+    return activations, fixed
 
 
 def _moved(graph: fx.Graph) -> int:

@@ -48,7 +48,7 @@ def forecast_memory(
 ) -> Memory:
     """Bytes on the fullest GPU at the worst moment of a training step of micro-batches like `batch`.
 
-    error: share by which `gathered` and `activations` are to be taken as more than is foretold; what the others hold
+    error: share by which `gathered` and `activations` are to be taken as more than forecast; what the others hold
     follows from shapes and is exact.
     """
     upkeep = layout.upkeep
@@ -129,7 +129,7 @@ class Placed:
     again: bool  # whether it is computed again in backward
     kept: float  # bytes of outputs that it keeps then
     left: Pass  # what is left to compute then
-    host_bytes: float  # of input and kept outputs, what waits with the host
+    host_bytes: float  # of input and kept outputs, what waits in host memory
 
     @cached_property
     def held(self) -> float:

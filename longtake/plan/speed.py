@@ -108,7 +108,7 @@ def _cast_bytes(config: Any, layout: Layout) -> float:
 
 
 def _gathered_bytes(weights: Weights, layout: Layout) -> float:
-    """Of all weights that are gathered once, in the compute dtype; coded ones apart."""
+    """Of all weights that are gathered once, in the compute dtype; quantized ones are counted apart."""
     return layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
 
 

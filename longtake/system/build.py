@@ -63,9 +63,9 @@ class System:
         """Of the denoiser with its adapters, however their values are kept: all, and those that train."""
         count = trained = 0
         for layer in self.denoiser.modules():
-            coded = isinstance(layer, models.FrozenLinear) and layer.kind is not None
+            quantized = isinstance(layer, models.FrozenLinear) and layer.kind is not None
             for name, p in layer.named_parameters(recurse=False):
-                if coded and name in ("weight", "weight_scale"):
+                if quantized and name in ("weight", "weight_scale"):
                     count += layer.in_features * layer.out_features * (name == "weight")
                 else:
                     count += p.numel()

@@ -14,7 +14,7 @@ from longtake.checkpoint import CheckpointWeights, RunState, hold, is_complete, 
 from longtake.config import load_config
 from longtake.contracts import UserError
 from longtake.families import family_of, read_model
-from longtake.models import LoraConfig, ModelSection, storage
+from longtake.models import LoraConfig, ModelSection, quantized
 from longtake.weights import (
     Adapter,
     Adapters,
@@ -144,7 +144,7 @@ class TrainedParts(Mapping[str, Tensor]):
         value = self._own[name] if name in self._own else self._under[name]
         if f"{name}_scale" in self._own:
             scale = self._own[f"{name}_scale"]
-            value = storage.decode(value, scale, self._code, scale.dtype)
+            value = quantized.dequantize(value, scale, self._code, scale.dtype)
         layer, _, kind = name.rpartition(".")
         return merged(value, self.adapters[layer]) if kind == "weight" and layer in self.adapters else value
 

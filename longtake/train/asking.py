@@ -12,7 +12,7 @@ from longtake.track import METRICS_FILE, read_lines
 from longtake.train.config import RunWithoutTable
 from longtake.train.folder import LOCK_FILE
 from longtake.train.health import read_launches, request_file
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 
 _SAID = {
     "sample": "makes a validation",

@@ -95,7 +95,7 @@ def attention_shape(system: System, buckets: Sequence[Bucket], peers: BucketPeer
     model, mesh, text = system.denoiser, system.mesh, system.facts.text_length
     kind, in_rows = type(model), hasattr(type(model), "attends_in")
     known = in_rows or not hasattr(kind, "units")
-    if not known or not any(isinstance(module, Attention) and module.by_time for module in model.modules()):
+    if not known or not any(isinstance(module, Attention) and module.kernel_is_timed for module in model.modules()):
         return None
 
     def shape(bucket: Bucket) -> AttentionShape:

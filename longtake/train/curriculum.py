@@ -25,7 +25,7 @@ from longtake.train.config import RunConfig
 from longtake.train.folder import LOCK_FILE
 from longtake.train.health.watchdog import collective_timeout, record_collectives
 from longtake.train.run import Outcome, train, train_run
-from longtake.train.stages import STAGE, CommandLine, Curriculum, Stage, read_curriculum
+from longtake.train.run_file import STAGE, CommandLine, Curriculum, Stage, read_curriculum
 
 EXIT_OTHER_WORLD = 78  # the next stage needs another number of processes; its launch line has been printed
 STAGES_FILE = "stages.json"  # stage -> its last checkpoint, of those that are done

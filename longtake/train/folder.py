@@ -22,7 +22,7 @@ from longtake.durable import write_whole
 from longtake.processes import restarts
 from longtake.small_files import parse_json, read_small
 from longtake.train.config import RunConfig
-from longtake.train.stages import CONFIG_FILE, saved_budget
+from longtake.train.run_file import CONFIG_FILE, saved_budget
 
 if TYPE_CHECKING:
     from longtake.parallel import World

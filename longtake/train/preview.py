@@ -17,7 +17,7 @@ from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
 from longtake.plan import Layout, Work, first_pass
 from longtake.train.config import RunConfig
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 
 
 class PreviewedRun(RunConfig):

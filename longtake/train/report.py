@@ -25,7 +25,7 @@ from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.health.goodput import Seconds, read_seconds
 from longtake.train.health.launches import LaunchRecord, read_launches
-from longtake.train.stages import CONFIG_FILE, read_run
+from longtake.train.run_file import CONFIG_FILE, read_run
 
 _BUCKETS_FILE = "bucket_report.json"
 NOTE_FILE = "note.txt"

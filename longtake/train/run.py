@@ -74,8 +74,8 @@ from longtake.train.inputs import (
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder
+from longtake.train.run_file import read_run
 from longtake.train.saving import Saver
-from longtake.train.stages import read_run
 from longtake.train.start import Start, lost_so_far, restore
 from longtake.train.stream import StepStream
 from longtake.train.validating import Validator, is_due, plan_validations, with_encoders

@@ -15,7 +15,7 @@ from longtake.data.tables.rows import FOLDER_TABLE, open_rows
 from longtake.durable import write_whole
 from longtake.presets import presets, run_file
 from longtake.train.folder import QUARANTINE_FILE
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.roots import Roots
 from longtake.ui.shown import box, frame, media, told
 

@@ -13,7 +13,7 @@ from longtake import pages
 from longtake.contracts import UserError
 from longtake.presets import presets
 from longtake.track.devices import GPUS
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.generate import flag
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots

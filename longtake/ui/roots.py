@@ -11,7 +11,7 @@ from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError, visible
 from longtake.data.clips.video import is_image
 from longtake.presets import find_preset
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 
 _DEEPEST = 4  # folders below a root that are searched
 _MOST = 500  # files that are offered

@@ -13,7 +13,7 @@ from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.presets import presets
 from longtake.track import METRICS_FILE
 from longtake.train.report import mean_loss
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
 from longtake.ui.shown import box, frame, mistake, queue_table, state, told

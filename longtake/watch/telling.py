@@ -14,7 +14,7 @@ from pathlib import Path
 
 from longtake.checkpoint import list_checkpoints
 from longtake.track import read_lines
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from longtake.watch.alarms import Alarm
 
 FILE = "alarms.jsonl"

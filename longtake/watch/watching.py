@@ -26,7 +26,7 @@ from longtake.track import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo
 from longtake.train import RunConfig, RunWithoutTable, is_training, read_run
 from longtake.train.health import read_launches
 from longtake.train.heldout import curves
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from longtake.watch.alarms import Curves, find_alarms
 from longtake.watch.judging import FOLDER, Judge, for_one_process, lines_of, lines_of_both, steps_saved, write_lines
 from longtake.watch.page import write_page

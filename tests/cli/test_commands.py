@@ -17,7 +17,7 @@ from longtake.cli.app import app
 from longtake.cli.launch import with_verb
 from longtake.presets import find_preset
 from longtake.train import Outcome
-from longtake.train.stages import read_curriculum
+from longtake.train.run_file import read_curriculum
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

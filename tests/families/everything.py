@@ -19,7 +19,7 @@ from longtake.data.rules import Companion, SampleRules
 from longtake.diffusion import ByKind, Euler, ObjectiveSection, Places, StraightFlow, Window, sample_loss, with_box
 from longtake.encoders import AutoencoderSection, ChunkedAutoencoder
 from longtake.families import Text
-from longtake.models import AttentionOverTime, SequencePlan, Switch
+from longtake.models import SequencePlan, Switch, TemporalAttention
 from longtake.models.layers import patchify, timestep_features
 from longtake.models.plans import ANY
 from tests.buckets.own_law import TokenBudget
@@ -46,7 +46,7 @@ class EverythingConfig(PlainConfig):
 class Everything(Plain):
     """Predicts the velocity x0 - noise at times of frames, 1000 is noise; each part of them is told its own caption."""
 
-    attention = AttentionOverTime
+    attention = TemporalAttention
     varying_dims: ClassVar[Mapping[str, Any]] = {"layers": ((0, 1, 2),) * 3}
     sequence_plan = SequencePlan(
         dict.fromkeys(("x_in", "text_in", "time_in", "seen"), 1), {"x_out": "x_in"},

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from longtake.data import read_frames, write_video
 from longtake.models import STDiT3, build_denoiser
 from longtake.presets import find_preset
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake
 from tests.models.initialised import initialise
 from tests.train.conftest import clips  # a fixture
@@ -190,7 +190,7 @@ def test_a_preset_trains_at_a_small_size(name: str, clips: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_stages_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips: Path, tmp_path: Path) -> None:
+def test_run_file_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips: Path, tmp_path: Path) -> None:
     words = ("--tiny", "--dataset.data-path", clips, "--outputs", tmp_path, "--max-steps", 1, "--device", "cpu")
     code, out, err = longtake("train", "opensora_v1_2/lambda", *words)
     assert code == 0, err

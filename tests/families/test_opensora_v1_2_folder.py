@@ -20,7 +20,7 @@ from longtake.train.config import RunConfig
 from longtake.train.folder import RunFolder, starting_point
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.optimizer.quantise import block_size, quantise, table
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 from longtake.train.start import Start, restore
 from tests.families.test_opensora_v1_2 import run
 from tests.models.initialised import initialise

@@ -18,7 +18,7 @@ def main() -> None:
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     from longtake.models import fused
-    from tests.models.interpreted_time import far
+    from tests.models.interpreted_temporal import far
     from tests.models.test_fused import CASES, outcome
 
     fused.runs_here = lambda _: True

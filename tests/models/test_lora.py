@@ -172,8 +172,8 @@ def test_adapters_train_on_a_base_in_fewer_bits(base: str) -> None:
     adapted = model(every(usual_layers(plain)), base, **sizes)
     kept, wanted = predict(adapted, tiny(**sizes)), predict(plain, tiny(**sizes))
     assert (kept - wanted).norm() < 0.1 * wanted.norm()
-    coded = [p for name, p in adapted.named_parameters() if name.endswith("weight") and not p.is_floating_point()]
-    assert len(coded) == sum(isinstance(layer, nn.Linear) for name, layer in plain.named_modules() if "blocks" in name)
+    codes = [p for name, p in adapted.named_parameters() if name.endswith("weight") and not p.is_floating_point()]
+    assert len(codes) == sum(isinstance(layer, nn.Linear) for name, layer in plain.named_modules() if "blocks" in name)
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Recomputation among sequence and tensor peers, which keep outputs and let them wait with the host as one does."""
+"""Recomputation among sequence and tensor peers, which keep outputs and let them wait in host memory as one does."""
 
 from __future__ import annotations
 

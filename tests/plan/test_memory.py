@@ -292,13 +292,13 @@ def test_adapters_alone_have_gradients_and_moments() -> None:
         return forecast_memory(ELEVEN_B, batch, Layout(ema=True, remat=(19, 38), upkeep=upkeep))
 
     whole = count_weights(ELEVEN_B, 1).num_parameters
-    dense, coded = said("dense"), said("nf4")
+    dense, quantized = said("dense"), said("nf4")
     trained = count_weights(ELEVEN_B, 1, Upkeep(lora=LoraConfig(rank=16))).num_trained
     assert 0 < trained < 0.02 * whole
     assert dense.weights == pytest.approx(2 * whole + 4 * trained, rel=0.01)
     assert (dense.optimizer, dense.ema) == (8 * trained, 4 * trained)
     assert dense.gradients <= 4 * trained
-    assert coded.weights < 0.4 * dense.weights
+    assert quantized.weights < 0.4 * dense.weights
 
 
 def test_offloaded_weights_leave_the_gpu() -> None:

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from longtake.contracts import Conditions, Noised
 from longtake.diffusion import micro_batch_loss, sample_loss
-from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, storage
+from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, quantized
 from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
@@ -201,7 +201,7 @@ def _sharded(
     run: SystemConfig | None = None,
 ) -> nn.Module:
     """The denoiser as a run holds it on rank 0; call it inside a `FakeTensorMode`."""
-    storage._nf4.cache_clear()  # lest it holds a stand-in of another mode
+    quantized._nf4.cache_clear()  # lest it holds a stand-in of another mode
     with torch.device("meta"):
         model = build_denoiser(config)
         if run is not None:

@@ -8,7 +8,7 @@ from longtake.presets import find_preset
 from longtake.train import read_run
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.optimizer.schedule import learning_rate
-from longtake.train.stages import read_curriculum
+from longtake.train.run_file import read_curriculum
 from tests.buckets.tables import golden
 from tests.buckets.test_laws import v1_2_rule
 
@@ -23,7 +23,7 @@ def preset(name: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("number", LAMBDA)
-def test_stages_have_the_published_tables_and_masks(number: int) -> None:
+def test_run_file_have_the_published_tables_and_masks(number: int) -> None:
     stage = (number - 1) % 3 + 1 if number < 7 else 3
     config, base = preset(f"lambda_{number}"), preset(f"stage{stage}")
     expected = v1_2_rule(

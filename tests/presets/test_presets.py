@@ -11,7 +11,7 @@ from longtake.contracts import UserError
 from longtake.generate import read_generation
 from longtake.presets import FOLDER, Preset, find_preset, presets
 from longtake.train import RunWithoutTable, read_run
-from longtake.train.stages import read_curriculum
+from longtake.train.run_file import read_curriculum
 from tests.train.runs import train_here
 
 ALL = list(presets())
@@ -65,7 +65,7 @@ def test_they_are_listed_with_what_they_are_for_and_their_gpus(longtake) -> None
     assert (code, head.split()) == (0, ["preset", "verb", "GPUs", "what"])
     assert [line.split()[0] for line in lines] == [preset.name for preset in ALL]
     (line,) = (line for line in lines if line.startswith("opensora_v2/lora_24gb "))
-    said = "train 1 x 4090 LoRA on one GPU of 24 GB: the blocks' frozen weights in 4 bits, T5 with the host."
+    said = "train 1 x 4090 LoRA on one GPU of 24 GB: the blocks' frozen weights in 4 bits, T5 in host memory."
     assert " ".join(line.split()).endswith(said)
     assert all(preset.gpus for preset in ALL if preset.path.parent == STAGE_1.parent)
 

@@ -17,7 +17,7 @@ from longtake.train import read_run
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.optimizer.groups import groups_of
 from longtake.train.optimizer.schedule import rate_between
-from longtake.train.stages import read_curriculum
+from longtake.train.run_file import read_curriculum
 from longtake.weights.ttt_video import FORMAT
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ttt_video"

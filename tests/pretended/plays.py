@@ -31,7 +31,7 @@ from longtake.parallel import World, start_world
 from longtake.train.loop import Trainer
 from longtake.train.optimizer import WeightUpdate, sharded
 from longtake.train.run import train
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 from tests.pretended.gpu import GPU, counted, pretended_gpu, waits
 from tests.train.runs import write_config
 
@@ -52,7 +52,7 @@ TRAINED = {
     "known frames": (*KNOWN, *REMAT, "--model.guidance_embed", "True", "--no_i2v_ref_loss", "True"),
     "offloaded bytes": (*BYTES, "--master_dtype", "bf16", "--grad-clip", "1.0"),
     "adapters on nf4": (*DORA, "--lora.base", "nf4"),
-    "masters with the host": ("--parallel.cpu_offload", "True", "--grad-clip", "1.0"),
+    "masters in host memory": ("--parallel.cpu_offload", "True", "--grad-clip", "1.0"),
 }
 ONE_BUCKET = ("--slots_per_step", "1", "--max_steps", "20", "--ckpt_every", "0")  # in each step
 ALLOCATING = {"eager": (), "recomputed": REMAT, "with faults": ()}

@@ -58,7 +58,7 @@ def test_a_run_of_training_has_every_tensor_where_it_belongs(found: Found, name:
     assert found[name]["error"] is None, found[name]["error"]
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if name != "masters with the host"])
+@pytest.mark.parametrize("name", [name for name in TRAINED if name != "masters in host memory"])
 def test_no_step_of_training_waits_for_the_device(found: Found, name: str) -> None:
     assert found[name]["waits"] == []
 

@@ -49,7 +49,7 @@ from longtake.train.choices import (
 )
 from longtake.train.folder import RunFolder, as_started
 from longtake.train.run import RunLaunch
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from tests.plan.runs import run_config
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here

@@ -16,7 +16,7 @@ from longtake.parallel import Mesh, start_world
 from longtake.system import System, build_system, kinds_apart, windows_apart
 from longtake.system.examples import known_of_batch
 from longtake.train.loop import Trainer
-from longtake.train.stages import read_run
+from longtake.train.run_file import read_run
 from tests.train.runs import exact, metrics, train_here, write_config
 
 EMBED = ("--model.cond_embed", "True")

@@ -10,7 +10,7 @@ import torch
 from longtake.contracts import Bucket
 from longtake.models import Attention, AttentionChoice, build_denoiser, example_conditions, use_attention
 from longtake.models import attention as attention_module
-from longtake.models.attention import AttentionOverTime, MaskedAttention
+from longtake.models.attention import MaskedAttention, TemporalAttention
 from longtake.parallel import BucketPeers, Mesh, ParallelConfig, start_world
 from longtake.train.choices import attention_shape
 from tests.plan.test_blocks import FAMILIES
@@ -30,4 +30,4 @@ def test_kernels_are_timed_at_what_attention_computes_on(family: str, monkeypatc
     assert (shape.batch, shape.tokens, shape.heads, shape.width) in seen
     use_attention(model, AttentionChoice("flash", "timed"), timed=True)
     left = {type(one) for one in model.modules() if isinstance(one, Attention) and one.backend == "sdpa"}
-    assert left == ({AttentionOverTime, MaskedAttention} if family == "stdit3" else set())  # ours, and none of a choice
+    assert left == ({TemporalAttention, MaskedAttention} if family == "stdit3" else set())  # ours, and none of a choice

@@ -9,7 +9,7 @@ from pathlib import Path
 from longtake.contracts import ClipFault
 from longtake.data import append_quarantine
 from longtake.train.folder import QUARANTINE_FILE
-from longtake.train.stages import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.data import Clips
 from longtake.ui.roots import Roots
 

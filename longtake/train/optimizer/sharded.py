@@ -63,7 +63,7 @@ class Trained:
 class ShardedAdamW:
     """`torch.optim.AdamW` over local shards, with its state readable as sharded tensors.
 
-    Moments are float32 or a byte (`optim.states`), on the device or with the host (`optim.offload`); weights are
+    Moments are float32 or a byte (`optim.states`), on the device or in host memory (`optim.offload`); weights are
     float32 or bfloat16, as the model has them. Float32 throughout takes PyTorch's fused kernel, all else our own
     formula, compiled on CUDA.
     """
@@ -222,7 +222,7 @@ def _copies(p: Tensor) -> int:
 
 
 def _beside_masters(one: Trained) -> bool:
-    """Whether moments are with the host anyway, because masters are (`parallel.cpu_offload`)."""
+    """Whether moments are in host memory anyway, because masters are (`parallel.cpu_offload`)."""
     mesh = one.parameter.device_mesh.device_type if isinstance(one.parameter, DTensor) else one.local.device.type
     return mesh != one.local.device.type
 

@@ -1,4 +1,4 @@
-"""Runs whose states take a byte, live with the host, or update bf16 weights: stopped and continued, steps left out."""
+"""Runs whose states take a byte, live in host memory, or update bf16 weights: stopped and continued, steps left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.train.optimizer.test_schedule import run_config
 from tests.train.runs import assert_same_bits, exact, finish, start, tensors, train_here, write_config
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "8bit with the host": {"optim": {"states": "8bit", "offload": True}, "ema_offload": True},
+    "8bit in host memory": {"optim": {"states": "8bit", "offload": True}, "ema_offload": True},
     "8bit bf16": {"optim": {"states": "8bit"}, "master_dtype": "bf16"},
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -37,7 +37,7 @@ def test_a_run_goes_on_bit_by_bit(tmp_path: Path, clips: Path, way: Mapping[str,
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(WAYS["8bit with the host"], marks=pytest.mark.slow), WAYS["8bit bf16"]], ids=WAYS
+    "way", [pytest.param(WAYS["8bit in host memory"], marks=pytest.mark.slow), WAYS["8bit bf16"]], ids=WAYS
 )
 def test_a_step_that_is_left_out_changes_nothing_the_average_included(
     tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch, way: Mapping[str, Any]

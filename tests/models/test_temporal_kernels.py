@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Trito
 @pytest.mark.gpu
 def test_kernels_agree_with_the_formula() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16; results and all gradients."""
-    command = [sys.executable, "-m", "tests.models.interpreted_time"]
+    command = [sys.executable, "-m", "tests.models.interpreted_temporal"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout.splitlines()[-1])
@@ -36,7 +36,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(capability: int, frames: int
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from longtake.models import time_kernels as kernels
+    from longtake.models import temporal_kernels as kernels
 
     sizes = kernels.blocks_of(frames, 72)
     assert (sizes["MOST"], sizes["REST"]) == (64, 16)

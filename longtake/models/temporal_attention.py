@@ -1,4 +1,4 @@
-"""Attention over time at each place as an operator of its own, for rows that are short and many (`time_kernels`)."""
+"""Temporal attention, at each place, as an operator of its own, for rows that are short and many (`temporal_kernels`)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def fits(q: Tensor) -> bool:
 @torch.library.custom_op("longtake::attend_over_time", mutates_args=())
 def attend_over_time(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v over the frames at each place: q, k, v and the result are [B, F, S, N, K]."""
-    from longtake.models import time_kernels
+    from longtake.models import temporal_kernels
 
-    return time_kernels.forward(q, k, v)
+    return temporal_kernels.forward(q, k, v)
 
 
 @torch.library.custom_op("longtake::attend_over_time_backward", mutates_args=())
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    from longtake.models import time_kernels
+    from longtake.models import temporal_kernels
 
-    return time_kernels.backward(grad, q, k, v)
+    return temporal_kernels.backward(grad, q, k, v)
 
 
 @attend_over_time.register_fake

@@ -1,9 +1,5 @@
-"""Attention over time by Triton's kernels beside the formula: `python -m tests.models.interpreted_time`, on CUDA where
-there is.
-
-Without a GPU Triton's interpreter runs them, which a process must choose before it imports Triton. Prints one JSON
-object: for a case, the largest difference of the result and of each gradient over the largest value.
-"""
+"""Temporal attention by Triton's kernels beside the formula, on CUDA where there is any:
+`python -m tests.models.interpreted_temporal`."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ CASES = ((2, 5, 3, 2, 72), (1, 20, 2, 1, 24), (1, 16, 1, 2, 64), (2, 1, 2, 1, 16
 
 
 def compare(dtype: torch.dtype, device: str, sizes: tuple[int, ...]) -> dict[str, float]:
-    from longtake.models.attention import AttentionOverTime
-    from longtake.models.time_attention import attend_over_time
+    from longtake.models.attention import TemporalAttention
+    from longtake.models.temporal_attention import attend_over_time
 
     draw = torch.Generator().manual_seed(0)
     b, f, s, n, k = sizes
@@ -27,7 +23,7 @@ def compare(dtype: torch.dtype, device: str, sizes: tuple[int, ...]) -> dict[str
     exact = [x.detach().double().requires_grad_() for x in rounded]
     grad = torch.randn(sizes, generator=draw).to(device, dtype)
     found = []
-    for tensors, attention in ((rounded, attend_over_time), (exact, AttentionOverTime("math"))):
+    for tensors, attention in ((rounded, attend_over_time), (exact, TemporalAttention("math"))):
         out = attention(*tensors)
         found.append([out, *torch.autograd.grad(out, tensors, grad.to(out.dtype))])
     return {name: far(ours, theirs) for name, ours, theirs in zip(("out", "q", "k", "v"), *found, strict=True)}

@@ -1,6 +1,6 @@
-"""Weights that are not trained, in fewer bits: int8, fp8 and nf4, as plain tensors.
+"""Frozen weights quantized to int8, fp8 or nf4, as plain tensors.
 
-A row of a weight [out, in] is coded by itself, so any cut of rows (FSDP's shards) can be coded and decoded alone, and
+Each row of a weight [out, in] is quantized by itself, so any cut of rows (FSDP's shards) can be, and back, alone, and
 codes and scales are ordinary tensors to meshes and checkpoints. torchao's tensor subclasses are neither, which is why
 this is written out; its int8 and nf4 are what the tests compare with.
 
@@ -52,7 +52,7 @@ def check_width(kind: Kind, name: str, columns: int) -> None:
         )
 
 
-def encode(weight: Tensor, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes and scales (of `dtype`) of a weight [out, in]. Codes fit the scale as it is after rounding to `dtype`."""
     weight = weight.float()
     if kind == "nf4":
@@ -70,7 +70,7 @@ def encode(weight: Tensor, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tens
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
-def decode(codes: Tensor, scale: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
+def dequantize(codes: Tensor, scale: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] in `dtype`."""
     scale = scale.to(dtype)
     if kind == "nf4":
@@ -81,8 +81,8 @@ def decode(codes: Tensor, scale: Tensor, kind: Kind, dtype: torch.dtype) -> Tens
     return values.to(dtype) * scale[:, None]
 
 
-def product(x: Tensor, codes: Tensor, scale: Tensor, kind: Kind) -> Tensor:
-    """x W^T in x's dtype; W is decoded where it is needed, and again in backward: only its codes wait for it."""
+def linear(x: Tensor, codes: Tensor, scale: Tensor, kind: Kind) -> Tensor:
+    """x W^T in x's dtype; W is dequantized where it is needed, and again in backward: only its codes wait for it."""
     return _Product.apply(x, codes, scale, kind)
 
 
@@ -91,16 +91,16 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, kind: Kind) -> Tensor:
         ctx.save_for_backward(codes, scale)
         ctx.kind = kind
-        return F.linear(x, decode(codes, scale, kind, x.dtype))
+        return F.linear(x, dequantize(codes, scale, kind, x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         codes, scale = ctx.saved_tensors
-        return grad @ decode(codes, scale, ctx.kind, grad.dtype), None, None, None
+        return grad @ dequantize(codes, scale, ctx.kind, grad.dtype), None, None, None
 
 
 def _nonzero(scale: Tensor) -> Tensor:
-    """Rows of zeros get scale 1, so that they are coded as zeros."""
+    """Rows of zeros get scale 1, so that they stay zeros."""
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 

@@ -1,4 +1,5 @@
-"""Run files, and stages of a curriculum: several runs in one file, each from the weights of the one before.
+"""Run files: `read_run` gives the config of one run, from its file, a stage of it, or its folder; `read_curriculum` the
+stages of a file that makes several runs, each from the weights of the one before. All is read without PyTorch.
 
     stages = [
         dict(name="image", run="image.py", max_steps=1000),
@@ -7,8 +8,6 @@
 
 The keys of a stage override those of the file that has `stages`, which override those of the file it names as `run`, if
 any; flags override all. `longtake.train.curriculum` runs them.
-
-`read_run` gives the config of one run, from its file or its folder. All of it is read without PyTorch.
 """
 
 from __future__ import annotations
