@@ -1,4 +1,4 @@
-"""Temporal attention, at each place, as an operator of its own, for rows that are short and many (`temporal_kernels`)."""
+"""Temporal attention, at each place, as an operator of its own: for rows that are short and many."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """Temporal attention by Triton's kernels beside the formula, on CUDA where there is any:
-`python -m tests.models.interpreted_temporal`."""
+`python -m tests.models.interpreted_temporal`.
+
+Without a GPU Triton's interpreter runs them, which a process must choose before it imports Triton. Prints one JSON
+object: for a case, the largest difference of the result and of each gradient over the largest value.
+"""
 
 from __future__ import annotations
 
