@@ -181,7 +181,7 @@ FAULTS = (
     _fault(
         "a race: moments come in before those that lay there have left",
         "parallel/host",
-        "self._way_in.wait_event(self._left[place])",
+        "self._to_device.wait_event(self._freed[place])",
         "pass",
         *("train/optimizer/test_storage", "pretended/test_devices"),
     ),

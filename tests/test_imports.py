@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
-    ("contracts", "durable", "lazy", "presets", "processes", "random", "_version"),
+    ("chunks", "contracts", "durable", "lazy", "presets", "processes", "random", "_version"),
     ("pages", "small_files", "tensor_files"),
     ("config", "hub"),
     ("buckets", "models"),

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from longtake.checkpoint.folder import SHARD_SUFFIX
+from longtake.chunks import chunked
 from longtake.parallel import World, local_tensor
-from longtake.parallel.host import neighbours
 from longtake.tensor_files import safetensors_head
 
 SHARD_BYTES = 512 << 20  # of one file; a reader maps whole files
@@ -118,7 +118,7 @@ def deal_into_files(pieces: list[Piece], limit_bytes: int) -> list[list[Piece]]:
     files: list[list[Piece]] = []
     for _, group in groupby(sorted(pieces, key=lambda piece: piece.name), lambda piece: piece.name.split(".")[0]):
         part = list(group)
-        files += [part[few.start : few.stop] for few in neighbours([one.num_bytes for one in part], limit_bytes)]
+        files += [part[few.start : few.stop] for few in chunked([one.num_bytes for one in part], limit_bytes)]
     for file in files:
         file.sort(key=lambda piece: (-piece.dtype.itemsize, piece.name))  # aligned without holes
     return files

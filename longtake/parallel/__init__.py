@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         frozen_mesh,
         shard_frozen,
     )
-    from longtake.parallel.host import Lanes, host_memory, pin, pinned_like, tune_host, unpin
+    from longtake.parallel.host import CopyStreams, host_memory, pin, pinned_like, tune_host, unpin
     from longtake.parallel.mesh import Mesh, TokenPeers
     from longtake.parallel.offload import BlockStore
     from longtake.parallel.offloaded_weights import OffloadedTensors, OffloadedWeights, offloaded

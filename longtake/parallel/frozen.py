@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from longtake.parallel.host import Lanes, host_memory, lay_out
+from longtake.parallel.host import CopyStreams, host_memory, lay_out
 from longtake.parallel.shard import local_tensor, own_part
 from longtake.parallel.world import World
 
@@ -98,7 +98,7 @@ class HostWeights:
         self._units = [_HostBlock(unit, device) for unit in units]
         self._largest = max(unit.host.numel() for unit in self._units)
         self._buffers: list[Tensor] = []
-        self._lanes = Lanes(device)
+        self._streams = CopyStreams(device)
         for number, unit in enumerate(units):
             unit.register_forward_pre_hook(lambda *_, number=number: self._enter(number))
             unit.register_forward_hook(lambda *_, number=number: self._leave(number), always_call=True)
@@ -107,21 +107,21 @@ class HostWeights:
         if number == 0:
             count = min(2, len(self._units))
             self._buffers = [torch.empty(self._largest, dtype=torch.uint8, device=self.device) for _ in range(count)]
-            self._lanes.begin()
+            self._streams.begin()
             self._fetch(0)
         assert self._buffers, "units run in order, from the first"
-        self._lanes.arrived(number % 2)
+        self._streams.wait_to_device(number % 2)
         self._units[number].point_to(self._buffers[number % 2])
         if number + 1 < len(self._units):
             self._fetch(number + 1)
 
     def _fetch(self, number: int) -> None:
         host = self._units[number].host
-        self._lanes.bring(number % 2, self._buffers[number % 2][: host.numel()], host)
+        self._streams.to_device(number % 2, self._buffers[number % 2][: host.numel()], host)
 
     def _leave(self, number: int) -> None:
         self._units[number].point_to(self._units[number].host)
-        self._lanes.let_go(number % 2)
+        self._streams.release(number % 2)
         if number + 1 == len(self._units):
             self._buffers = []  # the stream that computes has waited for every copy: the memory is its own again
 

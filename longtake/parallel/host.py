@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -37,18 +37,6 @@ def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
         places.append(slice(total, total + size))
         total += -(-size // _ALIGNMENT) * _ALIGNMENT
     return places, max(1, total)
-
-
-def neighbours(sizes: Sequence[int], limit: int) -> Iterator[range]:
-    """Places of neighbours whose sizes make up to `limit` together; of a larger one alone."""
-    start, filled = 0, 0
-    for number, size in enumerate(sizes):
-        if number > start and filled + size > limit:
-            yield range(start, number)
-            start, filled = number, 0
-        filled += size
-    if start < len(sizes):
-        yield range(start, len(sizes))
 
 
 def host_memory(num_bytes: int, device: torch.device, owner: object = None, zeros: bool = False) -> tuple[Tensor, bool]:
@@ -88,7 +76,7 @@ def pinned_like(numbers: Tensor) -> Tensor:
     return torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
 
 
-class Lanes:
+class CopyStreams:
     """Asynchronous copies between the host and a device: a CUDA stream each way, plain copies on a CPU.
 
     Each place (a buffer on the device) is filled, used by the current stream, and released or copied back; the host is
@@ -97,63 +85,63 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self._device, on_cuda = device, device.type == "cuda"
-        self._way_in, self._way_out = (
+        self._to_device, self._to_host = (
             (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_cuda else (None, None)
         )
-        self._came: dict[int, torch.cuda.Event] = {}
-        self._left: dict[int, torch.cuda.Event] = {}
+        self._filled: dict[int, torch.cuda.Event] = {}
+        self._freed: dict[int, torch.cuda.Event] = {}
         self.begin()
 
     def begin(self) -> None:
         """Called when places are newly allocated: kernels that used their memory before may still be running."""
-        if self._way_in is not None:
-            self._way_in.wait_stream(torch.cuda.current_stream(self._device))
+        if self._to_device is not None:
+            self._to_device.wait_stream(torch.cuda.current_stream(self._device))
 
-    def bring(self, place: int, into: Tensor, host: Tensor) -> None:
+    def to_device(self, place: int, into: Tensor, host: Tensor) -> None:
         """Starts to fill a place, once its last contents are released."""
-        if self._way_in is None:
+        if self._to_device is None:
             into.copy_(host)
             return
-        with torch.cuda.stream(self._way_in):
-            if place in self._left:
-                self._way_in.wait_event(self._left[place])
+        with torch.cuda.stream(self._to_device):
+            if place in self._freed:
+                self._to_device.wait_event(self._freed[place])
             into.copy_(host, non_blocking=True)
-            self._came[place] = self._way_in.record_event()
+            self._filled[place] = self._to_device.record_event()
 
-    def arrived(self, place: int) -> None:
+    def wait_to_device(self, place: int) -> None:
         """Makes the current stream wait until a place is filled."""
-        if self._way_in is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._came[place])
+        if self._to_device is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._filled[place])
 
-    def let_go(self, place: int) -> None:
+    def release(self, place: int) -> None:
         """Releases a place once the current stream has finished with it."""
-        if self._way_in is not None:
-            self._left[place] = torch.cuda.current_stream(self._device).record_event()
+        if self._to_device is not None:
+            self._freed[place] = torch.cuda.current_stream(self._device).record_event()
 
-    def take_back(self, place: int, host: Tensor, source: Tensor) -> None:
+    def to_host(self, place: int, host: Tensor, source: Tensor) -> None:
         """Starts to copy a place back, once the current stream has finished with it."""
-        if self._way_out is None:
+        if self._to_host is None:
             host.copy_(source)
             return
-        self._way_out.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._way_out):
+        self._to_host.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._to_host):
             host.copy_(source, non_blocking=True)
-            self._left[place] = self._way_out.record_event()
+            self._freed[place] = self._to_host.record_event()
 
-    def left(self, place: int) -> None:
+    def wait_to_host(self, place: int) -> None:
         """Makes the current stream wait until a place is copied back, so that its memory may be freed."""
-        if self._way_out is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._left[place])
+        if self._to_host is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._freed[place])
 
     def wait(self) -> None:
         """Blocks until all copies to the host are done."""
-        if self._way_out is not None:
-            self._way_out.synchronize()
+        if self._to_host is not None:
+            self._to_host.synchronize()
 
     def send(self, host: Tensor) -> tuple[Tensor, torch.cuda.Event]:
         """Starts a copy into new memory on the GPU; `host` must not change until the event behind it."""
-        with torch.cuda.stream(self._way_in):
-            return host.to(self._device, non_blocking=True), self._way_in.record_event()
+        with torch.cuda.stream(self._to_device):
+            return host.to(self._device, non_blocking=True), self._to_device.record_event()
 
     def receive(self, sent: Tensor, copied: torch.cuda.Event) -> None:
         """Makes such memory safe to use by the current stream from here on, without blocking.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.parallel.host import Lanes, host_memory
+from longtake.parallel.host import CopyStreams, host_memory
 
 _LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 _ALIGNMENT = 512
@@ -30,7 +30,7 @@ class BlockStore:
         self.room = Room(num_bytes)
         self._least_bytes = least_bytes
         self._memory: Tensor | None = None
-        self._lanes: Lanes | None = None
+        self._streams: CopyStreams | None = None
         self._now: weakref.ref[_Call] | None = None  # of the block that ran last
         self._leaving: list[_StoredTensor] = []  # of the last block: still on the device while they are copied
 
@@ -81,7 +81,7 @@ class BlockStore:
             return tensor
         host = self._host(tensor.device)[offset : offset + tensor.nbytes].view(tensor.dtype)
         host = host.as_strided(tensor.shape, tensor.stride())
-        piece = _StoredTensor(call, tensor.detach(), host, offset, self._lanes)
+        piece = _StoredTensor(call, tensor.detach(), host, offset, self._streams)
         weakref.finalize(piece, self.room.give_back, offset).atexit = False
         call.pieces.append(weakref.ref(piece))
         if tensor.is_cuda:
@@ -105,7 +105,7 @@ class BlockStore:
                     f"{key}: the host cannot pin so much; choose fewer bytes, or raise the limit on locked memory: "
                     "ulimit -l unlimited, in a container --ulimit memlock=-1"
                 )
-            self._lanes = Lanes(device)
+            self._streams = CopyStreams(device)
         return self._memory
 
 
@@ -156,11 +156,11 @@ class _Call:
 class _StoredTensor:
     """An offloaded tensor; also on the device while a copy is under way."""
 
-    def __init__(self, call: _Call, tensor: Tensor, host: Tensor, place: int, lanes: Lanes) -> None:
-        self.call, self._host, self._place, self._lanes = call, host, place, lanes
+    def __init__(self, call: _Call, tensor: Tensor, host: Tensor, place: int, streams: CopyStreams) -> None:
+        self.call, self._host, self._place, self._streams = call, host, place, streams
         self._here: Tensor | None = tensor
-        self._device, self._wait = tensor.device, partial(lanes.left, place)
-        lanes.take_back(place, host, tensor)
+        self._device, self._wait = tensor.device, partial(streams.wait_to_host, place)
+        streams.to_host(place, host, tensor)
 
     def leave(self) -> None:
         """Frees the device's copy."""
@@ -171,9 +171,9 @@ class _StoredTensor:
         """Starts the copy back to the device, unless the tensor is there."""
         if self._here is None:
             self._here = torch.empty_like(self._host, device=self._device, pin_memory=False)
-            self._lanes.begin()
-            self._lanes.bring(self._place, self._here, self._host)
-            self._wait = partial(self._lanes.arrived, self._place)
+            self._streams.begin()
+            self._streams.to_device(self._place, self._here, self._host)
+            self._wait = partial(self._streams.wait_to_device, self._place)
 
     def fetch(self) -> Tensor:
         """The tensor on the device; those of the call before are prefetched."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longtake.data import Fetched, Parcel
-from longtake.parallel import Lanes, host_memory
+from longtake.parallel import CopyStreams, host_memory
 
 NUM_BUFFERS = 2  # the batch in training and the one ahead of it
 
@@ -32,7 +32,7 @@ class HostBuffers:
         """Announces how large batches will become: buffers made from now on are at least as large."""
         self._largest = max(self._largest, num_bytes)
 
-    def send(self, parcel: Parcel, lanes: Lanes) -> tuple[Parcel, torch.cuda.Event]:
+    def send(self, parcel: Parcel, streams: CopyStreams) -> tuple[Parcel, torch.cuda.Event]:
         """Asks for the copy of a parcel to the device, waiting for a buffer if need be; the parcel's own memory is
         free afterwards."""
         self.expect(len(parcel.data))
@@ -45,7 +45,7 @@ class HostBuffers:
             data, _ = host_memory(self._largest, self.device)  # not pinned: copies are slower
         staged = parcel.on(data)
         staged.data.copy_(parcel.data)
-        sent, copied = lanes.send(staged.data)
+        sent, copied = streams.send(staged.data)
         self._used.append((data, copied))
         return parcel.on(sent), copied
 
@@ -58,27 +58,27 @@ class DeviceFeed:
     """
 
     def __init__(self, device: torch.device):
-        self.buffers, self._lanes = HostBuffers(device), Lanes(device) if device.type == "cuda" else None
+        self.buffers, self._streams = HostBuffers(device), CopyStreams(device) if device.type == "cuda" else None
 
     def parcels(self, fetched: Fetched) -> Iterator[tuple[Parcel, int]]:
         """Every batch of `fetched` in its order, with how many samples train: counted here, for counting on the device
         would wait for it."""
-        if self._lanes is None:
+        if self._streams is None:
             while (parcel := fetched.parcel()) is not None:
                 yield parcel, parcel.num_loaded
             return
-        coming = self._send(fetched.parcel(), self._lanes)
+        coming = self._send(fetched.parcel(), self._streams)
         while coming is not None:
             here, loaded, copied = coming
-            self._lanes.receive(here.data, copied)
-            coming = self._send(fetched.parcel(), self._lanes) if fetched.ready() else None
+            self._streams.receive(here.data, copied)
+            coming = self._send(fetched.parcel(), self._streams) if fetched.ready() else None
             handed = [(here, loaded)]
             del here  # whoever takes it may let go of it before it asks for the next one
             yield handed.pop()
-            coming = coming or self._send(fetched.parcel(), self._lanes)
+            coming = coming or self._send(fetched.parcel(), self._streams)
 
-    def _send(self, parcel: Parcel | None, lanes: Lanes) -> tuple[Parcel, int, torch.cuda.Event] | None:
+    def _send(self, parcel: Parcel | None, streams: CopyStreams) -> tuple[Parcel, int, torch.cuda.Event] | None:
         if parcel is None:
             return None
-        sent, copied = self.buffers.send(parcel, lanes)
+        sent, copied = self.buffers.send(parcel, streams)
         return sent, parcel.num_loaded, copied

@@ -14,10 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from longtake.chunks import chunked
 from longtake.contracts import UserError
 from longtake.durable import sync_file, unfinished, unfinished_folder, write_whole
 from longtake.hub import find_files
-from longtake.parallel.host import neighbours
 from longtake.small_files import regular
 from longtake.tensor_files import bytes_of, safetensors_head
 from longtake.weights.format import STEM_OF_DIFFUSERS
@@ -146,7 +146,7 @@ def save_weights(
             _write_file(partial, state, heads, header)
         return [path]
     with unfinished_folder(path, needs) as partial:
-        dealt, every = neighbours(list(map(_size, heads.values())), max_file_bytes), list(heads.items())
+        dealt, every = chunked(list(map(_size, heads.values())), max_file_bytes), list(heads.items())
         shares = [dict(every[few.start : few.stop]) for few in dealt]
         numbers = [f"-{i:05d}-of-{len(shares):05d}" for i in range(1, len(shares) + 1)] if len(shares) > 1 else [""]
         names = [f"{stem}{number}.safetensors" for number in numbers]

@@ -19,10 +19,10 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 CPU = torch.device("cpu")
 
 
-def feed_over(lane: LateLane) -> DeviceFeed:
-    """A feed whose copies go over `lane`."""
+def feed_by(streams: LateCopies) -> DeviceFeed:
+    """A feed whose copies are made by `streams`."""
     feed = DeviceFeed(CPU)
-    feed._lanes = lane
+    feed._streams = streams
     return feed
 
 
@@ -40,7 +40,7 @@ class Copy:
         self.over = True
 
 
-class NotedLane:
+class NotedCopies:
     """Notes what is sent; copies are `over` at once, or when they are waited for."""
 
     def __init__(self, over: bool) -> None:
@@ -89,29 +89,29 @@ def test_a_packed_batch_has_no_memory_of_its_own() -> None:
 
 
 def test_buffers_are_made_once_and_used_again() -> None:
-    buffers, lane = HostBuffers(CPU), NotedLane(over=True)
+    buffers, streams = HostBuffers(CPU), NotedCopies(over=True)
     buffers.expect(1000)
     for size in (10, 1000, 300, 1000, 1, 999):
-        buffers.send(parcel(size), lane)
-    assert len({copy.address for copy in lane.copies}) == 1
+        buffers.send(parcel(size), streams)
+    assert len({copy.address for copy in streams.copies}) == 1
     assert bytes_of(buffers) == 1000
 
 
 def test_a_buffer_whose_copy_is_not_over_is_waited_for_once_both_are_in_use() -> None:
-    buffers, lane = HostBuffers(CPU), NotedLane(over=False)
+    buffers, streams = HostBuffers(CPU), NotedCopies(over=False)
     for _ in range(3):
-        buffers.send(parcel(100), lane)
-    first, second, third = lane.copies
+        buffers.send(parcel(100), streams)
+    first, second, third = streams.copies
     assert first.address == third.address != second.address
     assert (first.waited, second.waited) == (True, False)
     assert bytes_of(buffers) == 200
 
 
 def test_a_larger_batch_than_all_before_replaces_a_buffer_once_its_copy_is_over() -> None:
-    buffers, lane = HostBuffers(CPU), NotedLane(over=False)
+    buffers, streams = HostBuffers(CPU), NotedCopies(over=False)
     for size in (100, 100, 500):
-        buffers.send(parcel(size), lane)
-    assert [copy.waited for copy in lane.copies] == [True, False, False]
+        buffers.send(parcel(size), streams)
+    assert [copy.waited for copy in streams.copies] == [True, False, False]
     assert bytes_of(buffers) == 600
 
 
@@ -125,7 +125,7 @@ def test_on_the_cpu_batches_pass_as_they_are() -> None:
     assert bytes_of(feed.buffers) == 0
 
 
-class LateLane:
+class LateCopies:
     """A device that copies at the last moment: a buffer written too early, or bytes used too early, would show."""
 
     def __init__(self) -> None:
@@ -157,8 +157,8 @@ class LateCopy:
 def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> None:
     shapes = [(2, 8, 8), (16, 32, 32), (4, 64, 64)]
     slots = [slot_of([2 * n, 2 * n + 1], shapes[n % 3]) for n in range(30)]
-    lane = LateLane()
-    feed = feed_over(lane)
+    streams = LateCopies()
+    feed = feed_by(streams)
     fetched = SlotLoader(Numbers(), num_workers).fetch(slots)
     for (parcel, loaded), slot in zip(feed.parcels(fetched), slots, strict=True):
         assert same(parcel.batch, Numbers()[slot])
@@ -168,16 +168,16 @@ def test_a_device_that_copies_late_gets_the_right_bytes(num_workers: int) -> Non
 
 
 def test_the_next_batch_is_on_its_way_before_this_one_is_used() -> None:
-    lane = LateLane()
+    streams = LateCopies()
     fetched = SlotLoader(Numbers(), num_workers=2).fetch(slots_of(4))
-    deliveries = feed_over(lane).parcels(fetched)
+    deliveries = feed_by(streams).parcels(fetched)
     next(deliveries)
     end = time.monotonic() + PATIENCE_SECONDS
     while not (fetched.ready() and all(task.done for task in fetched._loader._tasks.values())):
         assert time.monotonic() < end
         time.sleep(0.01)
     next(deliveries)
-    assert [copy.over for copy in lane.copies] == [True, True, False]
+    assert [copy.over for copy in streams.copies] == [True, True, False]
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from longtake.parallel.host import neighbours
+from longtake.chunks import chunked
 from longtake.train.config import RunConfig
 from longtake.train.optimizer.sharded import sharded_like, sharing
 from longtake.train.optimizer.storage import CHUNK_BYTES, OnDevice, OnHost
@@ -55,7 +55,7 @@ class Ema:
                 for average, x in zip(averages, weights, strict=True):
                     average.lerp_(x.float(), 1 - decay if weight is None else weight)
                 continue
-            for few in neighbours([x.nbytes for x in weights], CHUNK_BYTES):  # what is made of them is as large
+            for few in chunked([x.nbytes for x in weights], CHUNK_BYTES):  # what is made of them is as large
                 own, now = averages[few.start : few.stop], weights[few.start : few.stop]
                 change = torch._foreach_sub(now, own)  # `_foreach_lerp_` takes no one weight for all on a device
                 torch._foreach_mul_(change, 1 - decay if weight is None else weight)

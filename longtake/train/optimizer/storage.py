@@ -15,7 +15,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from longtake.parallel.host import Lanes, host_memory, lay_out, neighbours
+from longtake.chunks import chunked
+from longtake.parallel.host import CopyStreams, host_memory, lay_out
 
 CHUNK_BYTES = 128 << 20  # long enough that a copy runs at full speed; `SLOTS` of them lie on the device
 SLOTS = 3  # one comes in, one is updated, one goes out
@@ -52,7 +53,7 @@ class OnHost:
     def __init__(self, layouts: Sequence[Layout], device: torch.device, chunk_bytes: int | None = None) -> None:
         """`chunk_bytes`: what passes through the device at once; None: `CHUNK_BYTES`."""
         each = [lay_out(_sizes([layout]))[1] for layout in layouts]
-        chunks = list(neighbours(each, CHUNK_BYTES if chunk_bytes is None else chunk_bytes))
+        chunks = list(chunked(each, CHUNK_BYTES if chunk_bytes is None else chunk_bytes))
         sizes = [lay_out(_sizes([layouts[i] for i in chunk]))[1] for chunk in chunks]
         self._hosts = [host_memory(size, device, self, zeros=True)[0] for size in sizes]  # not pinned: only slower
         room = max(sizes, default=0)
@@ -63,23 +64,23 @@ class OnHost:
             mine = [layouts[i] for i in chunk]
             self.tensors += _views(self._hosts[number], mine)
             self._passes.append((chunk, _views(self._slots[number % SLOTS], mine)))
-        self._lanes = Lanes(device)
+        self._streams = CopyStreams(device)
 
     def walk(self) -> Iterator[Pass]:
         """The tensors on the device, chunk by chunk, to be read and changed there."""
         for number in range(len(self._passes) + 1):
             if number < len(self._passes):
                 host = self._hosts[number]
-                self._lanes.bring(number % SLOTS, self._slots[number % SLOTS][: len(host)], host)
+                self._streams.to_device(number % SLOTS, self._slots[number % SLOTS][: len(host)], host)
             if number > 0:  # one ahead is on its way by now
                 slot, host = (number - 1) % SLOTS, self._hosts[number - 1]
-                self._lanes.arrived(slot)
+                self._streams.wait_to_device(slot)
                 yield self._passes[number - 1]
-                self._lanes.take_back(slot, host, self._slots[slot][: len(host)])
+                self._streams.to_host(slot, host, self._slots[slot][: len(host)])
 
     def wait(self) -> None:
         """Until `tensors` may be read or written outside of `walk`."""
-        self._lanes.wait()
+        self._streams.wait()
 
     @property
     def on_device(self) -> list[Tensor]:
