@@ -206,7 +206,7 @@ def test_quirks_say_keys_that_a_run_leaves_out(run: Path) -> None:
         of("--compat", "opensora_v2")
 
 
-@pytest.mark.parametrize("kind", ["mlp", "linear"])
+@pytest.mark.parametrize("kind", [pytest.param("mlp", marks=pytest.mark.slow), "linear"])
 def test_a_preset_trains_and_is_planned_at_tiny(longtake: Any, kind: str, tmp_path: Path) -> None:
     clips = write_clips(tmp_path / "clips", 17, side=64)
     words = ("--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max-steps", "1", "--slots-per-step", "1")

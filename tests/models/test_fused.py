@@ -209,7 +209,7 @@ def test_a_model_computes_the_same(family: str, request: pytest.FixtureRequest) 
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_compiler_and_recomputation_take_them(compiled: bool, all_fused: None) -> None:
     assert_same(computed("mmdit", compiled, budget=0.5), computed("mmdit"))
 

@@ -198,6 +198,7 @@ def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
     assert plan(Machine(replace(gpu, name=CPU)), 1, **changes | {"compile": True}).layout.compiled
 
 
+@pytest.mark.slow
 def test_what_fits_is_found_for_a_budget_that_is_left_to_the_plan() -> None:
     changes = {"compile": True, "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": "auto"}}
     found = plan(machine_of(0.8 * needed_mib(**changes)), **changes)
