@@ -1,8 +1,8 @@
 """Frozen weights quantized to int8, fp8 or nf4, as plain tensors.
 
-Each row of a weight [out, in] is quantized by itself, so any cut of rows (FSDP's shards) can be, and back, alone, and
-codes and scales are ordinary tensors to meshes and checkpoints. torchao's tensor subclasses are neither, which is why
-this is written out; its int8 and nf4 are what the tests compare with.
+Each row of a weight [out, in] is quantized by itself, so FSDP's shards, which are cuts of rows, are too, and codes and
+scales are ordinary tensors to meshes and checkpoints. torchao's tensor subclasses are neither, which is why this is
+written out; its int8 and nf4 are what the tests compare with.
 
 | kind | codes                 | scale                              | bits a weight    |
 |------|-----------------------|------------------------------------|------------------|
