@@ -104,12 +104,17 @@ class Work:
         if layout.peers > 1 or config.dataset.stored or not embeds_ahead(sections):
             return 0
 
-        def captions(one: Bucket, batch: int) -> int:
-            return batch * captions_of_sample(config, one.num_frames)
+        own = self._captions(bucket, bucket.batch_size if batch is None else batch)
+        return max(own, min(CAPTIONS_AT_ONCE, own + (layout.micro_batches - 1) * self._most_captions))
 
-        own = captions(bucket, bucket.batch_size if batch is None else batch)
-        most = max(captions(one, one.batch_size) for one in self.entries)
-        return max(own, min(CAPTIONS_AT_ONCE, own + (layout.micro_batches - 1) * most))
+    @cached_property
+    def _most_captions(self) -> int:
+        """Of a micro-batch of any entry."""
+        return max(self._captions(one, one.batch_size) for one in self.entries)
+
+    def _captions(self, bucket: Bucket, batch: int) -> int:
+        frames = bucket.num_frames
+        return batch * self._once(("captions", frames), lambda: captions_of_sample(self.config, frames))
 
     def _brought(self, shape: tuple[int, int, int]) -> int:
         """Numbers of a sample's companions that the denoiser's `needs` do not name: it takes them where they are."""
