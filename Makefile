@@ -19,14 +19,16 @@ slow: .venv/.installed
 weekly: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
 
-# The oldest PyTorch that is allowed, which GPU machines may have: several GB, and a quarter of an hour on two cores.
+# The oldest PyTorch that is allowed, which GPU machines may have: several GB, and a quarter of an hour on two cores. The
+# release between it and the newest: `make oldest OLD=2.12`.
+OLD ?= 2.11
 oldest:
-	VENV=.venv-oldest TORCH='torch==2.11.*' bash tools/install.sh
-	.venv-oldest/bin/python -m pip install --quiet 'numpy<2.4'  # what the interpreter of its Triton 3.6 runs with
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 \
+	VENV=.venv-oldest/$(OLD) TORCH='torch==$(OLD).*' bash tools/install.sh
+	.venv-oldest/$(OLD)/bin/python -m pip install --quiet 'numpy<2.4'  # what the interpreter of its Triton runs with
+	OMP_NUM_THREADS=1 .venv-oldest/$(OLD)/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 \
 		tests/models tests/parallel tests/plan tests/system tests/train tests/generate tests/families tests/weights
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 -m slow \
-		tests/parallel/test_compile.py tests/parallel/test_fused.py tests/parallel/test_remat.py \
+	OMP_NUM_THREADS=1 .venv-oldest/$(OLD)/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 -m slow \
+		tests/parallel/test_compile.py tests/parallel/test_float8.py tests/parallel/test_fused.py tests/parallel/test_remat.py \
 		tests/parallel/test_remat_of_peers.py tests/train/test_compiled_resume.py
 
 # Root, for Slurm's packages and daemons, promtool and namespaces; what was found goes into benchmarks/results/cluster.json.

@@ -340,7 +340,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.float8 and not (arguments.again or arguments.launch):
+        parser.error("--float8 goes with --again: a CPU emulates float8, so its graphs are not those of a GPU")
+    return arguments
 
 
 if __name__ == "__main__":

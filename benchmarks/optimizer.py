@@ -25,7 +25,7 @@ from longtake.train.optimizer.ema import Ema
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {},
-    "fp32, moments in host memory": {"optim": {"offload": True}, "ema_offload": True},
+    "fp32, moments and average in host memory": {"optim": {"offload": True}, "ema_offload": True},
     "8bit": {"optim": {"states": "8bit"}},
     "8bit, bf16 weights": {"optim": {"states": "8bit"}, "master_dtype": "bf16"},
     "bf16 weights": {"master_dtype": "bf16"},

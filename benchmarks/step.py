@@ -7,19 +7,19 @@ python benchmarks/step.py --tiny              a tiny model, to see that it runs
 python benchmarks/step.py --overhead          what the trainer adds to forward and backward, in a real small run
 torchrun --nproc_per_node 8 benchmarks/step.py ...      the same over several GPUs
 
-Phases: data (the random numbers of the samples, as a loader process draws them), encode (to the device, text dropout,
-noising; latents and embeddings are made up, so no autoencoder is in it), forward, backward, optimizer (clipping,
-AdamW, average). Phases are timed with the device waited for between them, `step` without. Blocks of the step are
-compiled on CUDA, or where --compiled-step asks for it.
+Phases: data (the random numbers of the samples, which a run draws beside the steps before), encode (to the device,
+text dropout, noising; latents and embeddings are made up, so no autoencoder is in it), forward, backward, optimizer
+(clipping, AdamW, average). Phases are timed with the device waited for between them, `step`, which is all but data,
+without. Blocks of the step are compiled on CUDA, or where --compiled-step asks for it.
 
 The peer is FLUX, or CogVideoX, as diffusers has it, with the same width, blocks and tokens. It is compared with our
 model by itself, like with like: weights and compute in one dtype, forward and backward alone, no masters and no
 sharding, eager and compiled block by block. Contenders take turns, and the fastest of all repeats counts. The
 comparison is left out where diffusers is not installed, and on more than one rank.
 
-On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at 742 TFLOP/s
-and the fastest attention kernel found at this shape would take alone, over the step. Several values of --batch and
---budget are a line each, written to --json as they come.
+On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at three
+quarters of the GPU's peak and the fastest attention kernel found at this shape would take alone, over the step.
+Several values of --batch and --budget are a line each, written to --json as they come.
 
 MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
 `full ms` is the step of that depth: measured time x FLOPs of the whole / FLOPs of the blocks that ran.
@@ -121,29 +121,33 @@ def main() -> None:
                 write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
     if not world.is_main:
         return
+    measured = [line for line in figures if "out_of_memory" not in line]
     head = ("model", "blocks", "TxHxW", "tokens", "batch", *(f"{phase} ms" for phase in PHASES), "step ms", "tokens/s")
     tail = ("MFU", "of limit", "full ms", "GiB", "GiB forecast", "peer eager", "peer compiled")
-    print_table((*head, *tail), list(map(_row, figures)))
-    for line in figures:
+    print_table((*head, *tail), list(map(_row, measured)))
+    for line in measured:
         way = f"compiled by {line['backend']}, {line['graphs']} graphs" if line["compiled"] else "eager"
         again = f"recomputed {'+'.join(map(str, line['remat']))}, budget {level_words(as_level(line['budget']))}"
         print(f"{'+'.join(map(str, line['blocks']))}, batch {line['batch']}: {line['step_ms']:.1f} ms, {way}, {again}")
         if line["classes_ms"]:
             print("  ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(line["classes_ms"].items())))
     print("peer: its forward and backward over our model's, above 1 we are faster")
+    if len(measured) < len(figures):
+        raise SystemExit(1)
 
 
 def _if_it_fits(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The figures of `measure`, or none where one GPU has not the memory, and a line says so."""
+    """The figures of `measure`, or what was left out where one GPU has not the memory, and a line that says so."""
     try:
         return [measure(case, budget, world, arguments)]
     except torch.OutOfMemoryError as error:
         if world.size > 1:  # the others would wait
             raise
         print(f"batch {case.batch}, budget {budget}: {error}", flush=True)
+        left_out = {"batch": case.batch, "tokens": case.tokens, "budget": budget and level_name(budget)}
     torch.compiler.reset()
     world.free_memory()
-    return []
+    return [{"out_of_memory": True, **left_out}]
 
 
 def measure(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> dict[str, Any]:

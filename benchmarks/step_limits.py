@@ -21,7 +21,7 @@ from longtake.models.attention import Attention
 from longtake.models.timing import seconds_of
 from longtake.plan import measure
 
-GEMM_SHARE = 0.75  # of the GPU's peak that large products are taken to sustain, as by `longtake plan`
+GEMM_SHARE = 0.75  # of the GPU's peak that large products are taken to sustain: what `longtake plan` assumes of Hopper
 _SPAN = re.compile(r"## Call CompiledFxGraph|Torch-Compiled Region")  # of kernels, which are listed by themselves
 _FUSED = r"triton_(?!tem)|\w*cpp_fused"  # Inductor names these by all operators that are in them
 CLASSES = {  # the first that is found in the name of another kernel, on a CPU of an operator

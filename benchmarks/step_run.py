@@ -120,7 +120,7 @@ class OurStep:
             self.pixels = self._pinned(torch.randint(256, (case.batch, 3, *case.bucket.shape), dtype=torch.uint8))
         self.conditions = case.conditions().map(self._pinned)
         self.empty = self.conditions.map(lambda tensor: tensor[:1].to(world.device))
-        self.draws_ahead = self._draw()
+        self.draws_ahead = {name: self._pinned(numbers) for name, numbers in self._draw().items()}
 
     @property
     def graphs(self) -> int:
@@ -135,8 +135,9 @@ class OurStep:
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of a step, the device waited for after each; first of drawing numbers on the host."""
         start = clock(self.world.device)
-        self.draws_ahead = self._draw()
+        drawn = self._draw()
         seconds = {"data": clock(self.world.device) - start}
+        self.draws_ahead = {name: self._pinned(numbers) for name, numbers in drawn.items()}
         start = clock(self.world.device)
         for phase in self._steps():
             end = clock(self.world.device)
@@ -147,8 +148,7 @@ class OurStep:
         return tensor.pin_memory() if self.world.device.type == "cuda" else tensor
 
     def _draw(self) -> dict[str, Tensor]:
-        draws = draw(_slot(self.case, self.count), 1, 0, LATENT, self.draws)
-        return {name: self._pinned(numbers) for name, numbers in draws.items()}
+        return draw(_slot(self.case, self.count), 1, 0, LATENT, self.draws)
 
     def _steps(self) -> Iterator[str]:
         """The phases on the device one after the other: yields the name of each when it is done."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from math import ceil
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from longtake.models.projections import project, project_out
 _REPEATS = 3
 _CANDIDATES: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
 _WAIT_CYCLES = 20_000_000  # of the device's clock: ten milliseconds, in which the host launches what is timed
+_BUSY_SECONDS, _MOST_CALLS = 0.03, 100  # of what is timed, one call after another
 _CUDNN = 91501  # the first release that is right for every length; PyTorch itself prefers cuDNN from there on
 _CUDA = (12, 9)  # below it PyTorch's cuDNN attention is off
 
@@ -64,20 +66,28 @@ def backends_of(device: torch.device, dtype: torch.dtype, width: int) -> list[Ba
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a device takes for a call. On CUDA the call is launched while the device still waits, so that the
-    host's time for launching counts only where the device would run out of work, as in a step."""
+    """Seconds that a device takes for a call. On CUDA calls are launched while the device still waits, so that the
+    host's time for launching counts only where the device would run out of work, as in a step; and as many follow one
+    another as keep the device busy for longer than it waited, for the rate of a burst is not that of a step."""
     if device.type != "cuda":
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
+    seconds = _seconds_of_each(call, device, 1)
+    count = min(_MOST_CALLS, ceil(_BUSY_SECONDS / max(seconds, 1e-6)))
+    return seconds if count == 1 else _seconds_of_each(call, device, count)
+
+
+def _seconds_of_each(call: Callable[[], object], device: torch.device, count: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
     torch.cuda._sleep(_WAIT_CYCLES)
     start.record()
-    call()
+    for _ in range(count):
+        call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return start.elapsed_time(end) / 1e3 / count
 
 
 def clock(device: torch.device) -> float:
@@ -204,7 +214,7 @@ def slow_on_hopper(chosen: str, device: torch.device) -> str | None:
         wants = ".".join(map(str, _CUDA))
         return (
             f"PyTorch's CUDA is {cuda} and cuDNN's attention wants {wants} or newer; pip install --force-reinstall "
-            "torch --index-url https://download.pytorch.org/whl/cu130"
+            f"torch=={torch.__version__.partition('+')[0]} --index-url https://download.pytorch.org/whl/cu130"
         )
     if cudnn < _CUDNN:
         here, wants = _dotted(cudnn), _dotted(_CUDNN)

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -252,10 +251,10 @@ def missing_compiler(device: torch.device) -> str | None:
     """What the compiler's backend lacks on this machine, and what to do: a C++ compiler for a CPU, Triton and a C
     compiler, which it calls, for a GPU. None where nothing is missing."""
     if device.type == "cuda":
-        from torch.utils._triton import has_triton
+        from torch.utils._triton import has_triton, has_triton_package
 
-        if find_spec("triton") is None:
-            return "Triton is missing; pip install triton"
+        if not has_triton_package():
+            return "Triton cannot be imported; pip install triton"
         if not has_triton():
             return "Triton does not run on this GPU; it needs compute capability 7.0 or higher"
         if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang", "cc"))):

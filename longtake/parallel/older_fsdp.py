@@ -15,14 +15,15 @@ def mend_fsdp() -> None:
 
     if torch.__version__ >= "2.13" or isinstance(_fsdp_param.nn, SimpleNamespace):
         return
-    _take_integers()
-    if torch.__version__ >= "2.12":
+    if torch.__version__ < "2.12":
+        _take_integers()
+    else:
         _free_reduced()
 
 
 def _take_integers() -> None:
-    """Shards codes of frozen weights: before 2.13 every shard is taken for one that trains, which integers cannot, and
-    is gathered in the compute dtype, where codes are none any more."""
+    """Shards quantized frozen weights: 2.11 takes every shard for one that trains, which integers cannot, and gathers
+    it in the compute dtype, in which codes are none any more."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 

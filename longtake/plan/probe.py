@@ -262,7 +262,7 @@ def check_probe(gpus: int, world: World) -> None:
     if world.device.type == "cuda" and torch.cuda.device_count() < (world.local_size or gpus):
         raise UserError(
             f"--gpus {gpus}: --probe finds {(found := torch.cuda.device_count())} GPUs on this machine; choose "
-            f"--gpus {found}"
+            f"{f'--nproc_per_node {found}' if world.local_size else f'--gpus {found}'}"
         )
     if gpus != world.size:
         said = "1 process runs" if world.size == 1 else f"{world.size} processes run"

@@ -9,8 +9,8 @@ import torch
 
 from longtake import small_files
 
-_TRACED = ("models/*.py", "parallel/*.py", "encoders/*.py", "system/float8.py")
-_TRACING = ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "plan/video.py")
+_TRACED = ("models/*.py", "parallel/*.py", "encoders/*.py", "system/float8.py", "system/lora.py")
+_TRACING = ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "plan/parameters.py", "plan/video.py")
 
 
 def traced_before(kind: str, look: Callable[[], Any], *facts: Any) -> Any:

@@ -19,7 +19,7 @@ from longtake.data.rules import MASK
 from longtake.diffusion import KnownLaw, Objective, build_objective
 from longtake.encoders import Autoencoder
 from longtake.system.config import SystemConfig
-from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders
+from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders, set_tf32
 from longtake.system.float8 import check_float8, use_float8
 from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
 from longtake.system.pretrained import kept_adapters, open_pretrained
@@ -226,8 +226,7 @@ def build_system(
         parallel.tune_host(config.cpu_threads)
     if config.deterministic:
         _be_deterministic()
-    # PyTorch's own default is TF32 for convolutions and not for products
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+    set_tf32(config)
     dtype = device_dtype(config.dtype, world.device)
     if stored is None:
         world.on_all(lambda: find_encoders(config))

@@ -144,6 +144,11 @@ def flat_captions(texts: Sequence[Caption]) -> tuple[str, ...]:
     return tuple(part for text in texts for part in ((text,) if isinstance(text, str) else text))
 
 
+def set_tf32(config: SystemConfig) -> None:
+    """As the config says, for all of this process; PyTorch's own default is TF32 for convolutions, not for products."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+
+
 def build_encoders(
     config: SystemConfig,
     device: torch.device,
@@ -158,6 +163,7 @@ def build_encoders(
     this device, reused where the config asks for the same. Raises `UserError` for files that are missing, damaged or of
     another model.
     """
+    set_tf32(config)
     together = world is not None and world.size > 1
     texts = config.family.texts
     sections = {text.condition: getattr(config, text.section) for text in texts}

@@ -177,7 +177,7 @@ def test_tiny_shrinks_a_file_in_the_old_words(tmp_path: Path) -> None:
     assert training(write(tmp_path, TRAINING), "--tiny", "--plugin_config.sp_size", "2")[0].parallel.sequence == 2
 
 
-def test_run_file_may_be_in_the_old_words(tmp_path: Path) -> None:
+def test_stages_may_be_in_the_old_words(tmp_path: Path) -> None:
     write(tmp_path, TRAINING, "old")
     stages = "stages = [dict(name='a', run='old.py', max_steps=1), dict(name='b', run='old.py', sigma_min=1e-3)]"
     run = write(tmp_path, f"plugin_config = dict(sp_size=2)\n{stages}", "all")

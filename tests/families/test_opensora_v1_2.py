@@ -190,7 +190,7 @@ def test_a_preset_trains_at_a_small_size(name: str, clips: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_run_file_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips: Path, tmp_path: Path) -> None:
+def test_stages_of_the_recipe_go_on_from_weights_as_trained(longtake: Any, clips: Path, tmp_path: Path) -> None:
     words = ("--tiny", "--dataset.data-path", clips, "--outputs", tmp_path, "--max-steps", 1, "--device", "cpu")
     code, out, err = longtake("train", "opensora_v1_2/lambda", *words)
     assert code == 0, err

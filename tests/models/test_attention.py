@@ -18,7 +18,7 @@ from longtake.models import Attention, MMDiT, choose_attention, timing, use_atte
 from longtake.models import attention as module
 from longtake.models.attention_kernels import attend, attend_backward
 from longtake.models.attention_op import attention
-from longtake.models.timing import time_each
+from longtake.models.timing import seconds_of, time_each
 from tests.models import flash_attention_3
 from tests.models.golden import tiny_config
 
@@ -186,6 +186,35 @@ def test_the_best_call_of_each_kernel_counts_but_the_first_and_one_that_fails_is
     monkeypatch.setattr("longtake.models.timing.time.perf_counter", lambda: now[0])
     found = time_each({name: partial(call, name, of) for name, of in taken.items()}, torch.device("cpu"))
     assert found == {"steady": 2.0, "slow to start": 1.0}
+
+
+@pytest.mark.parametrize(("milliseconds", "calls"), [(1.0, 1 + 30), (40.0, 1), (0.001, 1 + 100)])
+def test_a_gpu_is_timed_behind_a_wait_and_kept_busy(
+    monkeypatch: pytest.MonkeyPatch, milliseconds: float, calls: int
+) -> None:
+    """On a clock of the device that moves when it is called."""
+    now, done, waits = [0.0], [], []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = now[0]
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at - self.at
+
+    def call() -> None:
+        done.append(milliseconds)
+        now[0] += milliseconds
+
+    for name, of in {"Event": Event, "synchronize": lambda device: None, "_sleep": waits.append}.items():
+        monkeypatch.setattr(torch.cuda, name, of)
+    assert seconds_of(call, CUDA) == pytest.approx(milliseconds / 1e3)
+    assert (len(done), len(waits)) == (calls, 1 + (calls > 1))
 
 
 @pytest.mark.parametrize(

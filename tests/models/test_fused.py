@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from longtake.models import build_denoiser, example_conditions, fused, layers
 from longtake.models.segments import Segments, Share
-from longtake.parallel import BlockCompiler, remat_blocks
+from longtake.parallel import INPUTS, BlockCompiler, BlockMode, remat_and_compile
 from longtake.plan import Layout, MicroBatch
 from longtake.plan.blocks import count_blocks
 from tests.plan.test_blocks import FAMILIES
@@ -170,10 +170,9 @@ def computed(family: str, compiled: bool = False, budget: float | None = None) -
     model = build_denoiser(config)
     for p in model.parameters():
         nn.init.normal_(p, std=0.2)
-    if compiled:
-        BlockCompiler(backend="aot_eager").compile(model)
-    if budget is not None:
-        remat_blocks(model, [len(model.get_submodule(name)) for name in model.blocks], None, budget)
+    counts = [len(model.get_submodule(name)) * (budget is not None) for name in model.blocks]
+    mode = BlockMode(budget=INPUTS if budget is None else budget)
+    remat_and_compile(model, counts, mode=mode, compiler=BlockCompiler(backend="aot_eager") if compiled else None)
     latent = (config.latent_channels, 13, 4, 4)
     conditions = example_conditions(config, latent, 6, 2)
     if "size" in conditions:
@@ -209,7 +208,7 @@ def test_a_model_computes_the_same(family: str, request: pytest.FixtureRequest) 
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_and_recomputation_take_them(compiled: bool, all_fused: None) -> None:
     assert_same(computed("mmdit", compiled, budget=0.5), computed("mmdit"))
 

@@ -346,7 +346,9 @@ def test_the_cache_folder_is_made_for_its_user_alone(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702])
-def test_a_cache_that_cannot_be_made_or_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_cache_that_cannot_be_made_or_that_others_can_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"compile_cache = .*: Not a directory; choose a folder you can write to"):
         use_compile_cache(tmp_path / "file" / "cache")
@@ -354,4 +356,7 @@ def test_a_cache_that_cannot_be_made_or_that_others_can_write_to_is_refused(tmp_
     shared.mkdir()
     shared.chmod(mode)
     with pytest.raises(UserError, match=rf"others can write to it, .*; chmod go-w {shared}$"):
+        use_compile_cache(shared)
+    monkeypatch.setattr(os, "getuid", lambda: shared.stat().st_uid + 1)
+    with pytest.raises(UserError, match=r"belongs to another user, .*; choose a folder of your own"):
         use_compile_cache(shared)

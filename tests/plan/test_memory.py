@@ -221,7 +221,6 @@ def test_memory_grows_with_the_batch_and_shrinks_with_recomputation_and_shards()
     assert total(shard=8, ema=True) > total(shard=8)
 
 
-@pytest.mark.slow
 def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
     batch = micro_batch(ELEVEN_B, (33, 32, 32), 512, 4)
 

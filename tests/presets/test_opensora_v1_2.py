@@ -23,7 +23,7 @@ def preset(name: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("number", LAMBDA)
-def test_run_file_have_the_published_tables_and_masks(number: int) -> None:
+def test_stages_have_the_published_tables_and_masks(number: int) -> None:
     stage = (number - 1) % 3 + 1 if number < 7 else 3
     config, base = preset(f"lambda_{number}"), preset(f"stage{stage}")
     expected = v1_2_rule(

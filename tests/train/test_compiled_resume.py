@@ -18,6 +18,7 @@ from tests.parallel.one_step import Facts, on_ranks
 from tests.train.runs import assert_same_bits, exact, write_config
 
 STOPPED_AT, STEPS = 2, 4
+EACH_TIME = "sequence peers", "sequence peers in float8"
 KEEPS = {"attention": "sdpa", "grad_ckpt_budget": 0.5}
 SINGLE, BOTH = ({**KEEPS, "depth": depth, "grad_ckpt_settings": (depth, 1)} for depth in (0, 1))
 WAYS = {  # what the config says, and its model
@@ -52,7 +53,7 @@ def in_one_and_in_two(config: Path, model: Mapping[str, Any], world: World) -> F
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.weekly if i else pytest.mark.slow) for i, way in enumerate(WAYS)]
+    "way", [pytest.param(way, marks=pytest.mark.slow if way in EACH_TIME else pytest.mark.weekly) for way in WAYS]
 )
 def test_compiled_peers_that_keep_outputs_go_on_bit_by_bit(tmp_path: Path, clips: Path, way: str) -> None:
     changes, model = WAYS[way]

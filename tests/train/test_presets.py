@@ -88,7 +88,7 @@ def test_blocks_run_the_fast_way_and_on_a_cpu_the_plain_one(name: str):
 
 
 @pytest.mark.parametrize("name", ["stage1_i2v", "stage2_i2v"])
-def test_run_file_with_known_frames_differ_from_their_base_as_published(name: str):
+def test_stages_with_known_frames_differ_from_their_base_as_published(name: str):
     run, base = preset(name), preset(name.removesuffix("_i2v"))
     assert run.model.cond_embed
     assert run.model.grow_cond_in

@@ -61,7 +61,7 @@ def checkpoint(path: Path, stage: str) -> Path:
     return list_checkpoints(path.parent / "outputs" / "lessons" / stage)[-1].path
 
 
-def test_run_file_run_in_turn_each_from_the_weights_of_the_one_before_and_only_once(lessons: Path):
+def test_stages_run_in_turn_each_from_the_weights_of_the_one_before_and_only_once(lessons: Path):
     code, said = run(lessons)
     assert code == 0
     steps = {name: read_state(checkpoint(lessons, name))["clock"]["global_step"] for name in ("still", "video", "more")}
@@ -150,7 +150,7 @@ def test_adapters_go_on_in_a_stage_of_the_same_and_are_merged_for_any_other(adap
 
 
 @pytest.mark.slow
-def test_run_file_with_adapters_go_on_after_a_kill_as_if_there_had_been_none(adapting: Path):
+def test_stages_with_adapters_go_on_after_a_kill_as_if_there_had_been_none(adapting: Path):
     assert run(adapting, "--cpu-threads", "1")[0] == 0
     whole = {name: weights(checkpoint(adapting, name)) for name in ("same", "other", "full")}
     outputs = adapting.parent / "outputs"
@@ -246,7 +246,7 @@ def test_each_stage_has_a_store_of_its_own_where_latents_are_auto(tmp_path: Path
     assert {path.name for path in tmp_path.glob("*.latents")} == {"clips.latents", "clips.stage1.latents"}
 
 
-def test_run_file_can_be_planned_and_shown(lessons: Path):
+def test_stages_can_be_planned_and_shown(lessons: Path):
     config = read_run(str(lessons), ["--stage", "video", "--lr", "5e-4"]).value
     assert (config.max_steps, config.lr) == (3, 5e-4)
     assert config.stage_number == 1  # decides the draws of a plan's buckets and of a latent store, as in training
@@ -272,7 +272,7 @@ def test_run_file_can_be_planned_and_shown(lessons: Path):
         ('[dict(name="a", load="latest")]', "load = 'latest': each stage starts from the one before"),
     ],
 )
-def test_run_file_written_wrongly_are_told_in_one_sentence(lessons: Path, written: str, sentence: str):
+def test_stages_written_wrongly_are_told_in_one_sentence(lessons: Path, written: str, sentence: str):
     lessons.write_text(f'_base_ = "tiny.py"\nstages = {written}\n', encoding="utf-8")
     with pytest.raises(UserError, match=sentence):
         run(lessons)
@@ -297,7 +297,7 @@ def test_a_stage_replaces_what_is_below_it_where_its_file_says_so(lessons: Path,
     assert resolved.tree["bucket_config"] == {"32px": {1: (1.0, 3)}}
 
 
-def test_run_file_that_end_at_the_same_time_are_all_noted(tmp_path: Path):
+def test_stages_that_end_at_the_same_time_are_all_noted(tmp_path: Path):
     names = [f"stage {number}" for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: [note_done(tmp_path, name, f"{name}/{i}") for i in range(5)], names))
