@@ -40,7 +40,7 @@ from longtake.encode.shards import (
 )
 from longtake.encode.verify import VerifyResult, whole_files
 from longtake.parallel import World, tune_host
-from longtake.system import Encoders, SystemConfig, any_masked, build_encoders, kinds_apart, windows_of
+from longtake.system import Encoders, SystemConfig, any_masked, build_encoders, kinds_apart, set_tf32, windows_of
 
 _ALL_BAD = 100  # clips of one process, none of which can be read, end it: most often the root is wrong
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -105,6 +105,7 @@ def encode(
     if world.device.type == "cpu":
         tune_host(config.cpu_threads)
     table = world.on_all(lambda: open_clips(dataset, config.sample_rules.columns))
+    set_tf32(config)
     encoders = build_encoders(config, world.device, world, unequal=True)
     for bucket in rule.buckets:
         config.check_shape(*bucket.shape)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         find_encoders,
         flat_captions,
         refuse_sharded_text,
+        set_tf32,
     )
     from longtake.system.examples import (
         any_masked,

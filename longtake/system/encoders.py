@@ -163,7 +163,6 @@ def build_encoders(
     this device, reused where the config asks for the same. Raises `UserError` for files that are missing, damaged or of
     another model.
     """
-    set_tf32(config)
     together = world is not None and world.size > 1
     texts = config.family.texts
     sections = {text.condition: getattr(config, text.section) for text in texts}

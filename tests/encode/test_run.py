@@ -294,3 +294,19 @@ def test_all_files_follow_the_umask_and_those_of_living_writers_stay(config: Pat
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} == {".json", ".arrow", ".parquet", ".safetensors"}
     assert {path.stat().st_mode & 0o777 for path in files} == {0o660}
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_store_is_encoded_in_tf32_where_a_run_would_be(config: Path, tmp_path: Path, wanted: bool) -> None:
+    """PyTorch's own default differs between convolutions and products, and an earlier run in this process may have set
+    either."""
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags]
+    try:
+        for flag in flags:
+            flag.allow_tf32 = not wanted
+        make_store(config, tmp_path / "store", "--tf32", str(wanted), views=1)
+        assert [flag.allow_tf32 for flag in flags] == [wanted, wanted]
+    finally:
+        for flag, was in zip(flags, before, strict=True):
+            flag.allow_tf32 = was

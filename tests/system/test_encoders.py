@@ -21,7 +21,6 @@ from longtake.system import Encoders, SystemConfig, build_encoders, encoder_byte
 from tests.encode.stores import contents, make_store
 from tests.encoders.conftest import described, weights
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
-from tests.system.test_build import system_config
 from tests.train.runs import finish, metrics, start, train_here, write_config
 
 __all__ = ["described", "weights"]
@@ -83,21 +82,6 @@ def test_the_sections_of_opensora_are_taken_as_they_are_written() -> None:
     assert (config.size_divisor, config.t5.dim, config.clip.dim) == (16, 4096, 768)
     with pytest.raises(UserError, match=r"ae\.from_pretrained = './ckpts/hunyuan_vae\.safetensors': no such file"):
         build_encoders(config, CPU)
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_encoders_compute_in_tf32_where_the_run_does(wanted: bool) -> None:
-    """In `data encode` too, which builds nothing else: stored latents are those of a run."""
-    flags = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [flag.allow_tf32 for flag in flags]
-    try:
-        for flag in flags:
-            flag.allow_tf32 = not wanted
-        build_encoders(system_config(tf32=wanted), torch.device("cpu"))
-        assert [flag.allow_tf32 for flag in flags] == [wanted, wanted]
-    finally:
-        for flag, was in zip(flags, before, strict=True):
-            flag.allow_tf32 = was
 
 
 def test_with_hub_access_off_a_missing_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
