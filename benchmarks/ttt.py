@@ -84,9 +84,7 @@ SIZES = {
 def main() -> None:
     """Measures each length and prints one table."""
     arguments = _arguments()
-    prepare_compiler(
-        4 * len(MIXERS)
-    )  # all mixers share code, each with gradients and without, for the layer and the block
+    prepare_compiler(4 * len(MIXERS))  # which share code: of the layer and of the block, with gradients and without
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = "tiny" if arguments.tiny else arguments.size or ("5b" if device.type == "cuda" else "small")
     runs: list[dict[str, Any]] = []

@@ -219,6 +219,28 @@ def test_a_measured_step_is_gone_before_the_next_is_built(monkeypatch: pytest.Mo
     assert left[:2] == [[], [False]]
 
 
+def test_a_step_that_does_not_fit_is_noted_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    step = import_module("step")
+    measure = step.measure
+
+    def short_of_memory(case: Any, *given: Any) -> dict[str, Any]:
+        if case.batch == 2:
+            raise torch.OutOfMemoryError("no room")
+        return measure(case, *given)
+
+    monkeypatch.setattr(step, "measure", short_of_memory)
+    words = ["--tiny", "--no-peer", "--device", "cpu", "--batch", "2", "1", "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["step", *words])
+    with pytest.raises(SystemExit) as ended:
+        step.main()
+    runs = json.loads((tmp_path / "out.json").read_text())["figures"]["runs"]
+    assert ended.value.code == 1
+    assert {line["batch"]: line.get("out_of_memory", False) for line in runs} == {2: True, 1: False}
+
+
 def calls_of(step: Any, operator: str) -> int:
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         step.run()

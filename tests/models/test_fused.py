@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -23,6 +20,7 @@ from longtake.models.segments import Segments, Share
 from longtake.parallel import INPUTS, BlockCompiler, BlockMode, remat_and_compile
 from longtake.plan import Layout, MicroBatch
 from longtake.plan.blocks import count_blocks
+from tests.models.triton_cases import assert_kernels_agree
 from tests.plan.test_blocks import FAMILIES
 from tests.plan.trace import block_saved_bytes
 
@@ -140,14 +138,8 @@ def test_results_and_gradients_are_those_of_the_formula(name: str) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
 def test_kernels_agree_with_the_formulas() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16."""
-    command = [sys.executable, "-m", "tests.models.interpreted_fused"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 2 * len(CASES)
-    most = {"torch.float32": 2e-6, "torch.float16": 4e-3, "torch.bfloat16": 3e-2}
-    for case, off in found.items():
-        assert off < most[case.split()[0]], (case, off)
+    most = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
+    assert_kernels_agree("interpreted_fused", 2 * len(CASES), most)
 
 
 class Seen(TorchDispatchMode):

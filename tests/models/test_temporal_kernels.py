@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.models.triton_cases import assert_kernels_agree
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
@@ -17,15 +16,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Trito
 @pytest.mark.gpu
 def test_kernels_agree_with_the_formula() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16; results and all gradients."""
-    command = [sys.executable, "-m", "tests.models.interpreted_temporal"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr
-    cases = json.loads(done.stdout.splitlines()[-1])
-    assert len(cases) == 8
-    most = {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2}
-    for case, found in cases.items():
-        limit = next(value for name, value in most.items() if f"torch.{name} " in case)
-        assert max(found.values()) < limit, (case, found)
+    assert_kernels_agree("interpreted_temporal", 8, {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2})
 
 
 @pytest.mark.slow

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.models.triton_cases import assert_kernels_agree
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,15 +20,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Trito
 @pytest.mark.slow
 def test_kernels_agree_with_the_formulas() -> None:
     """Interpreted in float32 and float16, on a GPU in float32 and bfloat16; results and all gradients."""
-    command = [sys.executable, "-m", "tests.models.interpreted"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr
-    cases = json.loads(done.stdout.splitlines()[-1])
-    assert len(cases) == 5
-    most = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
-    for case, found in cases.items():
-        limit = next(value for name, value in most.items() if f"torch.{name} " in case)
-        assert max(found.values()) < limit, (case, found)
+    assert_kernels_agree("interpreted_ttt", 5, {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2})
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -29,6 +29,7 @@ from longtake.track import METRICS_FILE, read_lines
 from longtake.train import Outcome, train_run
 from tests.forks import Forked, started_by
 
+T = TypeVar("T")
 # Widths are chosen so that 4 ranks get shards of unequal size: 18 values of a head's norm make 5, 5, 5 and 3.
 CONFIG = """
 exp_name = "tiny"
@@ -107,11 +108,16 @@ def write_config(folder: Path, table: Path, **changes: Any) -> Path:
 
 def train_here(run: Path, *overrides: str) -> tuple[Outcome, str]:
     """A run in this process, on one thread: how it ended and what it printed, whose lines no width cuts."""
+    return on_one_thread(train_run, run, *overrides)
+
+
+def on_one_thread(train: Callable[[str, Sequence[str], Console], T], run: Path, *overrides: str) -> tuple[T, str]:
+    """What `train` returns of a run and what it prints; PyTorch computes on one thread meanwhile."""
     said = io.StringIO()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return train_run(str(run), overrides, Console(file=said, soft_wrap=True)), said.getvalue()
+        return train(str(run), overrides, Console(file=said, soft_wrap=True)), said.getvalue()
     finally:
         torch.set_num_threads(threads)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-from rich.console import Console
 
 from longtake.checkpoint import RunState, inspect, list_checkpoints, read_state
 from longtake.config import load_config
@@ -20,7 +17,7 @@ from longtake.train import EXIT_OTHER_WORLD, RunConfig, read_run, train_all
 from longtake.train.curriculum import note_done, read_done
 from longtake.train.run import train
 from longtake.train.run_file import CommandLine, read_curriculum
-from tests.train.runs import finish, kill, metrics, start, train_here, wait_until, write_config
+from tests.train.runs import finish, kill, metrics, on_one_thread, start, train_here, wait_until, write_config
 
 STAGES = """
 _base_ = "tiny.py"
@@ -48,13 +45,7 @@ def lessons(tmp_path: Path, clips: Path) -> Path:
 
 
 def run(path: Path, *words: str) -> tuple[int, str]:
-    said = io.StringIO()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return train_all(str(path), words, Console(file=said, soft_wrap=True)), said.getvalue()
-    finally:
-        torch.set_num_threads(threads)
+    return on_one_thread(train_all, path, *words)
 
 
 def checkpoint(path: Path, stage: str) -> Path:

@@ -1,4 +1,4 @@
-"""The Triton kernels of TTT layers beside the formulas: `python -m tests.models.interpreted`, on CUDA where there is.
+"""The Triton kernels of TTT layers beside the formulas: `python -m tests.models.interpreted_ttt`, on CUDA if any.
 
 Without a GPU Triton's interpreter runs them, which a process must choose before it imports Triton. Prints one JSON
 object: for a case, the largest difference of the result and of each gradient over the largest value.
