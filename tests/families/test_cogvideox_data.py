@@ -16,7 +16,7 @@ from longtake.parallel import World
 from longtake.train import read_run, train
 from tests.cli.conftest import longtake
 from tests.families.test_cogvideox import SIZES
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 from tests.train.conftest import clips  # a fixture
 from tests.train.runs import exact, metrics, train_here, write_config
 

@@ -38,8 +38,8 @@ from tests.cli.conftest import longtake
 from tests.families.everything import EVERYTHING
 from tests.families.plain import PLAIN
 from tests.families.runs import SIZES, registered, write_family
-from tests.parallel.one_step import Facts, on_ranks
 from tests.plan.trace import inputs, sampling_bytes, step_bytes
+from tests.ranks import Facts, on_ranks
 from tests.train.conftest import clips  # a fixture
 from tests.train.runs import exact, metrics, train_here
 

@@ -14,7 +14,7 @@ from longtake.parallel import World
 from longtake.system import System
 from tests.encoders.conftest import described
 from tests.generate.on_peers import make, make_mixed, tiny_system
-from tests.parallel.one_step import on_ranks
+from tests.ranks import on_ranks
 
 __all__ = ["described"]
 

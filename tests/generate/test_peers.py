@@ -14,7 +14,7 @@ from torch import Tensor
 from longtake.parallel import start_world
 from tests.encoders.conftest import described
 from tests.generate.on_peers import SIZES, Facts, make_all, tiny_system
-from tests.parallel.one_step import on_ranks
+from tests.ranks import on_ranks
 
 __all__ = ["described"]
 MESHES = {"sequence": ["--parallel.sequence", "2"], "tensor": ["--parallel.tensor", "2"]}

@@ -16,7 +16,7 @@ from longtake.parallel import World
 from longtake.parallel.config import divisors
 from tests.generate.on_peers import Facts, stir
 from tests.generate.runs import keep_written
-from tests.parallel.one_step import on_ranks
+from tests.ranks import on_ranks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = {

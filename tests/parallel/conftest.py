@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from longtake.parallel import start_world
-from tests.parallel.matrix import CHOSEN, MATRIX
-from tests.parallel.one_step import Facts, compare, on_ranks
-from tests.parallel.plays import CASES, COMPILED, degrees_and_groups, degrees_of_forwards, forwards_of_peers
+from tests.parallel.matrix import TABLES
+from tests.parallel.one_step import compare
+from tests.parallel.plays import degrees_and_groups, degrees_of_forwards, forwards_of_peers
 from tests.parallel.runs_on_peers import continue_all, play_run, save_once
+from tests.ranks import Facts, on_ranks
 from tests.train.conftest import clips
 from tests.train.runs import write_config
 
@@ -42,10 +43,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Worlds:
     @cache
     def found(size: int, name: str) -> list[Any]:
         play = {
-            "law": partial(compare, CASES.get(size, {})),
-            "compiled": partial(compare, COMPILED),
-            "some ways": partial(compare, CHOSEN.get(size, {})),
-            "all ways": partial(compare, MATRIX.get(size, {})),
+            **{table: partial(compare, cases.get(size, {})) for table, cases in TABLES.items()},
             "mesh": degrees_and_groups,
             "forwards": forwards_of_peers,
             "degrees": degrees_of_forwards,

@@ -1,8 +1,8 @@
-"""Law 1 as a table: every mesh of the law, and on each of them every way of making a step.
+"""Law 1 as tables of steps: on which mesh, of which denoiser, made how.
 
-`MATRIX` is all of it, for `make weekly`. `CHOSEN` runs each time: with the cases of `plays.py`, which make steps in
-the plainest way, every mesh meets every kind of parameter that trains, recomputation and several micro-batches a rank,
-and every axis of a mesh meets compiled blocks.
+`MATRIX` is all of it, every way of making a step on every mesh with every family, for `make weekly`. The other tables
+run each time: with them every mesh meets every kind of parameter that trains, recomputation and several micro-batches a
+rank, and every axis of a mesh and every family meets compiled blocks that keep outputs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,145 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from longtake.models import CogVideoXConfig, STDiT3Config, TTTVideoConfig
 from tests.parallel.one_step import Case
 
-Table = Mapping[int, Mapping[str, Case]]
-MESHES: Mapping[int, Mapping[str, Mapping[str, Any]]] = {  # processes -> name -> degrees; shard is what is left
+Table = Mapping[int, Mapping[str, Case]]  # processes -> name
+Way = Mapping[str, Any]  # fields of a case
+
+
+def _case(degrees: Mapping[str, Any], *ways: Way) -> Case:
+    """A step on a mesh, made in several ways at once: where two set a field the later one holds, but those of the model
+    are joined."""
+    fields: dict[str, Any] = {}
+    for way in ways:
+        fields = {**fields, **way, "model": {**fields.get("model", {}), **way.get("model", {})}}
+    return Case(degrees, **fields)
+
+
+def _cogvideox(variant: str) -> Way:
+    return {"family": CogVideoXConfig, "model": {"variant": variant}}
+
+
+def _ttt_video(mixer: str, **model: Any) -> Way:
+    return {"family": TTTVideoConfig, "model": {"mixer": mixer, **model}}
+
+
+STDIT3: Way = {"family": STDiT3Config}
+FUSED, TWO_HEADS = {"fused_qkv": True}, {"num_heads": 2, "axes_dim": (4, 6, 6)}
+RING = {"sequence_attention": "ring"}
+LORA, NF4 = {"rank": 3, "alpha": 6}, {"hidden_size": 64, "axes_dim": (4, 4, 8)}
+DORA = {**LORA, "dora": True, "targets": ("proj", "linear*", "*_mlp*", "*.lin")}
+CASES: Table = {
+    2: {
+        "shard 2": Case({}),
+        "shard 2, zero 2, prefetch": Case({"zero": 2, "forward_prefetch": 1, "backward_prefetch": 2}),
+        "tensor 2": Case({"tensor": 2}),
+        "tensor 2, fused, remat": Case({"tensor": 2}, FUSED, remat=(1, 2)),
+        "tensor 2, parts frozen": Case({"tensor": 2}, frozen=("img_attn", "linear2.weight", "mlp.0.bias", "txt_in")),
+        "shard 2, lora": Case({}, lora=LORA, remat=(1, 0)),
+        "shard 2, lora on fp8": Case({}, lora={**LORA, "base": "fp8"}, micro=(0, 1)),
+        "shard 2, dora on int8": Case({}, lora={**DORA, "base": "int8"}, remat=(0, 2)),
+        "tensor 2, lora": Case({"tensor": 2}, lora=LORA, remat=(2, 1)),
+        "tensor 2, fused, dora": Case({"tensor": 2}, FUSED, lora=DORA),
+        "sequence 2, lora on nf4": Case({"sequence": 2}, NF4, lora={**LORA, "base": "nf4"}, remat=(0, 1)),
+        "sequence 2": Case({"sequence": 2}),
+        "sequence 2, ring": Case({"sequence": 2, **RING}),
+    },
+    4: {
+        "shard 4": Case({}, by_blocks=False),
+        "replicate 2 x shard 2": Case({"replicate": 2}, remat=(2, 2)),
+        "sequence 4": Case({"sequence": 4}),
+        "sequence 4, ring": Case({"sequence": 4, **RING}, remat=(2, 1)),
+        "sequence 4 of two heads": Case({"sequence": 4}, TWO_HEADS),
+        "tensor 4": Case({"tensor": 4}),
+        "sequence 2 x tensor 2, lora": Case({"sequence": 2, "tensor": 2}, lora=LORA, remat=(1, 1)),
+        "replicate 2 x shard 2, dora": Case({"replicate": 2}, lora=DORA, by_blocks=False),
+        "sequence 2 x tensor 2": Case({"sequence": 2, "tensor": 2}, remat=(2, 2)),
+        "sequence 2 x tensor 2, ring": Case({"sequence": 2, "tensor": 2, **RING}, FUSED),
+        "shard 2 x sequence 2": Case({"sequence": 2}, remat=(1, 1)),
+        "shard 2 x sequence 2, parts frozen": Case({"sequence": 2}, frozen=("double_blocks", "v_mlp"), remat=(2, 1)),
+        "replicate 2 x tensor 2": Case({"replicate": 2, "tensor": 2}, by_blocks=False),
+    },
+    8: {
+        "shard 2 x sequence 2 x tensor 2": Case({"sequence": 2, "tensor": 2}, remat=(2, 2)),
+        "replicate 2 x sequence 2 x tensor 2": Case({"replicate": 2, "sequence": 2, "tensor": 2}, FUSED),
+        "sequence 8 of four heads": Case({"sequence": 8}),
+    },
+}
+
+# Of the other families, on peers with the first blocks recomputed.
+PEERS: Mapping[int, Mapping[str, Mapping[str, int]]] = {
+    2: {"tensor 2": {"tensor": 2}, "sequence 2": {"sequence": 2}},
+    4: {"sequence 2 x tensor 2": {"sequence": 2, "tensor": 2}, "sequence 4": {"sequence": 4}},
+}
+DENOISERS: Mapping[str, Way] = {
+    "CogVideoX-2B": _cogvideox("2b"),
+    "CogVideoX-5B-I2V": _cogvideox("5b_i2v"),
+    "CogVideoX1.5-5B-I2V": _cogvideox("1.5_i2v"),
+    "CogVideoX-Fun-5B-InP": _cogvideox("fun_inp_5b"),
+    "CogVideoX-5B, lora": {**_cogvideox("5b"), "lora": {"rank": 4}},
+    "STDiT3": STDIT3,
+    "STDiT3, lora": {**STDIT3, "lora": {"rank": 3}},
+    "TTT-MLP": _ttt_video("ttt_mlp"),
+    "TTT-MLP, directions in parallel": _ttt_video("ttt_mlp", directions="parallel"),
+}
+OTHER_MIXERS: Mapping[str, Way] = {mixer: _ttt_video(mixer) for mixer in ("none", "ttt_linear", "large_chunk")}
+KERNEL: Way = {"model": {"attention": "sdpa"}}  # what it gives may be kept
+
+
+def _on_peers(size: int, denoisers: Mapping[str, Way]) -> dict[str, Case]:
+    return {
+        f"{mesh}: {name}": _case(degrees, {"remat": (1, 1), "micro": (0, 1, 2)}, of)
+        for mesh, degrees in PEERS[size].items()
+        for name, of in denoisers.items()
+    }
+
+
+FAMILIES: Table = {
+    2: {
+        **_on_peers(2, DENOISERS),
+        **{
+            f"{mesh}: {name}, a budget": _case(
+                PEERS[2][mesh], DENOISERS[name], KERNEL, {"remat": (2, 2), "micro": (0, 2), **how}
+            )
+            for mesh, how in (("sequence 2", {"budget": 0.5}), ("tensor 2", {"budget": 0.0}))
+            for name in ("CogVideoX-5B-I2V", "STDiT3", "TTT-MLP")
+        },
+    },
+    4: {
+        **_on_peers(4, DENOISERS),
+        "tensor 4: STDiT3": _case({"tensor": 4}, {"remat": (1, 1), "micro": (0, 1, 2)}, STDIT3),
+    },
+}
+MIXERS: Table = {2: _on_peers(2, OTHER_MIXERS)}
+
+# Blocks compiled, on two processes; `CHOSEN` has the other axes.
+SMALL: Way = {"model": {"depth": 1, "depth_single_blocks": 1, "attention": "sdpa"}}
+WITH_BUDGET: Way = {"compiled": "aot_eager", "remat": (2, 2), "budget": 0.5}
+ON_FP8, OF_A_RING = {"lora": {**LORA, "base": "fp8"}}, {"sequence": 2, **RING}
+ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT3's open sizes take a minute more
+    "CogVideoX-Fun-5B-InP": {**DENOISERS["CogVideoX-Fun-5B-InP"], "micro": (0,), "static": True},
+    "STDiT3": {**STDIT3, "model": {"depth": 1}, "micro": (3,), "static": True},
+    "TTT-MLP": {**DENOISERS["TTT-MLP"], "micro": (0,), "static": True},
+}
+COMPILED: Table = {
+    2: {
+        "shard 2, lora on fp8": Case({}, lora=ON_FP8["lora"], compiled="aot_eager", micro=(0, 1)),
+        "sequence 2": Case({"sequence": 2}, compiled="aot_eager", micro=(1,)),
+        "shard 2, lora on fp8, a budget": _case({}, SMALL, WITH_BUDGET, ON_FP8, {"micro": (0, 1)}),
+        "sequence 2, ring, dora, a budget": _case(OF_A_RING, SMALL, WITH_BUDGET, {"lora": DORA, "micro": (0,)}),
+        "tensor 2, lora, a budget": _case({"tensor": 2}, SMALL, WITH_BUDGET, {"lora": LORA, "micro": (1,)}),
+        **{
+            f"{mesh}: {name}, a budget": _case(degrees, KERNEL, WITH_BUDGET, of)
+            for mesh, degrees in PEERS[2].items()
+            for name, of in ONE_SIZE.items()
+        },
+    }
+}
+
+# Every mesh of the law, and on each of them every way.
+MESHES: Mapping[int, Mapping[str, Mapping[str, int]]] = {  # processes -> name -> degrees; shard is what is left
     2: {"shard 2": {}, "tensor 2": {"tensor": 2}, "sequence 2": {"sequence": 2}},
     4: {
         "shard 4": {},
@@ -23,15 +158,14 @@ MESHES: Mapping[int, Mapping[str, Mapping[str, Any]]] = {  # processes -> name -
     },
     8: {"shard 2 x sequence 2 x tensor 2": {"sequence": 2, "tensor": 2}},
 }
-FROZEN = ("double_blocks.0", "img_attn", "v_mlp", "txt_in")
-LORA = {"rank": 3, "alpha": 6}
-COMPILED = {"compiled": "aot_eager", "micro": (0, 1, 0, 1)}
-BUDGET = {**COMPILED, "remat": (2, 2), "budget": 0.5, "model": {"attention": "sdpa"}}
-WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many micro-batches for every data rank
+FROZEN = ("_blocks.0", "img_attn", "v_mlp", "txt_in", "cross_attn", "attn1", "text_proj")
+OF_TWO_SIZES: Way = {"compiled": "aot_eager", "micro": (0, 1, 0, 1)}
+BUDGET = {**OF_TWO_SIZES, **WITH_BUDGET, **KERNEL}
+WAYS: Mapping[str, Way] = {  # as many micro-batches for every data rank
     "plain": {},
     "every block recomputed": {"remat": (2, 2)},
-    "blocks compiled": COMPILED,
-    "blocks compiled and recomputed": {**COMPILED, "remat": (2, 2)},
+    "blocks compiled": OF_TWO_SIZES,
+    "blocks compiled and recomputed": {**OF_TWO_SIZES, "remat": (2, 2)},
     "blocks compiled, a budget": BUDGET,
     "parts frozen": {"frozen": FROZEN},
     "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
@@ -41,21 +175,36 @@ WAYS: Mapping[str, Mapping[str, Any]] = {  # of 18, 12, 5 and 1 tokens; as many 
     "adapters, blocks compiled, a budget": {**BUDGET, "lora": LORA},
 }
 EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
-MESHES_COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each process; other axes: `plays.py`
-
-
-def _table(chosen: Mapping[str, tuple[str, ...]]) -> Table:
-    return {
-        size: {f"{mesh}: {way}": Case(degrees, **WAYS[way]) for mesh, degrees in meshes.items() for way in chosen[mesh]}
+MESHES_COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each process; other axes: `COMPILED`
+CHOSEN: Table = {
+    size: {
+        f"{mesh}: {way}": _case(degrees, WAYS[way])
+        for mesh, degrees in meshes.items()
+        for way in EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in MESHES_COMPILED)
+    }
+    for size, meshes in MESHES.items()
+}
+MATRIX: Mapping[str, Table] = {  # by family
+    family: {
+        size: {
+            f"{family}, {mesh}: {way}": _case(degrees, how, of)
+            for mesh, degrees in meshes.items()
+            for way, how in WAYS.items()
+        }
         for size, meshes in MESHES.items()
     }
-
-
-MATRIX = _table({mesh: tuple(WAYS) for meshes in MESHES.values() for mesh in meshes})
-CHOSEN = _table(
-    {
-        mesh: EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in MESHES_COMPILED)
-        for meshes in MESHES.values()
-        for mesh in meshes
-    }
-)
+    for family, of in {
+        "MMDiT": {},
+        "CogVideoX": {**DENOISERS["CogVideoX-5B-I2V"], "static": True},
+        "STDiT3": {**STDIT3, "static": True},
+        "TTT-Video": {**DENOISERS["TTT-MLP"], "static": True},
+    }.items()
+}
+TABLES: Mapping[str, Table] = {
+    "law": CASES,
+    "families": FAMILIES,
+    "mixers": MIXERS,
+    "compiled": COMPILED,
+    "some ways": CHOSEN,
+    **{f"all ways of {family}": table for family, table in MATRIX.items()},
+}

@@ -1,4 +1,4 @@
-"""What the ranks of a world play through: the meshes of law 1, degrees and groups, forwards of peers."""
+"""What the ranks of a world play through beside the steps of `matrix.py`: degrees and groups, forwards of peers."""
 
 from __future__ import annotations
 
@@ -22,59 +22,9 @@ from longtake.parallel import (
     shard_model,
 )
 from tests.models.initialised import initialise
-from tests.parallel.one_step import Case, Facts, micro_loss, tiny, whole
-
-FUSED, TWO_HEADS = {"fused_qkv": True}, {"num_heads": 2, "axes_dim": (4, 6, 6)}
-RING = {"sequence_attention": "ring"}
-LORA, NF4 = {"rank": 3, "alpha": 6}, {"hidden_size": 64, "axes_dim": (4, 4, 8)}
-DORA = {**LORA, "dora": True, "targets": ("proj", "linear*", "*_mlp*", "*.lin")}
-CASES = {
-    2: {
-        "shard 2": Case({}),
-        "shard 2, zero 2, prefetch": Case({"zero": 2, "forward_prefetch": 1, "backward_prefetch": 2}),
-        "tensor 2": Case({"tensor": 2}),
-        "tensor 2, fused, remat": Case({"tensor": 2}, FUSED, remat=(1, 2)),
-        "tensor 2, parts frozen": Case({"tensor": 2}, frozen=("img_attn", "linear2.weight", "mlp.0.bias", "txt_in")),
-        "shard 2, lora": Case({}, lora=LORA, remat=(1, 0)),
-        "shard 2, lora on fp8": Case({}, lora={**LORA, "base": "fp8"}, micro=(0, 1)),
-        "shard 2, dora on int8": Case({}, lora={**DORA, "base": "int8"}, remat=(0, 2)),
-        "tensor 2, lora": Case({"tensor": 2}, lora=LORA, remat=(2, 1)),
-        "tensor 2, fused, dora": Case({"tensor": 2}, FUSED, lora=DORA),
-        "sequence 2, lora on nf4": Case({"sequence": 2}, NF4, lora={**LORA, "base": "nf4"}, remat=(0, 1)),
-        "sequence 2": Case({"sequence": 2}),
-        "sequence 2, ring": Case({"sequence": 2, **RING}),
-    },
-    4: {
-        "shard 4": Case({}, by_blocks=False),
-        "replicate 2 x shard 2": Case({"replicate": 2}, remat=(2, 2)),
-        "sequence 4": Case({"sequence": 4}),
-        "sequence 4, ring": Case({"sequence": 4, **RING}, remat=(2, 1)),
-        "sequence 4 of two heads": Case({"sequence": 4}, TWO_HEADS),
-        "tensor 4": Case({"tensor": 4}),
-        "sequence 2 x tensor 2, lora": Case({"sequence": 2, "tensor": 2}, lora=LORA, remat=(1, 1)),
-        "replicate 2 x shard 2, dora": Case({"replicate": 2}, lora=DORA, by_blocks=False),
-        "sequence 2 x tensor 2": Case({"sequence": 2, "tensor": 2}, remat=(2, 2)),
-        "sequence 2 x tensor 2, ring": Case({"sequence": 2, "tensor": 2, **RING}, FUSED),
-        "shard 2 x sequence 2": Case({"sequence": 2}, remat=(1, 1)),
-        "shard 2 x sequence 2, parts frozen": Case({"sequence": 2}, frozen=("double_blocks", "v_mlp"), remat=(2, 1)),
-        "replicate 2 x tensor 2": Case({"replicate": 2, "tensor": 2}, by_blocks=False),
-    },
-    8: {
-        "shard 2 x sequence 2 x tensor 2": Case({"sequence": 2, "tensor": 2}, remat=(2, 2)),
-        "replicate 2 x sequence 2 x tensor 2": Case({"replicate": 2, "sequence": 2, "tensor": 2}, FUSED),
-        "sequence 8 of four heads": Case({"sequence": 8}),
-    },
-}
-
-SMALL_BUDGET = {"compiled": "aot_eager", "remat": (1, 1), "budget": 0.5}
-SMALL = {"depth": 1, "depth_single_blocks": 1, "attention": "sdpa"}
-COMPILED = {  # of two processes; `matrix.py` has the other axes
-    "shard 2, lora on fp8": Case({}, lora={**LORA, "base": "fp8"}, compiled="aot_eager", micro=(0, 1)),
-    "sequence 2": Case({"sequence": 2}, compiled="aot_eager", micro=(1,)),
-    "shard 2, lora on fp8, a budget": Case({}, SMALL, lora={**LORA, "base": "fp8"}, micro=(0, 1), **SMALL_BUDGET),
-    "sequence 2, ring, dora, a budget": Case({"sequence": 2, **RING}, SMALL, lora=DORA, micro=(0,), **SMALL_BUDGET),
-    "tensor 2, lora, a budget": Case({"tensor": 2}, SMALL, lora=LORA, micro=(1,), **SMALL_BUDGET),
-}
+from tests.parallel.one_step import whole
+from tests.parallel.tiny import micro_loss, tiny
+from tests.ranks import Facts
 
 
 def degrees_and_groups(world: World) -> Facts:
@@ -159,27 +109,27 @@ def by_degree(world: World) -> float:
     count = sum(len(micro) for micro in slots.values())
     for degree, micro in slots.items():
         cut.use(peers[degree])
-        (micro_loss(model, tiny(), micro[world.rank // degree]) * len(micro) / count).backward()
+        (micro_loss(model, micro[world.rank // degree]) * len(micro) / count).backward()
     alone = plain()
     for micro in slots.values():
         for index in micro:
-            (micro_loss(alone, tiny(), index) / count).backward()
+            (micro_loss(alone, index) / count).backward()
     return farthest(model, alone)
 
 
 def two_forwards(world: World) -> float:
     """Micro-batches of different lengths go forward before the first goes backward and is recomputed."""
     model, _, _ = cut_and_sharded(world, sequence=2, tensor=2)
-    sum(micro_loss(model, tiny(), index) for index in (0, 1)).backward()
+    sum(micro_loss(model, index) for index in (0, 1)).backward()
     alone = plain()
-    sum(micro_loss(alone, tiny(), index) for index in (0, 1)).backward()
+    sum(micro_loss(alone, index) for index in (0, 1)).backward()
     return farthest(model, alone)
 
 
 def offloaded(world: World) -> float:
     """Masters on the CPU are where they were, on a CPU."""
     model, _, _ = cut_and_sharded(world, cpu_offload=True, reduce_dtype="fp32", shard=2, sequence=2)
-    micro_loss(model, tiny(), 0).backward()
+    micro_loss(model, 0).backward()
     alone = plain()
-    micro_loss(alone, tiny(), 0).backward()
+    micro_loss(alone, 0).backward()
     return farthest(model, alone)

@@ -18,7 +18,7 @@ from rich.console import Console
 from longtake.generate import generate, open_system, resolve_source
 from longtake.parallel import World
 from longtake.train import read_run, train
-from tests.parallel.one_step import Facts
+from tests.ranks import Facts
 from tests.train.runs import metrics
 
 PEERS = ("--parallel.sequence", "2", "--parallel.tensor", "2")

@@ -14,7 +14,7 @@ from rich.console import Console
 from longtake.buckets import Forward, deal
 from longtake.parallel import BucketPeers, World, start_world
 from longtake.train import read_run, stream, train
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 from tests.train.conftest import clips
 from tests.train.runs import exact, finish, kill, metrics, start, state_of, steps_saved, wait_until, write_config
 

@@ -38,7 +38,8 @@ from longtake.parallel.compile import keep_exchanges_in_order
 from longtake.parallel.exchange import EXCHANGES, CountedGroup, Lengths, gather_tokens
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise
-from tests.parallel.one_step import Facts, on_ranks, whole
+from tests.parallel.one_step import whole
+from tests.ranks import Facts, on_ranks
 
 compile_module = importlib.import_module("longtake.parallel.compile")
 CONFIG = tiny_config(depth=3, depth_single_blocks=3, cond_embed=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from longtake.models import Attention, Exchange, Halo, SequencePlan, Sum, Switch
 from longtake.parallel import Mesh, ParallelConfig, TokenCut, World
 from longtake.parallel.shard import cut_among
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 
 WIDTH, PLACES, SEGMENT, CAPTION = 8, 3, 2, 2  # tokens of a frame, frames of a segment, tokens of its caption
 SPLIT = {"x_in": 1, "text_in": 1}

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from longtake.parallel import World
-from tests.parallel.one_step import Case, Facts, differences, on_ranks, step_alone, step_on
-from tests.parallel.plays import SMALL, SMALL_BUDGET
+from tests.parallel.matrix import SMALL, WITH_BUDGET
+from tests.parallel.one_step import Case, differences, step_alone, step_on
 from tests.parallel.test_fused import apart
+from tests.ranks import Facts, on_ranks
 
 pytest.importorskip("torchao.float8")
-SHARDS = Case({}, SMALL, float8=True, micro=(0, 1), **SMALL_BUDGET)
+SHARDS = Case({}, SMALL["model"], float8=True, micro=(0, 1), **WITH_BUDGET)
 
 
 def beside_one_process(world: World) -> Facts:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longtake.parallel import HostWeights, World, fill_frozen, frozen_bytes, frozen_mesh, local_tensor, shard_frozen
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 
 WIDTH = 24
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from longtake.models import fused, projections
 from longtake.parallel import World
-from tests.parallel import test_cogvideox, test_stdit3, test_ttt_video
-from tests.parallel.one_step import Case, Facts, Step, on_ranks, step_on
+from tests.parallel.matrix import FAMILIES
+from tests.parallel.one_step import Case, Step, compare, step_on, whole
+from tests.ranks import Facts, on_ranks
 
 LORA = {"rank": 3, "alpha": 6}
 DORA = {**LORA, "dora": True, "targets": ("proj", "linear*", "*_mlp*", "k_proj")}
@@ -80,7 +81,7 @@ def apart(one: Step, other: Step) -> float:
 
     def joined(step: Step) -> Tensor:
         return torch.cat(
-            [torch.tensor(step.losses), *(step.gradients[name].flatten() for name in sorted(step.gradients))]
+            [torch.tensor(step.losses), *(whole(step.gradients[name]).flatten() for name in sorted(step.gradients))]
         )
 
     assert one.gradients.keys() == other.gradients.keys()
@@ -143,21 +144,16 @@ def test_products_in_float8_go_on_beside_them(tmp_path: Path) -> None:
         assert_ran(f"float8, {name}", facts)
 
 
+OTHERS = ("CogVideoX-5B-I2V", "CogVideoX-5B, lora", "STDiT3", "STDiT3, lora", "TTT-MLP")
+
+
 def of_others(world: World) -> Facts:
     """Steps of the other denoisers by the operators, on peers and alone: how far apart they are."""
+    cases = {name: case for name, case in FAMILIES[2].items() if name.partition(": ")[2] in OTHERS}
+    assert len(cases) == 2 * len(OTHERS)
     fused.use(fused.NAMES)
     try:
-        return {
-            f"{family}, {axis}": differences({axis: 2}, *how, world)
-            for axis in ("sequence", "tensor")
-            for family, differences, *how in (
-                ("CogVideoX", test_cogvideox.differences, "5b_i2v", False, False),
-                ("CogVideoX, LoRA", test_cogvideox.differences, "5b", True, False),
-                ("STDiT3", test_stdit3.differences, False, False),
-                ("STDiT3, LoRA", test_stdit3.differences, True, False),
-                ("TTT-Video", test_ttt_video.differences, "mlp", False),
-            )
-        }
+        return compare(cases, world)
     finally:
         fused.use(())
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import pytest
 
 from tests.parallel.conftest import Worlds
-from tests.parallel.matrix import CHOSEN, MATRIX
-from tests.parallel.one_step import Facts
-from tests.parallel.plays import CASES, COMPILED
+from tests.parallel.matrix import MATRIX, TABLES
+from tests.ranks import Facts
 
-NAMES = [
-    pytest.param(size, name, marks=[pytest.mark.slow] * (size > 2)) for size, cases in CASES.items() for name in cases
-]
+WEEKLY = tuple(f"all ways of {family}" for family in MATRIX)
 
 
-@pytest.mark.parametrize(("size", "name"), NAMES)
-def test_a_step_on_every_mesh_is_that_of_one_process(worlds: Worlds, size: int, name: str) -> None:
-    assert_one_step(worlds(size, "law"), name)
+def steps_of(*tables: str) -> pytest.MarkDecorator:
+    """Every step of these tables as a test's case; with more than two processes it is slow, if not weekly."""
+    return pytest.mark.parametrize(
+        ("table", "size", "name"),
+        [
+            pytest.param(
+                table, size, name, marks=[pytest.mark.slow] * (size > 2 and table not in WEEKLY), id=f"{size}-{name}"
+            )
+            for table in tables
+            for size, cases in TABLES[table].items()
+            for name in cases
+        ],
+    )
 
 
 def assert_one_step(ranks: list[Facts], name: str) -> None:
@@ -29,23 +36,35 @@ def assert_one_step(ranks: list[Facts], name: str) -> None:
         assert far["weight"] <= 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_step_of_compiled_blocks_is_that_of_one_process(worlds: Worlds, name: str) -> None:
-    assert_one_step(worlds(2, "compiled"), name)
+@steps_of("law", "families")
+def test_a_step_on_every_mesh_is_that_of_one_process(worlds: Worlds, table: str, size: int, name: str) -> None:
+    assert_one_step(worlds(size, table), name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "name"), [(size, name) for size, cases in CHOSEN.items() for name in cases])
-def test_other_ways_of_making_a_step_are_that_of_one_process(worlds: Worlds, size: int, name: str) -> None:
-    assert_one_step(worlds(size, "some ways"), name)
+@steps_of("mixers", "some ways")
+def test_other_ways_of_making_a_step_are_that_of_one_process(worlds: Worlds, table: str, size: int, name: str) -> None:
+    assert_one_step(worlds(size, table), name)
+
+
+@pytest.mark.slow
+@steps_of("compiled")
+def test_a_step_of_compiled_blocks_is_that_of_one_process(worlds: Worlds, table: str, size: int, name: str) -> None:
+    """In one graph for each kind of block where there is a budget, exchanges and all."""
+    ranks = worlds(size, table)
+    assert_one_step(ranks, name)
+    for facts in ranks if name.endswith("a budget") else []:
+        assert set(facts[name]["graphs"].values()) == {1}
+        assert facts[name]["breaks"] == 0
 
 
 @pytest.mark.weekly
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("size", "name"), [(size, name) for size, cases in MATRIX.items() for name in cases])
-def test_every_way_of_making_a_step_is_that_of_one_process_on_every_mesh(worlds: Worlds, size: int, name: str) -> None:
-    assert_one_step(worlds(size, "all ways"), name)
+@steps_of(*WEEKLY)
+def test_every_way_of_making_a_step_is_that_of_one_process_on_every_mesh(
+    worlds: Worlds, table: str, size: int, name: str
+) -> None:
+    assert_one_step(worlds(size, table), name)
 
 
 @pytest.mark.slow

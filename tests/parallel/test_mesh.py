@@ -9,7 +9,7 @@ import pytest
 from longtake.contracts import UserError
 from longtake.parallel import ParallelConfig, resolve_degrees
 from tests.parallel.conftest import Worlds
-from tests.parallel.one_step import Facts
+from tests.ranks import Facts
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, use_attention
+from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, TTTVideo, use_attention
+from longtake.models.segments import Segments
+from longtake.models.ttt import inner_flops
 from longtake.parallel import (
     INPUTS,
     BlockCompiler,
@@ -24,7 +26,7 @@ from longtake.parallel import (
 )
 from longtake.parallel.offload import Room
 from longtake.parallel.remat import Kept
-from tests.models import flash_attention_3
+from tests.models import flash_attention_3, golden_ttt_video
 from tests.models.initialised import initialise
 from tests.plan.trace import saved_bytes
 
@@ -361,3 +363,27 @@ def test_offloading_on_a_gpu_gives_the_same_gradients_and_frees_inputs() -> None
     assert peaks[0] - peaks[1 << 30] > 1.4 * inputs  # and what attention gives is as large
     for name, grad in grads[0].items():
         assert torch.allclose(grads[1 << 30][name], grad, rtol=1e-2, atol=1e-3)
+
+
+def test_scans_that_are_kept_are_not_computed_again() -> None:
+    """Of TTT-Video: attention and the scans of both directions, and then gradients are the same."""
+    config = golden_ttt_video.tiny_config("mlp", attention="sdpa")
+    gradients, flops = [], []
+    for budget, store in ((None, None), (INPUTS, None), (0.0, None), (0.0, BlockStore(1 << 20, least_bytes=1))):
+        model = TTTVideo(config)
+        initialise(model, 3)
+        if budget is not None:
+            remat_blocks(model, (2,), budget=budget, store=store)
+        if store is not None:
+            offload_inputs(model, (2,), store)
+        inputs = golden_ttt_video.random_inputs(config)
+        with FlopCounterMode(display=False) as counter:
+            model(*inputs).square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        flops.append(counter.get_total_flops())
+    assert str(choose_kept(model, "transformer_blocks", 0.0)) == "attention"
+    assert all(torch.equal(found, gradients[0]) for found in gradients[1:])
+    scans = 2 * config.num_layers * inner_flops(config, Segments(5, 6, 2), 3)
+    assert flops[1] - flops[2] >= scans > 0
+    assert flops[3] == flops[2]
+    assert store.room.most_bytes > 2 * 7 * 512  # of each block the input, attention and two scans, each in two parts

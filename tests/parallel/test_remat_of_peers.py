@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.models import MMDiT, build_denoiser, example_conditions
+from longtake.models import MMDiT
 from longtake.parallel import (
     BlockCompiler,
     BlockStore,
@@ -23,13 +23,12 @@ from longtake.parallel import (
     shard_model,
 )
 from tests.models.initialised import initialise
-from tests.parallel.one_step import micro_loss, on_ranks, tiny, whole
+from tests.parallel.one_step import whole
 from tests.parallel.plays import farthest
-from tests.plan.test_blocks import FAMILIES
+from tests.parallel.tiny import micro_loss, tiny
+from tests.ranks import on_ranks
 
 WAYS = {"tensor": {"tensor": 2}, "sequence": {"sequence": 2}, "ring": {"sequence": 2, "sequence_attention": "ring"}}
-
-SEGMENTS = {"ttt_video": {"segment_frames": 4}}  # three of them
 
 
 def kept_by_peers(world: World) -> dict[str, float]:
@@ -47,39 +46,12 @@ def kept_by_peers(world: World) -> dict[str, float]:
         offload_inputs(model, (2, 2), store)
         shard_model(model, mesh, torch.float32)
         initialise_sharded(model, torch.device("cpu"), 3)
-        (micro_loss(model, config, 0) + micro_loss(model, config, 2)).backward()
+        (micro_loss(model, 0) + micro_loss(model, 2)).backward()
         assert store.room.most_bytes > 0
         alone = MMDiT(config)
         initialise(alone, 3)
-        (micro_loss(alone, config, 0) + micro_loss(alone, config, 2)).backward()
+        (micro_loss(alone, 0) + micro_loss(alone, 2)).backward()
         found[name] = farthest(model, alone)
-    return found
-
-
-def kept_by_families(world: World) -> dict[str, float]:
-    """The same of every family, with what attention gives alone and with a budget, in turns of degree and family."""
-    found = {}
-    cases = [(family, way, budget) for family in FAMILIES for way, budget in (("sequence", 0.5), ("tensor", 0.0))]
-    for family, way, budget in cases:
-        config = FAMILIES[family].model_copy(update={"attention": "sdpa", **SEGMENTS.get(family, {})})
-        latent = (config.latent_channels, 13, 4, 4)
-        x = torch.randn(2, *latent, generator=torch.Generator().manual_seed(1))
-        conditions = example_conditions(config, latent, 6, 2)
-        if "size" in conditions:
-            conditions["size"].fill_(64.0)
-        alone = build_denoiser(config)
-        initialise(alone, 3)
-        mesh = Mesh.create(ParallelConfig(**WAYS[way]), world)
-        with torch.device("meta"):
-            model = build_denoiser(config)
-        cut = cut_model(model, mesh)
-        kept = remat_blocks(model, [len(model.get_submodule(name)) for name in model.blocks], cut, budget)
-        assert all(one.attention and (one.products or not budget) for one in kept.values())
-        shard_model(model, mesh, torch.float32)
-        initialise_sharded(model, torch.device("cpu"), 3)
-        for one in (alone, model):
-            (one(x, torch.full((2,), 0.5), conditions) - x.flip(0)).square().mean().backward()
-        found[f"{family}, {way}"] = farthest(model, alone)
     return found
 
 
@@ -100,7 +72,7 @@ def compiled_by_peers(world: World, way: str, dtype: torch.dtype) -> dict[str, f
             compiler.compile(model, cut)
         shard_model(model, mesh, dtype)
         initialise_sharded(model, torch.device("cpu"), 3)
-        (micro_loss(model, config, 0) + micro_loss(model, config, 4)).backward()
+        (micro_loss(model, 0) + micro_loss(model, 4)).backward()
         found.append({name: whole(p.grad) for name, p in model.named_parameters()})
     largest = max(float(grad.abs().max()) for grad in found[0].values())
     farthest = max(float((found[1][name] - grad).abs().max()) for name, grad in found[0].items()) / largest
@@ -121,6 +93,5 @@ def test_compiled_peers_keep_outputs_in_one_graph(tmp_path: Path) -> None:
 
 
 def test_peers_keep_outputs_too(tmp_path: Path) -> None:
-    for facts in on_ranks(2, tmp_path, {"kept": kept_by_peers, "of families": kept_by_families}):
-        assert max(facts["kept"].values()) <= 1e-5
-        assert max(facts["of families"].values()) <= 1e-5, facts
+    for facts in on_ranks(2, tmp_path, {"kept": kept_by_peers}):
+        assert max(facts["kept"].values()) <= 1e-5, facts

@@ -9,8 +9,8 @@ import torch
 
 from longtake.checkpoint import inspect, load_tensors, resolve
 from tests.parallel.conftest import Worlds
-from tests.parallel.one_step import Facts
 from tests.parallel.runs_on_peers import CONTINUED_ON, STEPS
+from tests.ranks import Facts
 from tests.train.runs import metrics, train_here
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtake.parallel import RowShare, TileShare, World
 from longtake.parallel.shared_work import deal
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 
 
 @dataclass(frozen=True)

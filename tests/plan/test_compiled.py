@@ -31,9 +31,9 @@ from longtake.plan.parameters import block_names
 from longtake.plan.trace_cache import traced_before
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
-from tests.parallel.one_step import on_ranks
 from tests.plan.test_blocks import FAMILIES
 from tests.plan.trace import saved_bytes
+from tests.ranks import on_ranks
 
 TEXT = 16
 LORA = {"adapters": LoraConfig(rank=4)} | {

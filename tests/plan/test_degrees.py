@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
+from longtake.parallel import World
 from longtake.plan import Machine, ProbeStep, RunPlan, find_remedies, plan_json, plan_run, probe_entries
 from longtake.plan.report import entry_head, entry_rows, layout_words
 from longtake.track import gpu_named
 from longtake.train.optimizer import WeightUpdate
-from tests.parallel.one_step import Facts, World, on_ranks
 from tests.plan.runs import run_config, write_table
+from tests.ranks import Facts, on_ranks
 
 SHORT, LONG = "64px/8f", "64px/16f"
 OWN = {"sequence": 4, "bucket_sequence": {"64px": {8: 1}}}

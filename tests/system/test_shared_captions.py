@@ -18,7 +18,7 @@ from longtake.families import OPENSORA_V2
 from longtake.parallel import World
 from longtake.system import Encoders, build_encoders
 from tests.encoders.conftest import described
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 from tests.system.test_encoders import tiny
 
 __all__ = ["described"]

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from longtake.parallel import BlockCompiler, World
 from longtake.train import read_run, train
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 from tests.train.runs import assert_same_bits, exact, write_config
 
 STOPPED_AT, STEPS = 2, 4

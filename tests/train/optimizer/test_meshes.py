@@ -17,7 +17,7 @@ from longtake.checkpoint import load_tensors, save_checkpoint
 from longtake.parallel import World
 from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.train.optimizer.ema import Ema
-from tests.parallel.one_step import Facts, on_ranks
+from tests.ranks import Facts, on_ranks
 from tests.train.optimizer.test_sharded import WAYS, Way, model_of, optimizer_of
 
 SHAPES = (65, 96), (5,), (80, 64), (3, 4)  # rows that do not divide; one rank of four gets none of the last
