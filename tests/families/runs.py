@@ -7,19 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from longtake.data import probe_table, write_video
 from longtake.families import registry
 from longtake.families.registry import register
 from longtake.parallel import Mesh, start_world
 from longtake.system import System, build_system
 from longtake.train import read_run
+from tests.data.made_clips import noise_frames
 from tests.families.everything import EVERYTHING
 from tests.families.plain import PLAIN
 from tests.train.runs import write_config
 
+SEGMENT = 8  # frames
 SIZES: dict[str, dict[str, Any]] = {
     "everything": {
         "model": {"type": "everything"},
@@ -88,3 +92,16 @@ def with_everything(clips: Path, folder: Path) -> Path:
         table = table.set_column(table.column_names.index(name), name, [column])
     pq.write_table(table.append_column("control", [paths]), folder / "everything.parquet")
     return folder / "everything.parquet"
+
+
+def write_scenes(folder: Path, *lengths: int, side: int = 32) -> Path:
+    """The table of four clips of each length, with a caption for each of their segments."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, texts = [], []
+    for number, frames in enumerate(lengths * 4):
+        write_video(folder / f"{number}.mp4", noise_frames(frames, side, side, seed=number), 16)
+        paths.append(f"{number}.mp4")
+        texts.append(json.dumps([f"scene {number} part {part}" for part in range((frames - 1) // SEGMENT)]))
+    pq.write_table(pa.table({"path": paths, "text": texts}), folder / "list.parquet")
+    probe_table(folder / "list.parquet", folder / "clips.parquet")
+    return folder / "clips.parquet"

@@ -9,26 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
 
 from longtake.config import ConfigError
-from longtake.data import probe_table, read_frames, write_video
+from longtake.data import read_frames
 from longtake.families import published_sections
 from longtake.models import TTTVideoConfig
 from longtake.presets import run_file
 from longtake.system.pretrained import open_pretrained
 from longtake.train import read_run, train_all
 from tests.cli.conftest import longtake
-from tests.data.made_clips import noise_frames
+from tests.families.runs import SEGMENT, write_scenes
 from tests.train.runs import exact, metrics, train_here
 
 __all__ = ["longtake"]
 
-SEGMENT = 8
 RUN = """
 seed = 7
 dtype = "fp32"
@@ -61,24 +59,11 @@ fps_save = 16
 """
 
 
-def write_clips(folder: Path, *lengths: int, side: int = 32) -> Path:
-    """Four clips of each length, with a caption for each of their segments."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths, texts = [], []
-    for number, frames in enumerate(lengths * 4):
-        write_video(folder / f"{number}.mp4", noise_frames(frames, side, side, seed=number), 16)
-        paths.append(f"{number}.mp4")
-        texts.append(json.dumps([f"scene {number} part {part}" for part in range((frames - 1) // SEGMENT)]))
-    pq.write_table(pa.table({"path": paths, "text": texts}), folder / "list.parquet")
-    probe_table(folder / "list.parquet", folder / "clips.parquet")
-    return folder / "clips.parquet"
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ttt_video")
     path = folder / "run.py"
-    path.write_text(RUN.format(table=str(write_clips(folder / "clips", 9, 17)), outputs=str(folder / "outputs")))
+    path.write_text(RUN.format(table=str(write_scenes(folder / "clips", 9, 17)), outputs=str(folder / "outputs")))
     return path
 
 
@@ -118,7 +103,7 @@ max_steps = 2
 
 @pytest.mark.slow
 def test_a_curriculum_of_lengths_stops_and_goes_on_as_if_it_had_not(run: Path, tmp_path: Path) -> None:
-    tables = {"one": str(write_clips(tmp_path / "one", 9)), "two": str(write_clips(tmp_path / "two", 17))}
+    tables = {"one": str(write_scenes(tmp_path / "one", 9)), "two": str(write_scenes(tmp_path / "two", 17))}
     folders = {}
     for name in ("straight", "cut"):
         path = run.with_name(f"{name}.py")
@@ -140,7 +125,7 @@ def done(run: Path, name: str, *stages: str) -> dict[str, str]:
 
 
 def test_a_clip_of_another_number_of_texts_is_left_out_with_the_reason(run: Path, tmp_path: Path) -> None:
-    clips = write_clips(tmp_path / "clips", 9, 17)
+    clips = write_scenes(tmp_path / "clips", 9, 17)
     table = pq.read_table(clips)
     texts = ['["too", "many"]', *table["text"].to_pylist()[1:]]
     pq.write_table(table.set_column(table.column_names.index("text"), "text", [texts]), clips)
@@ -208,7 +193,7 @@ def test_quirks_say_keys_that_a_run_leaves_out(run: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("mlp", marks=pytest.mark.slow), "linear"])
 def test_a_preset_trains_and_is_planned_at_tiny(longtake: Any, kind: str, tmp_path: Path) -> None:
-    clips = write_clips(tmp_path / "clips", 17, side=64)
+    clips = write_scenes(tmp_path / "clips", 17, side=64)
     words = ("--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--max-steps", "1", "--slots-per-step", "1")
     outcome, _ = train_here(run_file(f"ttt_video/ttt_{kind}/9s"), "--tiny", *words, "--parallel.replicate", "1")
     (line,) = metrics(outcome.folder)

@@ -2,7 +2,7 @@
 
 `MATRIX` is all of it, every way of making a step on every mesh with every family, for `make weekly`. The other tables
 run each time: with them every mesh meets every kind of parameter that trains, recomputation and several micro-batches a
-rank, and every axis of a mesh and every family meets compiled blocks that keep outputs.
+rank, and every axis of a mesh and every family meets compiled blocks.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ FAMILIES: Table = {
 }
 MIXERS: Table = {2: _on_peers(2, OTHER_MIXERS)}
 
-# Blocks compiled, on two processes; `CHOSEN` has the other axes.
+# Blocks compiled.
 SMALL: Way = {"model": {"depth": 1, "depth_single_blocks": 1, "attention": "sdpa"}}
 WITH_BUDGET: Way = {"compiled": "aot_eager", "remat": (2, 2), "budget": 0.5}
-ON_FP8, OF_A_RING = {"lora": {**LORA, "base": "fp8"}}, {"sequence": 2, **RING}
+OF_INPUTS: Way = {"compiled": "aot_eager", "remat": (2, 2), "static": True}
 ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT3's open sizes take a minute more
     "CogVideoX-Fun-5B-InP": {**DENOISERS["CogVideoX-Fun-5B-InP"], "micro": (0,), "static": True},
     "STDiT3": {**STDIT3, "model": {"depth": 1}, "micro": (3,), "static": True},
@@ -134,17 +134,22 @@ ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT
 }
 COMPILED: Table = {
     2: {
-        "shard 2, lora on fp8": Case({}, lora=ON_FP8["lora"], compiled="aot_eager", micro=(0, 1)),
-        "sequence 2": Case({"sequence": 2}, compiled="aot_eager", micro=(1,)),
-        "shard 2, lora on fp8, a budget": _case({}, SMALL, WITH_BUDGET, ON_FP8, {"micro": (0, 1)}),
-        "sequence 2, ring, dora, a budget": _case(OF_A_RING, SMALL, WITH_BUDGET, {"lora": DORA, "micro": (0,)}),
+        "sequence 2": _case({"sequence": 2}, SMALL, {"compiled": "aot_eager", "micro": (1,)}),
+        "tensor 2, remat": _case({"tensor": 2}, SMALL, OF_INPUTS, {"micro": (1,)}),
+        "shard 2, lora on fp8, a budget": _case(
+            {}, SMALL, WITH_BUDGET, {"lora": {**LORA, "base": "fp8"}, "micro": (0, 1)}
+        ),
+        "sequence 2, ring, dora, a budget": _case(
+            {"sequence": 2, **RING}, SMALL, WITH_BUDGET, {"lora": DORA, "micro": (0,)}
+        ),
         "tensor 2, lora, a budget": _case({"tensor": 2}, SMALL, WITH_BUDGET, {"lora": LORA, "micro": (1,)}),
         **{
             f"{mesh}: {name}, a budget": _case(degrees, KERNEL, WITH_BUDGET, of)
             for mesh, degrees in PEERS[2].items()
             for name, of in ONE_SIZE.items()
         },
-    }
+    },
+    4: {"replicate 2 x shard 2, remat": _case({"replicate": 2}, SMALL, OF_INPUTS, {"micro": (0, 1, 0, 1)})},
 }
 
 # Every mesh of the law, and on each of them every way.
@@ -175,13 +180,8 @@ WAYS: Mapping[str, Way] = {  # as many micro-batches for every data rank
     "adapters, blocks compiled, a budget": {**BUDGET, "lora": LORA},
 }
 EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
-MESHES_COMPILED = ("tensor 2", "replicate 2 x shard 2")  # seconds for each process; other axes: `COMPILED`
 CHOSEN: Table = {
-    size: {
-        f"{mesh}: {way}": _case(degrees, WAYS[way])
-        for mesh, degrees in meshes.items()
-        for way in EVERYWHERE + ("blocks compiled and recomputed",) * (mesh in MESHES_COMPILED)
-    }
+    size: {f"{mesh}: {way}": _case(degrees, WAYS[way]) for mesh, degrees in meshes.items() for way in EVERYWHERE}
     for size, meshes in MESHES.items()
 }
 MATRIX: Mapping[str, Table] = {  # by family

@@ -28,7 +28,6 @@ from longtake.parallel import (
     local_tensor,
     own_part,
     remat_and_compile,
-    remat_blocks,
     shard_model,
 )
 from longtake.system.float8 import use_float8
@@ -51,11 +50,11 @@ class Case:
     family: type = MMDiTConfig  # of `FAMILIES`
     micro: tuple[int, ...] = (0, 1, 2, 3)  # micro-batches of the step
     remat: tuple[int, ...] | None = None  # first blocks of each list, or all there are
-    budget: float = INPUTS  # of what recomputed blocks keep; with more than inputs all are compiled, if any
+    budget: float = INPUTS  # of what recomputed blocks keep
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
-    compiled: str | None = None  # compiler backend for the last block of the first list and the first of the last
-    static: bool = False  # compiled with a budget: a graph for every size
+    compiled: str | None = None  # the compiler's backend
+    static: bool = False  # a graph for every size
     lora: Mapping[str, Any] | None = None  # the section of that name: adapters train in place of the model
     dtype: torch.dtype = torch.float32  # of compute
     float8: bool = False  # products of blocks
@@ -69,7 +68,7 @@ class Step:
     norm: float
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    graphs: dict[str, int]  # of compiled blocks with a budget, by list
+    graphs: dict[str, int]  # of compiled blocks, by list: shapes that made some
     breaks: int = 0  # of these graphs
 
 
@@ -141,17 +140,11 @@ def step_on(case: Case, world: World) -> Step:
 def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Callable[[], dict[str, int]]:
     """Recomputes and compiles blocks; says after the step how many shapes of each list made graphs."""
     lists = [model.get_submodule(name) for name in model.blocks]
-    counts = [min(count, len(blocks)) for count, blocks in zip(case.remat or (), lists, strict=False)]
-    if case.budget == INPUTS:
-        if case.compiled is not None:
-            for block in {lists[0][-1], lists[-1][0]}:
-                block.forward = torch.compile(block.forward, backend=case.compiled)
-        if counts:
-            remat_blocks(model, counts, cut)
-        return dict
-    tensor = 1 if cut is None else cut.peers.tensor
-    kept = [choose_kept(model, name, case.budget, tensor) for name in model.blocks]
-    assert all(one.attention and (one.products or not case.budget) for one in kept), kept
+    counts = [0] * len(lists) if case.remat is None else list(map(min, case.remat, map(len, lists)))
+    if case.budget != INPUTS:
+        tensor = 1 if cut is None else cut.peers.tensor
+        kept = [choose_kept(model, name, case.budget, tensor) for name in model.blocks]
+        assert all(one.attention and (one.products or not case.budget) for one in kept), kept
     mode = BlockMode(budget=case.budget, static=case.static)
     compiler = None if case.compiled is None else BlockCompiler(backend=case.compiled, mode=mode)
     remat_and_compile(model, counts, cut, mode, compiler)

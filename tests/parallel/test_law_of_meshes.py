@@ -50,10 +50,10 @@ def test_other_ways_of_making_a_step_are_that_of_one_process(worlds: Worlds, tab
 @pytest.mark.slow
 @steps_of("compiled")
 def test_a_step_of_compiled_blocks_is_that_of_one_process(worlds: Worlds, table: str, size: int, name: str) -> None:
-    """In one graph for each kind of block where there is a budget, exchanges and all."""
+    """In one graph for each kind of block, exchanges and all."""
     ranks = worlds(size, table)
     assert_one_step(ranks, name)
-    for facts in ranks if name.endswith("a budget") else []:
+    for facts in ranks:
         assert set(facts[name]["graphs"].values()) == {1}
         assert facts[name]["breaks"] == 0
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 from longtake.parallel import BlockCompiler, World
+from longtake.presets import run_file
 from longtake.train import read_run, train
+from tests.families.runs import write_scenes
 from tests.ranks import Facts, on_ranks
 from tests.train.runs import assert_same_bits, exact, write_config
 
@@ -35,7 +36,10 @@ WAYS = {  # what the config says, and its model
 }
 
 
-def in_one_and_in_two(config: Path, model: Mapping[str, Any], world: World) -> Facts:
+PRESETS = ("opensora_v1_2/stage1", "cogvideox_fun/lora_5b", "ttt_video/ttt_mlp/9s")
+
+
+def in_one_and_in_two(source: str, words: Sequence[str], world: World) -> Facts:
     """The folders of a run without a stop, and of one that began again in the middle, with nothing compiled yet."""
 
     def launch(source: str, steps: int, *words: str) -> str:
@@ -43,11 +47,10 @@ def in_one_and_in_two(config: Path, model: Mapping[str, Any], world: World) -> F
         run = read_run(source, ["--max-steps", str(steps), *words]).value
         return str(train(run, world, source, Console(file=io.StringIO())).folder)
 
-    words = [word for key, value in model.items() for word in (f"--model.{key}", str(value))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="aot_eager"))
-        whole = launch(str(config), STEPS, "--exp-name", "whole", *words)
-        parts = launch(str(config), STOPPED_AT, "--exp-name", "parts", *words)
+        whole = launch(source, STEPS, "--exp-name", "whole", *words)
+        parts = launch(source, STOPPED_AT, "--exp-name", "parts", *words)
         parts = launch(parts, STEPS)
     return {"whole": whole, "parts": parts, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
@@ -58,7 +61,29 @@ def in_one_and_in_two(config: Path, model: Mapping[str, Any], world: World) -> F
 def test_compiled_peers_that_keep_outputs_go_on_bit_by_bit(tmp_path: Path, clips: Path, way: str) -> None:
     changes, model = WAYS[way]
     config = write_config(tmp_path, clips, dtype="bf16", compile=True, compile_dynamic="auto", **changes)
-    for facts in on_ranks(2, tmp_path, {"run": partial(in_one_and_in_two, config, model)}):
+    words = [word for key, value in model.items() for word in (f"--model.{key}", str(value))]
+    assert_goes_on(str(config), words, tmp_path)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("peers", ["sequence", "tensor"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_compiled_presets_of_the_other_families_go_on_bit_by_bit(
+    tmp_path: Path, clips: Path, preset: str, peers: str
+) -> None:
+    if preset.startswith("ttt_video"):
+        clips = write_scenes(tmp_path / "clips", 17, side=64)
+    words = ["--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--slots-per-step", "1"]
+    words += ["--compile", "True", "--model.attention", "sdpa", "--model.grad-ckpt-budget", "0.5"]
+    words += ["--parallel.replicate", "1", f"--parallel.{peers}", "2"]
+    if "lora" in preset and peers == "tensor":  # which are refused over quantised weights
+        words += ["--lora.base", "dense"]
+    assert_goes_on(str(run_file(preset)), words, tmp_path)
+
+
+def assert_goes_on(source: str, words: Sequence[str], folder: Path) -> None:
+    """Two peers make the run that is begun again as they make it without a stop."""
+    for facts in on_ranks(2, folder, {"run": partial(in_one_and_in_two, source, words)}):
         whole, parts = (Path(facts["run"][name]) for name in ("whole", "parts"))
         assert facts["run"]["graphs"] > 0
         assert exact(parts) == exact(whole)
