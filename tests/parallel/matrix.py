@@ -163,7 +163,17 @@ MESHES: Mapping[int, Mapping[str, Mapping[str, int]]] = {  # processes -> name -
     },
     8: {"shard 2 x sequence 2 x tensor 2": {"sequence": 2, "tensor": 2}},
 }
-FROZEN = ("_blocks.0", "img_attn", "v_mlp", "txt_in", "cross_attn", "attn1", "text_proj")
+FROZEN = (
+    "double_blocks.0",
+    "spatial_blocks.0",
+    "transformer_blocks.0",
+    "img_attn",
+    "v_mlp",
+    "txt_in",
+    "cross_attn",
+    "attn1",
+    "text_proj",
+)
 OF_TWO_SIZES: Way = {"compiled": "aot_eager", "micro": (0, 1, 0, 1)}
 BUDGET = {**OF_TWO_SIZES, **WITH_BUDGET, **KERNEL}
 WAYS: Mapping[str, Way] = {  # as many micro-batches for every data rank

@@ -34,8 +34,6 @@ WAYS = {  # what the config says, and its model
         {**SINGLE, "hidden_size": 32, "axes_dim": (4, 6, 6)},  # float8 takes multiples of 16
     ),
 }
-
-
 PRESETS = ("opensora_v1_2/stage1", "cogvideox_fun/lora_5b", "ttt_video/ttt_mlp/9s")
 
 
