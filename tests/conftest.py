@@ -95,8 +95,8 @@ def _give_back() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def what_stays() -> Iterator[None]:
-    """Sets aside what a file's tests leave, such as modules: with what a few files import, each of the collections at
-    a run's begin and end took as long as three of its steps."""
+    """Sets aside what a file's tests leave alive, such as modules, for good: after the imports of a few files, each
+    collection at a run's start and end took as long as three of its steps."""
     yield
     gc.collect()
     _FREEZE()

@@ -1,8 +1,8 @@
 """Law 1 as tables of steps: on which mesh, of which denoiser, made how.
 
-`MATRIX` is all of it, every way of making a step on every mesh with every family, for `make weekly`. The other tables
-run each time: with them every mesh meets every kind of parameter that trains, recomputation and several micro-batches a
-rank, and every axis of a mesh and every family meets compiled blocks.
+`MATRIX` has every way of `_ways` on every mesh of `MESHES` with one denoiser of each family, for `make weekly`. The
+other tables run each time: with MMDiT every mesh meets every kind of parameter that trains, recomputation and several
+micro-batches a rank; every axis of a mesh and every family meets compiled blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FUSED, TWO_HEADS = {"fused_qkv": True}, {"num_heads": 2, "axes_dim": (4, 6, 6)}
 RING = {"sequence_attention": "ring"}
 LORA, NF4 = {"rank": 3, "alpha": 6}, {"hidden_size": 64, "axes_dim": (4, 4, 8)}
 DORA = {**LORA, "dora": True, "targets": ("proj", "linear*", "*_mlp*", "*.lin")}
-CASES: Table = {
+MMDIT: Table = {
     2: {
         "shard 2": Case({}),
         "shard 2, zero 2, prefetch": Case({"zero": 2, "forward_prefetch": 1, "backward_prefetch": 2}),
@@ -50,6 +50,7 @@ CASES: Table = {
         "shard 2, lora on fp8": Case({}, lora={**LORA, "base": "fp8"}, micro=(0, 1)),
         "shard 2, dora on int8": Case({}, lora={**DORA, "base": "int8"}, remat=(0, 2)),
         "tensor 2, lora": Case({"tensor": 2}, lora=LORA, remat=(2, 1)),
+        "tensor 2, attention kept": Case({"tensor": 2}, {"attention": "sdpa"}, remat=(2, 2), budget=0.0, micro=(0, 2)),
         "tensor 2, fused, dora": Case({"tensor": 2}, FUSED, lora=DORA),
         "sequence 2, lora on nf4": Case({"sequence": 2}, NF4, lora={**LORA, "base": "nf4"}, remat=(0, 1)),
         "sequence 2": Case({"sequence": 2}),
@@ -83,7 +84,7 @@ PEERS: Mapping[int, Mapping[str, Mapping[str, int]]] = {
     4: {"sequence 2 x tensor 2": {"sequence": 2, "tensor": 2}, "sequence 4": {"sequence": 4}},
 }
 DENOISERS: Mapping[str, Way] = {
-    "CogVideoX-2B": _cogvideox("2b"),
+    "CogVideoX-2B": {**_cogvideox("2b"), "by_blocks": False},
     "CogVideoX-5B-I2V": _cogvideox("5b_i2v"),
     "CogVideoX1.5-5B-I2V": _cogvideox("1.5_i2v"),
     "CogVideoX-Fun-5B-InP": _cogvideox("fun_inp_5b"),
@@ -91,9 +92,11 @@ DENOISERS: Mapping[str, Way] = {
     "STDiT3": STDIT3,
     "STDiT3, lora": {**STDIT3, "lora": {"rank": 3}},
     "TTT-MLP": _ttt_video("ttt_mlp"),
-    "TTT-MLP, directions in parallel": _ttt_video("ttt_mlp", directions="parallel"),
+    "TTT-MLP, directions in parallel": {**_ttt_video("ttt_mlp", directions="parallel"), "by_blocks": False},
 }
-OTHER_MIXERS: Mapping[str, Way] = {mixer: _ttt_video(mixer) for mixer in ("none", "ttt_linear", "large_chunk")}
+OTHER_MIXERS: Mapping[str, Way] = {
+    f"TTT-Video, {mixer}": _ttt_video(mixer) for mixer in ("none", "ttt_linear", "large_chunk")
+}
 KERNEL: Way = {"model": {"attention": "sdpa"}}  # what it gives may be kept
 
 
@@ -105,7 +108,7 @@ def _on_peers(size: int, denoisers: Mapping[str, Way]) -> dict[str, Case]:
     }
 
 
-FAMILIES: Table = {
+OTHER_FAMILIES: Table = {
     2: {
         **_on_peers(2, DENOISERS),
         **{
@@ -118,7 +121,10 @@ FAMILIES: Table = {
     },
     4: {
         **_on_peers(4, DENOISERS),
-        "tensor 4: STDiT3": _case({"tensor": 4}, {"remat": (1, 1), "micro": (0, 1, 2)}, STDIT3),
+        **{
+            f"tensor 4: {name}": _case({"tensor": 4}, {"remat": (1, 1), "micro": (0, 1, 2)}, DENOISERS[name])
+            for name in ("STDiT3", "STDiT3, lora")
+        },
     },
 }
 MIXERS: Table = {2: _on_peers(2, OTHER_MIXERS)}
@@ -126,7 +132,8 @@ MIXERS: Table = {2: _on_peers(2, OTHER_MIXERS)}
 # Blocks compiled.
 SMALL: Way = {"model": {"depth": 1, "depth_single_blocks": 1, "attention": "sdpa"}}
 WITH_BUDGET: Way = {"compiled": "aot_eager", "remat": (2, 2), "budget": 0.5}
-OF_INPUTS: Way = {"compiled": "aot_eager", "remat": (2, 2), "static": True}
+RECOMPUTED: Way = {"compiled": "aot_eager", "remat": (2, 2)}
+ON_FP8: Way = {"lora": {**LORA, "base": "fp8"}, "micro": (0, 1)}
 ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT3's open sizes take a minute more
     "CogVideoX-Fun-5B-InP": {**DENOISERS["CogVideoX-Fun-5B-InP"], "micro": (0,), "static": True},
     "STDiT3": {**STDIT3, "model": {"depth": 1}, "micro": (3,), "static": True},
@@ -135,10 +142,9 @@ ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT
 COMPILED: Table = {
     2: {
         "sequence 2": _case({"sequence": 2}, SMALL, {"compiled": "aot_eager", "micro": (1,)}),
-        "tensor 2, remat": _case({"tensor": 2}, SMALL, OF_INPUTS, {"micro": (1,)}),
-        "shard 2, lora on fp8, a budget": _case(
-            {}, SMALL, WITH_BUDGET, {"lora": {**LORA, "base": "fp8"}, "micro": (0, 1)}
-        ),
+        "tensor 2, remat": _case({"tensor": 2}, SMALL, RECOMPUTED, {"micro": (0, 1)}),
+        "shard 2, lora on fp8": _case({}, SMALL, ON_FP8, {"compiled": "aot_eager", "static": True}),
+        "shard 2, lora on fp8, a budget": _case({}, SMALL, WITH_BUDGET, ON_FP8),
         "sequence 2, ring, dora, a budget": _case(
             {"sequence": 2, **RING}, SMALL, WITH_BUDGET, {"lora": DORA, "micro": (0,)}
         ),
@@ -149,7 +155,7 @@ COMPILED: Table = {
             for name, of in ONE_SIZE.items()
         },
     },
-    4: {"replicate 2 x shard 2, remat": _case({"replicate": 2}, SMALL, OF_INPUTS, {"micro": (0, 1, 0, 1)})},
+    4: {"replicate 2 x shard 2, remat": _case({"replicate": 2}, SMALL, RECOMPUTED, {"static": True})},
 }
 
 # Every mesh of the law, and on each of them every way.
@@ -174,24 +180,30 @@ FROZEN = (
     "attn1",
     "text_proj",
 )
-OF_TWO_SIZES: Way = {"compiled": "aot_eager", "micro": (0, 1, 0, 1)}
-BUDGET = {**OF_TWO_SIZES, **WITH_BUDGET, **KERNEL}
-WAYS: Mapping[str, Way] = {  # as many micro-batches for every data rank
-    "plain": {},
-    "every block recomputed": {"remat": (2, 2)},
-    "blocks compiled": OF_TWO_SIZES,
-    "blocks compiled and recomputed": {**OF_TWO_SIZES, "remat": (2, 2)},
-    "blocks compiled, a budget": BUDGET,
-    "parts frozen": {"frozen": FROZEN},
-    "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
-    "three micro-batches a rank": {"micro": (0, 1, 2, 3) * 3},
-    "adapters": {"lora": LORA},
-    "adapters, blocks recomputed": {"lora": LORA, "remat": (2, 2)},
-    "adapters, blocks compiled, a budget": {**BUDGET, "lora": LORA},
-}
+
+
+def _ways(long: int, short: int) -> Mapping[str, Way]:
+    """As many micro-batches for every data rank; compiled are two of these numbers, the long one for all peers."""
+    compiled = {"compiled": "aot_eager", "micro": (long, short, short, long)}
+    keeps = {**compiled, **WITH_BUDGET, **KERNEL}
+    return {
+        "plain": {},
+        "every block recomputed": {"remat": (2, 2)},
+        "blocks compiled": compiled,
+        "blocks compiled and recomputed": {**compiled, "remat": (2, 2)},
+        "blocks compiled, a budget": keeps,
+        "parts frozen": {"frozen": FROZEN},
+        "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
+        "three micro-batches a rank": {"micro": (0, 1, 2, 3) * 3},
+        "adapters": {"lora": LORA},
+        "adapters, blocks recomputed": {"lora": LORA, "remat": (2, 2)},
+        "adapters, blocks compiled, a budget": {**keeps, "lora": LORA},
+    }
+
+
 EVERYWHERE = ("three micro-batches a rank", "parts frozen, blocks recomputed", "adapters, blocks recomputed")
 CHOSEN: Table = {
-    size: {f"{mesh}: {way}": _case(degrees, WAYS[way]) for mesh, degrees in meshes.items() for way in EVERYWHERE}
+    size: {f"{mesh}: {way}": _case(degrees, _ways(0, 1)[way]) for mesh, degrees in meshes.items() for way in EVERYWHERE}
     for size, meshes in MESHES.items()
 }
 MATRIX: Mapping[str, Table] = {  # by family
@@ -199,20 +211,20 @@ MATRIX: Mapping[str, Table] = {  # by family
         size: {
             f"{family}, {mesh}: {way}": _case(degrees, how, of)
             for mesh, degrees in meshes.items()
-            for way, how in WAYS.items()
+            for way, how in ways.items()
         }
         for size, meshes in MESHES.items()
     }
-    for family, of in {
-        "MMDiT": {},
-        "CogVideoX": {**DENOISERS["CogVideoX-5B-I2V"], "static": True},
-        "STDiT3": {**STDIT3, "static": True},
-        "TTT-Video": {**DENOISERS["TTT-MLP"], "static": True},
-    }.items()
+    for family, of, ways in (
+        ("MMDiT", {}, _ways(0, 1)),
+        ("CogVideoX", {**DENOISERS["CogVideoX-5B-I2V"], "static": True}, _ways(3, 2)),
+        ("STDiT3", {**STDIT3, "static": True}, _ways(3, 2)),
+        ("TTT-Video", {**DENOISERS["TTT-MLP"], "static": True}, _ways(2, 3)),
+    )
 }
 TABLES: Mapping[str, Table] = {
-    "law": CASES,
-    "families": FAMILIES,
+    "law": MMDIT,
+    "families": OTHER_FAMILIES,
     "mixers": MIXERS,
     "compiled": COMPILED,
     "some ways": CHOSEN,

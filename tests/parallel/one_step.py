@@ -39,6 +39,7 @@ from tests.ranks import Facts
 from tests.train.optimizer.test_schedule import run_config
 
 LR, EPS, CLIP = 1e-2, 1e-2, 0.05
+NO_GRADIENT = {"y_embedder.y_embedding"}  # of STDiT3, which stands for captions that were dropped
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=dict)
     family: type = MMDiTConfig  # of `FAMILIES`
     micro: tuple[int, ...] = (0, 1, 2, 3)  # micro-batches of the step
-    remat: tuple[int, ...] | None = None  # first blocks of each list, or all there are
+    remat: tuple[int, ...] | None = None  # how many first blocks of each list are recomputed, at most all
     budget: float = INPUTS  # of what recomputed blocks keep
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
@@ -68,8 +69,9 @@ class Step:
     norm: float
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    graphs: dict[str, int]  # of compiled blocks, by list: shapes that made some
-    breaks: int = 0  # of these graphs
+    compiled: dict[str, tuple[int, int]]  # by list of blocks: shapes with graphs of their own, and that opened one
+    graphs: int = 0  # that were made
+    breaks: int = 0  # of graphs
 
 
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> None:
@@ -100,6 +102,7 @@ def step_alone(case: Case) -> Step:
     (sum(losses) / len(losses)).backward()
     optimizer = ShardedAdamW(model, run_config(lr=LR, eps=EPS))
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} - gradients.keys() <= NO_GRADIENT
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     optimizer.step(LR, clip_scale(norm, CLIP))
     weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -114,7 +117,7 @@ def step_on(case: Case, world: World) -> Step:
     with torch.device("meta"):
         model = built(case)
     cut = cut_model(model, mesh)
-    graphs = _prepare_blocks(model, case, cut)
+    compiled = _prepare_blocks(model, case, cut)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtake.parallel.shard.UNIT_PARAMETERS", 0 if case.by_blocks else 10**9)
         shard_model(model, mesh, case.dtype)
@@ -134,11 +137,12 @@ def step_on(case: Case, world: World) -> Step:
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step(LR, clip_scale(norm, CLIP))
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    return Step(sums[:-1].tolist(), float(norm), gradients, weights, graphs(), sum(counters["graph_break"].values()))
+    made, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    return Step(sums[:-1].tolist(), float(norm), gradients, weights, compiled(), made, breaks)
 
 
-def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Callable[[], dict[str, int]]:
-    """Recomputes and compiles blocks; says after the step how many shapes of each list made graphs."""
+def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Callable[[], dict[str, tuple[int, int]]]:
+    """Recomputes and compiles blocks; says after the step what was."""
     lists = [model.get_submodule(name) for name in model.blocks]
     counts = [0] * len(lists) if case.remat is None else list(map(min, case.remat, map(len, lists)))
     if case.budget != INPUTS:
@@ -150,7 +154,7 @@ def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Calla
     remat_and_compile(model, counts, cut, mode, compiler)
     if compiler is None:
         return dict
-    return lambda: {name: compiler.variants[name] + compiler.static[name] for name in model.blocks}
+    return lambda: {name: (compiler.static[name], compiler.variants[name]) for name in model.blocks}
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -187,5 +191,20 @@ def compare(cases: Mapping[str, Case], world: World) -> Facts:
         if key not in alone:
             alone[key] = step_alone(case)
         step = step_on(case, world)
-        found[name] = {**differences(step, alone[key]), "graphs": step.graphs, "breaks": step.breaks}
+        found[name] = {
+            **differences(step, alone[key]),
+            "compiled": step.compiled,
+            "graphs": step.graphs,
+            "breaks": step.breaks,
+        }
     return found
+
+
+def assert_one_step(ranks: list[Facts], name: str) -> None:
+    """Every rank found the step of one process."""
+    for facts in ranks:
+        far = facts[name]
+        assert far["loss"] <= 1e-5, name
+        assert far["norm"] <= 1e-5, name
+        assert far["gradient"] <= 1e-5, name
+        assert far["weight"] <= 1e-6, name

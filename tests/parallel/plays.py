@@ -89,7 +89,7 @@ def plain() -> MMDiT:
     return model
 
 
-def farthest(model: nn.Module, reference: nn.Module) -> float:
+def gradients_apart(model: nn.Module, reference: nn.Module) -> float:
     """The largest difference between gradients, over the largest gradient."""
     wanted = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
     found: dict[str, Tensor] = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
@@ -114,7 +114,7 @@ def by_degree(world: World) -> float:
     for micro in slots.values():
         for index in micro:
             (micro_loss(alone, index) / count).backward()
-    return farthest(model, alone)
+    return gradients_apart(model, alone)
 
 
 def two_forwards(world: World) -> float:
@@ -123,7 +123,7 @@ def two_forwards(world: World) -> float:
     sum(micro_loss(model, index) for index in (0, 1)).backward()
     alone = plain()
     sum(micro_loss(alone, index) for index in (0, 1)).backward()
-    return farthest(model, alone)
+    return gradients_apart(model, alone)
 
 
 def offloaded(world: World) -> float:
@@ -132,4 +132,4 @@ def offloaded(world: World) -> float:
     micro_loss(model, 0).backward()
     alone = plain()
     micro_loss(alone, 0).backward()
-    return farthest(model, alone)
+    return gradients_apart(model, alone)

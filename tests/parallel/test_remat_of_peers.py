@@ -24,7 +24,7 @@ from longtake.parallel import (
 )
 from tests.models.initialised import initialise
 from tests.parallel.one_step import whole
-from tests.parallel.plays import farthest
+from tests.parallel.plays import gradients_apart
 from tests.parallel.tiny import micro_loss, tiny
 from tests.ranks import on_ranks
 
@@ -51,7 +51,7 @@ def kept_by_peers(world: World) -> dict[str, float]:
         alone = MMDiT(config)
         initialise(alone, 3)
         (micro_loss(alone, 0) + micro_loss(alone, 2)).backward()
-        found[name] = farthest(model, alone)
+        found[name] = gradients_apart(model, alone)
     return found
 
 

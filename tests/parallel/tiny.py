@@ -57,9 +57,10 @@ def _of_cogvideox(config: CogVideoXConfig, index: int) -> Inputs:
 
 
 def _of_stdit3(config: STDiT3Config, index: int) -> Inputs:
-    """Frames that do not divide, of which one is known; a still; a place fewer than peers; neither divides by two."""
+    """Frames that do not divide, a still, fewer places than peers, neither divides by two; of the first and the last a
+    frame is known."""
     sizes = ((3, 4, 6), (1, 3, 5), (5, 2, 2), (5, 6, 6))
-    return golden_stdit3.random_inputs(config, sizes[index], known=index == 0)
+    return golden_stdit3.random_inputs(config, sizes[index], known=index in (0, 3))
 
 
 def _of_ttt_video(config: TTTVideoConfig, index: int) -> Inputs:

@@ -74,13 +74,13 @@ def test_compiled_presets_of_the_other_families_go_on_bit_by_bit(
     words = ["--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--slots-per-step", "1"]
     words += ["--compile", "True", "--model.attention", "sdpa", "--model.grad-ckpt-budget", "0.5"]
     words += ["--parallel.replicate", "1", f"--parallel.{peers}", "2"]
-    if "lora" in preset and peers == "tensor":  # which are refused over quantised weights
+    if "lora" in preset and peers == "tensor":  # who refuse adapters over quantised weights
         words += ["--lora.base", "dense"]
     assert_goes_on(str(run_file(preset)), words, tmp_path)
 
 
 def assert_goes_on(source: str, words: Sequence[str], folder: Path) -> None:
-    """Two peers make the run that is begun again as they make it without a stop."""
+    """A run of two peers that stops and resumes equals one that never stopped."""
     for facts in on_ranks(2, folder, {"run": partial(in_one_and_in_two, source, words)}):
         whole, parts = (Path(facts["run"][name]) for name in ("whole", "parts"))
         assert facts["run"]["graphs"] > 0
