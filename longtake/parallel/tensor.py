@@ -12,8 +12,10 @@ The price is memory and bandwidth within the node for whole gathered blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -27,7 +29,6 @@ from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
 
 Range = tuple[int, int]  # start, size
-Crossing = Callable[[Tensor], Tensor]  # the collective at the start or end of a region
 
 
 def cut_layers(model: nn.Module, cut: TokenCut) -> None:
@@ -57,9 +58,21 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
                 parent = model.get_submodule(name.rpartition(".")[0])
                 entry = entries.setdefault((parent, split.tokens), _RegionInput(cut, split))
                 entry.readers += 1
-                layer.forward = partial(_column, layer, ranges, entry.read)
+                layer.own_part, forward = _OwnPart(ranges, cut, split, entry), _column
             else:
-                layer.forward = partial(_row, layer, ranges, partial(_leave, cut, split))
+                layer.own_part, forward = _OwnPart(ranges, cut, split), _row
+            # a method, not a `partial`: the compiler knows those by their identity, and would compile every block anew
+            layer.forward = MethodType(forward, layer)
+
+
+@dataclass(frozen=True)
+class _OwnPart:
+    """What a peer computes of a parallel layer."""
+
+    ranges: tuple[Range, ...]  # of its weight's rows, or of its columns
+    cut: TokenCut
+    split: TensorSplit
+    entry: _RegionInput | None = None  # of a column layer
 
 
 def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:
@@ -101,13 +114,13 @@ class _RegionInput:
         return gathered
 
 
-def _column(layer: nn.Linear, ranges: tuple[Range, ...], enter: Crossing, x: Tensor) -> Tensor:
+def _column(layer: nn.Linear, x: Tensor) -> Tensor:
     """Own tokens [B, l, D] -> own features of the tokens of all peers [B, L, D_out / peers].
 
     An adapter's B is cut like the weight; every peer computes A x of all tokens, whose gradient is again a part of a
     sum.
     """
-    x = enter(x)
+    ranges, x = layer.own_part.ranges, layer.own_part.entry.read(x)
     if not isinstance(layer, LoraLinear):
         return _PartOfLinear.apply(x, layer.weight, layer.bias, 0, ranges)
     delta = _PartOfLinear.apply(layer.scaled(F.linear(x, layer.lora_a)), layer.lora_b, None, 0, ranges)
@@ -118,22 +131,19 @@ def _column(layer: nn.Linear, ranges: tuple[Range, ...], enter: Crossing, x: Ten
     return out if layer.bias is None else out + _take(layer.bias, 0, ranges)
 
 
-def _row(layer: nn.Linear, ranges: tuple[Range, ...], leave: Crossing, x: Tensor) -> Tensor:
+def _row(layer: nn.Linear, x: Tensor) -> Tensor:
     """Own features of the tokens of all peers [B, L, D_in / peers] -> own tokens [B, l, D].
 
     An adapter's A is cut like the weight; what B makes of a part of A x is a part of the sum as well.
     """
+    ranges, cut, split = layer.own_part.ranges, layer.own_part.cut, layer.own_part.split
     out = _PartOfLinear.apply(x, layer.weight, None, 1, ranges)
     if isinstance(layer, LoraLinear):
         low = layer.scaled(_PartOfLinear.apply(x, layer.lora_a, None, 1, ranges))
         delta = F.linear(low, layer.lora_b)
         out = out + delta if layer.magnitude is None else layer.joined(out, delta, layer.row_factors())
-    out = leave(out)
+    out = scatter_tokens(out, cut.tensor_sizes(split.tokens), cut.peers.tensor_group)
     return out if layer.bias is None else out + layer.bias
-
-
-def _leave(cut: TokenCut, split: TensorSplit, partial_sums: Tensor) -> Tensor:
-    return scatter_tokens(partial_sums, cut.tensor_sizes(split.tokens), cut.peers.tensor_group)
 
 
 def _cut_arguments(cut: TokenCut, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -142,7 +142,7 @@ ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT
 COMPILED: Table = {
     2: {
         "sequence 2": _case({"sequence": 2}, SMALL, {"compiled": "aot_eager", "micro": (1,)}),
-        "tensor 2, remat": _case({"tensor": 2}, SMALL, RECOMPUTED, {"micro": (0, 1)}),
+        "tensor 2, remat": _case({"tensor": 2}, SMALL, RECOMPUTED, {"micro": (0, 4)}),
         "shard 2, lora on fp8": _case({}, SMALL, ON_FP8, {"compiled": "aot_eager", "static": True}),
         "shard 2, lora on fp8, a budget": _case({}, SMALL, WITH_BUDGET, ON_FP8),
         "sequence 2, ring, dora, a budget": _case(
