@@ -58,21 +58,12 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
                 parent = model.get_submodule(name.rpartition(".")[0])
                 entry = entries.setdefault((parent, split.tokens), _RegionInput(cut, split))
                 entry.readers += 1
-                layer.own_part, forward = _OwnPart(ranges, cut, split, entry), _column
+                layer.region, forward = entry, _column
             else:
-                layer.own_part, forward = _OwnPart(ranges, cut, split), _row
+                layer.region, forward = _RegionOutput(cut, split), _row
+            layer.own_ranges = ranges
             # a method, not a `partial`: the compiler knows those by their identity, and would compile every block anew
             layer.forward = MethodType(forward, layer)
-
-
-@dataclass(frozen=True)
-class _OwnPart:
-    """What a peer computes of a parallel layer."""
-
-    ranges: tuple[Range, ...]  # of its weight's rows, or of its columns
-    cut: TokenCut
-    split: TensorSplit
-    entry: _RegionInput | None = None  # of a column layer
 
 
 def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:
@@ -114,13 +105,24 @@ class _RegionInput:
         return gathered
 
 
+@dataclass(frozen=True)
+class _RegionOutput:
+    """A region's output: the sum of all peers' parts, of which each gets its own tokens."""
+
+    cut: TokenCut
+    split: TensorSplit
+
+    def leave(self, partial_sums: Tensor) -> Tensor:
+        return scatter_tokens(partial_sums, self.cut.tensor_sizes(self.split.tokens), self.cut.peers.tensor_group)
+
+
 def _column(layer: nn.Linear, x: Tensor) -> Tensor:
     """Own tokens [B, l, D] -> own features of the tokens of all peers [B, L, D_out / peers].
 
     An adapter's B is cut like the weight; every peer computes A x of all tokens, whose gradient is again a part of a
     sum.
     """
-    ranges, x = layer.own_part.ranges, layer.own_part.entry.read(x)
+    ranges, x = layer.own_ranges, layer.region.read(x)
     if not isinstance(layer, LoraLinear):
         return _PartOfLinear.apply(x, layer.weight, layer.bias, 0, ranges)
     delta = _PartOfLinear.apply(layer.scaled(F.linear(x, layer.lora_a)), layer.lora_b, None, 0, ranges)
@@ -136,13 +138,13 @@ def _row(layer: nn.Linear, x: Tensor) -> Tensor:
 
     An adapter's A is cut like the weight; what B makes of a part of A x is a part of the sum as well.
     """
-    ranges, cut, split = layer.own_part.ranges, layer.own_part.cut, layer.own_part.split
+    ranges = layer.own_ranges
     out = _PartOfLinear.apply(x, layer.weight, None, 1, ranges)
     if isinstance(layer, LoraLinear):
         low = layer.scaled(_PartOfLinear.apply(x, layer.lora_a, None, 1, ranges))
         delta = F.linear(low, layer.lora_b)
         out = out + delta if layer.magnitude is None else layer.joined(out, delta, layer.row_factors())
-    out = scatter_tokens(out, cut.tensor_sizes(split.tokens), cut.peers.tensor_group)
+    out = layer.region.leave(out)
     return out if layer.bias is None else out + layer.bias
 
 

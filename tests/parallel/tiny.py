@@ -30,18 +30,9 @@ class Tiny:
 
 
 def tiny(**changes: Any) -> MMDiTConfig:
-    sizes = {
-        "in_channels": 16,
-        "vec_in_dim": 8,
-        "context_in_dim": 12,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "axes_dim": (2, 2, 4),
-        "depth": 2,
-        "depth_single_blocks": 2,
-        "cond_embed": True,
-    }
-    return MMDiTConfig(**{**sizes, **changes})
+    """An MMDiT whose heads divide among four peers, with two blocks of each kind."""
+    sizes = {"vec_in_dim": 8, "context_in_dim": 12, "num_heads": 4, "axes_dim": (2, 2, 4), "depth": 2}
+    return golden.tiny_config(**{**sizes, "cond_embed": True, **changes})
 
 
 def _of_mmdit(config: MMDiTConfig, index: int) -> Inputs:
