@@ -24,7 +24,6 @@ from tests.models.triton_cases import assert_kernels_agree
 from tests.plan.test_blocks import FAMILIES
 from tests.plan.trace import block_saved_bytes
 
-ROOT = Path(__file__).parents[2]
 RUNS = (3, 2, 1, 2)  # of two kinds in turn
 Case = tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]], list[tuple[int, ...]]]
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from tests.models.triton_cases import assert_kernels_agree
-
-ROOT = Path(__file__).parents[2]
-
 
 TOKENS = ("q", "k", "target", "grad", "out", "grad_q", "grad_k", "grad_target", "nets")  # in bfloat16
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
