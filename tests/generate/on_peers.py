@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from longtake.config import resolve
 from longtake.generate import GenerateConfig, Request, sample_videos
 from longtake.generate.sample import pixel_shape
-from longtake.parallel import Mesh, World, local_tensor, own_part
+from longtake.parallel import Mesh, World, local_tensor, own_part, start_world
 from longtake.system import System, build_system
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
+from tests.precision import in_float64
 
 Facts = dict[str, Any]
 MODEL = {"in_channels": 16, "patch_size": 2, "context_in_dim": T5_DIM, "vec_in_dim": CLIP_DIM}
@@ -72,6 +73,22 @@ def make_mixed(described: Mapping[str, Any], folder: Path, world: World, *overri
     return {"calls": calls}
 
 
+def make_exact(described: Mapping[str, Any]) -> dict[str, Tensor]:
+    """`make_sizes` of one process, computed in float64."""
+    with start_world("cpu") as world:
+        system = tiny_system(described, world)
+        system.autoencoder.dtype = torch.float64
+        texts = [encoder.module for encoder in system.encoders.of_captions.values()]
+        with in_float64(system.denoiser, system.autoencoder.model, *texts):
+            return make_sizes(system)
+
+
+def make_sizes(system: System) -> dict[str, Tensor]:
+    """The video of every size, and the posterior of one of them."""
+    videos = {name: make(system, name) for name in SIZES}
+    return videos | {"moments": system.encoders.posterior(videos["wide"])["mean"]}
+
+
 def make_all(described: Mapping[str, Any], folder: Path, meshes: Mapping[str, list[str]], world: World) -> Facts:
     """All sizes on each mesh, saved as `{mesh}-{rank}.pt`; how many tiles each rank has computed."""
     counts = {}
@@ -79,8 +96,6 @@ def make_all(described: Mapping[str, Any], folder: Path, meshes: Mapping[str, li
         system = tiny_system(described, world, *overrides)
         calls: list[int] = []
         system.autoencoder.model.decoder.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        videos = {name: make(system, name) for name in SIZES}
-        videos["moments"] = system.encoders.posterior(videos["wide"])["mean"]
-        torch.save(videos, folder / f"{mesh}-{world.rank}.pt")
+        torch.save(make_sizes(system), folder / f"{mesh}-{world.rank}.pt")
         counts[mesh] = len(calls)
     return counts

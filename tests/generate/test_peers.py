@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longtake.parallel import start_world
 from tests.encoders.conftest import described
-from tests.generate.on_peers import SIZES, Facts, make_all, tiny_system
+from tests.generate.on_peers import SIZES, Facts, make_all, make_exact, tiny_system
+from tests.precision import apart
 from tests.ranks import on_ranks
 
 __all__ = ["described"]
@@ -37,8 +38,15 @@ def videos(folder: Path, name: str) -> dict[str, Tensor]:
     return torch.load(folder / f"{name}.pt")
 
 
+@pytest.fixture(scope="module")
+def exact(described: dict[str, Any]) -> dict[str, Tensor]:
+    return make_exact(described)
+
+
 @pytest.mark.parametrize("mesh", MESHES)
-def test_two_processes_make_the_video_of_one(made: tuple[Path, list[Facts]], mesh: str) -> None:
+def test_two_processes_make_the_video_of_one(
+    made: tuple[Path, list[Facts]], exact: dict[str, Tensor], mesh: str
+) -> None:
     alone, first, second = (videos(made[0], name) for name in ("alone-0", f"{mesh}-0", f"{mesh}-1"))
     assert {name: alone[name].shape[2:] for name in SIZES} == {
         "wide": (9, 48, 112),
@@ -47,7 +55,7 @@ def test_two_processes_make_the_video_of_one(made: tuple[Path, list[Facts]], mes
     }
     for name, video in alone.items():
         assert torch.equal(first[name], second[name])
-        torch.testing.assert_close(first[name], video, rtol=0, atol=1e-5)
+        torch.testing.assert_close(first[name], video, rtol=0, atol=apart(exact[name], video))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
