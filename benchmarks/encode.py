@@ -32,6 +32,7 @@ from longtake.encode import EncodeOptions, encode
 from longtake.encode.plan import encode_inputs, make_plan
 from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.layouts import LAYOUTS, time_layouts
+from longtake.models.failures import report_to
 from longtake.parallel import World
 from longtake.system import build_encoders, wanted_draws
 from longtake.train import RunConfig, read_run
@@ -83,7 +84,8 @@ def time_both_layouts(tiny: bool) -> dict[str, object]:
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         autoencoder = random_autoencoder(section, device, dtype, decodes=True)
         for what, decodes in (("encoding", False), ("decoding", True)):
-            turns = [time_layouts(autoencoder, shape, device, decodes) for _ in range(1 if tiny else 5)]
+            report = report_to(print, f"{what}, {name}")
+            turns = [time_layouts(autoencoder, shape, device, decodes, report) for _ in range(1 if tiny else 5)]
             milliseconds = {layout: 1e3 * median(turn[layout] for turn in turns) for layout in LAYOUTS}
             figures[f"{what}, {name}"] = milliseconds
             ratio = milliseconds["contiguous"] / milliseconds["channels_last"]

@@ -219,7 +219,7 @@ def steps_here(sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
             model = {**HERE["model"], "grad_ckpt_settings": remat}
             config = RunConfig(**{**HERE, "model": model, "bucket_config": buckets})
             device = planning.device_named("cpu", measures=True)
-            rates = planning.measure_rates(plan_run(config, 1, Machine(device)), world)
+            rates = planning.measure_rates(plan_run(config, 1, Machine(device)), world, print)
             plan = plan_run(config, 1, Machine(device, measured=rates))
             step = SteadyStep(plan, config, world, lambda of, config=config: WeightUpdate(of, config).at_rate_zero)
             lines += [_against(plan, step, entry, bool(remat)) for entry in plan.entries]

@@ -33,6 +33,7 @@ from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
 from longtake.encoders.layouts import LAYOUTS, lay_out_weights
 from longtake.models import fused
+from longtake.models.failures import report_to
 from longtake.models.timing import AttentionShape, block_parts
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan
@@ -100,10 +101,11 @@ def _product(kind: str, m: int, k: int, n: int, device: torch.device) -> Callabl
 
 def attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each kernel at each shape, v by itself and, at less than 50,000 tokens, as a slice of one buffer with q and k."""
+    report = report_to(partial(print, flush=True), "attention")
     for shape in ((2, 64, 2, 16),) if arguments.tiny else ATTENTION:
         flops = 4 * shape[0] * shape[1] ** 2 * shape[2] * shape[3]
         for joined in (False, True) if shape[1] < 50_000 else (False,):
-            rates = attention_rates(shape, torch.bfloat16, arguments.device, arguments.seconds, joined)
+            rates = attention_rates(shape, torch.bfloat16, arguments.device, arguments.seconds, report, joined)
             for kernel, rate in rates.items():
                 name = f"{kernel} {shape}{', v a slice' * joined}"
                 yield _line(f"{name}, forward", flops / rate["forward"], flops)

@@ -17,8 +17,9 @@ model by itself, like with like: weights and compute in one dtype, forward and b
 sharding, eager and compiled block by block. Contenders take turns, and the fastest of all repeats counts. The
 comparison is left out where diffusers is not installed, and on more than one rank.
 
-On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products at three
-quarters of the GPU's peak and the fastest attention kernel found at this shape would take alone, over the step.
+On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products and the
+fastest attention kernel at this shape would take alone, over the step. Products count at the rate of the step's
+largest GEMM, which runs alone for 8 seconds before the step.
 Several values of --batch and --budget are a line each, written to --json as they come.
 
 MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
@@ -38,7 +39,15 @@ from typing import Any
 
 import torch
 from machine import gib, percent, print_table, write_json
-from step_limits import GpuWatch, attention_rates, attention_seconds, limit_seconds, time_by_class
+from step_limits import (
+    GEMM_SECONDS,
+    GpuWatch,
+    attention_rates,
+    attention_seconds,
+    gemm_rate,
+    limit_seconds,
+    time_by_class,
+)
 from step_models import LATENT, SUBJECTS, Size, blocks_of, random_conditions, with_blocks
 from step_overhead import TARGET_OVERHEAD, measure_overhead
 from step_run import How, OurStep, our_blocks
@@ -155,7 +164,9 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
     blocks that are computed again keep; None: none of them is."""
     dtype = device_dtype(DEFAULTS.dtype, world.device)
     mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
-    rates = _attention_rates(case, dtype, world, arguments)
+    failures: dict[str, str] = {}
+    rates = _attention_rates(case, dtype, world, arguments, failures)
+    gemm = _gemm_rate(case, dtype, world, arguments)
     how = _how(arguments, case, budget, rates, world)
     step = OurStep(case, mesh, world, dtype, how, DEFAULTS)
     _reset_peak(world)
@@ -169,7 +180,7 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
     best = {name: typical(spent) for name, spent in taken.items()}
     flops, whole = case.flops(case.model), case.flops(case.whole)
     device_peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
-    limit = limit_seconds(flops, case.attention_flops, rates, device_peak, frozen=how.lora is not None)
+    limit = limit_seconds(flops, case.attention_flops, rates, gemm.get("flops_per_second"), how.lora is not None)
     ways = [way for way in ("eager", "compiled") if f"peer {way}" in contenders]
     figures = {
         "kind": arguments.model,
@@ -191,6 +202,8 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
         "tflops_per_device": flops / best["step"] / 1e12,
         "mfu": flops / best["step"] / device_peak if device_peak else None,
         "full_step_ms": 1e3 * best["step"] * whole / flops,
+        "gemm": gemm,
+        "attention_failures": failures,
         "limit_ms": limit and 1e3 * limit,
         "share_of_limit": limit and limit / best["step"],
         "runs": len(taken["step"]),
@@ -294,13 +307,37 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
     )
 
 
-def _attention_rates(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of the kernels at hand, at the shape that a rank's attention has; none on a CPU, which has no known limit."""
+def _attention_rates(
+    case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace, failures: dict[str, str]
+) -> dict[str, Any]:
+    """Of the available kernels, at the shape that a rank's attention has; none on a CPU, which has no known limit. The
+    texts of those that fail are put into `failures`."""
     if world.device.type != "cuda":
         return {}
     heads, length = denoiser_class(case.model).heads(case.model), case.tokens + case.text_tokens
     shape = case.batch, length * case.peers, heads // case.peers, case.model.head_dim
-    return attention_rates(shape, dtype, world.device, seconds=min(0.3, arguments.seconds))
+
+    def report(name: str, text: str) -> None:
+        failures[name] = text
+        print(f"attention: {name} cannot be used: {text}", flush=True)
+
+    return attention_rates(shape, dtype, world.device, seconds=min(0.3, arguments.seconds), report=report)
+
+
+_gemm_rates: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def _gemm_rate(case: Case, dtype: torch.dtype, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of the step's largest GEMM, measured once in a process; nothing on a CPU."""
+    if world.device.type != "cuda":
+        return {}
+    sizes = case.latent_shape, case.text_tokens, case.batch
+    frozen = arguments.lora is not None
+    key = repr(case.model), sizes, frozen
+    if key not in _gemm_rates:
+        seconds = 0.0 if arguments.tiny else GEMM_SECONDS
+        _gemm_rates[key] = gemm_rate(case.model, *sizes, dtype, world.device, seconds, frozen)
+    return _gemm_rates[key]
 
 
 def _report_overhead(arguments: argparse.Namespace) -> None:

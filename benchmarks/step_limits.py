@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from statistics import median
@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from longtake.models import build_denoiser, meta_conditions
 from longtake.models.attention import Attention
+from longtake.models.config import ModelSection
+from longtake.models.failures import Report
 from longtake.models.timing import seconds_of
 from longtake.plan import measure
 
-GEMM_SHARE = 0.75  # of the GPU's peak that large products are taken to sustain: what `longtake plan` assumes of Hopper
+GEMM_SECONDS = 8.0  # clocks fall within the first seconds of full load; a step runs at what remains
+_QUEUED_ROUNDS = 8  # launched ahead of the device
 _SPAN = re.compile(r"## Call CompiledFxGraph|Torch-Compiled Region")  # of kernels, which are listed by themselves
 _FUSED = r"triton_(?!tem)|\w*cpp_fused"  # Inductor names these by all operators that are in them
 CLASSES = {  # the first that is found in the name of another kernel, on a CPU of an operator
@@ -66,29 +70,77 @@ def class_of(kernel: str) -> str:
 
 
 def attention_rates(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, seconds: float, joined: bool = False
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
+    report: Report,
+    joined: bool = False,
 ) -> dict[str, Any]:
     """FLOP/s of attention over q, k, v of `shape` (B, L, N, K), forward and backward, by kernel; on a CPU of the one it
-    has. `joined`: v is a slice of one buffer of all three. A kernel that refuses is left out."""
+    has. `joined`: v is a slice of one buffer of all three. `report` is called for a kernel that fails."""
     batch, length, heads, width = shape
     buffer = torch.randn(batch, length, 3, heads, width, device=device, dtype=dtype)
     q, k, v = buffer.unbind(2)
     q, k, v = (x.detach().requires_grad_() for x in (q.contiguous(), k.contiguous(), v if joined else v.contiguous()))
     del buffer
-    found = measure.attention_rates(q, k, v, lambda run: median_seconds(run, device, seconds))
+    found = measure.attention_rates(q, k, v, lambda run: median_seconds(run, device, seconds), report)
     return {name: {"forward": there, "backward": back} for name, (there, back) in found.items()}
 
 
+def gemm_rate(
+    model: ModelSection,
+    latent: tuple[int, int, int, int],
+    text_tokens: int,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
+    frozen: bool = False,
+) -> dict[str, Any]:
+    """FLOP/s of the GEMM in which a forward of `model` spends most FLOPs, with those of its gradients, alone on the
+    device for so many seconds. frozen: without the gradient of the weights."""
+    conditions = meta_conditions(model, latent, text_tokens, batch)
+    with torch.device("meta"):
+        denoiser = build_denoiser(model)
+    operations = measure.operations_of(denoiser, torch.empty(batch, *latent, device="meta"), conditions)
+    ((rows, width, out), _), *_ = operations["products"].most_common(1)
+    calls = measure.product_calls(rows, width, out, device, dtype)[: 2 if frozen else 3]
+    with GpuWatch() as watch:
+        each = sustained_seconds(calls, device, seconds)
+    flops = len(calls) * 2 * rows * width * out
+    return {"shape": [rows, width, out], "flops_per_second": flops / each, "seconds": seconds, **watch.figures}
+
+
+def sustained_seconds(calls: Sequence[Callable[[], object]], device: torch.device, seconds: float) -> float:
+    """Seconds of one round of `calls`, launched for so long without a pause; at least one round, after another."""
+    for call in calls:
+        call()
+    events: deque[torch.cuda.Event] = deque()
+    begun, rounds = time.perf_counter(), 0
+    start = measure.clock(device)
+    while rounds == 0 or time.perf_counter() - begun < seconds:
+        for call in calls:
+            call()
+        rounds += 1
+        if device.type == "cuda":
+            events.append(torch.cuda.Event())
+            events[-1].record()
+            if len(events) > _QUEUED_ROUNDS:
+                events.popleft().synchronize()
+    return (measure.clock(device) - start) / rounds
+
+
 def limit_seconds(
-    flops: float, attention: float, rates: dict[str, Any], peak: float | None, frozen: bool = False
+    flops: float, attention: float, rates: dict[str, Any], gemm: float | None, frozen: bool = False
 ) -> float | None:
     """Seconds of a step of nothing but matrix products and the fastest attention. `flops`: of the model, forward and
-    backward; `attention`: those of attention among them; `peak`: FLOP/s of the device. frozen: weights have no
-    gradients, which are a third of the products. None without rates or a peak."""
-    if not rates or peak is None:
+    backward; `attention`: those of attention among them; `gemm`: FLOP/s that `gemm_rate` measured. frozen: weights have
+    no gradients, which are a third of the products. None without rates."""
+    if not rates or gemm is None:
         return None
     products = (flops - attention) * (2 / 3 if frozen else 1)
-    return products / (GEMM_SHARE * peak) + min(attention_seconds(attention / 3, rate) for rate in rates.values())
+    return products / gemm + min(attention_seconds(attention / 3, rate) for rate in rates.values())
 
 
 def attention_seconds(flops: float, rate: dict[str, float]) -> float:

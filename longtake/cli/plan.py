@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -218,7 +219,7 @@ def _measured(plan: RunPlan, config: RunConfig) -> Machine:
     with parallel.start_world(config.device) as world:
         if (here := planning.device_here(world.device)) != name:
             raise UserError(f"--gpu {name}: --measure times what runs here, a {here}; choose --gpu {here}")
-        found = planning.measure_rates(plan, world)
+        found = planning.measure_rates(plan, world, partial(typer.echo, err=True))
         rates = world.on_main(lambda: planning.keep_rates(name, found))
     machine = replace(plan.machine, measured=rates)
     if name != planning.CPU:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from longtake.encoders.autoencoder import Autoencoder
+from longtake.models.failures import Report
 from longtake.models.timing import time_each
 
 LAYOUTS = {"contiguous": {}, "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d}}
@@ -25,11 +26,17 @@ def lay_out_weights(modules: Iterable[nn.Module], layout: str) -> None:
 
 
 def choose_layout(
-    autoencoder: Autoencoder, shape: tuple[int, int, int], device: torch.device, take: Take, decodes: bool = False
+    autoencoder: Autoencoder,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    take: Take,
+    report: Report,
+    decodes: bool = False,
 ) -> str | None:
     """On CUDA, lays out the weights that encode or decode videos of (T, H, W) pixels in the layout that is faster;
     returns a line on it. None where nothing is timed: weights that come from the host each time, and compiled layers,
-    stay as they are. `take`: gives every rank what the first one finds. Collective."""
+    stay as they are. `take`: gives every rank what the first one finds. `report` is called for layouts that fail.
+    Collective."""
     parts, config = autoencoder.decoding if decodes else autoencoder.encoding, autoencoder.config
     moved, compiled = getattr(config, "placement", None) == "offloaded", getattr(config, "compile", False)
     if device.type != "cuda" or not parts or moved or compiled:
@@ -38,7 +45,7 @@ def choose_layout(
         autoencoder.load_decoder()
     frames, *sides = autoencoder.piece(shape)
     piece = min(_FRAMES, frames), *sides
-    found = take(lambda: {"seconds": time_layouts(autoencoder, piece, device, decodes)})["seconds"]
+    found = take(lambda: {"seconds": time_layouts(autoencoder, piece, device, decodes, report)})["seconds"]
     chosen = min(found, key=found.__getitem__, default="contiguous")
     lay_out_weights(parts.values(), chosen)
     figures = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in found.items())
@@ -48,9 +55,10 @@ def choose_layout(
 
 @torch.no_grad()
 def time_layouts(
-    autoencoder: Autoencoder, shape: tuple[int, int, int], device: torch.device, decodes: bool
+    autoencoder: Autoencoder, shape: tuple[int, int, int], device: torch.device, decodes: bool, report: Report
 ) -> dict[str, float]:
-    """Seconds of encoding or decoding a video of (T, H, W) pixels on this rank alone in each layout that runs."""
+    """Seconds of encoding or decoding a video of (T, H, W) pixels on this rank alone in each layout that runs; `report`
+    is called for those that fail."""
     parts, compute = autoencoder.decoding if decodes else autoencoder.encoding, autoencoder.compute
     x = torch.zeros(1, *(autoencoder.latent(*shape) if decodes else (3, *shape)), device=device)
 
@@ -65,7 +73,7 @@ def time_layouts(
     try:
         for layout in LAYOUTS:
             lay_out_weights(parts.values(), layout)
-            found |= time_each({layout: run}, device)
+            found |= time_each({layout: run}, device, report)
     finally:
         autoencoder.compute = compute
     if device.type == "cuda":

@@ -35,6 +35,7 @@ from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, shar
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, load_weights
+from longtake.models.failures import report_to
 from longtake.models.timing import timed_on
 from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
 from longtake.small_files import remembered
@@ -137,8 +138,10 @@ def prepare_decoding(system: System, config: GenerateConfig, world: World, say: 
         facts = timed_on(system.device), facts_of(own.config), str(own.dtype), own.piece(shape)
         return world.on_main(lambda: remembered("decoding_layouts", time, *facts, whole=_whole))
 
-    parts = system.autoencoder, shape, system.device, take
-    if not config.deterministic and (line := choose_layout(*parts, decodes=True)):
+    if config.deterministic:
+        return
+    report = report_to(say, "autoencoder")
+    if line := choose_layout(system.autoencoder, shape, system.device, take, report, decodes=True):
         say(line)
 
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longtake.contracts import UserError
+from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.attention_op import attention
 from longtake.models.config import Backend
+from longtake.models.failures import failure_of
 from longtake.models.temporal_attention import attend_over_time, fits
 
 # Operators by which tokens see each other, beside PyTorch's.
@@ -158,7 +160,7 @@ def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, 
         return AttentionChoice(wanted, f"{KERNEL_NAMES[kernel]} {facts}")
     fault = fault_of(wanted, device, dtype, head_dim)
     if fault is not None:
-        raise UserError(f"model.attention = {wanted!r}: does not run here {facts}: {fault}; choose auto")
+        raise UserError(f"model.attention = {wanted!r}: does not run here {facts}: {_first_line(fault)}; choose auto")
     return AttentionChoice(wanted, f"{KERNEL_NAMES[wanted]} {facts}")
 
 
@@ -170,7 +172,7 @@ def use_attention(model: nn.Module, choice: AttentionChoice, timed: bool = False
 
 
 def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why `backend` cannot compute attention on this CUDA device, in a few words; None where it can."""
+    """The reason why `backend` cannot compute attention on this CUDA device; None where it can."""
     assert backend in get_args(Backend)
     if backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
         return "it is made for Hopper GPUs"
@@ -179,12 +181,17 @@ def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_di
         if backend in _SDPA:  # PyTorch's own call knows best what a kernel takes
             with sdpa_kernel(_SDPA[backend]):
                 F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
-        Attention(backend)(q, k, v).sum().backward()
+        with flash_attention_restored():
+            Attention(backend)(q, k, v).sum().backward()
     except ImportError as error:
         return f"{KERNEL_NAMES[backend]} is not installed ({error})"
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        return failure_of(error, device)
     return None
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0].rstrip(".")
 
 
 def _sdpa_choice(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:

@@ -7,13 +7,19 @@ float64). None has a mask or dropout, so the state of random numbers that PyTorc
 
 from __future__ import annotations
 
-import inspect
 import math
-from typing import Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 
 from longtake.models.config import Backend
 
@@ -79,7 +85,8 @@ def attend_block_backward(
 def attend(q: Tensor, k: Tensor, v: Tensor, which: Kernel) -> tuple[Tensor, Tensor]:
     """softmax(q k^T / sqrt(K)) v [B, N, l, K], and the log-sum-exp of the scores."""
     scale, width = _scale(q), q.shape[-1]
-    if which == "flash":
+    if which in ("flash", "fa3"):
+        _use_flash_attention(which, q)
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*map(_filled, (q, k, v)), scale=scale)
         return out[..., :width], lse[..., : q.shape[2]]
     if which == "cudnn":
@@ -90,12 +97,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, which: Kernel) -> tuple[Tensor, Tens
         return out, lse[..., : q.shape[2]]
     if which == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)
-    if which == "fa3":
-        given = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse, *_ = _flash_attention_3("forward", **dict(zip("qkv", given, strict=True)), softmax_scale=scale)
-        if lse.shape != q.shape[:3]:
-            raise RuntimeError("this release of FlashAttention-3 does not give the log-sum-exp; install a newer one")
-        return out.transpose(1, 2), lse
     outs, lses = [], []
     wide = torch.promote_types(q.dtype, torch.float32)
     for part in q.split(_rows(q, k), dim=2):
@@ -110,7 +111,8 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, given what `attend` gave."""
     scale, width, sizes = _scale(q), q.shape[-1], (q.shape[2], k.shape[2])
-    if which == "flash":
+    if which in ("flash", "fa3"):
+        _use_flash_attention(which, q)
         state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # unused dropout RNG state
         grad, q, k, v, out = map(_filled, (grad, q, k, v, out))
         found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -132,25 +134,35 @@ def attend_backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, False, scale=scale
         )
-    if which == "fa3":
-        names = ("dout", "q", "k", "v", "out")
-        given = {name: x.transpose(1, 2) for name, x in zip(names, (grad, q, k, v, out), strict=True)}
-        found = {f"d{name}": torch.empty_like(given[name]) for name in "qkv"}
-        _flash_attention_3("backward", **given, **found, softmax_lse=lse, softmax_scale=scale)
-        return tuple(one.transpose(1, 2) for one in found.values())
     return _math_backward(grad, q, k, v, out, lse)
 
 
-def _flash_attention_3(way: Literal["forward", "backward"], **given: Any) -> Any:
-    """The package's function of that name, [B, l, N, K]; `given` by name, for releases differ in the order and in what
-    else they take: nothing of that is asked for."""
-    import flash_attn_interface
+@contextmanager
+def flash_attention_restored() -> Iterator[None]:
+    """Inside, kernels are tried; after it PyTorch's flash attention is what it was, FlashAttention-2 or 3."""
+    before = current_flash_attention_impl()
+    try:
+        yield
+    finally:
+        _activate(before)
 
-    function = getattr(flash_attn_interface, f"_flash_attn_{way}")
-    given |= {"causal": False, "is_causal": False, "deterministic": torch.are_deterministic_algorithms_enabled()}
-    takes = inspect.signature(getattr(function, "_init_fn", function)).parameters
-    needed = {name: None for name, one in takes.items() if one.default is inspect.Parameter.empty}
-    return function(**needed | {name: value for name, value in given.items() if name in takes})
+
+def _use_flash_attention(which: Kernel, q: Tensor) -> None:
+    """Makes PyTorch's flash attention on CUDA FlashAttention-3 or, for any other kernel, its own FlashAttention-2.
+
+    The choice holds for the whole process, so alternating between the two registers kernels each time.
+    """
+    if not q.is_meta:
+        _activate("FA3" if which == "fa3" else None)
+
+
+def _activate(implementation: str | None) -> None:
+    if current_flash_attention_impl() == implementation:
+        return
+    if implementation is None:
+        restore_flash_attention_impl()
+    else:
+        activate_flash_attention_impl(implementation)
 
 
 def _math_backward(

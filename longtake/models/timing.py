@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from longtake.models import fused, layers
 from longtake.models.attention import Attention, fault_of
+from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.config import Backend
+from longtake.models.failures import Report, failure_of
 from longtake.models.projections import project, project_out
 
 _REPEATS = 3
@@ -44,8 +46,9 @@ class AttentionShape:
         return f"{self.batch} x {self.tokens:,} tokens, {self.heads} heads of {self.width}"
 
 
-def time_backends(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Seconds of a forward and backward by each kernel that runs on this CUDA device and is right for every length."""
+def time_backends(shape: AttentionShape, device: torch.device, dtype: torch.dtype, report: Report) -> dict[str, float]:
+    """Seconds of a forward and backward by each kernel that runs on this CUDA device and is right for every length.
+    `report` is called for the others."""
     sizes = shape.batch, shape.tokens, shape.heads, shape.width
     q, k, v, grad = (torch.randn(sizes, device=device, dtype=dtype) for _ in range(4))
     inputs = [one.requires_grad_() for one in (q, k, v)]
@@ -53,16 +56,26 @@ def time_backends(shape: AttentionShape, device: torch.device, dtype: torch.dtyp
     def run(name: Backend) -> None:
         torch.autograd.grad(Attention(name)(*inputs), inputs, grad)
 
-    runs = {name: partial(run, name) for name in backends_of(device, dtype, shape.width)}
-    seconds = time_each(runs, device)
+    runs = {name: partial(run, name) for name in backends_of(device, dtype, shape.width, report)}
+    with flash_attention_restored():
+        seconds = time_each(runs, device, report)
     torch.cuda.empty_cache()
     return seconds
 
 
-def backends_of(device: torch.device, dtype: torch.dtype, width: int) -> list[Backend]:
-    """The kernels of attention that run on this CUDA device with heads of this width, right for every length."""
-    found = {name: fault_of(name, device, dtype, width) for name in _CANDIDATES}
-    return [name for name in _CANDIDATES if found[name] is None and (name != "cudnn" or _cudnn() >= _CUDNN)]
+def backends_of(device: torch.device, dtype: torch.dtype, width: int, report: Report) -> list[Backend]:
+    """The kernels of attention that run on this CUDA device with heads of this width, right for every length. `report`
+    is called for the others."""
+    usable = []
+    for name in _CANDIDATES:
+        fault = fault_of(name, device, dtype, width)
+        if fault is None and name == "cudnn" and _cudnn() < _CUDNN:
+            fault = f"cuDNN {_dotted(_cudnn())} is wrong for some lengths, {_dotted(_CUDNN)} is not"
+        if fault is None:
+            usable.append(name)
+        else:
+            report(name, fault)
+    return usable
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
@@ -102,9 +115,11 @@ def time_fused(
     device: torch.device,
     dtype: torch.dtype,
     compiled: bool,
+    report: Report,
     names: Collection[str] = fused.NAMES,
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a forward and backward of each of these `fused.NAMES`, "fused" and "plain"; what fails is left out."""
+    """Seconds of a forward and backward of each of these `fused.NAMES`, "fused" and "plain". `report` is called for
+    what fails."""
     found = {}
     for name, (function, inputs) in block_parts(shape, device, dtype).items():
         if name not in names:
@@ -117,12 +132,14 @@ def time_fused(
                 out = called(*inputs)
                 out = out if isinstance(out, tuple) else (out,)
                 torch.autograd.grad(out, inputs, [one.detach() for one in out])
+            except torch.AcceleratorError:
+                raise
             except Exception as error:  # compilers raise many kinds
                 raise RuntimeError(str(error)) from error
 
         ways = {"fused": partial(run, (name,), called, inputs), "plain": partial(run, (), called, inputs)}
         try:
-            found[name] = time_each(ways, device)
+            found[name] = time_each(ways, device, lambda way, text, name=name: report(f"{name}, {way}", text))
         finally:
             fused.use(())
     return found
@@ -187,16 +204,17 @@ def timed_on(device: torch.device) -> dict[str, str]:
     return found
 
 
-def time_each(candidates: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, float]:
+def time_each(candidates: Mapping[str, Callable[[], None]], device: torch.device, report: Report) -> dict[str, float]:
     """The best seconds of a few calls of each candidate, in turns, the first call left out; those that fail are not in
-    it."""
+    it, and `report` is called for them."""
     best: dict[str, float] = {}
     left = dict(candidates)
     for turn in range(1 + _REPEATS):
         for name, call in list(left.items()):
             try:
                 seconds = seconds_of(call, device)
-            except RuntimeError:  # not at this shape, or out of memory
+            except RuntimeError as error:  # not at this shape, or out of memory
+                report(name, failure_of(error, device))
                 del left[name]
                 best.pop(name, None)
                 continue

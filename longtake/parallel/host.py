@@ -60,6 +60,7 @@ def pin(memory: Tensor) -> bool:
         return True
     with suppress(RuntimeError):  # clears CUDA's error state, which the next kernel would report
         torch.zeros(1, device="cuda").add_(1)
+    torch.cuda.synchronize()  # raises what was no refusal to pin, such as an earlier kernel's illegal access
     return False
 
 

@@ -96,6 +96,8 @@ class BlockStore:
             key = f"model.grad_ckpt_buffer_size = {self.room.num_bytes}"
             try:
                 self._memory, pinned = host_memory(self.room.num_bytes, device, self)
+            except torch.AcceleratorError:  # an earlier kernel's
+                raise
             except RuntimeError:
                 raise UserError(
                     f"{key}: the host cannot allocate so much; choose fewer bytes (every process takes them)"

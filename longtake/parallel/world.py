@@ -148,7 +148,8 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         if settings := allocator_settings(os.environ):
             torch._C._accelerator_setAllocatorSettings(settings)
         torch.cuda.set_device(place)
-        options["device_id"] = place
+        if size > 1:  # NCCL connects at once; a single process needs no connection
+            options["device_id"] = place
     if (restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) and size > 1:
         options |= _store_of_restart(restart, options["timeout"])
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from longtake.contracts import UserError
+from longtake.contracts import Conditions, UserError
 from longtake.encoders.cost import on_meta, pieces_of
 from longtake.encoders.layouts import LAYOUTS
 from longtake.models import Attention, Trace, denoiser_class, meta_conditions, timing
+from longtake.models.attention_kernels import flash_attention_restored
+from longtake.models.failures import Report, failure_of, report_to
 from longtake.parallel import TokenPeers, World, cut_among, tune_host
 from longtake.plan.block_traces import one_of_each_kind
 from longtake.plan.machine import CPU
@@ -34,9 +36,9 @@ _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}  # of one tensor that is copied
 _CHAIN = 100  # small kernels in a row
 
 
-def measure_rates(plan: RunPlan, world: World) -> Rates:
+def measure_rates(plan: RunPlan, world: World, say: Callable[[str], None]) -> Rates:
     """The rates of this process's device at the run's costliest shapes; that of links where several processes run.
-    Collective."""
+    `say` prints why a kernel fails. Collective."""
     work, device = plan.work, world.device
     if device.type == "cpu":
         tune_host(work.config.cpu_threads)
@@ -52,7 +54,7 @@ def measure_rates(plan: RunPlan, world: World) -> Rates:
     stream *= denoiser_class(work.model).heads(work.model)
     return Rates(
         products=products,
-        attention={work.model.head_dim: _attention(shapes, device, dtype, time_of)},
+        attention={work.model.head_dim: _attention(shapes, device, dtype, time_of, report_to(say, "attention"))},
         convolutions=convolved or products,
         copies=_copies(min(stream, _MOST_BYTES[device.type]), device, dtype, time_of),
         links=_links(world, time_of),
@@ -113,7 +115,11 @@ def _operations(plan: RunPlan, bucket: Any, layout: Any) -> dict[str, Counter[An
         heads = denoiser_class(config).heads(config)
         cut_among(model, TokenPeers.counted(layout.sequence, layout.tensor, layout.sequence_attention, heads))
     x = torch.empty(sizes.batch, *sizes.latent, device="meta")
-    conditions = meta_conditions(config, sizes.latent, sizes.text_tokens, sizes.batch)
+    return operations_of(model, x, meta_conditions(config, sizes.latent, sizes.text_tokens, sizes.batch))
+
+
+def operations_of(model: nn.Module, x: Tensor, conditions: Conditions) -> dict[str, Counter[Any]]:
+    """The same of a denoiser and its input [B, C, F, h, w] on the meta device."""
     with torch.no_grad(), _Operations(model) as trace:
         model(x, x[:, 0, 0, 0, 0], conditions)
     return trace.seen
@@ -124,15 +130,19 @@ def _products(seen: Counter[Any], device: torch.device, dtype: torch.dtype, time
     done = taken = 0.0
     for (m, k, n), flops in seen.most_common(_PRODUCTS):
         rows = max(1, min(m, int(_MOST_FLOPS[device.type] / (2 * k * n))))
-        x, w, y = (torch.randn(*of, device=device, dtype=dtype) for of in ((rows, k), (n, k), (rows, n)))
-        seconds = time_of(lambda x=x, w=w: x @ w.t()) + time_of(lambda y=y, w=w: y @ w)
-        seconds += time_of(lambda x=x, y=y: y.t() @ x)
+        seconds = sum(map(time_of, product_calls(rows, k, n, device, dtype)))
         done, taken = done + 3 * flops, taken + seconds * flops / (2 * rows * k * n)
     return done / taken
 
 
+def product_calls(rows: int, k: int, n: int, device: torch.device, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
+    """A product [rows, k] x [k, n] of a linear layer, and those of the gradients of its input and of its weight."""
+    x, w, y = (torch.randn(*size, device=device, dtype=dtype) for size in ((rows, k), (n, k), (rows, n)))
+    return [lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x]
+
+
 def _attention(
-    shapes: Any, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]
+    shapes: Any, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float], report: Report
 ) -> tuple[float, float]:
     """FLOP/s forward and backward of the kernel that is the fastest in both together."""
     (batch, queries, heads, width), (_, keys, *_) = shapes
@@ -144,23 +154,32 @@ def _attention(
         torch.randn(batch, n, heads, width, device=device, dtype=dtype, requires_grad=True)
         for n in (queries, keys, keys)
     )
-    found = attention_rates(q, k, v, time_of)
+    found = attention_rates(q, k, v, time_of, report)
+    if not found:
+        raise UserError(
+            f"longtake plan --measure: no attention kernel ran {tuple(q.shape)} forward and backward; the lines above "
+            "say why"
+        )
     return max(found.values(), key=lambda rates: 1 / (1 / rates[0] + 2.5 / rates[1]))
 
 
-def attention_rates(q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float]) -> dict[str, tuple[float, float]]:
+def attention_rates(
+    q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float], report: Report
+) -> dict[str, tuple[float, float]]:
     """FLOP/s forward and backward over q, k, v [B, L, N, K] by each of `backends_of`; on a CPU by the one that runs.
-    time_of: says the seconds of a call."""
+    time_of: says the seconds of a call. `report` is called for kernels that fail."""
     found, on_gpu = {}, q.device.type == "cuda"
     flops = 4 * q.numel() * k.shape[1]
-    for name in timing.backends_of(q.device, q.dtype, q.shape[-1]) if on_gpu else ("auto",):
+    for name in timing.backends_of(q.device, q.dtype, q.shape[-1], report) if on_gpu else ("auto",):
         kernel = Attention(name)
         try:
-            out = kernel(q, k, v)
-            grad = torch.randn_like(out)
-            there = time_of(partial(kernel, q, k, v))
-            back = time_of(partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True))
-        except RuntimeError:  # not at this shape, or out of memory
+            with flash_attention_restored():
+                out = kernel(q, k, v)
+                grad = torch.randn_like(out)
+                there = time_of(partial(kernel, q, k, v))
+                back = time_of(partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True))
+        except RuntimeError as error:  # not at this shape, or out of memory
+            report(name, failure_of(error, q.device))
             continue
         found[name] = flops / there, 2.5 * flops / back
     return found

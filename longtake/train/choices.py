@@ -17,6 +17,7 @@ from longtake.contracts import Bucket
 from longtake.encoders import choose_layout
 from longtake.models import Attention, AttentionChoice, block_counts, denoiser_class, fused, use_attention
 from longtake.models.attention import KERNEL_NAMES
+from longtake.models.failures import report_to
 from longtake.models.projections import joins
 from longtake.models.timing import AttentionShape, slow_on_hopper, time_backends, time_fused, timed_on
 from longtake.parallel import (
@@ -123,7 +124,7 @@ def choose_encoding_layout(
         return
     shape = max((bucket.shape for bucket in buckets), key=math.prod)
     take = partial(choices.take, "encoding")
-    if line := choose_layout(system.autoencoder, shape, system.device, take):
+    if line := choose_layout(system.autoencoder, shape, system.device, take, report_to(say, "autoencoder")):
         say(line)
 
 
@@ -140,7 +141,7 @@ def choose_attention_by_time(
         return
 
     def choose() -> Found:
-        seconds = time_backends(shape, device, system.dtype)
+        seconds = time_backends(shape, device, system.dtype, report_to(say, "attention"))
         chosen = min(seconds, key=seconds.__getitem__, default="auto")
         return {"chosen": chosen, "shape": str(shape), "seconds": seconds, "warning": slow_on_hopper(chosen, device)}
 
@@ -186,7 +187,7 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
                 use_compile_cache(config.compile_cache)
         joining = "project", "project_out"
         names = [name for name in fused.NAMES if name not in joining or _joins(config, tensor, name)]
-        seconds = time_fused(largest, world.device, dtype, compiled, names)
+        seconds = time_fused(largest, world.device, dtype, compiled, report_to(say, "fused operators"), names)
         chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
         return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
 

@@ -169,6 +169,48 @@ def test_a_kernel_is_of_the_class_of_what_it_computes(monkeypatch: pytest.Monkey
     assert import_module("step_limits").class_of(kernel) == kind
 
 
+@pytest.mark.parametrize(("frozen", "products"), [(False, 3), (True, 2)])
+def test_limit_divides_by_the_rate_of_the_largest_gemm_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, frozen: bool, products: int
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    limits = import_module("step_limits")
+    model = import_module("step_models").SUBJECTS["flux"].sizes["tiny"].model  # 96 wide, mlp of 384
+    rounds: list[int] = []
+
+    def sustained(calls: Any, device: torch.device, seconds: float) -> float:
+        assert seconds == 8.0
+        rounds.append(len(calls))
+        return 2.0
+
+    monkeypatch.setattr(limits, "sustained_seconds", sustained)
+    sizes = (16, 1, 8, 8), 16, 2
+    found = limits.gemm_rate(model, *sizes, torch.float32, torch.device("cpu"), 8.0, frozen)
+    rows, width, out = found["shape"]
+    assert (rows, width, out) == (2 * (16 + 16), 96, 96 + 384)  # values and MLP of single blocks, image and text tokens
+    assert rounds == [products]
+    assert found["flops_per_second"] == products * 2 * rows * width * out / 2.0
+    rate = {"forward": 1.0, "backward": 2.5}
+    limit = limits.limit_seconds(120.0, 30.0, {"flash": rate}, 2.0, frozen)
+    assert limit == 90.0 * products / 3 / 2.0 + 10.0 + 10.0
+    assert limits.limit_seconds(120.0, 30.0, {"flash": rate}, None) is None
+
+
+def test_sustained_load_runs_for_its_seconds_in_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    limits = import_module("step_limits")
+    now = [0.0]
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(limits.measure, "clock", lambda device: now[0])
+
+    def call() -> None:
+        now[0] += 0.5
+
+    assert limits.sustained_seconds([call, call], torch.device("cpu"), 8.0) == 1.0
+    assert now[0] == 1.0 + 8.0
+    assert limits.sustained_seconds([call], torch.device("cpu"), 0.0) == 0.5
+
+
 @pytest.fixture
 def step_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A step of the tiny model, in float32, that runs as it is told."""

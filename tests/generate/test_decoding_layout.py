@@ -22,7 +22,9 @@ def test_a_decoding_layout_is_timed_once_for_what_it_depends_on(
     found = {"seconds": {"contiguous": 2.0, "channels_last": 1.0}}
     timed, said = [], []
 
-    def choose(own: Any, shape: Any, device: Any, take: Callable[[Callable[[], Any]], Any], decodes: bool) -> str:
+    def choose(
+        own: Any, shape: Any, device: Any, take: Callable[[Callable[[], Any]], Any], *_: Any, decodes: bool
+    ) -> str:
         return str(take(lambda: timed.append(shape) or found))
 
     def prepare(tile: int, dtype: torch.dtype = torch.bfloat16) -> None:

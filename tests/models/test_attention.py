@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl
 
 from longtake.contracts import UserError
 from longtake.models import Attention, MMDiT, choose_attention, timing, use_attention
@@ -79,6 +80,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     probe = module._probe
     monkeypatch.setattr(module, "_probe", lambda device, *rest: probe(CPU, *rest))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(module, "_loaded", {})
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)  # as if not installed
     return monkeypatch
@@ -109,12 +111,9 @@ def test_auto_takes_flash_attention_3_where_pytorch_would_take_2(
     assert choice.name.startswith("FlashAttention-3" if expected == "fa3" else module.KERNEL_NAMES[kernel])
 
 
-@pytest.mark.parametrize("release", ["operators", "functions"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_flash_attention_3_is_called_forward_and_backward(
-    hopper: pytest.MonkeyPatch, release: str, compiled: bool
-) -> None:
-    calls = flash_attention_3.install(hopper, release)
+def test_flash_attention_3_is_called_forward_and_backward(hopper: pytest.MonkeyPatch, compiled: bool) -> None:
+    calls = flash_attention_3.install(hopper)
     q, k, v = drawn(9)
     attend = torch.compile(Attention("fa3"), backend="aot_eager", fullgraph=True) if compiled else Attention("fa3")
     found, expected = attend(q, k, v), exact(q, k, v)
@@ -122,15 +121,29 @@ def test_flash_attention_3_is_called_forward_and_backward(
     gradients = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    assert calls == ["forward", "backward, deterministic=False"]
+    assert calls == ["activated", "forward", "backward"]
 
 
-def test_a_release_of_flash_attention_3_without_its_functions_is_refused(hopper: pytest.MonkeyPatch) -> None:
+def test_flash_attention_3_without_its_kernels_is_refused(hopper: pytest.MonkeyPatch) -> None:
     hopper.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-    with pytest.raises(
-        UserError, match=r"'fa3': does not run here .*has no attribute '_flash_attn_forward'; choose auto"
-    ):
+    with pytest.raises(UserError, match=r"'fa3': does not run here .*does not expose FA3.*; choose auto"):
         choose_attention("fa3", CUDA, torch.bfloat16, 128)
+
+
+def test_flash_attention_3_is_active_for_its_own_calls_and_not_after_a_probe(hopper: pytest.MonkeyPatch) -> None:
+    calls = flash_attention_3.install(hopper)
+    q, k, v = (x.detach().transpose(1, 2) for x in drawn(9))
+    assert module.fault_of("fa3", CUDA, torch.float32, 8) is None
+    assert current_flash_attention_impl() is None
+    attend(q, k, v, "fa3")
+    assert (current_flash_attention_impl(), calls.count("activated")) == ("FA3", 2)
+    attend(q, k, v, "fa3")
+    assert calls.count("activated") == 2
+    with pytest.raises(NotImplementedError):  # a CPU has no FlashAttention-2
+        attend(q, k, v, "flash")
+    assert current_flash_attention_impl() is None
+    timing.time_backends(timing.AttentionShape(1, 16, 2, 8), CPU, torch.float32, lambda *_: None)
+    assert current_flash_attention_impl() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -184,8 +197,11 @@ def test_the_best_call_of_each_kernel_counts_but_the_first_and_one_that_fails_is
 
     taken = {"steady": (2.0, 2.0, 3.0, 4.0), "slow to start": (9.0, 1.5, 1.0, 2.0), "broken later": (0.1, 0.1)}
     monkeypatch.setattr("longtake.models.timing.time.perf_counter", lambda: now[0])
-    found = time_each({name: partial(call, name, of) for name, of in taken.items()}, torch.device("cpu"))
+    failed: dict[str, str] = {}
+    calls = {name: partial(call, name, of) for name, of in taken.items()}
+    found = time_each(calls, torch.device("cpu"), failed.__setitem__)
     assert found == {"steady": 2.0, "slow to start": 1.0}
+    assert failed == {"broken later": "no room"}
 
 
 @pytest.mark.parametrize(("milliseconds", "calls"), [(1.0, 1 + 30), (40.0, 1), (0.001, 1 + 100)])
@@ -245,7 +261,11 @@ def test_only_kernels_that_run_and_are_right_are_timed(hopper: pytest.MonkeyPatc
     hopper.setattr(torch.cuda, "synchronize", lambda device: None)
     hopper.setattr(timing, "Attention", lambda name: ran.append(name) or Attention("sdpa"))
     shape = timing.AttentionShape(1, 16, 2, 8)
-    assert set(timing.time_backends(shape, CPU, torch.float32)) == {"flash", "efficient"} == set(ran)
+    failed: dict[str, str] = {}
+    found = timing.time_backends(shape, CPU, torch.float32, failed.__setitem__)
+    assert set(found) == {"flash", "efficient"} == set(ran)
+    assert failed["fa3"] == "not installed"
+    assert set(failed) == {"fa3", "cudnn"}
 
 
 @pytest.mark.gpu

@@ -146,6 +146,24 @@ def test_one_process_is_a_world_without_network(monkeypatch: pytest.MonkeyPatch)
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_nccl_connects_at_once_only_where_there_are_peers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    options: dict[str, object] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: options.update(given, backend=backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda settings: None)
+    for name, value in {"is_available": True, "device_count": 1, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    with start_world("cuda") as world:
+        assert world.device == torch.device("cuda", 0)
+    assert options["backend"] == "nccl"
+    assert options.get("device_id") == (world.device if size > 1 else None)
+
+
 def test_a_world_is_left_after_an_error() -> None:
     with pytest.raises(UserError), start_world("cpu"):
         raise UserError("no")

@@ -46,7 +46,7 @@ def test_attention_is_timed_at_the_tokens_and_heads_of_the_run(monkeypatch: pyte
     timed: list[tuple[int, ...]] = []
     monkeypatch.setattr(measure, "attention_rates", lambda q, *_: timed.append(tuple(q.shape)) or {"auto": (1.0, 1.0)})
     with start_world("cpu") as world:
-        measure.measure_rates(plan, world)
+        measure.measure_rates(plan, world, print)
     assert timed == [(longest.bucket.batch_size, longest.tokens + plan.work.config.text_length, 4, 64)]
 
 

@@ -111,6 +111,8 @@ def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: 
     assert set(KERNEL_NAMES) == named | by_products
     assert set(get_args(attention_kernels.Kernel)) - {"cpu", "math"} == named
     ran: dict[str, list[str]] = {"run": [], "plan": []}
+    failed: dict[str, dict[str, str]] = {"run": {}, "plan": {}}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
     def noted(by: str, name: str) -> object:
         ran[by].append(name)
@@ -120,11 +122,14 @@ def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: 
     monkeypatch.setattr(timing, "_cudnn", lambda: timing._CUDNN)
     monkeypatch.setattr(timing, "Attention", lambda name: lambda *_: noted("run", name))
     monkeypatch.setattr(measure, "Attention", lambda name: lambda *_: noted("plan", name))
-    module.time_backends(timing.AttentionShape(1, 16, 2, 8), torch.device("cpu"), torch.float32)
+    module.time_backends(
+        timing.AttentionShape(1, 16, 2, 8), torch.device("cpu"), torch.float32, failed["run"].__setitem__
+    )
     q = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, shape=(1, 16, 2, 8), numel=lambda: 256)
-    measure.attention_rates(q, q, q, lambda run: 1.0)
+    measure.attention_rates(q, q, q, lambda run: 1.0, failed["plan"].__setitem__)
     assert len(ran["run"]) == len(named)
     assert set(ran["run"]) == set(ran["plan"]) == named
+    assert failed["run"] == failed["plan"] == dict.fromkeys(named, "no GPU is here")
     parts = timing.block_parts(timing.AttentionShape(1, 4, 2, 8), torch.device("cpu"), torch.float32)
     assert tuple(parts) == fused.NAMES
 
@@ -486,7 +491,7 @@ def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatc
 
 def test_operators_are_timed_beside_what_they_replace() -> None:
     shape = AttentionShape(1, 6, 2, 8)
-    found = time_fused(shape, torch.device("cpu"), torch.float32, compiled=False)
+    found = time_fused(shape, torch.device("cpu"), torch.float32, False, lambda *_: None)
     assert {name: set(of) for name, of in found.items()} == {name: {"fused", "plain"} for name in fused.NAMES}
     assert fused.used() == ()
 
