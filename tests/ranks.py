@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def _play(rank: int, size: int, port: int, folder: Path, plays: Mapping[str, Pla
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
+    warnings.filterwarnings("error", message=r".*torch\.distributed.* is deprecated", category=FutureWarning)
     with start_world("cpu", timeout_seconds=240) as world:
         facts = {name: play(world) for name, play in plays.items()}
         (folder / f"{rank}.json").write_text(json.dumps(facts))

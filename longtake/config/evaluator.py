@@ -310,8 +310,9 @@ class Evaluator:
         if symbol == "*" and isinstance(right, (str, list, tuple)):
             left, right = right, left
         if symbol == "*" and isinstance(left, (str, list, tuple)) and type(right) is int:
-            self.budget.take(len(left) * max(right, 0) // (64 if isinstance(left, str) else 1))
-            return left * right
+            count = max(right, 0) if left else 0  # Python refuses a count that no index holds, even of nothing
+            self.budget.take(len(left) * count // (64 if isinstance(left, str) else 1))
+            return left * count
         kinds = f"{type(left).__name__} and {type(right).__name__}"
         self.fault(expr, f"cannot be computed: {symbol} of {kinds}", "take two numbers, or two values of one kind")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -144,8 +145,7 @@ def read_toml(text: str, source: Source, report: Callable[[Fault], None]) -> Non
             raise ValueError(f"a line has more than {MAX_DOTS} dots")
         table = tomllib.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
-        fix = "text stands in quotes, tables in [brackets]"
-        raise ConfigError([Fault(source.file, "", f"is not TOML ({error})", fix)]) from None
+        raise ConfigError(placeholder_faults(source) or [toml_fault(error, source)]) from None
     for name, value in table.items():
         try:
             if name == BASE:
@@ -158,6 +158,27 @@ def read_toml(text: str, source: Source, report: Callable[[Fault], None]) -> Non
         except ValueError as error:
             report(Fault(source.file, shown(value), str(error), "", name))
             source.broken.add(name)
+
+
+def placeholder_faults(source: Source) -> list[Fault]:
+    """Every `key = TODO` of a TOML file: published run files hold some, and TOML has no such value."""
+    faults, table = [], ""
+    for number, line in enumerate(source.lines, 1):
+        text = line.decode()
+        if header := re.match(r"\s*\[([\w.\- ]+)\]", text):
+            table = header[1].strip() + "."
+        elif entry := re.match(r"\s*([\w.\-]+)\s*=\s*TODO\s*(?:#.*)?$", text):
+            fix = "write the value, or delete the line"
+            faults.append(Fault(f"{source.file}:{number}", "TODO", "is a placeholder", fix, table + entry[1]))
+    return faults
+
+
+def toml_fault(error: Exception, source: Source) -> Fault:
+    """The error of a TOML file, with the line that it names."""
+    place, text = source.file, ""
+    if match := re.search(r" \(at line (\d+), column \d+\)$", str(error)):
+        place, text = f"{place}:{match[1]}", shorten(source.lines[int(match[1]) - 1].decode())
+    return Fault(place, text, f"is not TOML ({error})", "text stands in quotes, tables in [brackets]")
 
 
 def check_toml(value: Any, level: int = 1) -> None:

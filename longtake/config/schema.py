@@ -143,6 +143,8 @@ def suggest(schema: Any, path: KeyPath, key: str, tree: Node | None = None) -> s
     here = list(dict.fromkeys(name for form in sections for name in fields(form) if name != key))
     if known := next((form.OTHER_WORDS[key] for form in sections if key in getattr(form, "OTHER_WORDS", {})), None):
         return f"did you mean {known}?"
+    if owners := _other_kinds(schema, path, key, sections):
+        return owners
     if key.startswith("no_") and key[3:] in here:
         return f"write --{dotted((*path, key[3:]))} False"
     near = difflib.get_close_matches(key, here, n=1, cutoff=0.75)
@@ -160,6 +162,23 @@ def suggest(schema: Any, path: KeyPath, key: str, tree: Node | None = None) -> s
         return f"did you mean {dotted((*path, near[0]))}?"
     listed = ", ".join(here[:MAX_NAMES]) + (", …" if len(here) > MAX_NAMES else "")
     return f"the names here are {listed}" if here else "there are no names here"
+
+
+def _other_kinds(schema: Any, path: KeyPath, key: str, chosen: list[type[BaseModel]]) -> str:
+    """A hint that names the values of `type` whose section has the key, where the one chosen has not; else empty."""
+    kinds = {kind: form for form in forms_at(schema, path) for kind in _kind_names(form)}
+    owners = [kind for kind, form in kinds.items() if key in fields(form)]
+    own = [kind for kind, form in kinds.items() if form in chosen]
+    if not owners or not own or len(own) == len(kinds):
+        return ""
+    named = " or ".join(f'"{kind}"' for kind in owners[:MAX_NAMES])
+    return f'it belongs to {dotted((*path, "type"))} = {named}, and this is "{own[0]}"'
+
+
+def _kind_names(form: Any) -> tuple[str, ...]:
+    """The values of `type` that stand for this section; none where it has no such field."""
+    field = fields(form).get("type") if is_section(form) else None
+    return () if field is None else tuple(name for member in forms(field.annotation) for name in literal_values(member))
 
 
 def fit_keys(node: Node, found: tuple[Any, ...]) -> Node:

@@ -51,6 +51,8 @@ class Section(BaseModel):
                 stack.extend(item)
             elif isinstance(item, str) and "\0" in item:
                 raise ValueError("must have no NUL byte")
+            elif item == "TODO":
+                raise ValueError("is a placeholder; write the value, or delete the line")
             elif isinstance(item, (int, float)) and not bounded:
                 most = LARGEST_INT if isinstance(item, int) else LARGEST_FLOAT
                 if not -most <= item <= most:

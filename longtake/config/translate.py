@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from longtake.config.faults import MAX_FAULTS, Fault, shown
-from longtake.config.schema import forms_at, kinds, literal_values, suggest
+from longtake.config.schema import fields, forms_at, is_section, kinds, literal_values, suggest
 from longtake.config.tree import Branch, KeyPath, Leaf, dotted, leaves, matching_key, nearest, plain
 
 # Rule and fix for each type of pydantic error that needs no more than its own figures; `_type` and the like share one.
@@ -134,8 +134,23 @@ def fault(path: KeyPath, problem: Problem, tree: Branch, schema: Any, file: str)
         tag = str(context.get("discriminator", "")).strip("'")
         return Fault(place, "", "is required", "say which kind this is", dotted((*path, tag)))
     known = RULES.get(kind) or RULES.get(ENDS.sub("", kind))
+    if problem["input"] is None and known:
+        known = known[0], off_value(schema, path, tree) or known[1]
     rule, fix = known or (problem["msg"][:1].lower() + problem["msg"][1:], "")
     return Fault(place, value, rule.format(**context) if known else rule, fix, key)
+
+
+def off_value(schema: Any, path: KeyPath, tree: Branch) -> str:
+    """How to write what None means elsewhere, for a field that refuses it: the 0 of its description, or its default."""
+    for form in forms_at(schema, path[:-1], tree):
+        field = fields(form).get(str(path[-1])) if is_section(form) else None
+        if field is None:
+            continue
+        if match := re.search(r"(?:^|; )0: ([^;]+)", field.description or ""):
+            return f"write 0 ({match[1]})"
+        if isinstance(field.default, (int, float, str)):
+            return f"leave it out for the default, {shown(field.default)}"
+    return ""
 
 
 def one_of(allowed: list[Any], given: Any) -> tuple[str, str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         read_budget,
         used_levels,
     )
+    from longtake.parallel.collectives import all_gather_single, reduce_scatter_single
     from longtake.parallel.compile import (
         BlockCompiler,
         compile_layers,

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from longtake.parallel.collectives import all_gather_single, reduce_scatter_single
+
 Map = Callable[[Tensor], Tensor]
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the old name, before torch 2.13
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Sizes = Sequence[Sequence[int]]  # for each rank of a group, its tokens of each of several sequences
 
 
@@ -284,7 +284,7 @@ def _gather(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
     if isinstance(group, CountedGroup):
         group.sent += shares[1:].nbytes
     else:
-        _all_gather(shares.flatten(0, 1), padded, group)
+        all_gather_single(shares.flatten(0, 1), padded, group)
     return torch.cat([shares[rank].narrow(1, start, size) for rank, start, size in _in_order(sizes)], dim=1)
 
 
@@ -299,7 +299,7 @@ def _scatter(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
     if isinstance(group, CountedGroup):
         group.sent += shares[1:].nbytes
     else:
-        _reduce_scatter(own, shares.flatten(0, 1), group=group)
+        reduce_scatter_single(own, shares.flatten(0, 1), group=group)
     return own.narrow(1, 0, sum(sizes[rank_in(group)]))
 
 

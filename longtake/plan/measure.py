@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from longtake.encoders.layouts import LAYOUTS
 from longtake.models import Attention, Trace, denoiser_class, meta_conditions, timing
 from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.failures import Report, failure_of, report_to
-from longtake.parallel import TokenPeers, World, cut_among, tune_host
+from longtake.parallel import TokenPeers, World, all_gather_single, cut_among, tune_host
 from longtake.plan.block_traces import one_of_each_kind
 from longtake.plan.machine import CPU
 from longtake.plan.rates import Rates, measured_rates
@@ -231,7 +230,7 @@ def _links(world: World, time_of: Callable[..., float]) -> float | None:
         return None
     part = torch.ones((1 << 26) // world.size, device=world.device)
     whole = part.new_empty(part.numel() * world.size)
-    seconds = time_of(partial(dist.all_gather_into_tensor, whole, part))
+    seconds = time_of(partial(all_gather_single, whole, part))
     return (whole.nbytes - part.nbytes) / seconds
 
 

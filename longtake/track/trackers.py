@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import math
+import os
 import secrets
 import socket
 import time
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from longtake.contracts import UserError
 from longtake.durable import naming, unfinished, write_whole
@@ -178,6 +181,8 @@ class WeightsAndBiases(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
+        for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
+            del os.environ[name]  # `WANDB_MODE=` in a job script means that it is unset; W&B refuses empty values
         id_file = (run.joins or run.folder) / WANDB_ID_FILE
         if not id_file.exists():
             write_whole(id_file, secrets.token_hex(4))
@@ -193,6 +198,10 @@ class WeightsAndBiases(Tracker):
             raise UserError(
                 f"wandb = True: Weights & Biases did not start ({error}); run `wandb login`, or set WANDB_MODE=offline"
             ) from error
+        except ValidationError as error:
+            problem = error.errors()[0]
+            variable = f"WANDB_{'_'.join(map(str, problem['loc']))}".upper()
+            raise UserError(f"{variable} = {problem['input']!r}: {problem['msg']}; set or unset it") from error
         self._axis = _WATCH_AXIS if run.joins else _AXIS
         for names, axis in _AXES.items():
             self._run.define_metric(names, step_metric=axis)

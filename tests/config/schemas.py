@@ -45,6 +45,7 @@ class Run(Section):
     bucket_config: dict[str, dict[int, tuple[float | tuple[float, float], int]]] = Field(default_factory=dict)
     lr: float = 1e-4
     steps: int = 10
+    every: int = Field(0, description="steps between reports; 0: never")
     warmup_steps: int | None = None
     wandb: bool = False
     name: str = "run"

@@ -49,6 +49,9 @@ def test_all_faults_come_at_once_from_every_file_and_flag(tmp_path: Path) -> Non
     [
         ({"steps": "x"}, 'steps = "x" (x.py): must be a whole number; write for example 8'),
         ({"steps": True}, "steps = True (x.py): must be a whole number"),
+        ({"steps": None}, "steps = None (x.py): must be a whole number; leave it out for the default, 10"),
+        ({"every": None}, "every = None (x.py): must be a whole number; write 0 (never)"),
+        ({"name": "TODO"}, 'name = "TODO" (x.py): is a placeholder; write the value, or delete the line'),
         ({"lr": True}, "lr = True (x.py): must be a number"),
         ({"wandb": 3}, "wandb = 3 (x.py): must be True or False"),
         ({"name": 3}, 'name = 3 (x.py): must be text; write it in quotes, as "x"'),
@@ -87,6 +90,10 @@ def test_each_kind_of_mistake_has_its_sentence(tree: AnyTree, fault: str) -> Non
         ({"hidden_size": 1}, "did you mean model.hidden_size?"),
         ({"grad_ckpt_setting": (1, 2)}, "did you mean model.grad_ckpt_settings?"),
         ({"model": {"type": "stdit", "qk_norms": 1}}, "did you mean model.qk_norm?"),
+        (
+            {"model": {"type": "stdit", "from_pretrained": "x"}},
+            'it belongs to model.type = "mmdit", and this is "stdit"',
+        ),
         ({"model": {"type": "stdit", "zzz": 1}}, "the names here are type, depth, qk_norm"),
         ({"no_wandb": True}, "write --wandb False"),
         ({"qqq": {"a": 1}}, "the names here are dataset, model, optim, bucket_config, lr, steps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -122,8 +123,16 @@ def test_tensorboard_gets_numbers_and_is_purged_after_a_resume(tmp_path):
     assert found == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0)]
 
 
+def test_wandb_variable_without_a_value_it_takes_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "banana")
+    with pytest.raises(UserError, match="WANDB_MODE = 'banana'"):
+        opened(tmp_path, tensorboard=False, wandb=True)
+    importlib.import_module("wandb").teardown()  # it reads the environment once per process
+
+
 def test_weights_and_biases_runs_offline_and_a_restart_is_the_same_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_BASE_URL", "")  # empty: unset
     monkeypatch.setenv("WANDB_SILENT", "true")
     options = {"tensorboard": False, "wandb": True, "wandb_project": "p"}
     with opened(tmp_path / "run", **options) as trackers:

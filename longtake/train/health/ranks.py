@@ -10,8 +10,9 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from longtake.parallel import all_gather_single
 
 if TYPE_CHECKING:
     from longtake.system import System
@@ -77,5 +78,5 @@ class RankTimes:
         own = torch.stack([torch.full((), value, device=device) for value in figures])  # no copy to wait for
         gathered = torch.empty(world.size * len(figures), device=device)
         # A collective of its own: in that of the step's sums, these would change the order in which others are added.
-        dist.all_gather_into_tensor(gathered, own)
+        all_gather_single(gathered, own)
         return gathered.view(world.size, -1)

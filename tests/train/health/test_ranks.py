@@ -67,7 +67,7 @@ def test_on_a_gpu_the_time_is_that_of_its_kernels(monkeypatch: pytest.MonkeyPatc
     system = SimpleNamespace(denoiser=denoiser, device=x.device, flops=lambda shape: 2 * 8192 * 4096**2)
     stream = SimpleNamespace(world=SimpleNamespace(size=2), peers=SimpleNamespace(count=lambda bucket: 1))
     step = SimpleNamespace(turns=[SimpleNamespace(slot=slot)], slots=[slot, slot], wait_seconds=0.5)
-    monkeypatch.setattr("torch.distributed.all_gather_into_tensor", lambda out, own: out.copy_(own.repeat(2)))
+    monkeypatch.setattr("longtake.train.health.ranks.all_gather_single", lambda out, own: out.copy_(own.repeat(2)))
     times = RankTimes(system, stream, every=8)
     for number in range(1, 9):
         torch.cuda.synchronize()  # as the loop does not
