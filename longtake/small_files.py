@@ -17,6 +17,10 @@ from longtake.durable import write_whole
 
 MOST_BYTES = 1 << 26
 _PACKAGE = Path(__file__).parent
+_MARKS = {  # UTF-32's mark begins with that of UTF-16
+    "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
+    "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
+}
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -29,6 +33,24 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     if len(data) > most_bytes:
         raise ValueError(f"it is too large: more than {most_bytes:,} bytes")
     return data
+
+
+def encoding_by_mark(head: bytes) -> str | None:
+    """The encoding that a byte order mark names, other than UTF-8; `head`: the first four bytes."""
+    for encoding, marks in _MARKS.items():
+        if head.startswith(marks):
+            return encoding
+    return None
+
+
+def decode_text(data: bytes) -> str:
+    """Text in UTF-8, or in UTF-16 or UTF-32 with its byte order mark, which is left out. Raises `ValueError`."""
+    if encoding := encoding_by_mark(data[:4]):
+        return data.decode(encoding)
+    text = data.decode("utf-8-sig")
+    if "\0" in text:
+        raise ValueError("it has NUL bytes, as UTF-16 without its mark")
+    return text
 
 
 def cache_folder() -> Path:

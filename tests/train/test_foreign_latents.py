@@ -145,9 +145,9 @@ def test_files_that_cannot_be_used_cost_their_clips_and_nothing_in_them_is_run(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"clip": "a"}\n\n{"clip": \n', "list.jsonl:3: is not JSON"),
+        ('{"clip": "a"}\n\n{"clip": \n', "list.jsonl:3: not JSON"),
         ('{"clip": "a"}\n{"clip": "a"}\n', "clip = 'a' occurs twice"),
-        ("[1]\n", "list.jsonl:1: holds a list"),
+        ("[1]\n", "list.jsonl:1: a list"),
         (None, "cannot be read"),
     ],
 )

@@ -19,12 +19,12 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from PIL import Image, ImageOps
 
+from longtake.data.clips.formats import IMAGE_SUFFIXES, suffix_of
 from longtake.durable import unfinished
 
 Container = av.container.InputContainer
 Stream = av.video.stream.VideoStream
 Decoded = tuple[list[int], np.ndarray]  # places, and the pixels of one frame
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 # Demuxers that make "video" of text and play lists: a caption file by the name of x.txt decodes as ANSI art.
 _NOT_VIDEO = frozenset({"tty", "hls", "concat", "concatf", "dash", "lrc", "srt", "ass"})
@@ -52,7 +52,7 @@ class _NotCountable(Exception):
 
 def is_image(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is read as a still (by its suffix). GIFs are read as video."""
-    return os.path.splitext(os.fspath(path))[1].lower() in IMAGE_SUFFIXES
+    return suffix_of(path) in IMAGE_SUFFIXES
 
 
 @contextmanager

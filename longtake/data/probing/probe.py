@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from longtake.contracts import UserError
 from longtake.data.clips.captions import caption_beside
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
+from longtake.data.clips.formats import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from longtake.data.clips.locations import join_location, refuse_url
 from longtake.data.clips.servers import check_protocols
-from longtake.data.clips.video import IMAGE_SUFFIXES, ClipError
+from longtake.data.clips.video import ClipError
 from longtake.data.probing.journal import Journal
 from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.pool import ask_here, ask_on_ray
@@ -33,8 +34,6 @@ from longtake.data.tables.write_rows import check_target, moved_batch, write_tab
 from longtake.small_files import is_unicode
 
 MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec")
-_VIDEOS = "mp4 m4v mov mkv webm avi gif ts m2ts mts mpg mpeg wmv flv 3gp ogv mxf"
-VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
 _NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
 _ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
@@ -145,7 +144,7 @@ def read_source(source: Path, as_text: bool) -> tuple[pa.Table, dict[int, str]]:
     columns = columns.rename_columns(names)
     for place, name in enumerate(names):
         if name == "clip_id":
-            columns = columns.set_column(place, name, pa.array(id_values(columns[name], source)))
+            columns = columns.set_column(place, name, pa.array(id_values(columns[name], source, 0, unreadable)))
         elif name in ("path", "text"):
             columns = columns.set_column(place, name, pc.fill_null(columns[name], ""))
     return columns, unreadable

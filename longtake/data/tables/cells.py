@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,19 +27,32 @@ _BLANKS = " \t"  # that the reader of a CSV takes away around a number
 _SHOWN = 40  # letters of a cell that is no number
 
 
-def plain_schema(schema: pa.Schema, source: Path) -> pa.Schema:
+@dataclasses.dataclass(frozen=True)
+class RawRows:
+    """Some rows as a reader of a file gives them, and those that it could not read, by their number here."""
+
+    batch: pa.RecordBatch
+    lost: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
+def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None = ()) -> pa.Schema:
     """The kinds that cells are given: one kind of text, no dictionaries, and numbers where training reads numbers.
-    Raises `UserError` where path, text or one of `NUMBERS` is of a kind that cannot be made text or numbers."""
+
+    texts: columns of captions besides `text`, in which too lists of texts become JSON arrays; None: all. Raises
+    `UserError` where path, text or one of `NUMBERS` is of a kind that cannot be made text or numbers.
+    """
     fields = []
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        is_text = _is_text(kind)
         if is_text:
             kind = pa.string()
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        if field.name in ("path", "text") or (field.name in NUMBERS and not is_number):
+        is_caption = (texts is None or field.name in texts) and _is_list(kind) and _is_text(kind.value_type)
+        if field.name in ("path", "text") or is_caption or (field.name in NUMBERS and not is_number):
             wanted, words = (pa.float64(), "numbers") if field.name in NUMBERS else (pa.string(), "text")
-            if not (is_text or pa.types.is_null(kind)):
+            may_be_text = words == "text" and (_is_list(kind) or pa.types.is_floating(kind))
+            if not (is_text or may_be_text or pa.types.is_null(kind)):
                 raise UserError(f"{source}: column {field.name} holds {kind}; it must hold {words}")
             kind = wanted
         fields.append(pa.field(field.name, kind))
@@ -91,10 +108,13 @@ class CsvKind:
             return pa.float64() if self._is_number else pa.string()
         return self._kind
 
-    @property
-    def read_as(self) -> pa.DataType:
-        """What the reader of the file is asked for."""
-        return pa.string() if self._has_others else self.kind
+    def cast(self, cells: pa.Array) -> pa.Array:
+        """Cells given as text as what the column holds; as text where some of its cells are no numbers."""
+        if self._has_others or pa.types.is_string(self.kind):
+            return cells
+        cells = pc.ascii_trim(cells, _BLANKS)
+        is_empty = pc.is_in(cells, value_set=pa.array(_EMPTY, cells.type))
+        return pc.cast(pc.if_else(is_empty, pa.scalar(None, cells.type), cells), self.kind)
 
     def add(self, cells: pa.Array) -> None:
         """Looks at further cells, given as text."""
@@ -131,12 +151,49 @@ def readable_cells(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordB
         column.validate(full=not is_text)  # of a damaged file Arrow would read beyond the end
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if is_text:
+        if pa.types.is_string(field.type) and (_is_list(column.type) or pa.types.is_floating(column.type)):
+            column = _texts_of_values(column, field.name, wrong)
+        elif is_text:
             column = _texts(column, field.name, wrong)
             if field.name in NUMBERS and not pa.types.is_string(field.type):
                 column = _numbers(column, field.name, wrong)
         columns.append(column if column.type == field.type else pc.cast(column, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema), wrong
+
+
+def text_of(value: Any, is_path: bool = False) -> str | None:
+    """The text that a value is: of a list of texts a JSON array, as captions of segments are written; None for an empty
+    list and for numbers that are not finite. Raises `ValueError` for everything else, which is not one text."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        raise ValueError(f"{json.dumps(value)}, expected a text")
+    if isinstance(value, int | float):
+        return str(value) if math.isfinite(value) else None
+    if isinstance(value, list) and not is_path:
+        if not all(isinstance(part, str) for part in value):
+            raise ValueError("a list with something other than texts, expected a text or a list of texts")
+        return json.dumps(value, ensure_ascii=False) if value else None
+    raise ValueError(f"{'a list' if isinstance(value, list) else 'an object'}, expected a text")
+
+
+def _texts_of_values(column: pa.Array, name: str, wrong: dict[int, str]) -> pa.Array:
+    texts: list[str | None] = []
+    for row, value in enumerate(column.to_pylist()):
+        try:
+            texts.append(text_of(value, is_path=name == "path"))
+        except ValueError as error:
+            texts.append(None)
+            wrong.setdefault(row, f"{name} is {error}")
+    return pa.array(texts, pa.string())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _texts(column: pa.Array, name: str, wrong: dict[int, str]) -> pa.Array:

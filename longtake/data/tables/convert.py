@@ -67,7 +67,7 @@ def make_shards(
     `target` is replaced once the new one is complete. `progress(rows)` is called after each batch. Raises `UserError`
     as `ClipTable.open` does.
     """
-    rows = open_rows(source)
+    rows = open_rows(source, texts=None)
     check_columns(rows.names, source)
     _check_place(source, target)
     with unfinished_folder(target) as partial:
@@ -100,8 +100,9 @@ def _write_columns(
             batch = chunk.batch if start is None else moved_batch(chunk.batch, rows.folder, start)
             writer.write_batch(batch.replace_schema_metadata(FORMAT))
             found, wrong = clean_numbers(chunk.batch, chunk.unreadable, chunk.first)
+            wrong = rows.with_lines(wrong)
             if "clip_id" in rows.names:
-                found["clip_ids"] = id_values(chunk.batch.column("clip_id"), rows.source, chunk.first)
+                found["clip_ids"] = id_values(chunk.batch.column("clip_id"), rows.source, chunk.first, chunk.unreadable)
             else:
                 found["clip_ids"] = path_hashes(byte_texts(chunk.batch.column("path")))
             for name, values in found.items():

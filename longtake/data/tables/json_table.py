@@ -1,37 +1,119 @@
-"""Tables as JSON: `.json` holds one list of objects, `.jsonl` one object a line; keys are the columns."""
+"""Tables as JSON: `.json` holds one list of objects, `.jsonl` one object a line; keys are the columns.
+
+Python's parser reads them: DuckDB's gives an empty row, without a reason, for a line that is not JSON or not UTF-8.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from longtake.contracts import UserError
-from longtake.small_files import is_unicode
+from longtake.data.tables.cells import NUMBERS, RawRows, text_of
+from longtake.small_files import encoding_by_mark, is_unicode
 
 SUFFIXES = (".json", ".jsonl")
 _ROWS = 65536  # rows that are Python objects at once, in a .jsonl
 
+Row = dict[str, Any] | str  # an object, or the reason why it cannot be read
 
-def tables_of(source: Path) -> Iterator[pa.Table]:
-    """The rows, some ten thousand at a time; a `.json` is held in memory whole.
 
-    A key that an object lacks is empty in its row; `path` and `text` are text. Text that is no Unicode comes as bytes
-    that are not UTF-8. Raises `UserError` with the line or row where the file is no such table.
+@dataclass(frozen=True)
+class JsonTable:
+    """An open JSON table: its columns, and what reads some of them."""
+
+    schema: pa.Schema
+    read: Callable[[Sequence[str]], Iterator[RawRows]]
+    lines: np.ndarray | None  # of each row of a .jsonl its line, from 1: int64 [N]
+
+
+def open_json(source: Path) -> JsonTable:
+    """Reads a table once, to learn its columns; a `.json` is held in memory whole.
+
+    A key that an object lacks is empty in its row; text that is not Unicode comes as bytes that are not UTF-8. A column
+    that holds a text anywhere is text; in another one with values of several kinds the cells are JSON. A line or an
+    entry that is not an object costs its row. Raises `UserError` where no row can be read.
     """
-    objects = objects_of_lines(source) if source.suffix.lower() == ".jsonl" else _objects_of_list(source)
-    names: dict[str, None] = {}
-    while rows := list(islice(objects, _ROWS)):
-        for row in rows:
-            names |= dict.fromkeys(row)
-        if odd := [name for name in names if not is_unicode(name)]:
-            raise UserError(f"{source}: the name of a column, {odd[0]!r}, is not text in UTF-8; rename it")
-        yield pa.table({name: _column([row.get(name) for row in rows], name, source) for name in names})
+    columns: dict[str, _Column] = {}
+    numbers: list[int] = []
+    first_fault = ""
+    for part in _parts(source):
+        objects = [row for _, row in part if isinstance(row, dict)]
+        for name in dict.fromkeys(name for row in objects for name in row):
+            if not is_unicode(name):
+                raise UserError(f"{source}: the name of a column, {name!r}, is not text in UTF-8; rename it")
+            columns.setdefault(name, _Column(name)).add([row.get(name) for row in objects])
+        faults = [f"{_place(source, number)}: {row}" for number, row in part if isinstance(row, str)]
+        first_fault = first_fault or next(iter(faults), "")
+        numbers += [number for number, _ in part]
+    if not columns and first_fault:
+        raise UserError(f"{first_fault}; no row of the table can be read")
+    if not columns:
+        raise UserError(f"{source}: the table has no rows; list one clip an object with its path and text")
+
+    def read(names: Sequence[str]) -> Iterator[RawRows]:
+        for part in _parts(source):
+            lost = {row: reason for row, (_, reason) in enumerate(part) if isinstance(reason, str)}
+            objects = [row if isinstance(row, dict) else {} for _, row in part]
+            cells = [columns[name].convert([row.get(name) for row in objects], lost) for name in names]
+            yield RawRows(pa.RecordBatch.from_arrays(cells, names=list(names)), lost)
+
+    schema = pa.schema([(name, column.kind) for name, column in columns.items()])
+    return JsonTable(schema, read, np.array(numbers, np.int64) if _is_lines(source) else None)
+
+
+class _Column:
+    """The kind of a column, widened value by value."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._is_text = name in ("path", "text")
+        self._is_mixed = False  # values of several kinds, none of them a text
+        self._kind = pa.uint64() if name == "clip_id" else pa.null()
+
+    @property
+    def kind(self) -> pa.DataType:
+        return pa.string() if self._is_text or self._is_mixed else self._kind
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Looks at further values."""
+        if self._is_text or self._is_mixed:
+            return
+        filled = [value for value in values if value is not None]
+        if any(isinstance(value, str) for value in filled):
+            self._is_text = self.name not in NUMBERS
+            self._is_mixed = self.name in NUMBERS
+            return
+        is_number = self.name in NUMBERS
+        try:
+            kind = pa.array(filled, pa.uint64() if self.name == "clip_id" else None).type
+            pair = [pa.schema([(self.name, each)]) for each in (self._kind, kind)]
+            self._kind = pa.unify_schemas(pair, promote_options="permissive").field(0).type
+            self._is_mixed = is_number and not _is_number_or_null(self._kind)
+        except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
+            self._is_mixed = True
+
+    def convert(self, values: Sequence[Any], lost: dict[int, str]) -> pa.Array:
+        """The column of some values; a value that is not one text in a column of texts adds its row to `lost`."""
+        if not self._is_text and not self._is_mixed:
+            return pa.array(values, self._kind)
+        texts: list[bytes | None] = []
+        for row, value in enumerate(values):
+            text = None
+            try:
+                text = text_of(value, is_path=self.name == "path") if self._is_text else _json_text(value)
+            except ValueError as error:
+                lost.setdefault(row, f"{self.name} is {error}")
+            texts.append(None if text is None else text.encode("utf-8", "surrogatepass"))
+        return pa.array(texts, pa.binary()).view(pa.string())
 
 
 class JsonWriter:
@@ -64,56 +146,68 @@ def objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:
 
 def numbered_objects(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The same, with the numbers of their lines from 1."""
+    for number, row in _rows_of_lines(source):
+        if isinstance(row, str):
+            raise UserError(f"{source}:{number}: {row}; write one object a line with the columns as keys")
+        yield number, row
+
+
+def _parts(source: Path) -> Iterator[list[tuple[int, Row]]]:
+    """Numbered rows, some ten thousand at a time."""
+    rows = _rows_of_lines(source) if _is_lines(source) else _rows_of_list(source)
+    while part := list(islice(rows, _ROWS)):
+        yield part
+
+
+def _rows_of_lines(source: Path) -> Iterator[tuple[int, Row]]:
     with open(source, "rb") as file:
         for number, line in enumerate(file, start=1):
+            if number == 1 and (encoding := encoding_by_mark(line[:4])):
+                raise UserError(f"{source}: line 1: the file is in {encoding}, expected UTF-8; save it as UTF-8")
             if line.strip():
-                yield number, _object(_parsed(line, f"{source}:{number}"), f"{source}:{number}: holds", "each line")
+                try:
+                    yield number, _object(_parsed(line))
+                except ValueError as error:
+                    yield number, f"not JSON ({error})"
 
 
-def _objects_of_list(source: Path) -> Iterator[dict[str, Any]]:
-    rows = _parsed(source.read_bytes(), str(source))
+def _rows_of_list(source: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        rows = _parsed(source.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{source}: is not JSON that can be read ({error}); write the table again") from error
     if not isinstance(rows, list):
         raise UserError(f"{source}: holds {_kind(rows)}; it must be one list of objects, one for each clip")
-    for number, row in enumerate(rows):
-        yield _object(row, f"{source}: entry {number} is", "it")
+    return ((number, _object(row)) for number, row in enumerate(rows))
 
 
-def _parsed(data: bytes, place: str) -> Any:
-    """What a JSON text says; bytes that are not UTF-8 become lone surrogates."""
+def _parsed(data: bytes) -> Any:
+    """What a JSON text says; bytes that are not UTF-8 become lone surrogates. Raises `ValueError`."""
     try:
         return json.loads(data.decode(json.detect_encoding(data), "surrogateescape"))
-    except (ValueError, RecursionError) as error:
-        said = "nested too deep" if isinstance(error, RecursionError) else error
-        raise UserError(f"{place}: is not JSON that can be read ({said}); write the table again") from error
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
-def _object(row: Any, found: str, what: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise UserError(f"{found} {_kind(row)}; {what} must be an object with the columns as keys")
-    return row
+def _object(row: Any) -> Row:
+    return row if isinstance(row, dict) else f"{_kind(row)}, expected an object"
 
 
-def _column(values: list[Any], name: str, source: Path) -> pa.Array:
-    if name not in ("path", "text"):
-        try:
-            return pa.array(values, pa.uint64() if name == "clip_id" else None)
-        except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as error:
-            if any(isinstance(value, (list, dict)) for value in values):
-                raise UserError(
-                    f"{source}: column {name} holds values of several kinds ({error}); make it one kind"
-                ) from error
-    texts = [None if value is None else _text(value, name).encode("utf-8", "surrogatepass") for value in values]
-    return pa.array(texts, pa.binary()).view(pa.string())
+def _json_text(value: Any) -> str | None:
+    """A cell of a column of several kinds: a text as it is, everything else as JSON."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _text(value: Any, name: str) -> str:
-    """A cell of a column of texts; in one of mixed kinds, numbers as a cast of their column would write them."""
-    if isinstance(value, str) or name in ("path", "text"):
-        return str(value)
-    try:
-        return pa.scalar(value).cast(pa.string()).as_py()
-    except OverflowError:
-        return str(value)
+def _is_number_or_null(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+
+
+def _is_lines(source: Path) -> bool:
+    return source.suffix.lower() == ".jsonl"
+
+
+def _place(source: Path, number: int) -> str:
+    return f"{source}: {'line' if _is_lines(source) else 'entry'} {number}"
 
 
 def _jsonable(value: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -11,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet
 
 from longtake.contracts import UserError
 from longtake.data.clips.locations import refuse_url
-from longtake.data.tables import json_table, shards
-from longtake.data.tables.cells import NUMBERS, CsvKind, joined_schema, plain_schema, readable_cells
+from longtake.data.tables import shards
+from longtake.data.tables.cells import NUMBERS, RawRows, plain_schema, readable_cells
 from longtake.data.tables.checks import (
     check_columns,
     check_table_format,
@@ -26,7 +27,9 @@ from longtake.data.tables.checks import (
     probe_command,
     readable,
 )
+from longtake.data.tables.csv_table import CsvTable, open_csv
 from longtake.data.tables.ids import path_hashes, repeats
+from longtake.data.tables.json_table import open_json
 from longtake.data.tables.shards import (
     INDEX,
     invalid_rows,
@@ -40,13 +43,12 @@ from longtake.random import hash64
 
 METADATA = {"file_path": "path", "control_file_path": "control"}  # words of other programs -> columns
 FOLDER_TABLE = ".longtake.parquet"  # what was probed of a plain folder of clips or of a list, kept beside it
+_TEXT_FILES = (".csv", ".json", ".jsonl")
+LINE = re.compile(r"line \d+: ")
 STATES = "changed"  # the column in which such a table notes what its files were
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather", ".json", ".jsonl")
-_CSV = pyarrow.csv.ParseOptions(newlines_in_values=True)
-_CSV_BLOCK_BYTES = 1 << 22  # no row may be longer
-_HELD_BYTES = 1 << 28  # of a JSON table that is not parsed again when it is read again
 
-Read = Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # of some columns, by name
+Read = Callable[[Sequence[str]], Iterator[RawRows]]  # of some columns, by name
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Chunk:
 
     first: int  # row of the table
     batch: pa.RecordBatch
-    unreadable: dict[int, str]  # row of the table -> why; the cell that cannot be read is empty in the batch
+    unreadable: dict[int, str]  # row of the table -> why, with its line; what cannot be read is empty in the batch
 
     @property
     def end(self) -> int:
@@ -71,6 +73,7 @@ class Rows:
     folder: Path | str  # where its relative paths start; a URL is a string
     read: Read  # raw batches of some columns; `chunks` gives them as `schema` says
     unreadable: Mapping[int, str] = field(default_factory=dict)  # of shards: what the table they were made from had
+    lines: np.ndarray | None = None  # of each row of a text file the line it begins on, from 1: int64 [N]
 
     @property
     def names(self) -> list[str]:
@@ -84,12 +87,13 @@ class Rows:
         known, found = dict(self.unreadable), dict[int, str]()
 
         def batches() -> Iterator[pa.RecordBatch]:
-            row = 0
+            first = 0
             for raw in self.read(names):
-                for start in range(0, len(raw), size):
-                    batch, wrong = readable_cells(raw.slice(start, size), schema)
-                    found.update({row + place: wrong[place] for place in sorted(wrong)})
-                    row += len(batch)
+                for start in range(0, len(raw.batch), size):
+                    batch, wrong = readable_cells(raw.batch.slice(start, size), schema)
+                    wrong |= {row - start: why for row, why in raw.lost.items() if start <= row < start + len(batch)}
+                    found.update(self.with_lines({first + row: wrong[row] for row in sorted(wrong)}))
+                    first += len(batch)
                     yield batch
 
         with readable(self.source):
@@ -97,6 +101,13 @@ class Rows:
             for batch in _whole_batches(batches(), schema, size):
                 first, end = end, end + len(batch)
                 yield Chunk(first, batch, _taken_before(known, end) | _taken_before(found, end))
+
+    def with_lines(self, reasons: Mapping[int, str]) -> dict[int, str]:
+        """Reasons by row, each with the row's line where the table has lines and the reason does not name it."""
+        if self.lines is None:
+            return dict(reasons)
+        named = {row: why for row, why in reasons.items() if LINE.match(why) or row >= len(self.lines)}
+        return {row: named.get(row, f"line {self.lines[row]}: {why}") for row, why in reasons.items()}
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The batches of `chunks`."""
@@ -121,11 +132,17 @@ class Rows:
     def ids(self) -> np.ndarray:
         """The clip ids of all rows, uint64 [N], 8 bytes a row; equal ones are not looked for where given."""
         if "clip_id" in self.names:
-            found = [id_values(chunk.batch.column(0), self.source, chunk.first) for chunk in self.chunks(["clip_id"])]
+            chunks = self.chunks(["clip_id"])
+            found = [id_values(each.batch.column(0), self.source, each.first, each.unreadable) for each in chunks]
             return np.concatenate(found) if found else np.empty(0, np.uint64)
-        hashes = [path_hashes(byte_texts(batch.column(0))) for batch in self.batches(["path"])]
+        hashes, lost = [], []
+        for chunk in self.chunks(["path"]):
+            hashes.append(path_hashes(byte_texts(chunk.batch.column(0))))
+            lost += [*chunk.unreadable]
         ids = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
         self.tell_apart(ids)
+        for row in lost:  # in other tables too rows may have no path
+            ids[row] = _id_of_lost(self.source, row)
         return ids
 
     def tell_apart(self, ids: np.ndarray) -> None:
@@ -141,12 +158,12 @@ class Rows:
             yield from byte_texts(chunk.batch.column(0).take(pa.array(here)))
 
 
-def open_rows(source: Path, as_text: bool = False) -> Rows:
+def open_rows(source: Path, as_text: bool = False, texts: Collection[str] | None = ()) -> Rows:
     """Opens a table by its suffix, or a folder of shards; a CSV and a JSONL are read once to learn their columns.
 
-    With `as_text` every column of a CSV is text. A `.json` (one list) is held in memory whole. Raises `UserError` for
-    a file that is missing, of an unknown kind, damaged, or of a newer format version, for columns that share a name,
-    and for a path or text that is no text.
+    With `as_text` every column of a CSV is text. texts: columns of captions besides `text`, for `plain_schema`. A
+    `.json` (one list) is held in memory whole. Raises `UserError` for a file that is missing, of an unknown kind,
+    damaged, or of a newer format version, for columns that share a name, and for a path or text that is no text.
     """
     suffix = source.suffix.lower()
     if is_shards(source):
@@ -160,14 +177,23 @@ def open_rows(source: Path, as_text: bool = False) -> Rows:
         raise UserError(f"{source}: no such file; give a clip table as .csv, .parquet, .arrow, .json, .jsonl or shards")
     if suffix not in SUFFIXES:
         raise UserError(f"{source}: tables end in {', '.join(SUFFIXES[:-1])} or .jsonl, not {suffix or 'nothing'!r}")
+    lines = None
     with readable(source):
-        raw, read = _csv_rows(source, as_text) if suffix == ".csv" else _READERS[suffix](source)
+        if suffix in _TEXT_FILES:
+            table = _open_csv(source, as_text) if suffix == ".csv" else open_json(source)
+            raw, read, lines = table.schema, table.read, table.lines
+        else:
+            raw, read = _READERS[suffix](source)
         refuse_repeated_names(raw.names, source)
     check_table_format(raw.metadata, source)
-    schema = raw if suffix == ".csv" else plain_schema(raw, source)
+    schema = raw if suffix == ".csv" else plain_schema(raw, source, texts)
     if source.name.endswith(FOLDER_TABLE) and STATES in schema.names:
         schema = schema.remove(schema.get_field_index(STATES))
-    return Rows(source, schema, source.parent, read)
+    return Rows(source, schema, source.parent, read, lines=lines)
+
+
+def _open_csv(source: Path, as_text: bool) -> CsvTable:
+    return open_csv(source, as_text, lambda names: refuse_repeated_names(names, source))
 
 
 def our_names(names: Sequence[str]) -> list[str]:
@@ -198,16 +224,28 @@ def refuse_repeated_names(names: Sequence[str], source: Path) -> None:
         raise UserError(f"{source}: there are several columns {', '.join(repeated)}; names of columns must differ")
 
 
-def id_values(column: pa.Array | pa.ChunkedArray, source: Path, first_row: int = 0) -> np.ndarray:
-    """Cells of a column clip_id, integers or their digits, as uint64 [N]. `UserError` names the first wrong cell."""
+def id_values(
+    column: pa.Array | pa.ChunkedArray, source: Path, first_row: int = 0, unreadable: Collection[int] = ()
+) -> np.ndarray:
+    """Cells of a column clip_id, integers or their digits, as uint64 [N]; rows that are `unreadable`, counted from
+    `first_row`, may lack one. `UserError` names the first wrong cell."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = pc.utf8_trim_whitespace(column)
     elif not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
         raise UserError(f"{source}: column clip_id holds {column.type}; it must hold whole numbers")
+    lost = [row - first_row for row in unreadable if column[row - first_row].as_py() in (None, "")]
+    if lost:
+        column = pc.cast(column, pa.uint64()) if pa.types.is_null(column.type) else column
+        zero = pa.scalar("0" if pa.types.is_string(column.type) else 0, column.type)
+        column = pc.if_else(pa.array(np.isin(np.arange(len(column)), lost)), zero, column)
     try:
         ids = pc.cast(column, pa.uint64())
         if not ids.null_count:
-            return ids.to_numpy() if isinstance(ids, pa.ChunkedArray) else ids.to_numpy(zero_copy_only=False)
+            values = ids.to_numpy() if isinstance(ids, pa.ChunkedArray) else ids.to_numpy(zero_copy_only=False)
+            if lost:
+                values = values.copy()
+                values[lost] = [_id_of_lost(source, first_row + row) for row in lost]
+            return values
     except pa.ArrowInvalid:
         pass
     wrong = ((row, value) for row, value in enumerate(column.to_pylist()) if not _is_id(value))
@@ -217,6 +255,11 @@ def id_values(column: pa.Array | pa.ChunkedArray, source: Path, first_row: int =
         f"{source}: clip_id of row {first_row + row} is {found}; it must be a whole number from 0 below 2**64 in every "
         "row: leave the column out to have ids made from the paths"
     )
+
+
+def _id_of_lost(source: Path, row: int) -> int:
+    """An id for a row that could not be read."""
+    return hash64(os.fspath(source), row)
 
 
 def _is_id(value: object) -> bool:
@@ -248,45 +291,11 @@ def _whole_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema, size: i
     yield from held.combine_chunks().to_batches()
 
 
-def _csv_rows(source: Path, as_text: bool) -> tuple[pa.Schema, Read]:
-    if source.stat().st_size == 0:
-        raise UserError(f"{source}: the file is empty; its first line should name the columns, at least path and text")
-
-    def opened(kinds: dict[str, pa.DataType]) -> pyarrow.csv.CSVStreamingReader:
-        """The columns of these names as written; texts may hold anything, for `readable_cells` looks at them."""
-        options = pyarrow.csv.ConvertOptions(
-            column_types=kinds, include_columns=[*kinds], strings_can_be_null=False, check_utf8=False
-        )
-        return pyarrow.csv.open_csv(source, pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), _CSV, options)
-
-    try:
-        with opened({}) as reader:
-            written = reader.schema.names
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source}: its first line is not UTF-8 ({error}); write the table in UTF-8") from error
-    names = [name.strip() for name in written]  # `path, text` has a column text
-    refuse_repeated_names(names, source)
-    places = dict(zip(names, written, strict=True))
-    kinds = {name: CsvKind(name, as_text) for name in names}
-    if unknown := [name for name in names if not kinds[name].is_text]:
-        with opened({places[name]: pa.string() for name in unknown}) as reader:
-            for batch in reader:
-                for name, cells in zip(unknown, batch.columns, strict=True):
-                    kinds[name].add(cells)
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with opened({places[name]: kinds[name].read_as for name in columns}) as reader:
-            for batch in reader:
-                yield batch.rename_columns(list(columns))
-
-    return pa.schema([(name, kind.kind) for name, kind in kinds.items()]), read
-
-
 def _parquet_rows(source: Path) -> tuple[pa.Schema, Read]:
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         # With a buffer size, pages of a column are read as they are needed, however large its row groups are.
         with pyarrow.parquet.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False) as file:
-            yield from file.iter_batches(shards.ROWS_PER_BATCH, columns=list(columns))
+            yield from map(RawRows, file.iter_batches(shards.ROWS_PER_BATCH, columns=list(columns)))
 
     with pyarrow.parquet.ParquetFile(source) as file:
         return file.schema_arrow, read
@@ -296,26 +305,10 @@ def _arrow_rows(source: Path) -> tuple[pa.Schema, Read]:
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with pa.memory_map(str(source)) as file, pa.ipc.open_file(file) as reader:
             for number in range(reader.num_record_batches):
-                yield reader.get_batch(number).select(list(columns))
+                yield RawRows(reader.get_batch(number).select(list(columns)))
 
     with pa.memory_map(str(source)) as file, pa.ipc.open_file(file) as reader:
         return reader.schema, read
-
-
-def _json_rows(source: Path) -> tuple[pa.Schema, Read]:
-    schema, held, num_bytes = pa.schema([]), [], 0
-    for table in json_table.tables_of(source):
-        schema = joined_schema([(source, schema), (source, table.schema)])
-        num_bytes += table.nbytes
-        held = [*held, table] if num_bytes <= _HELD_BYTES else []
-    if not num_bytes:
-        raise UserError(f"{source}: the table has no rows; list one clip an object with its path and text")
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for table in held or json_table.tables_of(source):
-            yield from table.to_batches()
-
-    return schema, read
 
 
 def _shard_rows(source: Path) -> Rows:
@@ -331,11 +324,12 @@ def _shard_rows(source: Path) -> Rows:
         start = 0
         wanted = [name for name in columns if name in stored_names]
         for file in files:
-            for batch in _arrow_rows(file)[1](wanted):
+            for raw in _arrow_rows(file)[1](wanted):
+                batch = raw.batch
                 if ids and "clip_id" in columns:
                     batch = batch.append_column("clip_id", pa.array(np.asarray(stored[start : start + len(batch)])))
                 start += len(batch)
-                yield batch
+                yield RawRows(batch)
 
     if ids:
         schema = schema.append(pa.field("clip_id", pa.uint64()))
@@ -347,6 +341,4 @@ _READERS: dict[str, Callable[[Path], tuple[pa.Schema, Read]]] = {
     ".parquet": _parquet_rows,
     ".arrow": _arrow_rows,
     ".feather": _arrow_rows,
-    ".json": _json_rows,
-    ".jsonl": _json_rows,
 }

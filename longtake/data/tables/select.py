@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.tables.cells import joined_schema, readable_cells
+from longtake.data.tables.cells import RawRows, joined_schema, readable_cells
 from longtake.data.tables.checks import check_path, probe_command, readable
 from longtake.data.tables.ids import rename_repeats, repeats
 from longtake.data.tables.rows import Chunk, Rows, open_rows, our_names
@@ -129,8 +129,9 @@ def _open(source: Path) -> tuple[Rows, dict[str, str]]:
     theirs = {own: name for own, name in zip(names, rows.names, strict=True) if own != name}
     ours = {name: own for own, name in theirs.items()}
 
-    def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        return (_named(batch, ours) for batch in rows.read([theirs.get(name, name) for name in wanted]))
+    def read(wanted: Sequence[str]) -> Iterator[RawRows]:
+        raw_rows = rows.read([theirs.get(name, name) for name in wanted])
+        return (replace(raw, batch=_named(raw.batch, ours)) for raw in raw_rows)
 
     return replace(rows, schema=_named(rows.schema, ours), read=read) if theirs else rows, theirs
 

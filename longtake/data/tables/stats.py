@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.data.tables.checks import clean_numbers, floats
-from longtake.data.tables.rows import Chunk, open_rows
+from longtake.data.tables.rows import LINE, Chunk, open_rows
 from longtake.pages import number
 from longtake.random import sample_ids
 
@@ -139,7 +139,7 @@ def _add_texts(found: TableStats, batch: pa.RecordBatch) -> dict[str, np.ndarray
 def _add_clips(found: TableStats, chunk: Chunk) -> None:
     """Counts sizes, stills, seconds, and the rows that cannot be used."""
     numbers, invalid = clean_numbers(chunk.batch, chunk.unreadable, chunk.first)
-    found.invalid.update(" ".join(reason.split(" ")[:1]) for reason in invalid.values())
+    found.invalid.update(kind_of_fault(reason) for reason in invalid.values())
     frames, fps = numbers["num_frames"], numbers["fps"]
     found.stills += int((frames == 1).sum())
     timed = (frames > 1) & (fps > 0)
@@ -150,6 +150,13 @@ def _add_clips(found: TableStats, chunk: Chunk) -> None:
     if len(found.sizes) <= _MOST_SIZES:
         for pair, count in zip(*(part.tolist() for part in np.unique(pairs, return_counts=True)), strict=True):
             found.sizes[pair >> 32, pair & 0xFFFFFFFF] += count
+
+
+def kind_of_fault(reason: str) -> str:
+    """What is wrong with a row, without its line and cell: `height`, or `cannot be read`."""
+    bare = LINE.sub("", reason)
+    name, _, rest = bare.partition(" ")
+    return name if rest.startswith(("is ", "holds ")) else "cannot be read"
 
 
 class _Sample:

@@ -92,15 +92,16 @@ class ClipTable:
             raise UserError(f"{source}: is a folder, not a table; `{probe_command(source)}` makes a table")
         if memory_efficient or (memory_efficient is None and is_large(source)):
             return cls.from_shards(cached_shards(source, root), source, base_folder(source, root), captions)
-        rows = open_rows(source)
+        rows = open_rows(source, texts=captions)
         check_columns(rows.names, source, captions, root)
         columns, unreadable = rows.whole()
-        texts = {name: columns[name] for name in dict.fromkeys(("path", "text", *captions))}
+        texts = {name: _without_nan(columns[name]) for name in dict.fromkeys(("path", "text", *captions))}
         for name in captions:
             refuse_other_than_text(name, texts[name].type, source)
         numbers, invalid = clean_numbers(columns, unreadable)
+        invalid = rows.with_lines(invalid)
         if "clip_id" in rows.names:
-            numbers["clip_ids"] = id_values(columns["clip_id"], source)
+            numbers["clip_ids"] = id_values(columns["clip_id"], source, 0, unreadable)
         else:
             numbers["clip_ids"] = compute_clip_ids(pc.fill_null(columns["path"], "").to_pylist())
         refuse_repeated(numbers["clip_ids"], source)
@@ -161,6 +162,13 @@ class ClipTable:
         if isinstance(self._texts, TableShards):
             return self._texts.index["fingerprint"]
         return fingerprint_of(partial(getattr, self))
+
+
+def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of captions; one of NaN alone, as pandas writes where no row has a text, has empty cells."""
+    if not pa.types.is_floating(column.type) or not pc.all(pc.is_null(column, nan_is_null=True)).as_py():
+        return column
+    return pa.chunked_array([pa.nulls(len(column))])
 
 
 def base_folder(source: Path, root: str | os.PathLike[str] | None) -> Path | str:

@@ -122,14 +122,12 @@ def test_a_long_jsonl_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("a.json", "{", "is not JSON"),
         ("a.json", '{"path": "x"}', "holds one object; it must be one list of objects"),
-        ("a.json", '["x"]', "entry 0 is a text; it must be an object"),
+        ("a.json", '["x"]', "entry 0: a text, expected an object"),
         ("a.json", "[]", "the table has no rows"),
-        ("a.jsonl", '{"path": "x"}\n{"path"\n', "a.jsonl:2: is not JSON"),
-        ("a.jsonl", "[1]\n", "a.jsonl:1: holds a list; each line must be an object"),
+        ("a.jsonl", "[1]\n", "a.jsonl: line 1: a list, expected an object"),
         ("a.jsonl", "", "the table has no rows"),
-        ("a.json", '[{"path": "x", "n": 1}, {"path": "y", "n": [1]}]', "column n holds values of several kinds"),
         ("a.json", '[{"path": "x", "n": ' + "[" * 100_000, "a.json: is not JSON that can be read (nested too deep)"),
-        ("a.jsonl", '{"path": "x", "n": ' + "[" * 100_000, "a.jsonl:1: is not JSON that can be read (nested too deep)"),
+        ("a.jsonl", '{"path": "x", "n": ' + "[" * 100_000, "a.jsonl: line 1: not JSON (nested too deep)"),
         ("a.json", '[{"file": "x"}]', "column path is missing (found file)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.data import ClipTable, filter_table, make_shards, merge_tables, probe_table, split_table, table_stats
-from longtake.data.tables import convert, json_table, rows, shards
+from longtake.data.tables import convert, json_table, shards
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import caption_lines
 from longtake.data.tables.write_rows import write_table
@@ -54,6 +55,7 @@ WHY = [
     "text is not text in UTF-8 (unexpected end of data at byte 3)",
 ]
 FIRST_BAD = len(LINES)
+FIRST_LINE = FIRST_BAD + 3  # after the header, and a cell of two lines
 
 
 def csv(bad: bool) -> bytes:
@@ -65,11 +67,11 @@ def objects(bad: bool) -> list[dict[str, Any]]:
     """Rows as JSON has them: keys that some lack, whole numbers before decimal ones, mixed kinds, no Unicode."""
     row = {"path": "a.mp4", "text": "a cat", "num_frames": 33, "height": 48, "width": 64, "fps": 24}
     out = [row, row | {"fps": 29.97, "score": 1, "mixed": 1}, {**row, "text": None, "fps": None, "mixed": 2.5}]
-    out += [row | {"text": 1984, "fps": "24", "mixed": "x"}, row | {"num_frames": "33", "score": 0.5, "mixed": True}]
+    out += [row | {"text": 1984, "fps": "24", "mixed": "x"}, row | {"num_frames": "33", "score": 0.5, "mixed": 1e9}]
     if bad:
         out += [row | {"height": "tall"}, row | {"num_frames": True}, row | {"width": 2**70}, row | {"text": "\ud800"}]
         out += [{name: cell for name, cell in row.items() if name != "height"}, row | {"num_frames": float("inf")}]
-        out += [row | {"mixed": "a\udcff"}, row | {"path": "\ud800"}]
+        out += [row | {"mixed": "a\udcff"}, row | {"path": "\ud800"}, row | {"mixed": True}]
     return out
 
 
@@ -106,7 +108,6 @@ def test_a_file_means_the_same_whichever_side_of_the_limit_it_lies_on(
     small = ClipTable.open(source, memory_efficient=None)
     schema, cells = open_rows(source).schema, [*open_rows(source).batches()]
     monkeypatch.setattr(convert, "LARGE_BYTES", 10)
-    monkeypatch.setattr(rows, "_HELD_BYTES", 0)
     large = ClipTable.open(source, memory_efficient=None)
     assert not large.clip_ids.flags.owndata, "it lies in shards"
     assert_same(small, large, captions=("text",))
@@ -146,17 +147,21 @@ def test_the_cells_of_a_csv_are_what_they_look_like(tmp_path: Path) -> None:
 
 def test_a_cell_that_cannot_be_read_costs_its_row_with_its_place(tmp_path: Path) -> None:
     table = ClipTable.open(write(tmp_path / "clips.csv", bad=True))
-    assert table.invalid == {FIRST_BAD + number: why for number, why in enumerate(WHY)}
+    assert table.invalid == {FIRST_BAD + i: f"line {FIRST_LINE + i}: {why}" for i, why in enumerate(WHY)}
     assert table.num_frames.tolist() == [33] * 7 + [1] + [0] * len(WHY)
     said = caption_lines([table], None).splitlines()
     assert said[0].startswith("warning: captions: column text, empty for 2 of 17 clips")
-    assert said[1].endswith(f"9 of 17 cannot be used; the first is row {FIRST_BAD} of {table.source}: {WHY[0]}")
+    first = f"row {FIRST_BAD} of {table.source}: line {FIRST_LINE}: {WHY[0]}"
+    assert said[1].endswith(f"9 of 17 cannot be used; the first is {first}")
 
 
 def test_text_among_the_numbers_of_json_costs_its_row_too(tmp_path: Path) -> None:
     for suffix in (".json", ".jsonl"):
         table = ClipTable.open(write(tmp_path / f"clips{suffix}", bad=True))
-        assert table.invalid == {
+        bare = {row: re.sub(r"^line \d+: ", "", why) for row, why in table.invalid.items()}
+        lines = [int(line) for why in table.invalid.values() for line in re.findall(r"^line (\d+): ", why)]
+        assert lines == ([2 * row + 1 for row in table.invalid] if suffix == ".jsonl" else [])
+        assert bare == {
             5: "height is 'tall', expected a number",
             6: "num_frames is 'true', expected a number",
             7: "width is 1.18059e+21, expected a whole number from 1",
@@ -165,9 +170,10 @@ def test_text_among_the_numbers_of_json_costs_its_row_too(tmp_path: Path) -> Non
             10: "num_frames is inf, expected a whole number from 1",
             11: "mixed is not text in UTF-8 (invalid continuation byte at byte 1)",
             12: "path is not text in UTF-8 (invalid continuation byte at byte 0)",
+            13: "mixed is true, expected a text",
         }
         mixed = pa.Table.from_batches(open_rows(table.source).batches())["mixed"].to_pylist()
-        assert mixed[:6] == [None, "1", "2.5", "x", "true", None]
+        assert mixed[:6] == [None, "1", "2.5", "x", "1000000000.0", None]
 
 
 def test_what_is_made_of_a_table_leaves_out_the_rows_that_cannot_be_read(tmp_path: Path) -> None:
@@ -185,7 +191,7 @@ def test_what_is_made_of_a_table_leaves_out_the_rows_that_cannot_be_read(tmp_pat
         for done in made:
             assert (done.kept, done.rows) == (len(ids), FIRST_BAD + len(WHY))
             assert done.left_out == {"rows: a cell cannot be read": 5}
-            assert done.first_unreadable == (FIRST_BAD, WHY[0])
+            assert done.first_unreadable == (FIRST_BAD, f"line {FIRST_LINE}: {WHY[0]}")
             assert open_rows(done.target).ids().tolist() == ids
 
 
@@ -196,7 +202,7 @@ def test_a_probe_lists_the_rows_that_cannot_be_read_and_makes_the_numbers_anew(t
     bad = pa.csv.read_csv(tmp_path / "out.bad.csv")
     reasons = dict(zip(bad["row"].to_pylist(), bad["reason"].to_pylist(), strict=True))
     assert reasons[FIRST_BAD] == "no such file", "its height is measured, not read"
-    assert reasons[FIRST_BAD + 8] == WHY[8]
+    assert reasons[FIRST_BAD + 8] == f"line {FIRST_LINE + 8}: {WHY[8]}"
 
 
 def test_a_filter_says_which_rows_went_and_why(tmp_path: Path) -> None:

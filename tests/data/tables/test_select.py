@@ -100,10 +100,11 @@ def test_a_condition_that_makes_no_sense_is_one_sentence(tmp_path: Path, where: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clips.csv"]
 
 
-def test_a_damaged_table_is_said_to_be_damaged(tmp_path: Path) -> None:
+def test_jsonl_damaged_line_costs_its_row(tmp_path: Path) -> None:
     (tmp_path / "clips.jsonl").write_text('{"path": "a.mp4"}\n{"path": \n')
-    with pytest.raises(UserError, match=r"clips.jsonl:2: is not JSON"):
-        filter_table(tmp_path / "clips.jsonl", tmp_path / "out.csv", "true")
+    done = filter_table(tmp_path / "clips.jsonl", tmp_path / "out.csv", "true")
+    assert (done.kept, done.left_out) == (1, {"rows: a cell cannot be read": 1})
+    assert done.first_unreadable[1].startswith("line 2: not JSON")
 
 
 def test_an_output_never_takes_the_place_of_its_source(tmp_path: Path) -> None:
