@@ -223,11 +223,14 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def launch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line for each block that this process compiles for its CPU: seconds beyond those of a second step."""
-    found = []
+    """A line for each block that this process compiles for its CPU: seconds beyond those of a second step, and how many
+    of its graphs the cache held."""
+    found, counters = [], torch._dynamo.utils.counters["aot_autograd"]
     for block in _blocks(arguments.tiny):
-        step = _step(block, BlockCompiler(block.sizes == "left open"), arguments)
-        found.append({"blocks": block.name, "sizes": block.sizes, "seconds": step() - step()})
+        step, hits = _step(block, BlockCompiler(block.sizes == "left open"), arguments), counters["autograd_cache_hit"]
+        seconds = step() - step()
+        hits = counters["autograd_cache_hit"] - hits
+        found.append({"blocks": block.name, "sizes": block.sizes, "seconds": seconds, "cache_hits": hits})
     return found
 
 
@@ -241,7 +244,10 @@ def compare_launches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
             subprocess.run([*command, "--json", file], check=True, env=environment, stdout=subprocess.DEVNULL)
         first, second = (json.loads(file.read_text(encoding="utf-8"))["figures"]["launch"] for file in files)
-    return [{**line, "from_cache_seconds": again["seconds"]} for line, again in zip(first, second, strict=True)]
+    return [
+        {**line, "from_cache_seconds": again["seconds"], "from_cache_hits": again["cache_hits"]}
+        for line, again in zip(first, second, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def test_the_writer_of_a_killed_run_is_dead_too(tmp_path: Path) -> None:
     killed = Forked(command, stdout=subprocess.PIPE, text=True)  # stderr is the writer's too, which might stay
     out, _ = killed.communicate()
     assert killed.returncode == -9
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + PATIENCE_SECONDS
     while (alive := Path(f"/proc/{int(out)}/cmdline").exists()) and time.monotonic() < end:
         time.sleep(0.01)
     if alive:

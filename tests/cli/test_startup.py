@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from longtake.cli.app import app
+from tests.train.runs import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "numpy", "pyarrow", "duckdb", "av", "PIL", "safetensors", "tensorboard", "transformers", "diffusers"}
@@ -79,13 +80,13 @@ def interrupted(folder: Path, module: str, text: str) -> tuple[int, str]:
     (folder / f"{module}.py").write_text(text, encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     words = [sys.executable, "-m", "longtake", "train", "run.py"]
-    done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     return done.returncode, done.stderr
 
 
-CTRL_C = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+CTRL_C = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(1e6)\n"
 SWALLOWED = (
-    "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\nexcept:\n    pass\n"
+    "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(1e6)\nexcept:\n    pass\n"
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 from longtake.cluster import Host, Launch, forwarded, name_and_folder, show
 from longtake.cluster.connection import BOOTSTRAP, program_source, ssh_command
 from longtake.contracts import UserError
+from tests.train.runs import PATIENCE_SECONDS
 
 
 def test_settings_of_libraries_go_along_and_those_of_this_machine_stay():
@@ -95,6 +96,6 @@ def test_a_program_for_hosts_needs_nothing_but_python():
     source = program_source("node")
     sent = b"%d\n%s%s\n" % (len(source), source, json.dumps(greeting).encode()) + b'{"do": "runs", "sent": 0}\n'
     command = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]  # which finds no package at all
-    done = subprocess.run(command, input=sent, capture_output=True, timeout=60)
+    done = subprocess.run(command, input=sent, capture_output=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"\nnow\nJ ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ if os.environ["RANK"] == "1":
     print("no more", file=sys.stderr)
     sys.exit(7)
 open("up", "w").close()
-time.sleep(600)
+time.sleep(1e6)
 """
 DEAF = """
 import os, signal, time
@@ -55,7 +54,6 @@ def test_a_host_that_fails_ends_the_launch_with_its_code_and_last_words(place: S
     assert "longtake launch: beta: rank 1 ended with exit code 7; its last lines:\n  no more\n" in summary
     assert "alpha: " not in summary
     assert "Traceback" not in error
-    assert time.time() - (tmp_path / "up").stat().st_mtime < 100  # since one of them failed, imports left out
 
 
 @pytest.mark.slow

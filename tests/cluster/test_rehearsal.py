@@ -100,7 +100,7 @@ class Rehearsal:
         begin = time.monotonic()
         while not ready():
             assert self.process.poll() is None, self.said()
-            assert time.monotonic() - begin < PATIENCE_SECONDS, self.said()
+            assert time.monotonic() < begin + PATIENCE_SECONDS, self.said()
             time.sleep(0.1)
         return time.monotonic() - begin
 
@@ -171,15 +171,17 @@ def test_a_slow_node_a_clock_and_a_frozen_rank(nodes: Site, tmp_path: Path, clip
         started = time.monotonic() - begin
         assert "tiny starts on 24 hosts: node1, node2," in launch.said()
         with slowed(process_of("node3", 2)):
+            asked = time.monotonic()
             told = launch.look()
+            took = time.monotonic() - asked
             launch.until(lambda: launch.last_step() >= 62)
             scores = re.findall(
                 r'relative_score\{.*rank="(\d+)".*\} ([\d.]+)', longtake("health", launch.run, "--once")
             )
         assert [[run["name"] for run in one["runs"]] for one in told.values()] == [["tiny"]] * 24
         offsets = {name: one["clock_offset_seconds"] for name, one in told.items()}
-        assert offsets["node9"] == pytest.approx(AHEAD, abs=2.0)
-        assert all(abs(offset) < 2.0 for name, offset in offsets.items() if name != "node9")
+        ahead = dict.fromkeys(offsets, 0.0) | {"node9": AHEAD}
+        assert all(abs(offset - ahead[name]) <= took for name, offset in offsets.items())
         assert scores[0][0] == "2", scores
         os.kill(process_of("node2", 1), SIGSTOP)
         named = launch.until(lambda: "diagnosis: " in launch.said())

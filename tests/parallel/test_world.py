@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from longtake.parallel import (
     shard_model,
     start_world,
 )
-from longtake.parallel.world import allocator_settings
+from longtake.parallel.world import _LAST_HOST_SECONDS, allocator_settings
 from tests.forks import on_processes
 from tests.train.runs import free_port
 
@@ -114,15 +115,17 @@ def _leave(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(RANKS)}
-    with start_world("cpu", timeout_seconds=120):
-        pass
-    (folder / f"{rank}.left").touch()
+    slept: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtake.parallel.world.time.sleep", slept.append)
+        with start_world("cpu", timeout_seconds=120):
+            pass
+    (folder / f"{rank}.json").write_text(json.dumps(slept))
 
 
 def test_the_host_of_the_store_is_left_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_processes(_leave, RANKS, free_port(), tmp_path)
-    first, last = ((tmp_path / f"{rank}.left").stat().st_mtime for rank in (1, 0))
-    assert last - first > 0.5
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [[_LAST_HOST_SECONDS], []]
     slept: list[float] = []
     monkeypatch.setattr("longtake.parallel.world.time.sleep", slept.append)
     with start_world("cpu"):

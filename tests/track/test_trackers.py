@@ -22,6 +22,7 @@ from longtake.contracts import UserError
 from longtake.track import METRICS_FILE, TrackedRun, Trackers, TrackingConfig, read_lines
 from longtake.track import trackers as module
 from tests import forks
+from tests.train.runs import PATIENCE_SECONDS
 
 ROOT = str(Path(longtake.__file__).parents[1])
 
@@ -158,7 +159,7 @@ def test_who_watches_a_run_writes_into_its_wandb_run_on_an_axis_of_its_own(tmp_p
         trackers.log(1, {"watch/loss": 0.25})
     run_id = (run / "wandb_id.txt").read_text()
     (written,) = (run / "watch" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb")
-    end = time.monotonic() + 60  # W&B's own process writes it a moment after the run is finished
+    end = time.monotonic() + PATIENCE_SECONDS  # W&B's own process writes it a moment after the run is finished
     while b"watch/loss" not in (content := written.read_bytes()) and time.monotonic() < end:
         time.sleep(0.02)
     assert b"watch/step" in content

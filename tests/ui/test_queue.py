@@ -10,10 +10,11 @@ import pytest
 from longtake.contracts import UserError
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.shown import queue_table
+from tests.train.runs import PATIENCE_SECONDS
 
 
 def ended(queue: Queue, name: str) -> QueuedCommand:
-    until = time.monotonic() + 120
+    until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         queue.look()
         job = queue.job(name)

@@ -22,7 +22,7 @@ from longtake.contracts import UserError
 from longtake.train import train_run
 from longtake.watch import watching
 from tests.pages import Page
-from tests.train.runs import write_config
+from tests.train.runs import PATIENCE_SECONDS, write_config
 
 PROMPTS = ["a red circle moves left", "a blue square moves up"]
 SAMPLING = {"num_steps": 2, "guidance": 1.5, "resolution": "32px", "num_frames": 8, "aspect_ratio": "1:1"}
@@ -134,7 +134,7 @@ def test_an_alarm_does_not_wait_for_the_validation_of_a_checkpoint(
     def validate(*_: object) -> bool:
         with (run / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps({"step": step, "loss": "NaN"}) + "\n" for step in range(7, 12))
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_SECONDS
         while not (told := "nan since" in page.read_text("utf-8") if page.exists() else False):
             if time.monotonic() > until:
                 break

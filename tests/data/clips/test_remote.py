@@ -178,10 +178,8 @@ def test_a_server_that_falls_silent_is_given_up(
     server: FileServer, cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_SILENCE_SECONDS", 0.1)
-    started = time.monotonic()
     with pytest.raises(ClipError, match=r"^cannot be fetched: nothing came for 0.1 s$"):
         read(cache, server.url("silent/3.mp4"))
-    assert time.monotonic() - started < 30
     assert kept(cache) == []
     monkeypatch.setattr(servers, "_SILENCE_SECONDS", 30)
     short = FileCache(cache.folder, cache.capacity_bytes, download_seconds=0.3)

@@ -356,13 +356,12 @@ def test_signals_for_the_trainer_do_not_end_workers() -> None:
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("closed", [False, True])
 def test_workers_end_with_their_loader_whatever_they_are_at(busy: bool, closed: bool) -> None:
-    loader = SlotLoader(Numbers(lambda slot, sample: time.sleep(600 if busy else 0)), num_workers=3)
+    loader = SlotLoader(Numbers(lambda slot, sample: time.sleep(1e6 if busy else 0)), num_workers=3)
     loader.fetch(SLOTS)
-    pids, started = loader.pids, time.monotonic()
+    pids = loader.pids
     if closed:
         loader.close()
     del loader  # forgotten is as good as closed
-    assert time.monotonic() - started < 60, "not after the 600 s of a batch"
     assert not any(alive(pid) for pid in pids)
 
 

@@ -19,18 +19,17 @@ from longtake.train.health import RankTimes
 from tests.forks import on_processes
 from tests.train.runs import free_port, metrics, write_config
 
-SLOW, SLEEP_SECONDS = 1, 0.05  # in one block of two
+SLOW, FACTOR = 1, 3.0
 
 
 def _play(rank: int, port: int, run: Path) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    forward = SingleBlock.forward
+    forward, clock = SingleBlock.forward, SimpleNamespace(now=0.0)
 
     def slowed(self: Any, *args: Any) -> Any:
-        if rank == SLOW:
-            time.sleep(SLEEP_SECONDS)
+        clock.now += FACTOR if rank == SLOW else 1.0
         return forward(self, *args)
 
     with (
@@ -39,6 +38,7 @@ def _play(rank: int, port: int, run: Path) -> None:
         run.with_suffix(".txt").open("w") as said,
     ):
         patch.setattr(SingleBlock, "forward", slowed)
+        patch.setattr("longtake.train.health.ranks.time", SimpleNamespace(perf_counter=lambda: clock.now))
         train(read_run(str(run)).value, world, str(run), make_console(said))
 
 
@@ -50,8 +50,7 @@ def test_the_time_of_a_slow_rank_is_its_own(tmp_path: Path, clips: Path) -> None
     for line in lines:
         if (ranks := line.get("ranks")) is not None:
             quick, slow = ranks["seconds"]
-            assert slow - quick > SLEEP_SECONDS
-            assert quick < 0.5 * line["seconds"]  # which waits for the other in each step
+            assert slow > 2 * quick > 0  # its forwards are not the same ones
             assert len(ranks["wait"]) == 2
             assert ranks["tflop"] > 0
 
@@ -69,17 +68,18 @@ def test_on_a_gpu_the_time_is_that_of_its_kernels(monkeypatch: pytest.MonkeyPatc
     step = SimpleNamespace(turns=[SimpleNamespace(slot=slot)], slots=[slot, slot], wait_seconds=0.5)
     monkeypatch.setattr("longtake.train.health.ranks.all_gather_single", lambda out, own: out.copy_(own.repeat(2)))
     times = RankTimes(system, stream, every=8)
+    taken = []
     for number in range(1, 9):
         torch.cuda.synchronize()  # as the loop does not
         begun = time.perf_counter()
         out = block(x)
         torch.cuda.synchronize()
-        taken = time.perf_counter() - begun
+        taken.append(time.perf_counter() - begun)
         out.sum().backward()
         with torch.no_grad():
             block(x)  # of a validation: not counted
         gathered = times.step(step, number)
         assert (gathered is None) == (number < 8)
     seconds, wait, tflop = gathered[1].tolist()
-    assert seconds == pytest.approx(taken, rel=0.5)
+    assert 0 < seconds <= max(taken)  # the kernels of a step ran within the time that it took
     assert (wait, tflop) == (0.5, pytest.approx(0.275, rel=0.01))
