@@ -59,7 +59,13 @@ def on_processes(play: Callable[..., None], size: int, *args: Any) -> None:
     from torch.multiprocessing import start_processes
 
     serve()
-    start_processes(play, args, nprocs=size, start_method="forkserver")
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
+    start_processes(_play, (test, play, *args), nprocs=size, start_method="forkserver")
+
+
+def _play(rank: int, test: str, play: Callable[..., None], *args: Any) -> None:
+    os.environ["PYTEST_CURRENT_TEST"] = test  # the server's is that of the test which started it
+    play(rank, *args)
 
 
 class Forked(subprocess.Popen):

@@ -54,7 +54,8 @@ def test_logit_normal_times_have_the_law_of_open_sora_1_2(case: dict) -> None:
 def test_the_path_and_the_target_are_those_of_x0_minus_noise() -> None:
     own, clean, noise = flow(use_discrete_timesteps=True, sample_method="uniform"), *torch.randn(2, 2, 4, 5, 2, 2)
     noised = own.noise(clean, {"noise": noise, "timestep": torch.tensor([250, 999])}, shape=(17, 512, 512))
-    share = torch.tensor([math.sqrt(5) / (3 + math.sqrt(5)), 0.99955])
+    ratio = math.sqrt(5)
+    share = torch.tensor([ratio * t / (1 + (ratio - 1) * t) for t in (0.25, 0.999)])
     assert (noised.t / 1000).tolist() == pytest.approx(share.tolist(), abs=1e-5)
     torch.testing.assert_close(noised.target, clean - noise)
     column = noised.t[:, None, None, None, None] / 1000

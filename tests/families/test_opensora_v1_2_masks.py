@@ -28,6 +28,7 @@ from longtake.families.opensora_v1_2_strategy import (
     read_strategy,
 )
 from tests.buckets.tables import golden
+from tests.precision import within
 
 V1_2 = "opensora_v1_2"
 MASKS = golden("masks.json", V1_2)
@@ -80,7 +81,7 @@ def test_kinds_are_drawn_as_often_as_there(name: str) -> None:
         seen["".join("01"[int(one)] for one in kept)] += 1
     for mask, count in golden_set["most_common"][:4]:
         share = count / golden_set["draws"]
-        assert abs(seen[mask] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5 + 1e-9, mask
+        assert within(abs(seen[mask] / draws - share), 5 * (share * (1 - share) / draws) ** 0.5 + 1e-9), mask
 
 
 def test_strategies_are_read_as_there() -> None:

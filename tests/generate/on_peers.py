@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from longtake.generate.sample import pixel_shape
 from longtake.parallel import Mesh, World, local_tensor, own_part, start_world
 from longtake.system import System, build_system
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
-from tests.precision import in_float64
+from tests.precision import system_in_float64
 
 Facts = dict[str, Any]
 MODEL = {"in_channels": 16, "patch_size": 2, "context_in_dim": T5_DIM, "vec_in_dim": CLIP_DIM}
@@ -55,9 +56,9 @@ def make(system: System, name: str, **options: Any) -> Tensor:
     return sample_videos(system, [Request("a red circle moves left", 5, "blue")], option)
 
 
-def make_mixed(described: Mapping[str, Any], folder: Path, world: World, *overrides: str) -> Facts:
+def make_mixed(described: Mapping[str, Any], folder: Path, world: World, *overrides: str, exact: bool = False) -> Facts:
     """Two videos, each on a rank of its own where there are two: the first begins with a known frame. Saved by seed;
-    how often each rank ran the model."""
+    how often each rank ran the model. `exact`: in float64."""
     system = tiny_system(described, world, "--model.cond_embed", "True", *overrides)
     calls: list[int] = []
     system.denoiser.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
@@ -68,8 +69,9 @@ def make_mixed(described: Mapping[str, Any], folder: Path, world: World, *overri
     option = system.config.sampling_option.model_copy(
         update={"resolution": "80px", "aspect_ratio": "16:9", "num_frames": 5, "num_steps": 3, "text_osci": True}
     )
-    for request in requests[world.rank :: world.size]:
-        torch.save(sample_videos(system, [request], option), folder / f"{request.seed}.pt")
+    with system_in_float64(system) if exact else nullcontext():
+        for request in requests[world.rank :: world.size]:
+            torch.save(sample_videos(system, [request], option), folder / f"{request.seed}.pt")
     return {"calls": calls}
 
 
@@ -77,9 +79,7 @@ def make_exact(described: Mapping[str, Any]) -> dict[str, Tensor]:
     """`make_sizes` of one process, computed in float64."""
     with start_world("cpu") as world:
         system = tiny_system(described, world)
-        system.autoencoder.dtype = torch.float64
-        texts = [encoder.module for encoder in system.encoders.of_captions.values()]
-        with in_float64(system.denoiser, system.autoencoder.model, *texts):
+        with system_in_float64(system):
             return make_sizes(system)
 
 

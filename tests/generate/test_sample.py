@@ -7,6 +7,7 @@ from longtake.contracts import UserError
 from longtake.generate import Request, sample_videos
 from longtake.generate.sample import final_prompt, pixel_shape, seeded_noise
 from longtake.system import SamplingOption, System
+from tests.precision import rounding
 
 RED = "a red circle moves left"
 BLUE = "a blue square moves up"
@@ -40,7 +41,8 @@ def test_a_video_is_the_same_in_every_batch(system: System):
     alone = sample_videos(system, [Request(RED, 3)], option())
     among = sample_videos(system, [Request(BLUE, 9), Request(RED, 3), Request("", 1)], option())[1:2]
     assert alone.std() > 0.05
-    torch.testing.assert_close(among, alone, rtol=0, atol=1e-5)
+    bound = rounding(1.0, steps=3 * system.config.model.hidden_size)  # in each step, sums over channels
+    torch.testing.assert_close(among, alone, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("other", [Request(RED, 4), Request(BLUE, 3), Request(RED, 3, BLUE)])

@@ -8,6 +8,7 @@ import pytest
 from longtake.data import write_image
 from longtake.generate import read_video
 from longtake.train import Outcome
+from tests.precision import within
 from tests.train.runs import finish, start
 
 PROMPTS = ["a red circle moves left", "a blue square moves up", "a green triangle moves down"]
@@ -56,9 +57,9 @@ def compared(folder: Path, kind: str) -> list[Path]:
     assert [path.name for path in alone] == [path.name for path in shared]
     for a, b in zip(alone, shared, strict=True):
         if a.suffix == ".mp4":  # H.264 makes several levels of a pixel that was rounded up instead of down
-            assert np.abs(read_video(a).astype(int) - read_video(b)).mean() <= 0.2
+            assert within(np.abs(read_video(a).astype(int) - read_video(b)).mean(), 0.2)
         elif a.suffix == ".png" and kind == "generated_condition":
-            assert np.abs(read_video(a).astype(int) - read_video(b)).max() <= 2
+            assert within(np.abs(read_video(a).astype(int) - read_video(b)).max(), 2)
         elif a.suffix == ".txt":
             assert a.read_text() == b.read_text()
     return alone

@@ -14,6 +14,7 @@ from torch import Tensor
 from longtake.contracts import Conditions
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.models.layers import patchify, timestep_features, unpatchify
+from tests.precision import within
 
 FOLDER = Path(__file__).parents[1] / "golden" / "opensora_v2"
 KINDS = {
@@ -101,11 +102,11 @@ def rounding(elsewhere: float = 2e-4) -> float:
 
 def assert_equals_golden(case: GoldenCase, model: MMDiT) -> None:
     """The output and all gradients, up to `rounding`."""
-    assert _distance(case.run(model), case.out) < rounding()
+    assert within(_distance(case.run(model), case.out), rounding())
     assert case.gradients
     parameters = dict(model.named_parameters())
     for name, expected in case.gradients.items():
-        assert _distance(parameters[name].grad, expected) < rounding(), name
+        assert within(_distance(parameters[name].grad, expected), rounding()), name
 
 
 def _distance(found: Tensor | None, expected: Tensor) -> float:

@@ -24,6 +24,7 @@ from longtake.models import (
 from longtake.weights.mmdit import FORMAT
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise
+from tests.precision import within
 
 
 def tiny(**changes: Any) -> MMDiTConfig:
@@ -69,7 +70,7 @@ def test_adapters_of_the_released_model_are_a_small_part_of_it() -> None:
     adapt(built, dict.fromkeys(usual_layers(built), AdapterSize(16, 1.0)), "nf4", torch.bfloat16)
     trained = sum(p.numel() for p in built.parameters() if p.requires_grad)
     kept = sum(p.numel() * p.element_size() for p in built.parameters() if not p.requires_grad)
-    assert trained < 0.01 * whole
+    assert 100 * trained < whole
     assert kept < 0.6 * whole
 
 
@@ -91,7 +92,7 @@ def test_adapters_train_in_bf16_on_cuda(base: str) -> None:
         n for n, _ in built.named_parameters() if n.endswith(("lora_a", "lora_b"))
     }
     expected = predict(wanted, tiny(**sizes))
-    assert (found.cpu().float() - expected).norm() < 0.15 * expected.norm()
+    assert within((found.cpu().float() - expected).norm(), 0.15 * expected.norm())
 
 
 def test_targets_are_ends_of_names_or_patterns() -> None:
@@ -171,7 +172,7 @@ def test_adapters_train_on_a_base_in_fewer_bits(base: str) -> None:
     plain = model(**sizes)
     adapted = model(every(usual_layers(plain)), base, **sizes)
     kept, wanted = predict(adapted, tiny(**sizes)), predict(plain, tiny(**sizes))
-    assert (kept - wanted).norm() < 0.1 * wanted.norm()
+    assert within((kept - wanted).norm(), 0.1 * wanted.norm())
     codes = [p for name, p in adapted.named_parameters() if name.endswith("weight") and not p.is_floating_point()]
     assert len(codes) == sum(isinstance(layer, nn.Linear) for name, layer in plain.named_modules() if "blocks" in name)
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)

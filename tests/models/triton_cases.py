@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.precision import within
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,4 +25,4 @@ def assert_kernels_agree(module: str, count: int, most: Mapping[str, float]) -> 
     for case, found in cases.items():
         (limit,) = (most[dtype] for dtype in most if f"torch.{dtype}" in case.split())
         errors = found.values() if isinstance(found, dict) else [found]
-        assert max(errors) < limit, (case, found)
+        assert within(max(errors), limit), (case, found)

@@ -11,6 +11,7 @@ from longtake.parallel import World
 from tests.parallel.matrix import SMALL, WITH_BUDGET
 from tests.parallel.one_step import Case, differences, step_alone, step_on
 from tests.parallel.test_fused import apart
+from tests.precision import within
 from tests.ranks import Facts, on_ranks
 
 pytest.importorskip("torchao.float8")
@@ -32,5 +33,6 @@ def beside_one_process(world: World) -> Facts:
 def test_shards_make_the_step_of_one_process_and_sequence_peers_round_like_it(tmp_path: Path) -> None:
     """Shards scale what one process scales. Each sequence peer scales its own tokens, so it may round otherwise."""
     for facts in (found["steps"] for found in on_ranks(2, tmp_path, {"steps": beside_one_process})):
-        assert max(facts["shards"].values()) <= 1e-6
-        assert 1e-3 < facts["peers"] <= 1.1 * facts["alone"]
+        assert within(max(facts["shards"].values()), 1e-6)
+        assert facts["peers"] > 1e-3
+        assert within(facts["peers"] - facts["alone"], 0.1 * facts["alone"])

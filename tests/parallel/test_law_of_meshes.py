@@ -7,6 +7,7 @@ import pytest
 from tests.parallel.conftest import Worlds
 from tests.parallel.matrix import MATRIX, TABLES
 from tests.parallel.one_step import assert_one_step
+from tests.precision import within
 
 WEEKLY = tuple(f"all ways of {family}" for family in MATRIX)
 
@@ -63,12 +64,12 @@ def test_every_way_of_making_a_step_is_that_of_one_process_on_every_mesh(
 
 @pytest.mark.slow
 def test_a_step_may_mix_sequence_degrees(worlds: Worlds) -> None:
-    assert all(facts["degrees"] <= 1e-5 for facts in worlds(4, "degrees"))
+    assert all(within(facts["degrees"], 1e-5) for facts in worlds(4, "degrees"))
 
 
 def test_recomputation_knows_the_lengths_of_its_own_forward(worlds: Worlds) -> None:
-    assert all(facts["two forwards"] <= 1e-5 for facts in worlds(4, "forwards"))
+    assert all(within(facts["two forwards"], 1e-5) for facts in worlds(4, "forwards"))
 
 
 def test_offload_on_a_cpu_changes_nothing(worlds: Worlds) -> None:
-    assert all(facts["offload"] <= 1e-5 for facts in worlds(4, "forwards"))
+    assert all(within(facts["offload"], 1e-5) for facts in worlds(4, "forwards"))

@@ -29,6 +29,7 @@ from longtake.parallel.remat import Kept
 from tests.models import flash_attention_3, golden_ttt_video
 from tests.models.initialised import initialise
 from tests.plan.trace import saved_bytes
+from tests.precision import within
 
 CONFIG = MMDiTConfig(
     in_channels=12,
@@ -197,7 +198,7 @@ def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
         loss.backward()
     largest = max(float(grad.abs().max()) for grad in gradients(eager).values())
     for name, grad in gradients(eager).items():
-        assert float((gradients(compiled)[name] - grad).abs().max()) <= 1e-5 * largest
+        assert within(float((gradients(compiled)[name] - grad).abs().max()), 1e-5 * largest)
     del loss, losses
     assert stores[1].room.used_bytes == 0
 
@@ -273,7 +274,7 @@ def test_a_compiled_block_keeps_what_it_is_told() -> None:
         saved[name] = gradients(again)
     largest = max(float(grad.abs().max()) for grad in saved["eager"].values())
     for name, grad in saved["eager"].items():
-        assert float((saved["compiled"][name] - grad).abs().max()) <= 1e-5 * largest
+        assert within(float((saved["compiled"][name] - grad).abs().max()), 1e-5 * largest)
 
 
 def kept_by_compiled(budget: float) -> int:
@@ -316,7 +317,7 @@ def test_recomputation_in_compiled_code_sees_what_its_forward_saw(dtype: torch.d
         found.append(gradients(model))
         torch._dynamo.reset()
     largest = max(float(grad.abs().max()) for grad in found[0].values())
-    assert max(float((found[1][name] - grad).abs().max()) for name, grad in found[0].items()) <= most * largest
+    assert within(max(float((found[1][name] - grad).abs().max()) for name, grad in found[0].items()), most * largest)
 
 
 def test_pinned_memory_is_let_go_with_its_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from longtake.train.optimizer.schedule import learning_rate
 from longtake.train.run_file import read_curriculum
 from tests.buckets.tables import golden
 from tests.buckets.test_laws import v1_2_rule
+from tests.precision import rounding
 
 V1_2 = "opensora_v1_2"
 TABLES, MASKS = golden("bucket_tables.json", V1_2), golden("masks.json", V1_2)["sets"]
@@ -43,9 +44,8 @@ def test_stages_have_the_published_tables_and_masks(number: int) -> None:
 )
 def test_rates_are_those_of_the_published_schedules(name: str, case: int) -> None:
     config, expected = preset(name), RATES[case]
-    assert [learning_rate(config, step) for step in range(expected["steps"])] == pytest.approx(
-        expected["values"], rel=3e-6
-    )
+    rates = [learning_rate(config, step) for step in range(expected["steps"])]
+    assert rates == pytest.approx(expected["values"], rel=0, abs=rounding(max(rates)))  # its cosine is of float32
 
 
 def test_the_recipe_has_seven_stages_that_hand_on_weights_as_trained() -> None:

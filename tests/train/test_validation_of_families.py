@@ -10,6 +10,7 @@ import pytest
 from longtake.data import probe_table, write_image
 from longtake.data.stories import make_stories
 from longtake.presets import find_preset
+from tests.precision import within
 from tests.train.runs import finish, start, train_here
 from tests.train.test_validation import losses, made
 
@@ -87,6 +88,6 @@ def test_every_family_validates_at_step_0_and_at_fixed_steps_alike_in_one_proces
         assert list(videos) == [f"prompt_{number:04d}" for number in range(3)]
         for prompt, frames in videos.items():
             same = made(tmp_path / "two")[step][prompt]
-            assert np.abs(frames.astype(float) - same).mean() < 2
+            assert within(np.abs(frames.astype(float) - same).mean(), 2)
             given = abs(frames[0].mean() - 200) < 10
             assert given == (prompt == "prompt_0001" and not told)

@@ -29,6 +29,7 @@ from tests.models.golden import (
     weights_path,
 )
 from tests.models.initialised import initialise
+from tests.precision import within
 from tests.weights.saved import save_model
 
 LAYOUTS = [WeightLayout(names, rope) for names in ("split", "fused") for rope in ("half", "interleaved")]
@@ -62,7 +63,7 @@ def test_a_model_in_any_layout_gives_the_output_of_the_file_it_came_from(
         kind, case, strict_load=False, fused_qkv=target.names == "fused", use_liger_rope=target.rope == "half"
     )
     model = model_of(golden.config, load_mmdit(weights_path(kind), golden.config))
-    assert (golden.run(model) - golden.out).abs().max() < 5e-5
+    assert within((golden.run(model) - golden.out).abs().max(), 5e-5)
 
 
 def test_head_order_is_the_references_permutation() -> None:

@@ -12,10 +12,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from longtake.train.optimizer.ema import Ema
+from tests.precision import rounding
 from tests.train.optimizer.test_sharded import model_of
 
 FOLDER = Path(__file__).parents[2] / "golden"
 GOLDEN = FOLDER / "opensora_v2" / "ema.safetensors"
+
+
+def bound(average: torch.Tensor) -> float:
+    """Of an average that is two products and a sum."""
+    return rounding(float(average.abs().max()), steps=3)
 
 
 def test_averages_of_opensora_1_2_are_met_and_what_does_not_train_is_left() -> None:
@@ -32,7 +38,8 @@ def test_averages_of_opensora_1_2_are_met_and_what_does_not_train_is_left() -> N
                 getattr(model, name).data.copy_(golden[f"model.{number}.{name}"])
             ema.update(number)
             for name, average in ema.averages.items():
-                torch.testing.assert_close(average, golden[f"decay{decay}.ema.{number}.{name}"], rtol=0, atol=1e-6)
+                expected = golden[f"decay{decay}.ema.{number}.{name}"]
+                torch.testing.assert_close(average, expected, rtol=0, atol=bound(expected))
 
 
 def test_averages_of_opensora_are_met() -> None:
@@ -46,7 +53,8 @@ def test_averages_of_opensora_are_met() -> None:
         ema.averages["weight"].copy_(golden[f"ema.{number - 1}.weight"])
         model.weight.data.copy_(golden[f"model.{number}.weight"])
         ema.update(number)
-        torch.testing.assert_close(ema.averages["weight"], golden[f"ema.{number}.weight"], rtol=0, atol=1e-6)
+        expected = golden[f"ema.{number}.weight"]
+        torch.testing.assert_close(ema.averages["weight"], expected, rtol=0, atol=bound(expected))
 
 
 def test_the_average_of_a_young_run_follows_quickly() -> None:
