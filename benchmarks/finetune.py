@@ -23,7 +23,7 @@ from machine import gib, percent, print_table, write_json
 
 from longtake.models.timing import clock
 from longtake.parallel import World, start_world
-from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run
+from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run, update_seconds
 from longtake.presets import run_file
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig
@@ -94,7 +94,11 @@ def _line(
         passes = 2 if plan.work.config.lora is not None else 3
         flops = passes * batch * step.system.flops(entry.bucket.shape)
         peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        count, time = plan.layout.micro_batches, entry.time
+        forecast_update = update_seconds(plan.work.model, plan.layout, plan.machine)
         line |= {
+            "step_ms": 1e3 * (count * micro_batch + update),
+            "forecast_ms": 1e3 * (count * (time.seconds - time.encoding) + forecast_update),
             "micro_batch_ms": 1e3 * micro_batch,
             "update_ms": 1e3 * update,
             "step_seconds": plan.layout.micro_batches * micro_batch + update,

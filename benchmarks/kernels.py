@@ -1,12 +1,13 @@
 """Rates of what a step is made of, one by one: matrix products, attention, fused operators, the autoencoder, T5.
 
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
+python benchmarks/kernels.py varlen                  256px images with padded text and with text of its true length
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
 python benchmarks/kernels.py tiles                   129 x 192 x 336 by sizes of tiles, and with compiled blocks
 python benchmarks/kernels.py fused                   norms, rotations, gates, joint q, k and v and output projections:
                                                      uncompiled, compiled, by our operators
 python benchmarks/kernels.py chain                   256 steps of TTT-MLP's scan: microseconds a step
-python benchmarks/kernels.py gemm attention fused vae t5 tiles chain --tiny --device cpu      small, to see that it runs
+python benchmarks/kernels.py gemm attention varlen fused vae t5 tiles chain --tiny --device cpu      small
 
 `fused` tells the rate at which bytes go in and out beside that of a copy of as many (of projections FLOP/s), and the
 largest error in the result and in the gradients, over the largest number of what float64 gives for the same inputs.
@@ -20,13 +21,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from machine import print_table, write_json
+from step import Case
 from step_limits import GpuWatch, attention_rates, kernel_seconds, median_seconds
-from step_run import random_autoencoder
+from step_models import SUBJECTS, with_blocks
+from step_run import our_blocks, random_autoencoder
 from torch import Tensor
 
 from longtake.encoders import HunyuanVAEConfig
@@ -58,6 +62,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=tuple(PARTS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, help="of each; default: 1 on CUDA")
+    parser.add_argument("--frames", type=int, default=129, help="of the video that `vae` encodes")
     parser.add_argument("--backend", default="inductor", help="of the compiler, beside `fused`")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -107,26 +112,47 @@ def attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for joined in (False, True) if shape[1] < 50_000 else (False,):
             rates = attention_rates(shape, torch.bfloat16, arguments.device, arguments.seconds, report, joined)
             for kernel, rate in rates.items():
-                name = f"{kernel} {shape}{', v a slice' * joined}"
-                yield _line(f"{name}, forward", flops / rate["forward"], flops)
-                yield _line(f"{name}, backward", 2.5 * flops / rate["backward"], 2.5 * flops)
+                name, facts = f"{kernel} {shape}{', v a slice' * joined}", {"width": shape[-1], "rates": rate}
+                yield _line(f"{name}, forward", flops / rate["forward"], flops) | facts
+                yield _line(f"{name}, backward", 2.5 * flops / rate["backward"], 2.5 * flops) | facts
+
+
+def varlen(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Blocks of the 11B model, forward and backward, on 256px images: text padded to 512 tokens, or of its true length
+    in one packed sequence. In the packed one all samples share a modulation, so a gather for each token is missing."""
+    size, blocks, batch, padded = ("tiny", (1, 1), 2, 16) if arguments.tiny else ("11b", (2, 4), 24, 512)
+    model, side = with_blocks(SUBJECTS["flux"].sizes[size].model, blocks), 32 if arguments.tiny else 256
+    device, image = arguments.device, (side // 16) ** 2
+    for mean in (None, padded // 8, padded // 2):  # tokens of text
+        lengths = None if mean is None else [mean // 2 + mean * i // (batch - 1) for i in range(batch)]
+        if lengths is None:
+            case = Case(model, model, (1, side, side), batch, padded)
+        else:  # images as frames of one sample
+            case = Case(model, model, (4 * batch - 3, side, side), 1, sum(lengths))
+            lengths = [image + length for length in lengths]
+        run = our_blocks(case, device, torch.bfloat16, (0, 0), device.type == "cuda", lengths)
+        seconds = median_seconds(run, device, arguments.seconds)
+        del run
+        what = f"{batch} images, text {f'padded to {padded}' if mean is None else f'of {mean} tokens on average'}"
+        found = {"what": what, "ms": 1e3 * seconds, "text_tokens": mean or padded, "packed": mean is not None}
+        yield {**found, "samples_per_second": batch / seconds, "rate": f"{batch / seconds:.1f} images/s"}
 
 
 def autoencoder(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """HunyuanVideo's encoder by memory layout, with and without cuDNN's search."""
+    """HunyuanVideo's encoder by memory layout: as it is, compiled, and with cuDNN's search."""
     small = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if arguments.tiny else {}
-    shape, section = (5, 32, 32) if arguments.tiny else (129, 256, 256), HunyuanVAEConfig(**small)
-    flops, device = autoencoder_cost(section, shape, 1).flops, arguments.device
+    shape, device = (5, 32, 32) if arguments.tiny else (arguments.frames, 256, 256), arguments.device
     torch.backends.cudnn.benchmark_limit = 3  # algorithms tried for each convolution, where that is searched
-    for name in LAYOUTS:
-        for searched in (False, True):
-            torch.backends.cudnn.benchmark = searched
-            encoder = random_autoencoder(section, device, torch.bfloat16)
-            lay_out_weights(encoder.encoding.values(), name)
-            video = torch.rand(1, 3, *shape, device=device).to(torch.bfloat16)
-            with torch.inference_mode():
-                seconds = median_seconds(partial(encoder.posterior, video), device, arguments.seconds)
-            yield _line(f"{name}{', cudnn.benchmark' * searched} {shape}", seconds, flops)
+    ways = ["", ", cudnn.benchmark"] if missing_compiler(device) else ["", ", compiled", ", cudnn.benchmark"]
+    for way, name in product(ways, LAYOUTS):
+        section = HunyuanVAEConfig(**small, compile=way == ", compiled")
+        torch.backends.cudnn.benchmark = way == ", cudnn.benchmark"
+        encoder = random_autoencoder(section, device, torch.bfloat16)
+        lay_out_weights(encoder.encoding.values(), name)
+        video = torch.rand(1, 3, *shape, device=device).to(torch.bfloat16)
+        with torch.inference_mode():
+            seconds = median_seconds(partial(encoder.posterior, video), device, arguments.seconds)
+        yield _line(f"{name}{way} {shape}", seconds, autoencoder_cost(section, shape, 1).flops)
     torch.backends.cudnn.benchmark = False
 
 
@@ -269,6 +295,7 @@ def chain(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 PARTS = {
     "gemm": products,
     "attention": attention,
+    "varlen": varlen,
     "fused": fused_operators,
     "vae": autoencoder,
     "t5": t5,

@@ -58,10 +58,10 @@ from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
 from longtake.models.timing import seconds_of
 from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, as_level, level_name, level_words, start_world
-from longtake.plan import Layout, MicroBatch, forecast_memory
+from longtake.plan import Layout, Machine, MicroBatch, forecast_memory, forecast_time, update_seconds
 from longtake.plan.layout import Upkeep
 from longtake.system.encoders import device_dtype
-from longtake.track import peak_flops
+from longtake.track import gpu_named, peak_flops
 from longtake.train.config import RunConfig
 
 PHASES = ("data", "encode", "forward", "backward", "optimizer")
@@ -210,7 +210,7 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
         **watch.figures,
         "classes_ms": time_by_class(step.run, world.device) if arguments.profile else None,
         "peak_bytes": peak,
-        "forecast_bytes": _forecast(case, mesh, dtype, how),
+        **_forecast(case, mesh, dtype, how, world.device),
         "blocks_ms": {name: 1e3 * best[name] for name in contenders},
         "peer_over_ours": {way: best[f"peer {way}"] / best[f"ours {way}"] for way in ways},
     }
@@ -234,13 +234,22 @@ def _take_turns(
     return phases, taken
 
 
-def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How) -> int:
-    """Bytes that `longtake plan` would forecast for this step, its autoencoder left out."""
+def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How, device: torch.device) -> dict[str, float | None]:
+    """What `longtake plan` would forecast for this step by its table of rates, without the autoencoder: bytes, and on
+    CUDA milliseconds."""
     upkeep = Upkeep(lora=how.lora and LoraConfig(rank=how.lora))
     kept = {"remat": how.remat, "budget": how.budget, "compiled": how.compiled, "upkeep": upkeep}
     sharded = {"shard": mesh.data_ranks, "zero": mesh.config.zero, "compute_bytes": dtype.itemsize}
     layout = Layout(**sharded, **kept, ema=True)
-    return forecast_memory(case.model, MicroBatch(case.batch, case.latent_shape, case.text_tokens), layout).total
+    batch, seconds = MicroBatch(case.batch, case.latent_shape, case.text_tokens), None
+    if device.type == "cuda":
+        machine = Machine(gpu_named(torch.cuda.get_device_name(device)))
+        seconds = forecast_time(case.model, batch, layout, machine).seconds
+        seconds += update_seconds(case.model, layout, machine)
+    return {
+        "forecast_bytes": forecast_memory(case.model, batch, layout).total,
+        "forecast_ms": seconds and 1e3 * seconds,
+    }
 
 
 def _cases(arguments: argparse.Namespace, world: World) -> list[Case]:

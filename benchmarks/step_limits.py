@@ -9,12 +9,15 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import DeviceType
+from torch.nn.attention.varlen import varlen_attn
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.models import build_denoiser, meta_conditions
@@ -166,6 +169,22 @@ def _as_peer(forward: Callable[..., Tensor], peers: int, *joined: Tensor) -> Ten
     batch, length, heads, width = out.shape
     out = out.reshape(batch, peers, length // peers, heads, width).transpose(1, 2)
     return out.reshape(batch, length // peers, peers * heads, width)
+
+
+def pack_samples(model: nn.Module, lengths: Sequence[int], device: torch.device) -> None:
+    """Makes attention that of samples of these lengths which follow each other in one sequence; without the kernel,
+    on a CPU, sample by sample."""
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if device.type == "cuda":
+            return varlen_attn(q[0], k[0], v[0], ends, ends, max(lengths), max(lengths))[None]
+        samples = zip(*(x.transpose(1, 2).split(list(lengths), dim=2) for x in (q, k, v)), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*sample) for sample in samples], dim=2).transpose(1, 2)
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.forward = attend
 
 
 def samples_of(run: Callable[[], object], device: torch.device, seconds: float, repeats: int) -> list[float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from step_limits import emulate_peers
+from step_limits import emulate_peers, pack_samples
 from step_models import LATENT, draws_of, objective_of
 from torch import Tensor, nn
 
@@ -190,11 +190,19 @@ def random_autoencoder(
 
 
 def our_blocks(
-    case: Sizes, device: torch.device, dtype: torch.dtype, remat: tuple[int, ...], compiled: bool
+    case: Sizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    remat: tuple[int, ...],
+    compiled: bool,
+    lengths: Sequence[int] | None = None,
 ) -> Callable[[], None]:
-    """A call that runs forward and backward of our model once, without a trainer around it, and frees the gradients."""
+    """A call that runs forward and backward of our model once, without a trainer around it, and frees the gradients.
+    lengths: of the samples that are packed into the one of `case`."""
     with torch.device(device):
         model = build_denoiser(case.model).to(dtype)
+    if lengths is not None:
+        pack_samples(model, lengths, device)
     remat_and_compile(model, remat, compiler=BlockCompiler(dynamic=False) if compiled else None)
     x = torch.randn(case.batch, *case.latent_shape, device=device, dtype=dtype)
     conditions = case.conditions(device=device, dtype=dtype)
