@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.models import Attention
-from longtake.parallel import INPUTS, Mesh, ParallelConfig, level_name, missing_compiler, start_world
+from longtake.parallel import INPUTS, Mesh, ParallelConfig, start_world
 from tests import forks
 
 ROOT = Path(__file__).parents[2]
@@ -48,56 +46,12 @@ def test_a_step_is_timed_in_its_phases(tmp_path: Path, model: str, remat: tuple[
         assert line["forecast_bytes"] > 0
 
 
-def commands(folder: Path, *parts: str, **variables: str) -> list[tuple[int, list[str]]]:
-    """The programs that parts of `gpu.sh` start, with their words, behind the seconds that each may take."""
-    python, said = folder / "python", folder / "said"
-    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{said}\n')
-    python.chmod(0o755)
-    said.write_text("")
-    environment = {**os.environ, "PYTHON": str(python), "OUT": str(folder), **variables}
-    line = [ROOT / "benchmarks" / "gpu.sh", *parts]
-    done = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)
-    limits = [int(found) for found in re.findall(r"^== \w+, (\d+) s at most: ", done.stdout, re.MULTILINE)]
-    return list(zip(limits, map(str.split, said.read_text().splitlines()), strict=True))
-
-
-LISTED = ("kernels", "fused", "encoders", "static", "dynamic", "steps", "sequence", "online", "eager", "chain")
-BESIDE = ("lora", "reductions", "mixers")  # and the tests that need a GPU
-
-
-def test_the_list_for_a_gpu_ends_within_25_minutes_and_each_part_within_ten(tmp_path: Path) -> None:
-    said = subprocess.run([ROOT / "benchmarks" / "gpu.sh"], capture_output=True, text=True, check=True).stdout
-    assert [tuple(line.split(": ")[1].split()) for line in said.splitlines()] == [LISTED, (*BESIDE, "tests")]
-    limits = {part: sum(limit for limit, _ in commands(tmp_path, part)) for part in (*LISTED, *BESIDE, "tests")}
-    assert max(limits.values()) <= 600
-    assert sum(limits[part] for part in LISTED) <= 25 * 60
-
-
-def test_parts_for_a_gpu_run_in_turn_and_a_wrong_one_is_told(tmp_path: Path) -> None:
-    (_, chain), (_, tests) = commands(tmp_path, "chain", "tests")
-    assert chain == ["benchmarks/kernels.py", "chain", "--json", str(tmp_path / "gpu_chain.json")]
-    assert tests[:5] == ["-m", "pytest", "-q", "-m", "gpu"]
-    assert "tests/parallel/test_ring.py" in tests
-    done = subprocess.run([ROOT / "benchmarks" / "gpu.sh", "chains"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "no part chains; there are:")
-
-
 def test_a_budget_is_a_share_or_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     step = import_module("step")
     assert [step._level(word) for word in ("none", "inputs", "0.5")] == [None, INPUTS, 0.5]
     with pytest.raises(argparse.ArgumentTypeError, match="2 is no share: 0 to 1 is"):
         step._level("2")
-
-
-def test_what_is_cut_short_is_said_and_fails(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 124\n")  # as `timeout` ends
-    python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python), "OUT": str(tmp_path)}
-    done = subprocess.run([ROOT / "benchmarks" / "gpu.sh", "chain"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "== chain: ended after 50 s" in done.stdout
 
 
 def test_lines_of_a_part_that_is_cut_short_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,38 +70,32 @@ def test_lines_of_a_part_that_is_cut_short_are_kept(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [*LISTED, *BESIDE])
-def test_every_part_for_a_gpu_runs_small_and_its_own_words_are_understood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    wanted = []  # lines of a step, by whether blocks are compiled, and what is kept
-    for _, (program, *words) in commands(tmp_path, part):
-        if Path(program).stem == "step":
-            monkeypatch.setattr(sys, "argv", [program, *words])
-            asked = import_module("step")._arguments()
-            assert asked.remat is None or len(asked.remat) == len(asked.blocks)
-            wanted += [
-                (asked.compiled_step is not False, level_name(INPUTS if budget is None else budget))
-                for budget in asked.budget
-            ]
-    if part in ("encoders", "online") and not find_spec("diffusers"):
-        pytest.skip("no diffusers is installed")
-    if part == "dynamic" and missing_compiler(torch.device("cpu")):
-        pytest.skip("no C++ compiler is installed")
-    lines = []
-    for _, (program, *words) in commands(tmp_path, part, TINY="1"):
-        line = [sys.executable, "-m", "tests.benchmarks.program", Path(program).stem, *words]
-        done = forks.run(line, timeout=600)
-        assert done.returncode == 0, done.stderr
-        runs = json.loads(Path(words[-1]).read_text())["figures"]["runs"]
-        assert runs
-        lines += runs if Path(program).stem == "step" else ()
-    for line in lines:  # what is compiled on a GPU is compiled here
-        assert (line["graphs"] > 0) == line["compiled"]
+def test_every_kind_of_kernel_is_measured_at_its_tiny_size(tmp_path: Path) -> None:
+    parts = ["gemm", "attention", "varlen", "vae", "t5", "tiles", "chain"]
+    program = [sys.executable, "-m", "tests.benchmarks.program", "kernels", *parts, "--tiny", "--device", "cpu"]
+    done = forks.run([*program, "--json", tmp_path / "out.json"], timeout=600)
+    assert done.returncode == 0, done.stderr
+    lines = json.loads((tmp_path / "out.json").read_text())["figures"]["runs"]
+    assert {line["part"] for line in lines} == set(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--budget", "none", "1"), ("--lora", "16"), ("--sequence", "2")])
+def test_time_of_a_compiled_step_is_shared_out_by_kind_of_kernel(tmp_path: Path, options: tuple[str, ...]) -> None:
+    compiled = ("--compiled-step", "--backend", "aot_eager_decomp_partition", "--static", "--remat", "1", "1")
+    _, figures = run(tmp_path / "step.json", "--no-peer", "--profile", "--device", "cpu", *compiled, *options)
+    for line in figures["runs"]:
+        assert line["graphs"] > 0
         assert set(line["classes_ms"]) >= {"gemm", "elementwise"}
-        assert (line["compiled"], line["budget"]) in wanted
-    assert [line["backend"] == "inductor" for line in lines if line["compiled"]].count(True) == (part == "dynamic")
+
+
+def test_packed_samples_attend_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    attention, alone = nn.ModuleList([Attention("math")]), Attention("math")
+    q, k, v = torch.randn(3, 1, 12, 2, 8)
+    import_module("step_limits").pack_samples(attention, [5, 7], torch.device("cpu"))
+    expected = torch.cat([alone(q[:, rows], k[:, rows], v[:, rows]) for rows in (slice(5), slice(5, 12))], dim=1)
+    torch.testing.assert_close(attention[0](q, k, v), expected)
 
 
 @pytest.mark.parametrize(
