@@ -1,12 +1,7 @@
-"""Where prompts come from: the command line, a text file or a table.
-
-Tables of prompts are written by hand, and all their faults are listed at once, rows of too many cells among them. The
-reader of clip tables ends at the first such row, so it is not used here."""
+"""Where prompts come from: the command line, a text file or a table, of which all faults are listed at once."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError
-from longtake.small_files import parse_json
+from longtake.data.tables.csv_records import read_header, records
+from longtake.small_files import decode_text, parse_json
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
@@ -117,11 +113,11 @@ def _from_file(
     path: Path, faults: list[str] | None, companions: Sequence[str], scene_marks: tuple[str, str] | None
 ) -> list[Prompt]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        data = path.read_bytes()
+        text = decode_text(data)
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"prompts = {str(path)!r}: cannot be read ({reason}); give a .txt, .csv or .json file"
+            f"prompts = {str(path)!r}: cannot be read ({_why_unread(error)}); give a .txt, .csv or .json file"
         ) from error
     if (suffix := path.suffix.lower()) in (".csv", *STORYBOARDS):
         found: list[str] = []
@@ -136,6 +132,14 @@ def _from_file(
         return prompts
     lines = filter(None, map(str.strip, text.split("\n")))
     return [Prompt(line, f"{path.stem}_{i:04d}") for i, line in enumerate(lines)]
+
+
+def _why_unread(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    if isinstance(error, UnicodeDecodeError):
+        return f"line {error.object[: error.start].count(10) + 1} is not UTF-8"
+    return str(error)
 
 
 def _from_storyboards(path: Path, text: str, faults: list[str], scene_marks: tuple[str, str] | None) -> list[Prompt]:
@@ -197,12 +201,9 @@ def _scene_faults(scenes: Any) -> Iterator[str]:
 
 def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[str]) -> list[Prompt]:
     """The prompts of a table's rows; faults of rows are appended to `faults`."""
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        columns = rows.fieldnames = [column.strip() for column in rows.fieldnames or []]
-        table = list(rows)
-    except csv.Error as error:
-        raise UserError(f"prompts = {str(path)!r}: line {rows.line_num} is not CSV ({error}); mend it") from error
+    data = text.replace("\r\n", "\n").encode()
+    header = read_header(data, f"prompts = {str(path)!r}")
+    columns = header.names
     if not columns:
         return []
     if "text" not in columns:
@@ -212,10 +213,11 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
     if twice := [column for column in _COLUMNS if columns.count(column) > 1]:
         raise UserError(f"prompts = {str(path)!r}: has {columns.count(twice[0])} columns {twice[0]}; keep one of them")
     prompts = []
-    for number, row in enumerate(table):
-        if surplus := row.get(None):  # a comma in unquoted text
-            cells = len(columns) + len(surplus)
-            faults.append(f"row {number + 1} has {cells} cells for {len(columns)} columns (a comma wants quotes)")
+    for number, (line, cells) in enumerate(records(data, header, may_be_short=True)):
+        if isinstance(cells, str):
+            faults.append(f"line {line}: {cells}")
+            continue
+        row = dict(zip(columns, map(bytes.decode, cells), strict=True))
         cell = {column: (row.get(column) or "").strip() for column in (*_COLUMNS, *OPTIONS)}
         name = cell["name"] or f"{path.stem}_{number:04d}"
         if not cell["text"]:

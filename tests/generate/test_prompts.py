@@ -61,8 +61,12 @@ def test_a_row_has_options_of_its_own(tmp_path: Path):
         ("m.csv", "name,text\nx\n", "text is empty in row 1"),
         ("d.csv", "name,text\n../x,a cat\n", "'../x' in row 1 is not a plain file name"),
         ("n.csv", f"name,text\n{'x' * 300},a cat\n", "in row 1 is not a plain file name"),
-        ("q.csv", 'text\n"' + "a" * 200_000 + '"\n', "is not CSV"),
-        ("s.csv", "text,ref\nraining, sea,a.png\n", "row 1 has 3 cells for 2 columns (a comma wants quotes)"),
+        ("s.csv", "text,ref\nraining, sea,a.png\n", "line 2: 3 cells for 2 columns (a cell with a comma needs quotes"),
+        ("u.csv", 'text,ref\na cat,\n"a 5"" screen,\na dog,\n', "line 3: the quote that opens cell 1 is never closed"),
+        ("v.csv", 'name,text\na,"big\nb,cat\nc,small dog"\n', "line 2: a quoted cell encloses the row 'b,cat'"),
+        ("w.csv", 'text,ref\n"a \\"big\\" cat",\n', "line 2: cell 1 has a"),
+        ("x.csv", "text;ref\na cat;\n", "line 1 has semicolons between its cells"),
+        ("y.csv", "sep=,\ntext,ref\na cat,\n", "line 1 is 'sep=,'"),
         ("t.csv", "text,ref,text\na,b.png,c\n", "has 2 columns text; keep one of them"),
     ],
 )
@@ -77,8 +81,12 @@ def test_a_file_without_usable_prompts_is_refused_in_one_sentence(tmp_path: Path
 def test_a_file_that_is_missing_or_not_text_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"gone\.txt'.*No such file"):
         read_prompts(None, str(tmp_path / "gone.txt"))
-    with pytest.raises(UserError, match=r"latin\.txt'.*not UTF-8"):
-        read_prompts(None, write(tmp_path / "latin.txt", "été", "latin-1"))
+    with pytest.raises(UserError, match=r"latin\.txt'.*line 2 is not UTF-8"):
+        read_prompts(None, write(tmp_path / "latin.txt", "a\nété", "latin-1"))
+    with pytest.raises(UserError, match="NUL bytes"):
+        read_prompts(None, write(tmp_path / "unmarked.txt", "a cat", "utf-16-le"))
+    for name, text in (("wide.txt", "un été"), ("wide.csv", "text\nun été\n")):
+        assert [p.text for p in read_prompts(None, write(tmp_path / name, text, "utf-16"))] == ["un été"]
     with pytest.raises(UserError, match="Is a directory"):
         read_prompts(None, str(tmp_path))
 
