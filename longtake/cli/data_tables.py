@@ -117,6 +117,8 @@ def captions(
     console = track.make_console()
     if from_files:
         console.print(f"{files.count:,} of {rows:,} clips have a .txt file beside them")
+        for clip, reason in files.unread.items():
+            console.print(f"warning: the caption of {clip} stays: {reason}", style="yellow")
     console.print(f"{changed:,} of {rows:,} captions changed in {table}")
 
 
@@ -154,7 +156,13 @@ def stats(
     console = track.make_console()
     table, start = data.table_and_root(table, root)
     found = data.table_stats(table, examples=frames if html else 0)
+    for note in data.folder_notes(table):
+        console.print(f"warning: {note}", style="yellow")
     print_table(console, ("", ""), data.table_facts(found))
+    for row, reason in found.first_invalid.items():
+        console.print(f"row {row} cannot be used: {reason}", style="yellow")
+    if (rest := sum(found.invalid.values()) - len(found.first_invalid)) > 0:
+        console.print(f"and {rest:,} more rows", style="yellow")
     head = ("column", "empty", "min", "median", "mean", "max")
     print_table(console, head, data.column_rows(found), numbers=head[1:])
     if found.sampled < found.rows:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from longtake.data.tables.captions import FromFiles, edit_captions
     from longtake.data.tables.convert import make_shards
     from longtake.data.tables.mix import MixedTable, clip_weights, open_clips, order_columns, table_and_root
-    from longtake.data.tables.rows import read_numbers
+    from longtake.data.tables.rows import folder_notes, read_numbers
     from longtake.data.tables.select import filter_table, merge_tables, split_table
     from longtake.data.tables.stats import column_rows, table_facts, table_stats
     from longtake.data.tables.stats_page import film_reader, short_film, stats_page

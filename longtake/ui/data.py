@@ -10,6 +10,7 @@ from typing import Any
 
 from longtake import data, pages, train
 from longtake.contracts import UserError
+from longtake.data.clips.caption_files import CAPTION_SUFFIX, CaptionFiles
 from longtake.data.clips.locations import join_location
 from longtake.data.tables.rows import FOLDER_TABLE, open_rows
 from longtake.durable import write_whole
@@ -94,7 +95,8 @@ class Clips:
         new = _changed(shown, texts)
         if source.is_dir():  # of a folder of clips the captions lie beside them
             for (where, _), text in new.items():
-                write_whole(self.roots.path(where, "clip").with_suffix(".txt"), text + "\n")
+                clip = self.roots.path(where, "clip")
+                write_whole(CaptionFiles().find(clip) or clip.with_suffix(CAPTION_SUFFIX), text + "\n")
             return f"{_captions(len(new))} changed in {source}" if new else "no caption was changed"
         changed, rows = (
             data.edit_captions(source, [lambda where, text: new.get((where, text), text)]) if new else (0, 0)

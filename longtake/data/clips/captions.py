@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from longtake.contracts import UserError
 from longtake.data.clips.video import ClipError
 from longtake.data.rules import named
 from longtake.small_files import parse_json, read_small
@@ -70,20 +69,6 @@ def segment_captions(cell: str, needed: int) -> tuple[str, ...]:
     if len(parts) != needed:
         raise ValueError(f"captions found: {len(parts)}, needed: {needed}, for a sample")
     return tuple(parts)
-
-
-def caption_beside(clip: Path) -> str | None:
-    """What the `.txt` file beside a clip holds, without a mark of byte order and white space at its ends; None where
-    there is none. Raises `UserError` for one that is not UTF-8."""
-    beside = clip.with_suffix(".txt")
-    try:
-        return read_small(beside).decode("utf-8-sig").strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{beside}: the caption is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    except ValueError as error:
-        raise UserError(f"{beside}: is no caption ({error})") from error
 
 
 def prefixed(text: str, prefix: str) -> str:

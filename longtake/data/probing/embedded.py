@@ -22,7 +22,7 @@ import pyarrow.parquet
 from longtake.contracts import LatentShape, UserError
 from longtake.data.clips.locations import is_url
 from longtake.data.probing.folder import state_of
-from longtake.data.probing.probe import digest_of, file_state
+from longtake.data.probing.listing import digest_of, file_state
 from longtake.data.tables.convert import lock, user_cache, writable_folder
 from longtake.data.tables.json_table import numbered_objects
 from longtake.data.tables.table import FOLDER_TABLE, base_folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -14,10 +15,12 @@ import pyarrow.parquet
 
 from longtake.contracts import UserError
 from longtake.data.clips.video import is_image
-from longtake.data.probing.probe import UNREADABLE, digest_of, list_clips, probe_table, write_bad
+from longtake.data.probing.listing import UNREADABLE, Listing, digest_of, list_clips
+from longtake.data.probing.probe import probe_table, write_bad
+from longtake.data.probing.walk import shortened
 from longtake.data.tables.checks import floats
 from longtake.data.tables.convert import lock, user_cache, writable_folder
-from longtake.data.tables.rows import FOLDER_TABLE, STATES
+from longtake.data.tables.rows import FOLDER_TABLE, NOTES, STATES
 from longtake.data.tables.write_rows import OF_FILES, write_table
 
 TABLE = FOLDER_TABLE
@@ -38,18 +41,20 @@ def folder_table(folder: Path) -> Path:
     return kept_table(folder, folder, list_clips(folder), table)
 
 
-def kept_table(named: Path, folder: Path | str, clips: pa.Table, table: Path) -> Path:
-    """The file `table`, which has the rows of `clips` that can be used, in their order, with what was probed of them.
+def kept_table(named: Path, folder: Path | str, listing: Listing, table: Path) -> Path:
+    """The file `table`, which has the rows of a listing that can be used, in their order, with what was probed of them.
 
-    `named`: what the user knows them by; `folder`: where their paths start; `clips`: as `list_clips` makes them, all
-    ids different. Rows that `known_rows` finds numbers in are not probed.
+    `named`: what the user knows them by; `folder`: where their paths start; `listing`: with ids that all differ. Rows
+    that `known_rows` finds numbers in are not probed. The table keeps the listing's notes, see `notes_of`.
     """
-    state = digest_of([*clips["path"].to_pylist(), *clips[STATES].to_pylist()])
+    clips = listing.clips
+    lost = [f"{row} {reason}" for row, reason in listing.lost.items()]
+    state = digest_of([*clips["path"].to_pylist(), *clips[STATES].to_pylist(), *lost, *listing.notes])
     if state_of(table) == state:
         return table
     with lock(table.with_suffix(".lock")):
         if state_of(table) != state:
-            _bring_up_to_date(named, folder, clips, table, state)
+            _bring_up_to_date(named, folder, listing, table, state)
     return table
 
 
@@ -64,7 +69,9 @@ def known_rows(clips: pa.Table) -> np.ndarray:
     return found & np.array([not state.startswith(UNREADABLE) for state in clips[STATES].to_pylist()], bool)
 
 
-def _bring_up_to_date(named: Path, folder: Path | str, clips: pa.Table, table: Path, state: str) -> None:
+def _bring_up_to_date(named: Path, folder: Path | str, listing: Listing, table: Path, state: str) -> None:
+    is_good = np.array([row not in listing.lost for row in range(len(listing.clips))], bool)
+    rows, clips = np.flatnonzero(is_good), listing.clips.filter(pa.array(is_good))
     known = pyarrow.parquet.read_table(table) if state_of(table) else None
     same = np.zeros(len(clips), bool)
     if known is not None:
@@ -75,23 +82,28 @@ def _bring_up_to_date(named: Path, folder: Path | str, clips: pa.Table, table: P
     if said.any():
         parts.append(_as_said(clips.filter(pa.array(said))))
     places = np.flatnonzero(~same & ~said)
-    bad: list[tuple[int, str, str]] = []
+    paths = listing.clips["path"].to_pylist()
+    bad = [(row, paths[row], reason) for row, reason in listing.lost.items()]
     if len(places):
         print(f"{named}: probing {len(places)} of {len(clips)} files, once, into {table}", file=sys.stderr, flush=True)
         found, lost = _probed(clips.take(pa.array(places)), folder)
         parts += [found] if found is not None else []
-        bad = [(int(places[row]), path, reason) for row, path, reason in lost]
+        bad = sorted(bad + [(int(rows[places[row]]), path, reason) for row, path, reason in lost])
     bad_list = write_bad(table.with_suffix(".bad.csv"), bad)
     if not parts:
         raise UserError(
-            f"{named}: none of its {len(clips)} videos and pictures can be used, see {bad_list} (the first: "
+            f"{named}: none of its {len(paths)} videos and pictures can be used, see {bad_list} (the first: "
             f"{bad[0][1]}: {bad[0][2]}); mend the files or name another folder"
         )
     joined = pa.concat_tables(parts, promote_options="permissive")
     order = pc.sort_indices(pc.index_in(joined["clip_id"], value_set=clips["clip_id"]))
-    write_table(joined.take(order), table, {"folder_state": state})
-    if bad_list:
-        print(f"{named}: {len(bad)} files cannot be used, see {bad_list}", file=sys.stderr, flush=True)
+    notes = (
+        [f"{len(bad)} files cannot be used, see {bad_list} ({shortened([path for _, path, _ in bad])})"] if bad else []
+    )
+    notes += listing.notes
+    write_table(joined.take(order), table, {"folder_state": state, NOTES: json.dumps(notes)})
+    for note in notes:
+        print(f"{named}: {note}", file=sys.stderr, flush=True)
 
 
 def _as_said(clips: pa.Table) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from longtake.data.clips.locations import is_url, join_location
 from longtake.data.probing.folder import kept_table
-from longtake.data.probing.probe import digest_of, file_state
+from longtake.data.probing.listing import Listing, digest_of, file_state
 from longtake.data.tables.convert import user_cache, writable_folder
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.rows import FOLDER_TABLE, STATES, open_rows, our_names
@@ -48,9 +48,9 @@ def metadata_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
     return kept_table(source, folder, _listed(source, folder), table)
 
 
-def _listed(source: Path, folder: Path | str) -> pa.Table:
+def _listed(source: Path, folder: Path | str) -> Listing:
     """The rows with columns of clip tables; `changed` differs once a row or its file does."""
-    rows, _ = open_rows(source).whole()
+    rows, unreadable = open_rows(source).whole()
     names = our_names(rows.column_names)
     rows = rows.rename_columns(names)
     paths = pc.fill_null(rows["path"].cast(pa.string()), "")
@@ -67,4 +67,4 @@ def _listed(source: Path, folder: Path | str) -> pa.Table:
     ):
         rows = rows.drop_columns([name]) if name in rows.column_names else rows
         rows = rows.append_column(name, values)
-    return rows
+    return Listing(rows, unreadable)

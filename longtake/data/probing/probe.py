@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -16,28 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.clips.captions import caption_beside
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
-from longtake.data.clips.formats import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from longtake.data.clips.locations import join_location, refuse_url
 from longtake.data.clips.servers import check_protocols
 from longtake.data.clips.video import ClipError
 from longtake.data.probing.journal import Journal
+from longtake.data.probing.listing import digest_of, list_clips
 from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.pool import ask_here, ask_on_ray
 from longtake.data.tables.checks import check_path
-from longtake.data.tables.ids import compute_clip_ids, path_hashes
-from longtake.data.tables.rows import STATES, id_values, open_rows, our_names
+from longtake.data.tables.ids import compute_clip_ids
+from longtake.data.tables.rows import id_values, open_rows, our_names
 from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import base_folder, probe_warning
 from longtake.data.tables.write_rows import check_target, moved_batch, write_table
-from longtake.small_files import is_unicode
 
 MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec")
 _NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
 _ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
-UNREADABLE = "unreadable"  # the state of a file that cannot be looked at
 Engine = Literal["local", "ray"]
 Asked = Generator[tuple[int, Any], None, None]  # (place, answer) as they are ready
 
@@ -93,7 +89,7 @@ def probe_table(
     refuse_url(source)
     refuse_url(target)
     check_target(target, [source])
-    columns, unreadable = read_source(source, as_text=target.suffix.lower() == ".csv")
+    columns, unreadable = read_source(source, target.suffix.lower() == ".csv", warn or (lambda note: None))
     if warn and (said := probe_warning(columns, source)):
         warn(said)
     paths = columns["path"].to_pylist()
@@ -125,16 +121,21 @@ def part_path(target: Path, number: int, count: int) -> Path:
     return target.with_name(f"{target.stem}.part-{number:05d}-of-{count:05d}{target.suffix}")
 
 
-def read_source(source: Path, as_text: bool) -> tuple[pa.Table, dict[int, str]]:
+def read_source(
+    source: Path, as_text: bool, warn: Callable[[str], None] = lambda note: None
+) -> tuple[pa.Table, dict[int, str]]:
     """The table to probe, or the clips of a folder, without the columns that a probe makes; text is never null.
 
-    `as_text`: a CSV's columns are all text. Also the rows with a cell that cannot be read, each with the reason.
-    Raises `UserError`.
+    `as_text`: a CSV's columns are all text. Also the rows with a cell or caption that cannot be read, each with the
+    reason. `warn` gets a sentence for each kind of file of a folder that is not used. Raises `UserError`.
     """
     if is_shards(source):
         raise UserError(f"{source}: is a folder of shards; probe the table that they are made from")
     if source.is_dir():
-        return list_clips(source).select(["path", "text"]), {}
+        listing = list_clips(source)
+        for note in listing.notes:
+            warn(f"{source}: {note}")
+        return listing.clips.select(["path", "text"]), listing.lost
     rows = open_rows(source, as_text)
     own = our_names(rows.names)
     check_path(own, source)
@@ -148,61 +149,6 @@ def read_source(source: Path, as_text: bool) -> tuple[pa.Table, dict[int, str]]:
         elif name in ("path", "text"):
             columns = columns.set_column(place, name, pc.fill_null(columns[name], ""))
     return columns, unreadable
-
-
-def list_clips(folder: Path) -> pa.Table:
-    """A table of the clips below a folder, sorted by path: path (from the folder, with `/`), text, clip_id, changed.
-
-    `text` is what the file of the same name ending in `.txt` holds, white space at its ends cut off; empty where there
-    is none. `changed` is a text that differs once the clip or its caption does. Names that begin with a dot are left
-    out. Raises `UserError` where there is no clip, and for a caption or a name that is not UTF-8.
-    """
-    refuse_url(folder)
-    paths = sorted(_clips_below(folder))
-    if not paths:
-        raise UserError(f"{folder}: no video or picture in it or below; name a folder of clips, or a clip table")
-    for path in paths:
-        if not is_unicode(path):
-            raise UserError(f"{folder}: the file name {os.fsencode(path)!r} is not UTF-8; rename the file")
-    texts, states = zip(*(_caption(folder, path) for path in paths), strict=True)
-    return pa.table(
-        {
-            "path": pa.array(paths, pa.string()),
-            "text": pa.array(texts, pa.string()),
-            "clip_id": pa.array(path_hashes(path.encode() for path in paths).astype(np.uint64)),
-            STATES: pa.array(states, pa.string()),
-        }
-    )
-
-
-def _clips_below(folder: Path) -> list[str]:
-    found = []
-    for place, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = os.path.relpath(place, folder)
-        for name in files:
-            suffix = os.path.splitext(name)[1].lower()
-            if not name.startswith(".") and (suffix in VIDEO_SUFFIXES or suffix in IMAGE_SUFFIXES):
-                found.append(name if inside == os.curdir else f"{inside}/{name}")
-    return found
-
-
-def _caption(folder: Path, path: str) -> tuple[str, str]:
-    """The caption of a clip, and the state of its two files."""
-    file = folder / path
-    beside = file.with_suffix(".txt")
-    state = file_state(file)
-    text = caption_beside(file)
-    return ("", state) if text is None else (text, f"{state} {file_state(beside)}")
-
-
-def file_state(file: Path) -> str:
-    """A text that differs once the file does."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return UNREADABLE  # the probe says why
-    return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
 class Answers:
@@ -275,14 +221,6 @@ def _belonging(paths: Sequence[str], folder: Path | str, decode_check: bool, par
     """What a journal must have been begun for, to be gone on with."""
     root = folder if isinstance(folder, str) else str(folder.resolve())
     return {"table": digest_of(paths), "root": root, "decode_check": decode_check, "part": list(part)}
-
-
-def digest_of(texts: Iterable[str]) -> str:
-    """16 hex digits over texts in their order."""
-    digest = hashlib.blake2b(digest_size=8)
-    for text in texts:
-        digest.update(text.encode(errors="surrogateescape") + b"\0")
-    return digest.hexdigest()
 
 
 def _ask(location: str, decode_check: bool, cache: FileCache) -> list[Any] | str:

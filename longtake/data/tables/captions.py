@@ -7,13 +7,13 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from longtake.contracts import UserError
-from longtake.data.clips.captions import caption_beside
+from longtake.data.clips.caption_files import CaptionFiles, read_caption
 from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import base_folder
@@ -40,7 +40,7 @@ def edit_captions(
     columns, unreadable = open_rows(source, as_text=source.suffix.lower() == ".csv").whole()
     if unreadable:
         row, why = next(iter(unreadable.items()))
-        raise UserError(f"{source}: row {row} cannot be read ({why}); mend it first")
+        raise UserError(f"{source}: row {row} cannot be read ({why}); fix it first")
     if "path" not in columns.column_names:
         raise UserError(f"{source}: has no column path; its columns are {', '.join(columns.column_names)}")
     place, paths = base_folder(source, None), [str(path) for path in columns.column("path").to_pylist()]
@@ -61,14 +61,22 @@ def edit_captions(
 
 @dataclass
 class FromFiles:
-    """A change to what the `.txt` files beside clips hold, as `caption_beside` reads them; other captions stay."""
+    """A change to what the caption files next to clips hold; other captions stay, as do those of `unread` files."""
 
-    count: int = 0  # files that were there
+    count: int = 0  # clips that have such a file
+    unread: dict[str, str] = field(default_factory=dict)  # location of a clip -> why its file cannot be read
+    files: CaptionFiles = field(default_factory=CaptionFiles)
 
     def __call__(self, location: str, text: str) -> str:
-        found = None if is_url(location) else caption_beside(Path(location))
-        self.count += found is not None
-        return text if found is None else found
+        file = None if is_url(location) else self.files.find(Path(location))
+        if file is None:
+            return text
+        self.count += 1
+        try:
+            return read_caption(file)
+        except ValueError as error:
+            self.unread[location] = str(error)
+            return text
 
 
 def _edited(paths: list[str], texts: list[str]) -> list[str]:

@@ -51,7 +51,7 @@ def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None 
         is_caption = (texts is None or field.name in texts) and _is_list(kind) and _is_text(kind.value_type)
         if field.name in ("path", "text") or is_caption or (field.name in NUMBERS and not is_number):
             wanted, words = (pa.float64(), "numbers") if field.name in NUMBERS else (pa.string(), "text")
-            may_be_text = words == "text" and (_is_list(kind) or pa.types.is_floating(kind))
+            may_be_text = words == "text" and field.name != "path" and (_is_list(kind) or pa.types.is_floating(kind))
             if not (is_text or may_be_text or pa.types.is_null(kind)):
                 raise UserError(f"{source}: column {field.name} holds {kind}; it must hold {words}")
             kind = wanted

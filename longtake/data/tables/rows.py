@@ -40,11 +40,13 @@ from longtake.data.tables.shards import (
     shards_root,
 )
 from longtake.random import hash64
+from longtake.small_files import parse_json
 
 METADATA = {"file_path": "path", "control_file_path": "control"}  # words of other programs -> columns
 FOLDER_TABLE = ".longtake.parquet"  # what was probed of a plain folder of clips or of a list, kept beside it
 _TEXT_FILES = (".csv", ".json", ".jsonl")
 LINE = re.compile(r"line \d+: ")
+NOTES = "folder_notes"  # in the metadata of such a table: a JSON array of sentences on files that are not used
 STATES = "changed"  # the column in which such a table notes what its files were
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather", ".json", ".jsonl")
 
@@ -199,6 +201,17 @@ def _open_csv(source: Path, as_text: bool) -> CsvTable:
 def our_names(names: Sequence[str]) -> list[str]:
     """The columns of a list, those of training programs' metadata under the names they have in clip tables."""
     return [name if name not in METADATA or METADATA[name] in names else METADATA[name] for name in names]
+
+
+def folder_notes(table: Path) -> list[str]:
+    """What is to be known of a folder or list whose table this is, such as files that are not used; else nothing."""
+    if not table.name.endswith(FOLDER_TABLE):
+        return []
+    try:
+        metadata = pyarrow.parquet.read_schema(table).metadata or {}
+        return [str(note) for note in parse_json(metadata.get(NOTES.encode(), b"[]"))]
+    except (OSError, ValueError, TypeError, pa.ArrowException):
+        return []
 
 
 def read_numbers(source: Path) -> dict[str, np.ndarray]:

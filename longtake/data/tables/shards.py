@@ -137,15 +137,21 @@ class TableShards:
         batch, place = divmod(row if row >= 0 else row + len(self), ROWS_PER_BATCH)
         return self._columns[name][batch].read(place)
 
-    def count_empty(self, names: Sequence[str]) -> int:
-        """How many rows have no text in any of these columns. Reads their lengths, 4 bytes a row, from each file."""
-        count = 0
+    def find_empty(self, names: Sequence[str], most: int) -> tuple[int, list[int]]:
+        """How many rows have no text in any of these columns, and the first `most` of them.
+
+        Reads their lengths, 4 bytes a row, from each file.
+        """
+        count, start, first = 0, 0, []
         for file in shard_files(self.folder, self.index):
             with readable(file), pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as reader:
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
-                    count += int(np.logical_and.reduce([are_empty(batch.column(name)) for name in names]).sum())
-        return count
+                    empty = np.logical_and.reduce([are_empty(batch.column(name)) for name in names])
+                    count += int(empty.sum())
+                    first += (start + np.flatnonzero(empty)[: most - len(first)]).tolist() if len(first) < most else []
+                    start += len(batch)
+        return count, first
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from longtake.pages import number
 from longtake.random import sample_ids
 
 SAMPLE_ROWS = 200_000  # up to here medians and histograms are of all rows, above of as many drawn at random
+FIRST_INVALID = 20  # rows that cannot be used and are named
 _MOST_SIZES = 100_000  # different sizes that are counted one by one
 _SHOWN = 5  # values of a column that are counted in the summary
 _FEW_VALUES = 50  # a column of texts with at most so many different ones is counted by them, another by length
@@ -51,6 +54,7 @@ class TableStats:
     rows: int = 0
     stills: int = 0
     invalid: Counter[str] = field(default_factory=Counter)  # what is wrong -> rows
+    first_invalid: dict[int, str] = field(default_factory=dict)  # the first rows that cannot be used -> why
     seconds: float = 0.0  # of the videos whose rate is known
     unknown_length: int = 0  # videos whose rate is not
     numbers: dict[str, NumberColumn] = field(default_factory=dict)
@@ -89,7 +93,7 @@ def table_stats(source: Path, examples: int = 0) -> TableStats:
         if examples and "path" in rows.names:
             drawn = sorted(drawn + _examples(batch, found.rows, examples))[:examples]
         if {"path", "num_frames", "height", "width", "fps"} <= set(rows.names):
-            _add_clips(found, chunk)
+            _add_clips(found, chunk, rows.with_lines)
         found.rows += len(batch)
     for name, values in sample.columns().items():
         column = found.numbers.get(name) or found.lengths[name.removeprefix("characters of ")]
@@ -136,9 +140,12 @@ def _add_texts(found: TableStats, batch: pa.RecordBatch) -> dict[str, np.ndarray
     return taken
 
 
-def _add_clips(found: TableStats, chunk: Chunk) -> None:
+def _add_clips(found: TableStats, chunk: Chunk, with_lines: Callable[[dict[int, str]], dict[int, str]]) -> None:
     """Counts sizes, stills, seconds, and the rows that cannot be used."""
     numbers, invalid = clean_numbers(chunk.batch, chunk.unreadable, chunk.first)
+    invalid = with_lines(invalid)
+    room = FIRST_INVALID - len(found.first_invalid)
+    found.first_invalid |= dict(islice(sorted(invalid.items()), room))
     found.invalid.update(kind_of_fault(reason) for reason in invalid.values())
     frames, fps = numbers["num_frames"], numbers["fps"]
     found.stills += int((frames == 1).sum())

@@ -17,11 +17,12 @@ from longtake.data.clips.locations import is_url, join_location
 from longtake.data.tables.checks import check_columns, clean_numbers, fingerprint_of, probe_command, refuse_repeated
 from longtake.data.tables.convert import cached_shards, is_large
 from longtake.data.tables.ids import compute_clip_ids
-from longtake.data.tables.rows import FOLDER_TABLE, id_values, open_rows
+from longtake.data.tables.rows import FOLDER_TABLE, folder_notes, id_values, open_rows
 from longtake.data.tables.shards import TableShards, are_empty, invalid_rows, is_shards, refuse_other_than_text
 
 _PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id")
 _OTHERS = frozenset((*_PROBED, "path", "text", "score_vmafmotion", "type"))  # columns to look for no captions in
+_SHOWN = 3  # clips and rows that are named
 _LIKELY = ("caption", "text", "prompt", "description", "title")  # parts of the names of columns with captions
 
 
@@ -34,8 +35,9 @@ class _Held:
     def text(self, name: str, row: int) -> str:
         return self._texts[name][row].as_py() or ""
 
-    def count_empty(self, names: Sequence[str]) -> int:
-        return int(np.logical_and.reduce([are_empty(self._texts[name]) for name in names]).sum())
+    def find_empty(self, names: Sequence[str], most: int) -> tuple[int, list[int]]:
+        empty = np.logical_and.reduce([are_empty(self._texts[name]) for name in names])
+        return int(empty.sum()), np.flatnonzero(empty)[:most].tolist()
 
 
 class ClipTable:
@@ -154,7 +156,13 @@ class ClipTable:
 
     def count_empty(self, columns: Sequence[str]) -> int:
         """How many rows have no text in any of some caption columns; of shards, the texts themselves are not read."""
-        return self._texts.count_empty(columns) if columns else len(self)
+        return self.find_empty(columns, 0)[0]
+
+    def find_empty(self, columns: Sequence[str], most: int) -> tuple[int, list[int]]:
+        """The count of `count_empty`, and the first `most` of these rows."""
+        if not columns:
+            return len(self), [*range(min(most, len(self)))]
+        return self._texts.find_empty(columns, most)
 
     @property
     def fingerprint(self) -> str:
@@ -186,25 +194,34 @@ def caption_lines(tables: Sequence[ClipTable], captions: Mapping[str, float] | N
     """For the report before the first step: the caption columns, and how many clips have no caption in any.
 
     `tables`: all that a run trains on; `captions`: `dataset.captions`. Where clips have none, the line is a warning,
-    and says what to do if others of the tables' columns might hold them. A second line says how many rows cannot be
-    used, and names the first.
+    names the first of them, and says what to do if others of the tables' columns might hold them. Further lines count
+    the rows that cannot be used, with the first reasons, and files of folders that are not used.
     """
-    columns = tuple(captions or ("text",))
-    count = sum(each.count_empty([name for name in columns if name in each.captions]) for each in tables)
+    columns, total = tuple(captions or ("text",)), sum(map(len, tables))
+    count, first = 0, []
+    for table in tables:
+        empty, rows = table.find_empty([name for name in columns if name in table.captions], _SHOWN)
+        count += empty
+        first += [table.written_path(row) or f"row {row}" for row in rows]
     folders = [each for each in tables if each.source.name == FOLDER_TABLE]
     tabled = [each for each in tables if each not in folders]
     names = list(dict.fromkeys(name for each in tabled for name in each.names if name not in columns))
-    said = f"captions: column {', '.join(columns)}, empty for {count:,} of {sum(map(len, tables)):,} clips"
-    beside = "; of a folder, the caption of a.mp4 is the text in a.txt beside it" if folders else ""
-    lines = [f"warning: {said}{beside}{remedy(names)}" if count else said]
-    invalid = [(row, each) for each in tables for row in each.invalid]
+    line = f"captions: column {', '.join(columns)}, empty for {count:,} of {total:,} clips"
+    if count:
+        where = "; of a folder, the caption of a.mp4 is the text in a.txt beside it" if folders else ""
+        line = f"warning: {line} ({_first(first, count)}){where}{remedy(names)}"
+    lines = [line]
+    invalid = [f"row {row} of {each.source}: {each.invalid[row]}" for each in tables for row in sorted(each.invalid)]
     if invalid:
-        row, table = invalid[0]
-        lines.append(
-            f"warning: rows: {len(invalid):,} of {sum(map(len, tables)):,} cannot be used; the first is row {row} of "
-            f"{table.source}: {table.invalid[row]}"
-        )
+        shown = "; ".join(invalid[:_SHOWN])
+        lines.append(f"warning: rows: {len(invalid):,} of {total:,} cannot be used; the first: {shown}")
+    lines += [f"warning: {each.root}: {note}" for each in tables for note in folder_notes(each.source)]
     return "\n".join(lines)
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    """The first of `count` names."""
+    return ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN:,} more" if count > _SHOWN else "")
 
 
 def probe_warning(columns: pa.Table, source: object) -> str | None:
@@ -213,8 +230,11 @@ def probe_warning(columns: pa.Table, source: object) -> str | None:
     if "text" not in names:
         found = ", ".join(names)
         return f"{source}: there is no column text (found {found}), so no clip has a caption{remedy(names, add=True)}"
-    count = int(are_empty(columns["text"]).sum())
-    return f"{source}: text is empty for {count:,} of {len(columns):,} clips{remedy(names)}" if count else None
+    empty = np.flatnonzero(are_empty(columns["text"]))
+    if not len(empty):
+        return None
+    first = _first([columns["path"][row].as_py() or f"row {row}" for row in empty[:_SHOWN].tolist()], len(empty))
+    return f"{source}: text is empty for {len(empty):,} of {len(columns):,} clips ({first}){remedy(names)}"
 
 
 def remedy(names: Sequence[str], add: bool = False) -> str:

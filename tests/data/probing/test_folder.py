@@ -55,7 +55,7 @@ def test_a_folder_is_walked_and_probed_once(folder: Path, capsys: pytest.Capture
 def test_captions_that_a_folder_lacks_are_looked_for_beside_the_clips(folder: Path) -> None:
     said = caption_lines([open_clips(DatasetConfig(data_path=str(folder)))], None)
     assert said == (
-        "warning: captions: column text, empty for 1 of 3 clips; "
+        "warning: captions: column text, empty for 1 of 3 clips (deep/er/a.mp4); "
         "of a folder, the caption of a.mp4 is the text in a.txt beside it"
     )
 

@@ -291,7 +291,7 @@ def test_a_table_without_a_usable_clip_is_refused_with_the_list(tmp_path: Path) 
         ({"path": ["c.png"], "clip_id": [-3]}, "out.parquet", "clip_id of row 0 is -3; it must be a whole number"),
         ({"path": ["c.png"], "clip_id": [1.5]}, "out.parquet", "column clip_id holds double; it must hold whole"),
         ({"path": [["c.png"]]}, "out.parquet", "column path holds list<element: string>; it must hold text"),
-        ({"path": ["c.png"], "text": [["x"]]}, "out.parquet", "column text holds list<element: string>; it must"),
+        ({"path": ["c.png"], "text": [True]}, "out.parquet", "column text holds bool; it must hold text"),
         ("path,text\n", "out.csv", "the table has no rows; list one clip a row with its path and text"),
     ],
 )

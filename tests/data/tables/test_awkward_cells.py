@@ -152,7 +152,7 @@ def test_a_cell_that_cannot_be_read_costs_its_row_with_its_place(tmp_path: Path)
     said = caption_lines([table], None).splitlines()
     assert said[0].startswith("warning: captions: column text, empty for 2 of 17 clips")
     first = f"row {FIRST_BAD} of {table.source}: line {FIRST_LINE}: {WHY[0]}"
-    assert said[1].endswith(f"9 of 17 cannot be used; the first is {first}")
+    assert f"9 of 17 cannot be used; the first: {first}; row {FIRST_BAD + 1} of " in said[1]
 
 
 def test_text_among_the_numbers_of_json_costs_its_row_too(tmp_path: Path) -> None:

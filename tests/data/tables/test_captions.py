@@ -45,9 +45,9 @@ def test_the_line_before_the_first_step_names_what_else_might_hold_captions(tmp_
     table = ClipTable.open(write(empty, tmp_path / "clips.parquet"), captions=("caption",))
     lines = caption_lines([table], {"caption": 1}).splitlines()
     assert lines[0] == "captions: column caption, empty for 0 of 5 clips"
-    assert lines[1].startswith("warning: rows: 1 of 5 cannot be used; the first is row 4 of ")
+    assert lines[1].startswith("warning: rows: 1 of 5 cannot be used; the first: row 4 of ")
     said = caption_lines([table], None)
-    assert said.startswith("warning: captions: column text, empty for 5 of 5 clips; if another column")
+    assert said.startswith("warning: captions: column text, empty for 5 of 5 clips (")
     assert "mood, caption)" in said
     assert "--dataset.captions.caption 1" in said
 
@@ -71,7 +71,7 @@ def test_a_probe_says_which_columns_there_are_instead() -> None:
         "add a column text if the model is to learn from captions"
     )
     half = pa.table({"path": path, "text": ["", "b"]})
-    assert probe_warning(half, "c.csv") == "c.csv: text is empty for 1 of 2 clips"
+    assert probe_warning(half, "c.csv") == "c.csv: text is empty for 1 of 2 clips (a.mp4)"
     assert probe_warning(pa.table({"path": path, "text": path}), "c.csv") is None
 
 
