@@ -153,7 +153,7 @@ FAULTS = (
     _fault(
         "the gradient is divided by this rank's micro-batches, not by those of the step",
         "train/loop",
-        "mesh.data_ranks * peers.at_once(batch.bucket) / count",
+        "mesh.data_ranks * peers.at_once(batch.bucket) / divisor",
         "peers.at_once(batch.bucket) / len(step.turns)",
         *("train/test_worlds", "parallel/test_runs"),
     ),

@@ -103,6 +103,11 @@ class Slot:
         """Whether any sample of the slot trains; a slot of weight 0 only keeps ranks in step."""
         return bool(self.weights.any())
 
+    @property
+    def num_samples(self) -> int:
+        """Planned samples that train; fillers are not counted."""
+        return int((self.weights > 0).sum())
+
 
 @dataclass(frozen=True)
 class LatentShape:

@@ -23,6 +23,7 @@ from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream, Turn
+from longtake.train.sums import StepSums
 from longtake.train.validating import Validator
 
 
@@ -72,8 +73,8 @@ class Trainer:
             sums = self.forward_backward(step, empty)
             ranks = self.ranks.step(step, self.clock.global_step + 1)
             skip = self.recorder.health.skipped.judge(sums)
-            self.update(self.clock.global_step + 1, rates, sums[-2], skip)
-            samples = [int(slot.weights.sum()) for slot in step.slots]
+            self.update(self.clock.global_step + 1, rates, sums.grad_square, skip)
+            samples = [slot.num_samples for slot in step.slots]
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
             self.position, self.pass_ended = step.state, step.ends_pass
@@ -115,18 +116,15 @@ class Trainer:
     def _too_many_lost(self) -> bool:
         return self.recorder.health.lost.too_many(self.config.dataset)
 
-    def forward_backward(self, step: StepInput, empty: Conditions) -> Tensor:
-        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks, float32 [M + N + 3].
+    def forward_backward(self, step: StepInput, empty: Conditions) -> StepSums:
+        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks.
 
-        M is the most micro-batches that a step can have, N the nodes whose power is known. Entries: the loss of each
-        micro-batch (0 where there is none), the watts of a GPU of each node (0 but every few steps), the number of
-        samples that could be loaded, the square of the gradient's norm, and the ranks' flags (`StopRequest`). The
-        step's loss is the mean over its micro-batches.
+        The step's loss is the sum of its micro-batches' losses over `StepInput.loss_divisor`: a sample weighs the same
+        in a full and in a short micro-batch, and full micro-batches of different batch sizes count alike.
         """
-        peers, count = self.stream.peers, len(step.slots)
+        peers, divisor = self.stream.peers, step.loss_divisor
         mesh = peers.mesh
-        most = self.stream.inputs.most_micro_batches
-        sums = torch.zeros(most + len(self.power.nodes) + 3, device=self.system.device)
+        sums = StepSums.zeros(self.stream.inputs.most_micro_batches, len(self.power.nodes), self.system.device)
         last, embedded = len(step.turns) - 1, 0
         for i, (turn, batch) in enumerate(zip(step.turns, step.batches, strict=True)):
             if self.embeds_ahead and i == embedded:
@@ -137,15 +135,16 @@ class Trainer:
                 self.system.denoiser.set_requires_all_reduce(i == last)
             loss = self.micro_batch(batch, empty)
             # FSDP takes the mean over data ranks, each of which runs so many side by side
-            (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / count)).backward()
+            (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / divisor)).backward()
             if turn.number is not None:
-                sums[turn.number] = loss.detach()
-        self.power.put(sums, most, self.clock.global_step + 1)
-        sums[-3].fill_(step.loaded)  # `sums[-3] = ...` would copy a number from the host, and wait for the device
-        sums[-2] = self.update.optimizer.grad_square_sum()
-        sums[-1].fill_(self.stop.flags(self.saver.failed))  # `save` says why it failed, on all ranks
+                sums.losses[turn.number] = loss.detach()
+                sums.shares[turn.number] = batch.weights.sum() / batch.bucket.batch_size
+        self.power.put(sums.watts, self.clock.global_step + 1)
+        sums.loaded.fill_(step.loaded)  # assigning would copy a number from the host, and wait for the device
+        sums.grad_square.copy_(self.update.optimizer.grad_square_sum())
+        sums.flags.fill_(self.stop.flags(self.saver.failed))  # `save` says why it failed, on all ranks
         if mesh.size > 1:
-            dist.all_reduce(sums)
+            dist.all_reduce(sums.values)
         return sums
 
     @torch.no_grad()

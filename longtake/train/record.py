@@ -21,6 +21,7 @@ from longtake.parallel import World, pinned_like
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.health import Health, read_flags
+from longtake.train.sums import StepSums
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share", "goodput")
 _LOST_IN_A_ROW = 8  # samples of steps without a sample: steps of one clip must outlive a bad clip
@@ -32,13 +33,13 @@ class StepRecord:
 
     clock: Clock  # after the step
     slots: Sequence[Slot]  # its micro-batches
-    sums: Tensor  # float32 [M + N + 3], see Trainer.forward_backward
+    sums: StepSums  # on the device
     rates: Mapping[str, float]  # learning rates by their groups; that of most parameters comes first
     wait_seconds: float
     samples: int  # of this step, fillers not counted
     tokens: int
     faults: Sequence[ClipFault] = ()  # what this rank could not load for it
-    nodes: Sequence[str] = ()  # whose watts are among `sums`, before the last three
+    nodes: Sequence[str] = ()  # those of `sums.watts`
     ranks: HostCopy | None = None  # see RankTimes.step
 
     @property
@@ -64,6 +65,24 @@ class HostCopy:
 
 
 @dataclass
+class MeanLoss:
+    """Mean loss of micro-batches, each of which counts by the share of its places that hold a loaded sample."""
+
+    total: float = 0.0
+    share: float = 0.0
+
+    def add(self, loss: float, share: float) -> None:
+        """Takes in a micro-batch, see `StepSums.losses` and `StepSums.shares`."""
+        self.total += loss
+        self.share += share
+
+    @property
+    def mean(self) -> float:
+        """0 where no sample was loaded."""
+        return self.total / self.share if self.share else self.total
+
+
+@dataclass
 class Recorder:
     """Reads results one step late, so that the device always has work queued, and passes them on.
 
@@ -83,7 +102,7 @@ class Recorder:
         self._pending: tuple[StepRecord, HostCopy, float] | None = None
         self._last: tuple[int, float, StepRecord] | None = None
         self._losses: list[float] = []
-        self._by_bucket: dict[str, list[float]] = defaultdict(list)
+        self._by_bucket: dict[str, MeanLoss] = defaultdict(MeanLoss)
         self._last_time = time.perf_counter()
         self._in_a_row = 0  # samples of the steps since the last one of which a sample could be loaded
         self._first_fault: ClipFault | None = None  # that this rank met in those steps
@@ -97,9 +116,9 @@ class Recorder:
         """
         now = time.perf_counter()
         seconds, self._last_time = now - self._last_time, now
-        flops = 3 * sum(self.system.flops(slot.bucket.shape) * int(slot.weights.sum()) for slot in record.slots)
+        flops = 3 * sum(self.system.flops(slot.bucket.shape) * slot.num_samples for slot in record.slots)
         self.meter.step(clips=record.samples, tokens=record.tokens, flops=flops, wait_seconds=record.wait_seconds)
-        before, self._pending = self._pending, (record, HostCopy(record.sums), seconds)
+        before, self._pending = self._pending, (record, HostCopy(record.sums.values), seconds)
         return self._read(*before) if before is not None else False
 
     @contextmanager
@@ -127,41 +146,35 @@ class Recorder:
             self._log(*self._last)
 
     def _read(self, record: StepRecord, arriving: HostCopy, seconds: float) -> bool:
-        values = arriving.read()
+        sums = record.sums.on_host(arriving.read())
         self.health.first_step.done()
         self.health.watchdog.beat(record.clock.global_step)
-        losses, grad_norm = values[: len(record.slots)], math.sqrt(values[-2]) if values[-2] >= 0 else math.nan
-        counts = self.health.skipped.take(losses, values[-2])
+        grad_norm = math.sqrt(sums.grad_square) if sums.grad_square >= 0 else math.nan
+        counts = self.health.skipped.take(sums.losses, sums.grad_square)
         self.health.stopwatch.step(record.wait_seconds, counts)
-        self._check_loaded(record, loaded := round(values[-3]))
+        loaded = round(sums.loaded)
+        self._check_loaded(record, loaded)
         self.health.lost = self.health.lost.add(record.samples, loaded)
         if self.world.is_main:
-            watts = dict(zip(record.nodes, values[-3 - len(record.nodes) : -3], strict=True))
-            self._write(record, seconds, losses, grad_norm, loaded, counts, watts)
+            self._write(record, seconds, sums, grad_norm, counts)
         if self.health.skipped.too_many:
-            self._end_for_skipped_steps(record, losses, grad_norm)
-        stop, requests = read_flags(values[-1])
+            self._end_for_skipped_steps(record, sums.losses, grad_norm)
+        stop, requests = read_flags(sums.flags)
         self._requests |= requests
         return stop
 
-    def _write(
-        self,
-        record: StepRecord,
-        seconds: float,
-        losses: list[float],
-        grad_norm: float,
-        loaded: int,
-        counts: bool,
-        watts: Mapping[str, float],
-    ) -> None:
+    def _write(self, record: StepRecord, seconds: float, sums: StepSums, grad_norm: float, counts: bool) -> None:
         """Rank 0: the step's line, and every `log_every` steps the figures since the last time."""
-        step, loss = record.clock.global_step, sum(losses) / len(losses)
-        by_bucket: dict[str, list[float]] = defaultdict(list)
-        for slot, value in zip(record.slots, losses, strict=True):
-            by_bucket[slot.bucket.name].append(value)
+        step, whole = record.clock.global_step, MeanLoss()
+        by_bucket: dict[str, MeanLoss] = defaultdict(MeanLoss)
+        watts = dict(zip(record.nodes, sums.watts, strict=True))
+        for slot, loss, share in zip(record.slots, sums.losses, sums.shares, strict=False):  # of fewer than the most
+            whole.add(loss, share)
+            by_bucket[slot.bucket.name].add(loss, share)
             if counts:
-                self._by_bucket[slot.bucket.name].append(value)
-        if counts:
+                self._by_bucket[slot.bucket.name].add(loss, share)
+        loss = whole.mean
+        if counts and whole.share:
             self._losses.append(loss)
         self.trackers.log_line(
             {
@@ -172,10 +185,10 @@ class Recorder:
                 "digest": f"{step_digest(record.slots):016x}",
                 "grad_norm": grad_norm,
                 "lr": record.lr,
-                "samples": loaded,
+                "samples": round(sums.loaded),
                 "seconds": round(seconds, 4),
                 "wait": round(record.wait_seconds, 4),
-                "buckets": {name: sum(v) / len(v) for name, v in by_bucket.items()},
+                "buckets": {name: value.mean for name, value in by_bucket.items()},
                 **({"drawn": _drawn(record.slots)} if len(by_bucket) > 1 else {}),
                 **({"rates": dict(record.rates)} if len(record.rates) > 1 else {}),
                 **({"watts": {node: round(of, 1) for node, of in watts.items()}} if any(watts.values()) else {}),
@@ -197,7 +210,7 @@ class Recorder:
         }
         if len(record.rates) > 1:
             figures |= {f"lr/{name}": rate for name, rate in record.rates.items()}
-        figures |= {f"loss/{name}": sum(v) / len(v) for name, v in sorted(self._by_bucket.items())}
+        figures |= {f"loss/{name}": value.mean for name, value in sorted(self._by_bucket.items()) if value.share}
         figures |= self.meter.read() | memory() | {"goodput": self.health.stopwatch.seconds.goodput}
         self.health.stopwatch.write()
         self.trackers.log(step, figures)
@@ -234,11 +247,11 @@ class Recorder:
 
     def _clips(self, record: StepRecord) -> list[str]:
         """The samples of a step by their clips' ids, 16 hexadecimal digits each."""
-        rows = [int(row) for slot in record.slots for row in slot.rows[: int(slot.weights.sum())]]
+        rows = [int(row) for slot in record.slots for row in slot.rows[: slot.num_samples]]
         return [f"{int(self.table.clip_ids[row]) & 0xFFFFFFFFFFFFFFFF:016x}" for row in rows]
 
     def _end_for_skipped_steps(self, record: StepRecord, losses: list[float], grad_norm: float) -> None:
-        bad = [slot for slot, loss in zip(record.slots, losses, strict=True) if not math.isfinite(loss)]
+        bad = [slot for slot, loss in zip(record.slots, losses, strict=False) if not math.isfinite(loss)]
         step, limit = record.clock.global_step, self.health.skipped.norm_limit
         rows = (bad[0] if bad else record.slots[0]).rows[:3]
         clips = ", ".join(self.table.location(int(row)) for row in rows)
@@ -257,7 +270,7 @@ def _drawn(slots: Sequence[Slot]) -> dict[str, int]:
     """Samples of a step by bucket, those that could not be loaded included."""
     found: dict[str, int] = defaultdict(int)
     for slot in slots:
-        found[slot.bucket.name] += int((slot.weights > 0).sum())
+        found[slot.bucket.name] += slot.num_samples
     return dict(found)
 
 

@@ -47,6 +47,14 @@ class StepInput:
     faults: list[ClipFault] = field(default_factory=list)  # those that this rank could not load
     wait_seconds: float = 0.0  # time this rank waited for its data
 
+    @property
+    def loss_divisor(self) -> float:
+        """Sum of planned samples / batch size over all micro-batches of the step: their number, where all are full.
+
+        It follows from the plan, so that ranks need no exchange before backward.
+        """
+        return sum(slot.num_samples / slot.bucket.batch_size for slot in self.slots)
+
 
 @dataclass(eq=False)
 class StepStream:

@@ -14,6 +14,7 @@ from torch import Tensor
 from longtake.checkpoint import Samples
 from longtake.contracts import UserError
 from longtake.data import DatasetConfig, list_quarantine
+from longtake.train.sums import StepSums
 
 _SHOWN = 5
 
@@ -62,14 +63,11 @@ class SkippedSteps:
     total: int = 0  # of the whole run
     in_a_row: int = 0
 
-    def judge(self, sums: Tensor) -> Tensor:
-        """1 where the update must be left out, else 0: float32, 0-d, on the device.
-
-        `sums`: as `Trainer.forward_backward` returns them.
-        """
-        bad = ~torch.isfinite(sums[:-1]).all()
+    def judge(self, sums: StepSums) -> Tensor:
+        """1 where the update must be left out, else 0: float32, 0-d, on the device."""
+        bad = ~sums.are_finite()
         if self.norm_limit is not None:
-            bad |= sums[-2] > self.norm_limit**2
+            bad |= sums.grad_square > self.norm_limit**2
         return bad.float()
 
     def take(self, losses: Sequence[float], square: float) -> bool:

@@ -27,11 +27,10 @@ class NodePower:
             self._place, self._peers = self.nodes.index(own), hosts.count(own)
             self._energy = GpuEnergy(world.device)
 
-    def put(self, sums: Tensor, first: int, step: int) -> None:
-        """Adds this rank's part in the places of the nodes, `first` and those behind it, where step number `step` is
-        one of those that have it."""
+    def put(self, watts: Tensor, step: int) -> None:
+        """Adds this rank's part to `watts` [N], of each node, where step number `step` is one of those that have it."""
         if self.nodes and step % self._every == 0:
-            sums[first + self._place].fill_(self._energy.watts() / self._peers)
+            watts[self._place].fill_(self._energy.watts() / self._peers)
 
 
 class GpuEnergy:

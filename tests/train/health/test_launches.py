@@ -81,21 +81,21 @@ class Nvml:
         return 0
 
 
-def test_watts_are_joules_by_seconds_and_stand_in_the_places_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watts_are_joules_by_seconds_at_the_index_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, clock = Nvml(), iter([10.0, 12.0, 13.0])
     monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
     monkeypatch.setattr(power.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"uuid": "1234"}))
     world = replace(World.here(), rank=2, size=4, device=torch.device("cuda", 0))
     monkeypatch.setattr(World, "gather", lambda self, value: ["a", "a", "b", "b"])
-    node, sums = NodePower(world, every=2), torch.zeros(3 + 2 + 3)
-    node.put(sums, 3, step=2)  # the first reading has no time before it
+    node, watts = NodePower(world, every=2), torch.zeros(2)
+    node.put(watts, step=2)  # the first reading has no time before it
     nvml.millijoules = 1_400_000
-    node.put(sums, 3, step=3)  # not of its turn
-    assert sums.tolist() == [0.0] * 8
-    node.put(sums, 3, step=4)
+    node.put(watts, step=3)  # not of its turn
+    assert watts.tolist() == [0.0] * 2
+    node.put(watts, step=4)
     assert node.nodes == ["a", "b"]
-    assert sums.tolist() == [0, 0, 0, 0, 1400 / 2 / 2, 0, 0, 0], "two peers each add their half"
+    assert watts.tolist() == [0, 1400 / 2 / 2], "two ranks each add their half"
     assert power.GpuEnergy(torch.device("cuda", 0)).watts() == 0.0
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from longtake.train import loop
 from longtake.train.health.left_out import SkippedSteps
+from longtake.train.sums import StepSums
 from tests.train.runs import assert_same_bits, exact, metrics, state_of, steps_saved, train_here, write_config
 
 
@@ -26,7 +26,7 @@ from tests.train.runs import assert_same_bits, exact, metrics, state_of, steps_s
 )
 def test_device_and_host_judge_alike(losses: tuple[float, ...], square: float, left_out: bool) -> None:
     skipped = SkippedSteps(norm_limit=3.0, most_in_a_row=1)
-    sums = torch.tensor([*losses, 2.0, square, 0.0])
+    sums = StepSums(torch.tensor([*losses, 1.0, 1.0, 2.0, square, 0.0]), len(losses))
     assert skipped.judge(sums).item() == float(left_out)
     assert skipped.take(losses, square) is not left_out
 
@@ -45,12 +45,13 @@ def spoil(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss and gradient of these steps are not finite."""
     forward_backward = loop.Trainer.forward_backward
 
-    def spoilt(self: loop.Trainer, *args: object) -> Tensor:
+    def spoilt(self: loop.Trainer, *args: object) -> StepSums:
         sums = forward_backward(self, *args)
         if self.clock.global_step + 1 in steps:
             for p in self.update.optimizer.parameters.values():
                 p.grad.fill_(float("nan"))
-            sums[0] = sums[-2] = float("nan")
+            sums.losses[0] = float("nan")
+            sums.grad_square.fill_(float("nan"))
         return sums
 
     monkeypatch.setattr(loop.Trainer, "forward_backward", spoilt)
