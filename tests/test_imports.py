@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
     ("chunks", "contracts", "durable", "lazy", "presets", "processes", "random", "_version"),
-    ("pages", "small_files", "tensor_files"),
+    ("pages", "plain_pickle", "small_files", "tensor_files"),
+    ("torch_files",),
     ("config", "hub"),
     ("buckets", "models"),
     ("data", "diffusion", "parallel", "track"),

@@ -1,35 +1,29 @@
-"""Tensors in PyTorch's own files (.pt, .pth, .bin): read by its unpickler of plain tensors, which runs no code."""
+"""Tensors by name in PyTorch's own files (.pt, .pth, .bin); no code in them is run."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
-import torch
 from torch import Tensor
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from longtake.contracts import UserError, in_one_line
-from longtake.small_files import regular
+from longtake.torch_files import load_torch_file
 
 SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 _WRAPPERS = ("state_dict", "model", "module")  # keys under which programs keep the tensors, beside other things
+_MAX_DEPTH = 4  # of such keys in each other
 
 
 def load_plain(file: Path) -> Any:
-    """The tensors, numbers and texts of such a file, in dicts and lists, and `_PassedOver` for anything else; mapped
-    into memory where the file allows it. Raises `UserError`."""
+    """The tensors, numbers and texts of such a file, in dicts and lists, and a `PickledCall` for anything else; mapped
+    into memory. Raises `UserError`."""
     try:
-        zipped = is_zipfile(regular(file))
-        others = get_unsafe_globals_in_checkpoint(file) if zipped else []
-        with safe_globals([(_PassedOver, name) for name in others]):
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # whatever the unpickler meets in a file that is none
+        return load_torch_file(file)
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{file}: cannot be read as plain tensors, and code in it is not run ({_reason(error)}); save what you "
+            f"{file}: cannot be read as plain tensors, and code in it is not run ({in_one_line(error)}); save what you "
             "need of it as .safetensors, by the program that wrote it"
         ) from None
 
@@ -38,8 +32,8 @@ class PickledTensors:
     """The tensors of such a file by name, with the methods of `safe_open`; mapped into memory where the file allows it.
 
     Of a checkpoint that holds more than tensors, those under `state_dict` and the like are taken; what only code would
-    make, such as a program's arguments, is passed over. Raises `UserError` for a file that is none, for one that wants
-    more of such objects than that they are there, or has some in PyTorch's old form, and for one without named tensors.
+    make, such as a program's arguments, is passed over. Raises `UserError` for a file that is none, for one that states
+    more than it holds, and for one without named tensors.
     """
 
     def __init__(self, file: Path) -> None:
@@ -69,28 +63,9 @@ class PickledTensors:
             return list(self._tensor.shape)
 
 
-class _PassedOver:
-    """Stands for whatever is no tensor, and does nothing of what the file asks for."""
-
-    def __new__(cls, *arguments: object, **named: object) -> _PassedOver:
-        return super().__new__(cls)
-
-    def __init__(self, *arguments: object, **named: object) -> None:
-        pass
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-def _reason(error: Exception) -> str:
-    """What of an error is about the file: not the advice around it, nor its colours."""
-    said = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rpartition("WeightsUnpickler error: ")[2].strip()
-    return in_one_line(ValueError(re.split(r"\.?\s*\n|\. ", said)[0]))
-
-
-def _named(found: object) -> dict[str, Tensor]:
-    if not isinstance(found, Mapping):
+def _named(found: object, depth: int = 0) -> dict[str, Tensor]:
+    if not isinstance(found, Mapping) or depth == _MAX_DEPTH:
         return {}
     own = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
     inner = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
-    return own if own or inner is None else _named(inner)
+    return own if own or inner is None else _named(inner, depth + 1)

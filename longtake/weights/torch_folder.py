@@ -1,14 +1,18 @@
 """Folders of PyTorch's distributed checkpoint, as other programs write them, read without running anything in them.
 
 Such a folder has a pickle, `.metadata`, and files in which tensors lie one behind another as `torch.save` writes them.
-The pickle is read with stand-ins for the few classes that it may name; any other name is refused.
+Nothing that the pickle states is believed: chunks must tile their tensor, their bytes must be in the files and must not
+be shared, and what is read must have the size and dtype stated.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise, product
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -17,139 +21,230 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtake.contracts import UserError
+from longtake.contracts import UserError, in_one_line
 from longtake.durable import unfinished_folder, write_whole
-from longtake.small_files import regular
+from longtake.plain_pickle import Global, MalformedPickle, PickledCall, read_pickle
+from longtake.small_files import read_small, regular
+from longtake.torch_files import load_torch_part
 
 METADATA = ".metadata"
 _DATA = "__0_0.distcp"
 _IN_CHECKPOINT = "torch.distributed.checkpoint"
+_MAX_DIMS = 8
+_ALLOWED = frozenset(
+    {
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("collections", "OrderedDict"),
+        ("builtins", "set"),
+        *(
+            (f"{_IN_CHECKPOINT}.metadata", name)
+            for name in (
+                *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+                *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+            )
+        ),
+        (f"{_IN_CHECKPOINT}.filesystem", "_StorageInfo"),
+        *((module, f"{kind}Path") for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")),
+    }
+)
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 
 
-class _StandIn:
-    """Whatever a class that is not built was given."""
+@dataclass(frozen=True)
+class _ByteRange:
+    """Bytes of a chunk."""
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
+    file: str
+    start: int
+    length: int
 
 
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("torch", "Size"): tuple,
-    ("torch.serialization", "_get_layout"): _StandIn,
-    ("collections", "OrderedDict"): dict,
-    ("builtins", "set"): set,
-    **{
-        (f"{_IN_CHECKPOINT}.metadata", name): _StandIn
-        for name in (
-            *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
-            *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
-        )
-    },
-    (f"{_IN_CHECKPOINT}.filesystem", "_StorageInfo"): _StandIn,
-    **{(module, f"{kind}Path"): _StandIn for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
-}
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in the files: its chunks and where each one is."""
 
-
-class _NotAllowed(Exception):
-    """A name in a pickle that its reader has nothing for."""
-
-
-class _MetadataReader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            return _ALLOWED[module, name]
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        raise _NotAllowed(f"{module}.{name}")
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: Mapping[Box, _ByteRange]
 
 
 class TorchFolder(Mapping[str, Tensor]):
     """The tensors of a folder of PyTorch's distributed checkpoint, each read whole when it is asked for.
 
     Of a training run's, where a model lies beside an optimizer, those of the model, without the `model.` in front.
-    Raises `UserError` for a folder that is damaged, or names anything but tensors' places.
+    Raises `UserError` for a folder that is damaged, or states anything but tensors and their places.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
         self.metadata: Mapping[str, str] = {}
-        read = self._read_metadata()
-        try:
-            tensors = {name: one for name, one in read.state_dict_metadata.items() if hasattr(one, "chunks")}
-            of_model = [name for name in tensors if name.startswith("model.")]
-            self._names = {name.removeprefix("model."): name for name in of_model or tensors}
-            self._tensors = {own: tensors[name] for own, name in self._names.items()}
-            self._places = {
-                (key.fqn, tuple(getattr(key, "offset", None) or ())): place for key, place in read.storage_data.items()
-            }
-            self._shapes = {name: tuple(map(int, one.size)) for name, one in self._tensors.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / METADATA}: is of another form ({error}); copy the folder again") from None
+        described, places = self._read_metadata()
+        of_model = [name for name in described if name.startswith("model.")]
+        self._tensors = {
+            name.removeprefix("model."): self._stored(name, described, places) for name in of_model or described
+        }
+        self._check_places()
 
-    def _read_metadata(self) -> Any:
+    def _read_metadata(
+        self,
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[tuple[str, tuple[int, ...]], Mapping[str, Any]]]:
+        """What is stated of each tensor by name, and of the place of each chunk by tensor and offsets."""
         file = self.path / METADATA
         try:
-            with regular(file).open("rb") as stream:
-                return _MetadataReader(stream).load()
+            content = _state(read_pickle(BytesIO(read_small(file)), _make, check=_refuse_others))
+            tensors = {
+                str(name): _state(one)
+                for name, one in content["state_dict_metadata"].items()
+                if one.function.name == "TensorStorageMetadata"
+            }
+            keys = [(_state(key), _state(place)) for key, place in content["storage_data"].items()]
+            return tensors, {(str(key["fqn"]), _numbers(key.get("offset") or ())): place for key, place in keys}
         except _NotAllowed as error:
             raise UserError(
                 f"{file}: is not read, for it names {error}, which has nothing to do with tensors; give a folder that "
                 "torch.distributed.checkpoint has written"
             ) from None
-        except Exception as error:  # whatever an unpickler meets in a file that is none
-            raise UserError(f"{file}: cannot be read ({type(error).__name__}); copy the folder again") from None
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror}); copy the folder again") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file}: cannot be read ({in_one_line(error)}); copy the folder again") from None
+
+    def _stored(self, name: str, described: Mapping[str, Mapping[str, Any]], places: Mapping[Any, Any]) -> _Stored:
+        """A tensor whose chunks tile it. Raises `UserError` for any other."""
+        try:
+            one = described[name]
+            shape, dtype = _numbers(one["size"]), _dtype(one["properties"])
+            boxes = [(_numbers(_state(chunk)["offsets"]), _numbers(_state(chunk)["sizes"])) for chunk in one["chunks"]]
+            if len(shape) > _MAX_DIMS or not tiles(shape, boxes):
+                raise ValueError("its chunks overlap or leave gaps")
+            found = {}
+            for box in boxes:
+                place = places.get((name, box[0])) or (places.get((name, ())) if len(boxes) == 1 else None)
+                if place is None:
+                    raise ValueError("a chunk has no place in the files")
+                found[box] = _place(place)
+            return _Stored(shape, dtype, found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{self.path / METADATA}: does not describe {name} ({in_one_line(error)}); copy the folder again"
+            ) from None
+
+    def _check_places(self) -> None:
+        """Raises `UserError` where bytes of chunks are not in the files, or two chunks share some."""
+        by_file: dict[str, list[_ByteRange]] = {}
+        for stored in self._tensors.values():
+            for place in stored.chunks.values():
+                by_file.setdefault(place.file, []).append(place)
+        for name, places in by_file.items():
+            file = self.path / name
+            try:
+                size = regular(file).stat().st_size
+            except OSError:
+                raise UserError(f"{self.path}: lacks {name}, in which tensors are; copy the folder again") from None
+            places.sort(key=lambda place: place.start)
+            if places[-1].start + places[-1].length > size:
+                raise UserError(f"{file}: has {size:,} bytes, and {METADATA} states more; copy the folder again")
+            if any(one.start + one.length > other.start for one, other in pairwise(places)):
+                raise UserError(f"{file}: two chunks of {METADATA} share bytes; copy the folder again")
 
     def __getitem__(self, name: str) -> Tensor:
-        shape = self._shapes[name]
-        chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in self._tensors[name].chunks]
-        if len(chunks) == 1:
-            return self._chunk(name, *chunks[0])
-        parts = [(offsets, self._chunk(name, offsets, sizes)) for offsets, sizes in chunks]
-        if not parts or sum(part.numel() for _, part in parts) != prod(shape):
-            raise UserError(f"{self.path}: lacks a part of {name}; copy the folder again")
-        whole = parts[0][1].new_empty(shape)
-        for offsets, part in parts:
-            whole[tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))] = part
+        stored = self._tensors[name]
+        parts = [(box, self._chunk(name, box, place)) for box, place in stored.chunks.items()]
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = torch.empty(stored.shape, dtype=stored.dtype)
+        for (offsets, sizes), part in parts:
+            whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))] = part
         return whole
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the metadata."""
-        return self._shapes[name]
+        return self._tensors[name].shape
 
-    def _chunk(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-        stored = self._names[name]
-        place = self._places.get((stored, offsets), self._places.get((stored, ())))
-        if (
-            place is None
-            or Path(file := place.relative_path).name != file
-            or getattr(place, "transform_descriptors", None)
-        ):
-            raise UserError(f"{self.path}: does not say where {name} lies in its files; copy the folder again")
+    def _chunk(self, name: str, box: Box, place: _ByteRange) -> Tensor:
+        file, dtype = self.path / place.file, self._tensors[name].dtype
         try:
-            with regular(self.path / file).open("rb") as stream:
-                stream.seek(place.offset)
-                found = torch.load(io.BytesIO(stream.read(place.length)), map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            raise UserError(f"{self.path}: lacks {file}, which {name} lies in; copy the folder again") from None
-        except Exception as error:  # whatever the unpickler of tensors meets
+            with file.open("rb") as stream:
+                found = load_torch_part(stream, place.start, place.length, mapped=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file}: {name} cannot be read ({in_one_line(error)}); copy it again") from None
+        if not isinstance(found, Tensor) or tuple(found.shape) != box[1] or found.dtype != dtype:
             raise UserError(
-                f"{self.path / file}: {name} cannot be read ({type(error).__name__}); copy it again"
-            ) from None
-        if not isinstance(found, Tensor) or tuple(found.shape) != sizes:
-            raise UserError(
-                f"{self.path / file}: {name} is not of the size that {METADATA} says; copy the folder again"
+                f"{file}: {name} is not of the size and dtype that {METADATA} states; copy the folder again"
             )
         return found
+
+
+def tiles(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
+    """Whether boxes fill a shape without overlap.
+
+    Their volumes add up to that of the shape, and corners that are met an odd number of times are the shape's own: then
+    an odd number of boxes, thus at least one, is at every point, and no point is left for a second.
+    """
+    volume, corners = 0, Counter[tuple[int, ...]]()
+    for offsets, sizes in boxes:
+        ends = [at + size for at, size in zip(offsets, sizes, strict=True)]
+        if len(offsets) != len(shape) or any(end > limit for end, limit in zip(ends, shape, strict=True)):
+            return False
+        if prod(sizes):
+            volume += prod(sizes)
+            corners.update(product(*zip(offsets, ends, strict=True)))
+    odd = {corner for corner, count in corners.items() if count % 2}
+    own = set(product(*((0, size) for size in shape))) if prod(shape) else set()
+    return volume == prod(shape) and odd == own
+
+
+class _NotAllowed(MalformedPickle):
+    """A name in a pickle that has nothing to do with tensors."""
+
+
+def _refuse_others(name: Global) -> None:
+    if name not in _ALLOWED and not (
+        name.module == "torch" and isinstance(getattr(torch, name.name, None), torch.dtype)
+    ):
+        raise _NotAllowed(str(name))
+
+
+def _make(function: Global, args: tuple[Any, ...]) -> Any:
+    is_size = function == ("torch", "Size") and len(args) == 1 and isinstance(args[0], tuple)
+    return args[0] if is_size else PickledCall(function, args)
+
+
+def _state(value: Any) -> Mapping[str, Any]:
+    """The fields of an object. Raises TypeError for anything else."""
+    if not isinstance(value, PickledCall) or not isinstance(value.state, dict):
+        raise TypeError(f"expected an object with fields, got {type(value).__name__}")
+    return value.state
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or not all(type(n) is int and n >= 0 for n in value):
+        raise TypeError(f"expected whole numbers, got {type(value).__name__}")
+    return tuple(value)
+
+
+def _dtype(properties: Any) -> torch.dtype:
+    state = properties.state
+    name = state.get("dtype") if isinstance(state, dict) else state[0]
+    dtype = getattr(torch, name.name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError("expected a dtype")
+    return dtype
+
+
+def _place(state: Mapping[str, Any]) -> _ByteRange:
+    file, start, length = state["relative_path"], state["offset"], state["length"]
+    if not isinstance(file, str) or Path(file).name != file or state.get("transform_descriptors"):
+        raise ValueError("a chunk is not in a file beside it")
+    _numbers((start, length))
+    return _ByteRange(file, start, length)
 
 
 def save_torch_folder(

@@ -141,11 +141,11 @@ def test_what_cannot_be_read_says_why_in_one_sentence(tmp_path: Path, name: str,
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_file_of_the_old_form_with_more_than_tensors_is_refused_in_plain_words(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(1), "args": Namespace(lr=1)}, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
-    with pytest.raises(UserError, match=r"GLOBAL argparse.Namespace .*; save what you need of it as .safetensors") as e:
-        WeightFiles(tmp_path / "w.pth")
-    assert str(e.value).isprintable()
+def test_objects_in_a_file_of_the_old_form_are_passed_over(tmp_path: Path) -> None:
+    state = {"w": torch.ones(1), "args": Namespace(lr=1), "code": Code(tmp_path / "ran")}
+    torch.save(state, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+    assert list(WeightFiles(tmp_path / "w.pth")) == ["w"]
+    assert not (tmp_path / "ran").exists()
 
 
 def test_tensors_that_pytorch_saved_are_read_by_name_without_what_is_beside_them(tmp_path: Path) -> None:

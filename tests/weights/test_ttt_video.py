@@ -135,7 +135,8 @@ def test_a_folder_written_here_is_read_by_the_published_program(tmp_path: Path) 
     dcp.load(target, checkpoint_id=tmp_path / "out", no_dist=True)
     assert all(torch.equal(target["dit"][name], value) for name, value in converted.items())
     assert (tmp_path / "out" / "said.json").read_text() == "{}"
-    assert all(torch.equal(ModelWeights(tmp_path / "out", config, FORMAT)[name], state[name]) for name in state)
+    found = ModelWeights(tmp_path / "out", config, FORMAT)
+    assert all(torch.equal(found[name], state[name]) for name in state)
 
 
 def test_a_tensor_that_lies_in_parts_is_put_together(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,6 +19,7 @@ from torch import Tensor
 from longtake.contracts import Caption, LatentShape, UserError, in_one_line
 from longtake.data.tables.json_table import objects_of_lines
 from longtake.small_files import regular
+from longtake.torch_files import load_torch_file
 
 if TYPE_CHECKING:
     from longtake.data.tables import ClipTable, MixedTable
@@ -211,16 +211,16 @@ def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> l
 
 
 def load_tensors(path: Path, mapped: bool = False) -> Any:
-    """The tensors of a `.safetensors` file by name, or what PyTorch's reader of plain tensors finds: no code is run.
+    """The tensors of a `.safetensors` file by name, or the value in a file of `torch.save`: no code is run.
     mapped: their numbers are not read before they are used, where the file's form allows it. Raises `UnusableLatents`.
     """
     try:
         if path.suffix == ".safetensors":
             return load_file(regular(path))
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
+        return load_torch_file(path, mapped)
     except FileNotFoundError as error:
         raise UnusableLatents(f"{path.name}: no such file") from error
     except (OSError, SafetensorError) as error:
         raise UnusableLatents(f"{path.name}: cannot be read ({in_one_line(error)})") from error
-    except Exception as error:  # whatever the unpickler meets in a file that is none
+    except ValueError as error:
         raise UnusableLatents(f"{path.name}: cannot be read as plain tensors ({in_one_line(error)})") from error
