@@ -237,8 +237,8 @@ class LoraConfig(Section):
     rslora: bool = Field(False, description="they act with strength alpha / sqrt(rank) instead (rsLoRA)")
     targets: tuple[str, ...] | None = Field(
         None,
-        description="layers that get adapters, by name or end of name, `*` for anything; None: attention and MLPs of "
-        "all blocks",
+        description="layers that get adapters: names, or ends of names, of layers or of modules that hold layers, here "
+        "or in the published model; `*` for anything; None: attention and MLPs of all blocks",
     )
     dora: bool = Field(False, description="train the lengths of the weights' rows beside the adapters (DoRA)")
     base: Literal["dense", "int8", "fp8", "nf4"] = Field(

@@ -10,7 +10,7 @@ The layers are written out here rather than injected by PEFT: they keep the name
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -149,30 +149,32 @@ def target_layers(
     model: nn.Module,
     targets: Sequence[str] | None,
     usual: Sequence[str] = (),
-    aliases: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    names: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[str]:
     """The linear layers that `lora.targets` names, in the model's order; None: the `usual` ones that there are.
 
-    `aliases`: ends of names by which others know layers -> ours. Raises `UserError` for a pattern that names none.
+    A target is the name of a layer or of a module that holds layers, or the end of one. `names`: further names of
+    layers, those in published files; a layer that joins several of theirs is reached by any. Raises `UserError` for a
+    target that names none.
     """
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     chosen = set()
-    for pattern in usual if targets is None else _resolved(targets, aliases):
-        found = {name for name in linear if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
-        if targets is not None and not found:
+    for target in usual if targets is None else targets:
+        reached = {
+            name for name in linear if any(_names_layer(target, known) for known in {name, *names.get(name, ())})
+        }
+        if targets is not None and not reached:
             ends = sorted({re.sub(r"^[^.]+\.\d+\.", "", name) for name in linear})  # without the numbers of blocks
-            raise UserError(f"lora.targets: {pattern!r} names no linear layer; choose among {', '.join(ends)}")
-        chosen |= found
+            raise UserError(f"lora.targets: {target!r} names no linear layer; choose among {', '.join(ends)}")
+        chosen |= reached
     return [name for name in linear if name in chosen]
 
 
-def _resolved(targets: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> list[str]:
-    """The patterns, those that end in an alias with our names in its place."""
-    found = []
-    for pattern in targets:
-        alias = next((alias for alias in aliases if f".{pattern}".endswith(f".{alias}")), None)
-        found += [pattern] if alias is None else [pattern.removesuffix(alias) + own for own in aliases[alias]]
-    return found
+def _names_layer(target: str, name: str) -> bool:
+    patterns = [target, f"*.{target}", f"{target}.*"]
+    if not target.isdigit():  # a number alone would be every module of a block of that number
+        patterns.append(f"*.{target}.*")
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def adapt(model: nn.Module, sizes: Mapping[str, AdapterSize], base: str, dtype: torch.dtype) -> None:

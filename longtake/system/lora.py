@@ -11,7 +11,16 @@ from longtake.contracts import UserError
 from longtake.models import AdapterSize, LoraConfig, LoraLinear, adapt, freeze, frozen_names, target_layers
 from longtake.parallel import local_tensor, own_part
 from longtake.system.config import SystemConfig
-from longtake.weights import Adapters, Format, find_adapters, read_adapters, summed, tensors_of
+from longtake.weights import (
+    Adapters,
+    Format,
+    count_text_encoder_tensors,
+    find_adapters,
+    layer_names,
+    read_adapters,
+    summed,
+    tensors_of,
+)
 
 
 def choose_trained(
@@ -53,17 +62,23 @@ def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters:
         strength = 1.0 if lora.more else lora.strength  # a sum holds its strengths
         return {name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, strength) for name, a in adapters.items()}
     size = AdapterSize(lora.rank, lora.scaling, lora.dora, lora.strength)
-    return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, form.lora_aliases), size)
+    names = layer_names(form, denoiser.config) if lora.targets is not None else {}
+    return dict.fromkeys(target_layers(denoiser, lora.targets, form.lora_targets, names), size)
 
 
 def lora_notes(lora: LoraConfig | None, adapters: Adapters) -> tuple[str, ...]:
-    """Which file the adapters come from, and how strong they are."""
+    """Which file the adapters come from, how strong they are, and what of it is left out."""
     if lora is None or not lora.from_pretrained:
         return ()
     ranks = sorted({one.rank for one in adapters.values()})
     of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     more = "".join(f", and {name}, strength {by:g}" for name, by in lora.more)
-    return (f"adapters: {len(adapters)} layers of {lora.from_pretrained}, {of}, strength {lora.strength:g}{more}",)
+    line = f"adapters: {len(adapters)} layers of {lora.from_pretrained}, {of}, strength {lora.strength:g}{more}"
+    lines = [line]
+    for name in (lora.from_pretrained, *(name for name, _ in lora.more)):
+        if count := count_text_encoder_tensors(find_adapters(name)):
+            lines.append(f"adapters: {count:,} tensors of {name} are for a text encoder and left out")
+    return tuple(lines)
 
 
 @torch.no_grad()

@@ -20,10 +20,12 @@ from longtake.weights import (
     Adapters,
     ModelWeights,
     adapters_of,
+    check_finite,
     convert_adapters,
     find_denoiser,
     merged,
     state_shapes,
+    tensors_of,
 )
 
 
@@ -160,4 +162,7 @@ class TrainedParts(Mapping[str, Tensor]):
 
 def read_adapters_of(weights: CheckpointWeights) -> dict[str, Adapter]:
     """The adapters in a checkpoint, by the layers of its model; empty where its run trained none."""
-    return adapters_of(weights, RunState.read(weights.path).adapters.__getitem__)
+    found = adapters_of(weights, RunState.read(weights.path).adapters.__getitem__)
+    for name, value in tensors_of(found).items():
+        check_finite(value, str(weights.path), name)
+    return found

@@ -9,15 +9,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from longtake.checkpoint import CheckpointWeights
 from longtake.checkpoint.folder import parse_name
 from longtake.contracts import UserError
 from longtake.durable import replace, write_whole
+from longtake.models import build_denoiser
 from longtake.models.config import ModelSection
 from longtake.small_files import read_object
+from longtake.system.lora import choose_trained
 from longtake.system.pretrained import base_of_adapters, read_adapters_of
 from longtake.train.config import RunConfig
-from longtake.weights import Format, save_adapters
+from longtake.weights import Format, adapters_of, check_style, save_adapters
 
 NAMES_FILE = "lora_files.json"  # in the run's folder
 _STEP = "{step}"
@@ -59,7 +63,13 @@ class AdapterFiles:
 
     @classmethod
     def of_run(cls, config: RunConfig, folder: Path, names: Mapping[str, str]) -> AdapterFiles:
-        """Those of a run, in a folder."""
+        """Those of a run, in a folder. Raises `UserError` where a style cannot hold the layers that the run adapts."""
+        with torch.device("meta"):
+            denoiser = build_denoiser(config.model)
+            choose_trained(denoiser, config, torch.float32)
+        adapters = adapters_of(dict(denoiser.named_parameters()), 1.0)
+        for style in names:
+            check_style(config.family.weight_format, adapters, config.model, style)
         base = base_of_adapters(config.model.from_pretrained, config.lora)
         return cls(folder, names, config.family.weight_format, config.model, base)
 

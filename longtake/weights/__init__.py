@@ -5,26 +5,31 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.weights.conversion import ConvertedWeights, state_shapes
+    from longtake.weights.adapters import (
+        Adapter,
+        Adapters,
+        adapters_of,
+        convert_adapters,
+        merged,
+        summed,
+        tensors_of,
+    )
+    from longtake.weights.conversion import ConvertedWeights, layer_names, state_shapes
     from longtake.weights.files import (
         INDEX_FILE,
         MOST_FILE_BYTES,
         WeightFiles,
+        check_finite,
         find_denoiser,
         save_weights,
     )
     from longtake.weights.format import STEM_OF_DIFFUSERS, Format
     from longtake.weights.lora import (
-        Adapter,
-        Adapters,
-        adapters_of,
-        convert_adapters,
+        check_style,
+        count_text_encoder_tensors,
         find_adapters,
-        merged,
         read_adapters,
         save_adapters,
-        summed,
-        tensors_of,
     )
     from longtake.weights.model import ModelWeights
     from longtake.weights.torch_folder import save_torch_folder

@@ -5,6 +5,7 @@ own        diffusers' names but for embedders and MLPs; the patch embedding is a
 diffusers  CogVideoX 1.0 has a convolution for patch embedding
 sat        the authors' own: q, k and v joined, both modulations of a block joined
 sat_lora   their adapters, of the same layers
+comfy      ComfyUI's own CogVideoX, for adapters
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from longtake.models import CogVideoX
 from longtake.models.cogvideox_config import published_config
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
-from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT, PEFT_FILE
+from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
 
 BLOCK = "transformer_blocks.*"
 _POSITIONS = "text_positions.table", "video_positions.table"
@@ -80,6 +81,21 @@ _SAT_ADAPTERS = {
     "layers.*.attention.dense.0": f"{BLOCK}.attn1.to_out",
 }
 
+_COMFY_LAYERS = {
+    **{
+        f"{part}_embedding_linear_{number}": f"{part}_embedding.{layer}_layer"
+        for part in ("time", "ofs")
+        for number, layer in ((1, "in"), (2, "out"))
+    },
+    "blocks.*": BLOCK,
+    **{f"blocks.*.{one}": f"{BLOCK}.attn1.to_{one}" for one in "qkv"},
+    **{f"blocks.*.norm_{one}": f"{BLOCK}.attn1.norm_{one}" for one in "qk"},
+    "blocks.*.attn_out": f"{BLOCK}.attn1.to_out",
+    "blocks.*.ff_proj": f"{BLOCK}.ff.0",
+    "blocks.*.ff_out": f"{BLOCK}.ff.2",
+    **{f"blocks.*.{norm}.linear": _modulation(norm) for norm in ("norm1", "norm2")},
+}
+
 
 def _more_channels(weight: str) -> tuple[Growth, ...]:
     note = "fewer input channels: those that the model has beyond start at zero"
@@ -113,18 +129,18 @@ FORMAT = Format(
             computed=dict.fromkeys(("mixins.pos_embed.*", "*position_embeddings.weight", "*embed_tokens.weight")),
         ),
         "sat_lora": Naming(_SAT_ADAPTERS | MODULATIONS, signs=()),
+        "comfy": Naming(_COMFY_LAYERS, signs=(), forms={"patch_embed.proj.weight": Form(_patch_shape)}),
     },
     own=lambda config: WeightLayout("own"),
     keys="model.num_layers, use_learned_positional_embeddings or ofs_embed_dim",
     rows={"text_positions.table": "max_text_seq_length"},
     folders={"diffusers": published_config},
     lora_targets=tuple(CogVideoX.tensor_plan),
-    lora_aliases={"to_out.0": ("to_out",), "ff.net.0.proj": ("ff.0",), "ff.net.2": ("ff.2",)},
     lora_styles={
         "peft": replace(PEFT, names="diffusers"),
         "diffusers": replace(DIFFUSERS_STYLE, names="diffusers"),
-        "comfy": replace(KOHYA, prefix="lora_unet__", names="diffusers"),
-        "fun": replace(PEFT_FILE, names="diffusers"),  # as CogVideoX-Fun calls them, with the alpha that it leaves out
+        "comfy": replace(KOHYA, names="comfy"),
+        "fun": replace(KOHYA, prefix="lora_unet__", names="diffusers"),  # for CogVideoX-Fun's programs and its nodes
     },
 )
 DIFFUSERS, SAT = FORMAT.as_published("diffusers"), FORMAT.as_published("sat")

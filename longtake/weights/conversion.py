@@ -56,6 +56,20 @@ def file_tensors(form: Format, config: Any, names: str) -> dict[str, FileTensor]
     }
 
 
+def layer_names(form: Format, config: Any) -> dict[str, frozenset[str]]:
+    """The names of each linear layer of a model: its own, and in published folders those of all layers it joins."""
+    published = {*form.folders, *form.torch_folders, *(style.names for style in form.lora_styles.values())}
+    wanted = published | {form.own(config).names}
+    namings = [naming for key, naming in form.namings.items() if key in wanted and naming.signs]
+    return {
+        name.removesuffix(".weight"): frozenset(
+            naming.place_of(part)[0].removesuffix(".weight") for naming in namings for part, _ in tensor.parts
+        )
+        for name, tensor in file_tensors(form, config, form.own(config).names).items()
+        if name.endswith(".weight") and len(tensor.shape) == 2
+    }
+
+
 def _rows_of(form: Format, config: Any, parts: Sequence[str], rows: int) -> list[int]:
     """The rows of each part of a tensor: as the format gives them, the others as many each."""
     keys = [next((key for like, key in form.rows.items() if matches(part, [like])), None) for part in parts]

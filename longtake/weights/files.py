@@ -93,6 +93,17 @@ class WeightFiles(Mapping[str, Tensor]):
         return tuple(self._files[name].get_slice(name).get_shape())
 
 
+def check_finite(tensor: Tensor, place: str, name: str) -> None:
+    """Raises `UserError` where a tensor holds NaN or infinity."""
+    if not tensor.is_floating_point() or torch.isfinite(tensor.float().sum()):
+        return
+    if num_bad := tensor.numel() - int(torch.isfinite(tensor.float()).sum()):  # else the sum alone overflows
+        raise UserError(
+            f"{place}: {name} holds {num_bad:,} values that are NaN or infinite; copy the file again, or give "
+            "an earlier checkpoint"
+        )
+
+
 def open_source(path: str | os.PathLike[str]) -> TensorSource:
     """The denoiser's files at a path: those in it, or in the folder that diffusers and Open-Sora keep it in.
 

@@ -53,6 +53,11 @@ class Form:
     read: Callable[[Tensor, Shape], Tensor] = Tensor.reshape  # the file's tensor, the model's shape
     write: Callable[[Tensor, Shape], Tensor] = Tensor.reshape  # the model's tensor, the file's shape
 
+    @property
+    def only_reshapes(self) -> bool:
+        """Whether rows are the same in files, and columns in the same order."""
+        return self.read is Tensor.reshape and self.write is Tensor.reshape
+
 
 def zeros_beyond(given: Tensor | None, shape: Shape) -> Tensor:
     """What is given, followed by zeros along every dim that needs more."""
@@ -138,6 +143,7 @@ class AdapterStyle:
     prefix: str = ""
     flat: bool = False  # dots in a layer's name are underscores
     config: Literal["file", "header"] | None = None  # where PEFT's config of the adapters is; "file": in a folder
+    folds_alpha: bool = False  # alpha / rank is multiplied into B: alpha is the rank
     names: str | None = None  # the naming; None: the model's own
     lacks: tuple[str, ...] = ()  # layers of the naming that such files cannot hold
 
@@ -160,7 +166,6 @@ class Format:
     # Naming -> what stands before the names in a folder of PyTorch's distributed checkpoint.
     torch_folders: Mapping[str, str] = field(default_factory=dict)
     lora_targets: tuple[str, ...] = ()  # layers (patterns) that get adapters by default
-    lora_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other names for `lora.targets`
     lora_styles: Mapping[str, AdapterStyle] = field(default_factory=dict)
 
     def as_published(self, names: str) -> WeightLayout:

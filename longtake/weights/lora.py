@@ -1,25 +1,23 @@
-"""Adapter files: ours to those of PEFT, diffusers and Comfy and back, alpha kept; and adapters merged into weights.
+"""Adapter files: ours to those of PEFT, diffusers, ComfyUI and CogVideoX-Fun and back.
 
-| style     | layers                                      | tensors                        | alpha               |
-|-----------|---------------------------------------------|--------------------------------|---------------------|
-| peft      | our modules, under `base_model.model.`      | lora_A, lora_B                 | adapter_config.json |
-| diffusers | diffusers' names, under `transformer.`      | lora_A, lora_B                 | header of the file  |
-| comfy     | joined by `_` after `lora_unet_` (kohya)    | lora_down, lora_up, dora_scale | `.alpha` tensors    |
+| style     | layers                                   | tensors                          | alpha                  |
+|-----------|------------------------------------------|----------------------------------|------------------------|
+| peft      | `base_model.model.` and a model's names  | lora_A, lora_B                   | `adapter_config.json`  |
+| diffusers | `transformer.` and diffusers' names      | lora_A, lora_B                   | multiplied into B      |
+| comfy     | `lora_unet_` and ComfyUI's names (kohya) | lora_down, lora_up, dora_scale   | `.alpha` tensors       |
 
-A model's `Format` says which styles it has, and in which naming. Shapes: A [rank, in], B [out, rank], magnitude [out].
-The adapted weight is W + (alpha / rank) B A; with a magnitude its rows are brought to that length. As in the weights,
-rows of q and k come in two orders of head channels.
+A model's `Format` says which styles it has, and in which naming. With alpha multiplied into B a reader of tensors alone
+gets the trained strength, and diffusers takes no tensor for alpha.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,145 +27,28 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.hub import find_files
-from longtake.small_files import parse_json, read_small
-from longtake.weights.conversion import RowRange, cut_rows, file_tensors, plan_conversion
-from longtake.weights.files import WeightFiles, save_weights
-from longtake.weights.format import AdapterStyle, Format, Rope, WeightLayout, rope_in
+from longtake.weights.adapters import Adapter, Adapters, convert_adapters
+from longtake.weights.conversion import file_tensors
+from longtake.weights.files import WeightFiles, check_finite, save_weights
+from longtake.weights.format import AdapterStyle, Format, WeightLayout, rope_in
+from longtake.weights.lora_config import (
+    CONFIG_HEADER,
+    PEFT_CONFIG,
+    AdapterConfig,
+    positive_number,
+    read_config,
+    read_header,
+)
+from longtake.weights.lora_names import Role, flattened, is_of_text_encoder, other_kind, parse_name
 
-CONFIG_HEADER = "lora_adapter_metadata"  # JSON in a file's header, PEFT's config behind the component's name
-_PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILE = "adapter_model.safetensors"
 _PUBLISHED_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name for it
 _PEFT_ENDS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _KOHYA_ENDS = {"a": "lora_down.weight", "b": "lora_up.weight", "magnitude": "dora_scale", "alpha": "alpha"}
 PEFT = AdapterStyle(_PEFT_ENDS, "base_model.model.", config="file")
-DIFFUSERS_STYLE = AdapterStyle(_PEFT_ENDS, "transformer.", config="header")
+DIFFUSERS_STYLE = AdapterStyle(_PEFT_ENDS, "transformer.", config="header", folds_alpha=True)
 KOHYA = AdapterStyle(_KOHYA_ENDS, "lora_unet_", flat=True)
-PEFT_FILE = AdapterStyle(_PEFT_ENDS | {"alpha": "alpha"}, config="header")  # as PEFT names them, in one file
-# What a tensor is, by the end of its name; a number behind it belongs to the layer, of which each part has its own.
-_FIELDS = {
-    r"lora_A(\.default)?\.weight|lora_down\.weight|matrix_A": "a",
-    r"lora_B(\.default)?\.weight|lora_up\.weight|matrix_B": "b",
-    r"lora_magnitude_vector((\.default)?\.weight)?|dora_scale": "magnitude",
-    r"alpha": "alpha",
-}
-_PREFIXES = re.compile(r"^(base_model\.model\.|transformer\.|(model\.)?diffusion_model\.)+")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """What is added to one linear layer."""
-
-    a: Tensor
-    b: Tensor
-    scaling: float  # alpha / rank
-    magnitude: Tensor | None = None
-
-    @property
-    def rank(self) -> int:
-        """Columns of B."""
-        return self.b.shape[1]
-
-    @property
-    def alpha(self) -> float:
-        """The scaling times the rank."""
-        return self.scaling * self.rank
-
-
-Adapters = Mapping[str, Adapter]  # layer name -> adapter
-
-
-def adapters_of(tensors: Mapping[str, Tensor], scaling: Callable[[str], float] | float) -> dict[str, Adapter]:
-    """The adapters in a model's parameters `<layer>.lora_a`, `.lora_b`, `.magnitude`."""
-    found = {}
-    for name in tensors:
-        layer, _, kind = name.rpartition(".")
-        if kind == "lora_a":
-            scale = scaling if isinstance(scaling, float | int) else scaling(layer)
-            found[layer] = Adapter(
-                tensors[name], tensors[f"{layer}.lora_b"], float(scale), tensors.get(f"{layer}.magnitude")
-            )
-    return found
-
-
-def tensors_of(adapters: Adapters) -> dict[str, Tensor]:
-    """The inverse of `adapters_of`."""
-    found = {}
-    for layer, adapter in adapters.items():
-        found |= {f"{layer}.lora_a": adapter.a, f"{layer}.lora_b": adapter.b}
-        if adapter.magnitude is not None:
-            found[f"{layer}.magnitude"] = adapter.magnitude
-    return found
-
-
-def merged(weight: Tensor, adapter: Adapter) -> Tensor:
-    """The weight with its adapter in it, computed in float32, in the weight's dtype."""
-    full = weight.float() + adapter.scaling * (adapter.b.float() @ adapter.a.float())
-    if adapter.magnitude is not None:
-        full *= (adapter.magnitude.float() / torch.linalg.vector_norm(full, dim=1))[:, None]
-    return full.to(weight.dtype)
-
-
-def summed(parts: Sequence[tuple[Adapters, float]]) -> dict[str, Adapter]:
-    """Adapters times their strengths, added up: one of all their ranks together, with scaling 1, float32.
-
-    Raises `ValueError` for DoRA among several, whose rows' lengths do not add.
-    """
-    found: dict[str, Adapter] = {}
-    for layer in dict.fromkeys(layer for adapters, _ in parts for layer in adapters):
-        terms = [(adapters[layer], strength) for adapters, strength in parts if layer in adapters]
-        if any(adapter.magnitude is not None for adapter, _ in terms):
-            raise ValueError("DoRA's rows of weights have lengths, which do not add up")
-        a = torch.cat([adapter.a.float() for adapter, _ in terms])
-        b = torch.cat([adapter.b.float() * (adapter.scaling * strength) for adapter, strength in terms], dim=1)
-        found[layer] = Adapter(a, b, 1.0)
-    return found
-
-
-def convert_adapters(
-    form: Format, adapters: Adapters, config: Any, source: WeightLayout, target: WeightLayout
-) -> dict[str, Adapter]:
-    """The same adapters for a model of the same sizes in another layout.
-
-    A projection that is taken apart leaves its A to all parts. Projections that are joined put their adapters side by
-    side: the rank is their sum, B holds each one's rows in its own columns, alpha grows with the rank. Raises
-    `UserError` where DoRA's magnitudes of a joined projection are not all there, and for a layer in another `Form`.
-    """
-    if source == target:
-        return dict(adapters)
-    out = {}
-    for name, taken in plan_conversion(form, config, source, target).items():
-        layer, _, kind = name.rpartition(".")
-        parts = [(rows, adapters.get(rows.tensor.rpartition(".")[0])) for rows in taken]
-        if kind != "weight" or not any(adapter for _, adapter in parts):
-            continue
-        if any(form.namings[names].form_of(n) for names, n in ((source.names, taken[0].tensor), (target.names, name))):
-            raise UserError(f"{layer}: lies in such files in another form, which no adapter follows; leave it out")
-        out[layer] = _joined(layer, parts, config.head_dim, target.rope)
-    return out
-
-
-def _joined(layer: str, parts: Sequence[tuple[RowRange, Adapter | None]], head_dim: int, target: Rope) -> Adapter:
-    """One adapter for these rows of others, one below the other; None: rows that have none."""
-    sources = list({id(adapter): adapter for _, adapter in parts if adapter is not None}.values())
-    first = sources[0]
-    if first.magnitude is not None and any(adapter is None for _, adapter in parts):
-        raise UserError(
-            f"{layer}: joins layers of which DoRA has adapted only some; export to a style that keeps them apart"
-        )
-    count, rank = sum(rows.stop - rows.start for rows, _ in parts), sum(source.rank for source in sources)
-    b, magnitudes, start = first.b.new_zeros(count, rank), [], 0
-    for rows, source in parts:
-        stop = start + rows.stop - rows.start
-        if source is not None:
-            column = sum(other.rank for other in sources[: [id(s) for s in sources].index(id(source))])
-            own = cut_rows(rows, source.b, head_dim, target) * (source.scaling / first.scaling)
-            b[start:stop, column : column + source.rank] = own
-            if source.magnitude is not None:
-                magnitudes.append(cut_rows(rows, source.magnitude, head_dim, target))
-        start = stop
-    a = first.a if len(sources) == 1 else torch.cat([source.a for source in sources])
-    return Adapter(a, b, first.scaling, torch.cat(magnitudes) if magnitudes else None)
+_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def save_adapters(
@@ -175,44 +56,70 @@ def save_adapters(
 ) -> list[Path]:
     """Writes adapters of a model of `config` in one of its format's styles and returns the files written.
 
-    `path`: a folder for a style that keeps its config in a file, a `.safetensors` file for others. `base`: the weights
-    they belong to, as PEFT's config names them. Raises `UserError` where something lies there, or a layer has no name
-    in the style.
+    `path`: a folder for a style that has its config in a file, a `.safetensors` file for others. `base`: the weights
+    they belong to, as PEFT's config names them. Raises `UserError` where `path` exists, or a layer has no name in the
+    style.
     """
     path, kind, own = Path(path), form.lora_styles[style], form.own(config)
+    check_style(form, adapters, config, style)
     layout = own if kind.names is None else form.as_published(kind.names)
     converted = convert_adapters(form, adapters, config, own, layout)
-    if lacking := [layer for layer in converted if layer in kind.lacks]:
-        raise UserError(
-            f"{lacking[0]}: {style} has no such layer; leave it out of lora.targets, or export to a style that has it"
-        )
-    tensors, config_of_peft = _named(converted, kind), peft_config(converted)
-    of_kohya = {"ss_network_dim": config_of_peft["r"], "ss_network_alpha": config_of_peft["lora_alpha"]}
+    if kind.folds_alpha:
+        converted = {layer: replace(one, b=one.b * one.scaling, scaling=1.0) for layer, one in converted.items()}
+    tensors, settings = _named(converted, kind, _kernels(form, converted, config, layout)), peft_config(converted)
+    of_kohya = {"ss_network_dim": settings["r"], "ss_network_alpha": settings["lora_alpha"]}
     header = {key: str(value) for key, value in of_kohya.items() if "alpha" in kind.ends} | dict(layout.header)
     if kind.config == "header":
-        facts = {kind.prefix + key: value for key, value in config_of_peft.items()}
+        facts = {kind.prefix + key: value for key, value in settings.items()}
         return save_weights(tensors, path, {CONFIG_HEADER: json.dumps(facts), **header})
     if kind.config is None:
         return save_weights(tensors, path, header)
     if (path / _PEFT_FILE).exists() or path.is_file():
         raise UserError(f"{path}: holds adapters already, which are not overwritten; choose another folder")
-    facts = json.dumps({**config_of_peft, "base_model_name_or_path": base}, indent=1) + "\n"
-    files = [*save_weights(tensors, path / _PEFT_FILE, layout.header), path / _PEFT_CONFIG]
+    facts = json.dumps({**settings, "base_model_name_or_path": base}, indent=1) + "\n"
+    files = [*save_weights(tensors, path / _PEFT_FILE, layout.header), path / PEFT_CONFIG]
     write_whole(files[-1], facts)
     return files
 
 
-def _named(adapters: Adapters, style: AdapterStyle) -> dict[str, Tensor]:
+def check_style(form: Format, adapters: Adapters, config: Any, style: str, key: str = "lora.targets") -> None:
+    """Raises `UserError` where files of a style cannot hold these adapters; their values are not looked at. `key` names
+    the setting that chose the layers."""
+    kind, own = form.lora_styles[style], form.own(config)
+    layout = own if kind.names is None else form.as_published(kind.names)
+    empty = {layer: Adapter(*(t.detach().to("meta") for t in (one.a, one.b)), 1.0) for layer, one in adapters.items()}
+    has_magnitudes = any(adapter.magnitude is not None for adapter in adapters.values())
+    for layer in convert_adapters(form, empty, config, own, layout):
+        if layer in kind.lacks or (has_magnitudes and _kernel(form, layer, config, layout)):
+            reason = "no such layer" if layer in kind.lacks else "no DoRA of a convolution"
+            raise UserError(f"{key}: reaches {layer}, but {style} files have {reason}; choose other layers or styles")
+
+
+def _kernel(form: Format, layer: str, config: Any, layout: WeightLayout) -> tuple[int, ...]:
+    """Channels and kernel of a layer that such files have as a convolution and the model as a linear layer; else ()."""
+    kept = form.namings[layout.names].form_of(f"{layer}.weight")
+    shape = () if kept is None else kept.shape(config)
+    return shape[1:] if len(shape) > 2 else ()
+
+
+def _kernels(form: Format, adapters: Adapters, config: Any, layout: WeightLayout) -> dict[str, tuple[int, ...]]:
+    kernels = {layer: _kernel(form, layer, config, layout) for layer in adapters}
+    return {layer: kernel for layer, kernel in kernels.items() if kernel}
+
+
+def _named(adapters: Adapters, style: AdapterStyle, kernels: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     tensors = {}
     for layer, adapter in adapters.items():
         values = {"a": adapter.a, "b": adapter.b}
+        if kernel := kernels.get(layer):
+            values = {"a": adapter.a.unflatten(1, kernel), "b": adapter.b[..., *[None] * (len(kernel) - 1)]}
         if adapter.magnitude is not None:
             # Comfy reads off the shape [out, 1] that rows are scaled.
             values["magnitude"] = adapter.magnitude[:, None] if style.flat else adapter.magnitude
         if "alpha" in style.ends:
             values["alpha"] = torch.tensor(adapter.alpha)
         start = style.prefix + (layer.replace(".", "_") if style.flat else layer)
-        tensors |= {f"{start}.{style.ends[field]}": value for field, value in values.items()}
+        tensors |= {f"{start}.{style.ends[role]}": value for role, value in values.items()}
     return tensors
 
 
@@ -238,22 +145,23 @@ def peft_config(adapters: Adapters) -> dict[str, Any]:
 def read_adapters(form: Format, path: str | os.PathLike[str], config: Any) -> dict[str, Adapter]:
     """The adapters in a file of any style, or in PEFT's folder, for the layers of a model of `config`.
 
-    The style is seen from the names. Alpha comes from tensors, the header or PEFT's config beside the file; else it
-    is the rank. Raises `UserError` for tensors that belong to no layer of the model, and for other sizes.
+    Names say the style. Alpha comes from tensors, the file's header, or PEFT's config of that file; else it is the
+    rank. Tensors for a text encoder are left out (`count_text_encoder_tensors`). Raises `UserError` for tensors that
+    belong to no layer of the model, for other sizes, and for values that are not finite numbers.
     """
-    files = WeightFiles(path)
-    place = str(files.path)
-    if not files:
-        raise UserError(f"{place}: holds no tensors; give a file of adapters")
-    fields: dict[str, dict[str, Tensor]] = {}
-    for name in files:
-        layer, field = _take_apart(name, place)
-        fields.setdefault(layer, {})[field] = files[name]
-    facts = _facts(files)
-    raw = {layer: _adapter(place, layer, found, facts) for layer, found in fields.items()}
-    named, layout = _recognised(form, raw, config, files.metadata, place)
-    _check(form, named, config, layout, place)
+    files = _open(path)
+    place, layers, settings = str(files.path), _by_layer(files), _facts(files)
+    alphas = settings.alphas([found.layer for found in layers.values()])
+    raw = {key: _adapter(files, found, alphas[found.layer], settings.rslora) for key, found in layers.items()}
+    layout, names = _recognised(form, layers, config, files.metadata, place)
+    named = {names[key]: adapter for key, adapter in raw.items()}
+    _check_sizes(form, named, config, layout, place)
     return convert_adapters(form, named, config, layout, form.own(config))
+
+
+def count_text_encoder_tensors(path: str | os.PathLike[str]) -> int:
+    """Tensors of a file of adapters that adapt a text encoder."""
+    return sum(map(is_of_text_encoder, _open(path)))
 
 
 def find_adapters(name: str, key: str = "lora.from_pretrained") -> Path:
@@ -267,82 +175,143 @@ def find_adapters(name: str, key: str = "lora.from_pretrained") -> Path:
             f"{key} = {name!r}: is a run, not adapters; generate from it, which has base and adapters, "
             f"or `longtake checkpoint export {shlex.quote(name)} adapters --lora peft` and give that folder"
         )
-    return find_files(name, key, ((_PEFT_CONFIG, _PEFT_FILE), (_PUBLISHED_FILE,)))
+    return find_files(name, key, ((PEFT_CONFIG, _PEFT_FILE), (_PUBLISHED_FILE,)))
 
 
-def _take_apart(name: str, place: str) -> tuple[str, str]:
-    """A tensor's layer, without the style's prefix, and what it is of the adapter."""
-    for end, field in _FIELDS.items():
-        if found := re.fullmatch(rf"(?P<layer>.+)\.({end})(?P<number>\.\d+)?", name):
-            return _PREFIXES.sub("", found["layer"]) + (found["number"] or ""), field
-    raise UserError(f"{place}: the tensor {name} is no part of a LoRA or DoRA adapter; give a file of adapters alone")
+@dataclass
+class _LayerTensors:
+    """Names of the tensors of one layer's adapter."""
+
+    layer: str  # as in the file, without prefixes
+    flat: bool
+    names: dict[Role, str] = field(default_factory=dict)
 
 
-def _facts(files: WeightFiles) -> dict[str, Any]:
-    """PEFT's config of the adapters: from the file beside them or the header; empty where there is none."""
-    folder = files.path if files.path.is_dir() else files.path.parent
-    try:
-        if (beside := folder / _PEFT_CONFIG).is_file():
-            return parse_json(read_small(beside))
-        header = parse_json(files.metadata.get(CONFIG_HEADER, "{}"))
-        alpha = files.metadata.get("ss_network_alpha", "None")  # as kohya writes where there is none
-        of_kohya = {} if alpha == "None" else {"lora_alpha": float(alpha)}
-        return of_kohya | {_PREFIXES.sub("", key): value for key, value in header.items()}
-    except (ValueError, AttributeError):
-        raise UserError(
-            f"{files.path}: the config of its adapters is no JSON table; export the adapters again"
-        ) from None
+def _open(path: str | os.PathLike[str]) -> WeightFiles:
+    """The file of adapters at a path. Raises `UserError` where there is none, or a folder holds several."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        known = [path / name for name in (_PEFT_FILE, "adapter_model.bin", _PUBLISHED_FILE) if (path / name).is_file()]
+        files = known[:1] or sorted(path.glob("*.safetensors"))
+        if len(files) > 1:
+            raise UserError(f"{path}: holds {len(files)} files of tensors ({files[0].name} ...); name the one to read")
+        path = files[0] if files else path
+    files = WeightFiles(path)
+    if not files:
+        raise UserError(f"{path}: holds no tensors; give a file of adapters")
+    return files
 
 
-def _adapter(place: str, layer: str, found: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Adapter:
-    if not {"a", "b"} <= found.keys():
-        raise UserError(f"{place}: the adapter of {layer} lacks one of its two matrices; export the adapters again")
-    rank = found["b"].shape[1]
-    if "alpha" in found:
-        alpha = float(found["alpha"])
-    else:
-        alpha = float(_by_pattern(layer, facts.get("alpha_pattern") or {}, facts.get("lora_alpha", rank)))
-    scaling = alpha / (rank**0.5 if facts.get("use_rslora") else rank)
-    if (magnitude := found.get("magnitude")) is not None:
-        rows = found["b"].shape[0]
-        if magnitude.shape[0] != rows or magnitude.numel() != rows:  # of a square layer, columns are as many
+def _by_layer(files: WeightFiles) -> dict[str, _LayerTensors]:
+    """The tensors of each layer of the denoiser, by its flattened name."""
+    layers: dict[str, _LayerTensors] = {}
+    for name in files:
+        if is_of_text_encoder(name):
+            continue
+        if (parsed := parse_name(name)) is None:
             raise UserError(
-                f"{place}: the magnitude of {layer} has shape {list(magnitude.shape)}, the layer {rows} rows; give a "
-                "DoRA adapter that scales rows, one number each"
+                f"{files.path}: the tensor {name} is {other_kind(name)}, expected LoRA or DoRA; give a file of these "
+                "alone"
             )
-        magnitude = magnitude.flatten()
-    return Adapter(found["a"], found["b"], scaling, magnitude)
+        found = layers.setdefault(flattened(parsed.layer), _LayerTensors(parsed.layer, parsed.flat))
+        if parsed.role in found.names:
+            raise UserError(
+                f"{files.path}: the tensors {found.names[parsed.role]} and {name} adapt the same layer; keep one"
+            )
+        found.names[parsed.role] = name
+    if not layers:
+        raise UserError(f"{files.path}: adapts text encoders alone, which stay as they are; give adapters of the model")
+    return layers
 
 
-def _by_pattern(layer: str, patterns: Mapping[str, Any], default: Any) -> Any:
-    """PEFT's exceptions: the value of the first pattern that the layer's name ends with."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", layer)), default)
+def _facts(files: WeightFiles) -> AdapterConfig:
+    """The settings of a file's adapters: those in its header, else PEFT's config if it is of this file."""
+    if (header := read_header(files.metadata, str(files.path))) is not None:
+        return header
+    beside = files.path.parent / PEFT_CONFIG
+    is_of_peft = files.path.stem == Path(_PEFT_FILE).stem
+    return read_config(beside) if is_of_peft and beside.is_file() else AdapterConfig()
+
+
+def _adapter(files: WeightFiles, found: _LayerTensors, alpha: float | None, rslora: bool) -> Adapter:
+    place, names = str(files.path), found.names
+    if not {"a", "b"} <= names.keys():
+        raise UserError(
+            f"{place}: the adapter of {found.layer} lacks one of its two matrices; export the adapters again"
+        )
+    a, b = _matrix(files, names["a"]), _matrix(files, names["b"])
+    rank = b.shape[1]
+    if rank == 0 or a.shape[0] != rank:
+        raise UserError(
+            f"{place}: the matrices of {found.layer} have ranks {a.shape[0]} and {rank}, expected equal ranks above 0; "
+            "export the adapters again"
+        )
+    if "alpha" in names:
+        alpha = _alpha(files, names["alpha"])
+    scaling = (rank if alpha is None else alpha) / (rank**0.5 if rslora else rank)
+    if scaling > torch.finfo(torch.float32).max:
+        raise UserError(f"{place}: alpha of {found.layer} is {alpha:g}, expected less; export the adapters again")
+    magnitude = _magnitude(files, names["magnitude"], found.layer, b.shape[0]) if "magnitude" in names else None
+    return Adapter(a, b, scaling, magnitude)
+
+
+def _read(files: WeightFiles, name: str) -> Tensor:
+    """A tensor of floats, all finite."""
+    tensor = files[name]
+    if tensor.dtype not in _DTYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{files.path}: {name} is {kind}, expected bf16, fp16 or fp32; export the adapters again")
+    check_finite(tensor, str(files.path), name)
+    return tensor
+
+
+def _matrix(files: WeightFiles, name: str) -> Tensor:
+    """A matrix; that of a convolution with its channels and kernel as columns."""
+    tensor = _read(files, name)
+    if tensor.dim() not in (2, 4, 5):
+        raise UserError(
+            f"{files.path}: {name} has shape {list(tensor.shape)}, expected a matrix; export the adapters again"
+        )
+    return tensor.flatten(1)
+
+
+def _alpha(files: WeightFiles, name: str) -> float:
+    tensor = files[name]
+    if tensor.numel() != 1 or tensor.dim() > 1:
+        raise UserError(f"{files.path}: {name} has shape {list(tensor.shape)}, expected one number; export it again")
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != torch.bool
+    return positive_number((tensor if is_whole else _read(files, name)).item(), f"{files.path}: {name}")
+
+
+def _magnitude(files: WeightFiles, name: str, layer: str, rows: int) -> Tensor:
+    magnitude = _read(files, name)
+    # of a square layer, columns are as many
+    if magnitude.dim() == 0 or magnitude.shape[0] != rows or magnitude.numel() != rows:
+        raise UserError(
+            f"{files.path}: the magnitude of {layer} has shape {list(magnitude.shape)}, the layer {rows} rows; give a "
+            "DoRA adapter that scales rows, one number each"
+        )
+    return magnitude.flatten()
 
 
 def _recognised(
-    form: Format, raw: Adapters, config: Any, metadata: Mapping[str, str], place: str
-) -> tuple[dict[str, Adapter], WeightLayout]:
-    """The adapters by the layers of the layout that knows most of them; what it does not know keeps its name.
+    form: Format, layers: Mapping[str, _LayerTensors], config: Any, metadata: Mapping[str, str], place: str
+) -> tuple[WeightLayout, dict[str, str]]:
+    """The layout that knows most of a file's layers, and their names in it; what it does not know keeps its name.
 
     Where several know as many, as of projections alone that are called the same, it is the model's own.
     """
     layouts = [form.own(config), *map(form.as_published, form.namings)]
-    flat = any(layer.startswith(KOHYA.prefix) for layer in raw)
-    if flat:  # written in the naming that the style names, where this is as good as another
+    if any(found.flat for found in layers.values()):  # written in the naming that the style names, where as good
         layouts = [form.as_published(s.names) for s in form.lora_styles.values() if s.flat and s.names] + layouts
     best, layout = {}, layouts[0]
     for candidate in layouts:
-        layers = layers_of(form, config, candidate)
-        keys = {_flattened(layer): layer for layer in layers} if flat else {layer: layer for layer in layers}
-        known = {layer: keys[key] for layer in raw if (key := _flattened(layer) if flat else layer) in keys}
+        names = {flattened(layer): layer for layer in layers_of(form, config, candidate)}
+        known = {key: names[key] for key in layers if key in names}
         if len(known) > len(best):
             best, layout = known, candidate
-    named = {best.get(layer, layer): adapter for layer, adapter in raw.items()}
-    return named, WeightLayout(layout.names, rope_in(metadata, layout.rope, place))
-
-
-def _flattened(layer: str) -> str:
-    return layer.removeprefix(KOHYA.prefix).lstrip("_").replace(".", "_")
+    names = {key: best.get(key, found.layer) for key, found in layers.items()}
+    return WeightLayout(layout.names, rope_in(metadata, layout.rope, place)), names
 
 
 def layers_of(form: Format, config: Any, layout: WeightLayout) -> dict[str, tuple[int, ...]]:
@@ -351,7 +320,7 @@ def layers_of(form: Format, config: Any, layout: WeightLayout) -> dict[str, tupl
     return {n.removesuffix(".weight"): s for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2}
 
 
-def _check(form: Format, adapters: Adapters, config: Any, layout: WeightLayout, place: str) -> None:
+def _check_sizes(form: Format, adapters: Adapters, config: Any, layout: WeightLayout, place: str) -> None:
     layers = layers_of(form, config, layout)
     if lost := [layer for layer in adapters if layer not in layers]:
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
@@ -361,7 +330,7 @@ def _check(form: Format, adapters: Adapters, config: Any, layout: WeightLayout, 
         )
     for layer, adapter in adapters.items():
         found = (adapter.b.shape[0], adapter.a.shape[1])
-        if found != layers[layer] or adapter.a.shape[0] != adapter.rank:
+        if found != layers[layer]:
             raise UserError(
                 f"{place}: the adapter of {layer} is for a layer {list(found)}, the model's is {list(layers[layer])}; "
                 "make the sizes of the model section those it was trained with"

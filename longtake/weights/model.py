@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError, WeightsMisfit
 from longtake.weights.conversion import assemble, differences, enumerated, file_tensors, plan_conversion
-from longtake.weights.files import TensorSource, open_source
+from longtake.weights.files import TensorSource, check_finite, open_source
 from longtake.weights.format import Format, Growth, Rope, Shape, WeightLayout, matches, rope_in
 
 
@@ -97,6 +97,7 @@ class ModelWeights(Mapping[str, Tensor]):
                     f"{self.files.path}: {name} is kept as {kind}, which are codes of quantised weights; give the "
                     "weights in bf16 or float32"
                 )
+            check_finite(found, str(self.files.path), name)
         if growth is not None:
             found = growth.fill(found, self._size_in_file(name))
         form = self._naming.form_of(name)

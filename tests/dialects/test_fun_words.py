@@ -213,7 +213,7 @@ def test_the_published_folder_says_what_the_model_is(root: Path) -> None:
     assert (config.t5.max_length, config.t5.placement) == (8, "offloaded")
     assert config.objective.snr_shift == 1.0
     assert config.condition_config == {"t2v": 1.0}
-    assert config.lora_files.keys() == {"fun", "comfy"}
+    assert config.lora_files.keys() == {"diffusers", "comfy"}
     assert (config.sizes.batch_size, config.sizes.video_sample_stride, config.sizes.enable_bucket) == (16, 4, False)
     said = refusal(spoken, "train_control", *start[:2], "--trainable_modules", ".")
     assert "in other input channels than control videos need" in said

@@ -203,7 +203,7 @@ def test_mistakes_are_told(config: Path, tmp_path: Path) -> None:
         (("--lora.strength", "0.5"), "is for generation"),
         (("--lora.more", "[('a.safetensors', 1)]"), "there is no first file"),
         (("--lora.from-pretrained", "b.safetensors", "--lora.more", "[('a.safetensors', 1)]"), "is for generation"),
-        (("--lora.targets", '["to_q"]'), "names no linear layer"),
+        (("--lora.targets", '["to_x"]'), "names no linear layer"),
         (("--lora.from-pretrained", str(tmp_path / "none.safetensors")), "no such file"),
         (("--lora.base", "nf4"), "do not divide by 64"),
         (("--freeze", '["*"]'), "leave nothing to train"),

@@ -9,6 +9,7 @@ import torch
 
 from longtake.checkpoint import CheckpointWeights
 from longtake.config import ConfigError
+from longtake.contracts import UserError
 from longtake.system.pretrained import read_adapters_of
 from longtake.train import read_run
 from longtake.train.adapter_files import own_names
@@ -86,3 +87,10 @@ def test_runs_in_one_folder_have_names_of_their_own_and_keep_them(tmp_path: Path
 def test_names_that_cannot_be_are_refused(config: Path, flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("{", r"\{")):
         read_run(str(config), flags)
+
+
+def test_target_that_a_style_cannot_hold_is_refused_before_the_first_step(config: Path) -> None:
+    flags = (*LORA[:4], "--lora_files.comfy", "a-{step}.safetensors", "--model.cond-embed", "True")
+    with pytest.raises(UserError, match=r"lora.targets: reaches cond_in"):
+        train_here(config, *flags, "--lora.targets", "['cond_in']", "--max-steps", "1")
+    assert not list(config.parent.glob("**/metrics.jsonl"))

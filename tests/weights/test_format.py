@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from longtake.contracts import UserError
 from longtake.models import target_layers
 from longtake.weights import Format, ModelWeights, read_adapters, save_adapters, save_weights
+from longtake.weights.conversion import layer_names
 from longtake.weights.format import Form, Growth, Naming, WeightLayout
 from longtake.weights.lora import KOHYA, PEFT
 from tests.weights.saved import save_model
@@ -85,7 +86,6 @@ FORMAT = Format(
     keys="model.channels",
     heads=("*.q.*", "*.k.*"),
     lora_targets=("spatial.*.qkv", "temporal.*.qkv"),
-    lora_aliases={"ff.0": ("mlp.0",), "ff": ("mlp.0", "mlp.2")},
     lora_styles={"peft": PEFT, "kohya": replace(KOHYA, prefix="lora_unet__", names="images", lacks=("last",))},
 )
 
@@ -186,12 +186,13 @@ def test_half_of_what_may_be_absent_and_mixed_names_are_faults(tmp_path: Path) -
         ModelWeights(tmp_path / "other", Section(), FORMAT)
 
 
-def test_aliases_stand_for_layers() -> None:
-    model = Denoiser(Section())
-    assert target_layers(model, ["spatial.*.ff.0"], (), FORMAT.lora_aliases) == ["spatial.0.mlp.0", "spatial.1.mlp.0"]
-    assert len(target_layers(model, ["ff"], (), FORMAT.lora_aliases)) == 8
+def test_targets_are_names_in_the_model_and_in_files() -> None:
+    model, names = Denoiser(Section()), layer_names(FORMAT, Section())
+    assert target_layers(model, ["blocks.*.mlp.0"], (), names) == ["spatial.0.mlp.0", "spatial.1.mlp.0"]
+    assert target_layers(model, ["to_q"], (), names) == ["spatial.0.qkv", "spatial.1.qkv"]
+    assert len(target_layers(model, ["mlp"], (), names)) == 8
     with pytest.raises(UserError, match="'off' names no linear layer"):
-        target_layers(model, ["off"], (), FORMAT.lora_aliases)
+        target_layers(model, ["off"], (), names)
 
 
 SPELLINGS = {
@@ -228,5 +229,5 @@ def test_a_layer_in_another_form_takes_no_adapter_of_such_files(tmp_path: Path) 
     )
     adapters = read_adapters(FORMAT, tmp_path / "a.safetensors", Section())
     assert adapters.keys() == {"last"}
-    with pytest.raises(UserError, match="last: lies in such files in another form"):
+    with pytest.raises(UserError, match="last: has another form in such files"):
         save_adapters(FORMAT, adapters, Section(), tmp_path / "b.safetensors", "kohya")

@@ -203,6 +203,16 @@ def test_codes_of_quantised_weights_are_not_taken_for_weights(tmp_path: Path) ->
         load_mmdit(tmp_path / "codes.safetensors", config)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_base_weights_with_a_value_that_is_not_finite_are_refused_by_name(value: float, tmp_path: Path) -> None:
+    config = tiny_config()
+    state = {name: torch.ones_like(t, dtype=torch.bfloat16) for name, t in MMDiT(config).state_dict().items()}
+    state["double_blocks.0.img_mlp.0.weight"].view(-1)[7] = value
+    weights = ModelWeights(save_weights(state, tmp_path / "w.safetensors")[0], config, FORMAT)
+    with pytest.raises(UserError, match=r"double_blocks\.0\.img_mlp\.0\.weight holds 1 values"):
+        dict(weights)
+
+
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [

@@ -17,7 +17,10 @@ from longtake.models.cogvideox_config import section_of
 from longtake.processes import restarts
 
 RUN = "run"  # the run's own folder in output_dir
-LORA_FILES = {"fun": "checkpoint-{step}.safetensors", "comfy": "checkpoint-{step}-compatible_with_comfyui.safetensors"}
+LORA_FILES = {
+    "diffusers": "checkpoint-{step}.safetensors",
+    "comfy": "checkpoint-{step}-compatible_with_comfyui.safetensors",
+}
 _PARTS = ("scheduler", "tokenizer", "text_encoder", "vae", "transformer")
 _CHECKPOINT = re.compile(
     r"checkpoint-(\d+)(-run-\d+)?(-compatible_with_comfyui)?(\.safetensors)?|epoch\d+-global_step(\d+)"
