@@ -20,7 +20,7 @@ from longtake.generate.checks import prompt_faults
 from longtake.generate.options import own_config, seed_of, suffix_of
 from longtake.generate.prompts import in_one_sentence, split_paths
 from longtake.generate.requests import refs_of, shape_of
-from longtake.generate.run import make_all
+from longtake.generate.run import NotFiniteVideo, make_all
 from longtake.parallel import World
 from longtake.system import System, SystemConfig, said_sampling, trained_size
 from longtake.system.export import system_part
@@ -61,7 +61,7 @@ class Validation:
         on_progress: Callable[[float], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> list[Video] | None:
-        """Makes all videos of a step; their folder appears when all are written. Collective.
+        """Makes all videos of a step; their folder appears when all are written. Collective. Raises `NotFiniteVideo`.
 
         Every rank makes as many forwards, a rank without a video of its own those of another. `stop` is asked on every
         rank between rounds; where one says yes, nothing is kept, and None is returned. `on_progress` after each step of
@@ -82,7 +82,11 @@ class Validation:
             if stop is not None and any(world.gather(stop())):
                 world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
                 return None
-            made += make_all(system, videos[start : start + at_once], self.config, world, watch)
+            try:
+                made += make_all(system, videos[start : start + at_once], self.config, world, watch)
+            except NotFiniteVideo:
+                world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+                raise
         world.on_main(lambda: durable.replace(partial, target))
         made = [replace(video, path=target / video.path.name) for video in made]
         return sorted(made, key=lambda video: video.prompt.row)

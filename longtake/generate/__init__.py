@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from longtake.generate.prompts import Prompt, read_prompts
     from longtake.generate.read import OF_TRAINING, read_generation
     from longtake.generate.requests import Video, prompts_of
-    from longtake.generate.run import generate, generate_from, open_system, read_video
+    from longtake.generate.run import NotFiniteVideo, generate, generate_from, open_system, read_video
     from longtake.generate.sample import Request, sample_videos
     from longtake.generate.sheet import contact_sheet
     from longtake.generate.source import GenerationSource, load_weights, resolve_source

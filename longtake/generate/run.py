@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from longtake import durable
+from longtake.contracts import UserError
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.encoders import choose_layout
@@ -44,6 +45,10 @@ from longtake.system import CaptionEncoders, System, build_system, compiles, enc
 Say = Callable[[str], None]
 # progress(videos done, total): the first is fractional in the middle of a batch
 OnProgress = Callable[[float, int], None]
+
+
+class NotFiniteVideo(UserError):
+    """A model made NaN or infinity, which a file would show as black."""
 
 
 def open_system(
@@ -187,9 +192,11 @@ def make_all(
     which differ where another generation took a name meanwhile. Collective.
 
     Videos with and without references, of other chains, and of other options have rounds of their own. degrees: how
-    many sequence peers may make a video together, ascending; None: as many as the mesh has.
+    many sequence peers may make a video together, ascending; None: as many as the mesh has. Raises `NotFiniteVideo` on
+    every rank when the others are written.
     """
     mesh, written, done = system.mesh, dict[Path, Path](), 0
+    faults: list[str] = []
     ranks, degrees = mesh.data_ranks * mesh.sequence, degrees or [mesh.sequence]
     peers: dict[int, TokenPeers] = {}
     for group in alike(videos):
@@ -212,10 +219,15 @@ def make_all(
             with adapter_strength(system.denoiser, first_prompt):
                 chunks = stream_batch(system, batch, own, on_step)
                 if number < len(numbers) and place == 0:  # peers make the same videos
-                    written |= zip((video.path for video in batch), _write(batch, chunks, own), strict=True)
+                    try:
+                        written |= zip((video.path for video in batch), _write(batch, chunks, own), strict=True)
+                    except NotFiniteVideo as fault:  # raised when no rank waits for this one
+                        faults.append(str(fault))
                 for _ in chunks:  # all of them are made on every rank
                     pass
             done += count
+    if faults := [fault for own in world.gather(faults) for fault in own]:
+        raise NotFiniteVideo(faults[0])
     places = {planned: path for own in world.gather(written) for planned, path in own.items()}
     return [replace(video, path=places[video.path]) for video in videos]
 
@@ -248,6 +260,7 @@ def read_video(path: Path) -> np.ndarray:
 def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateConfig) -> list[Path]:
     """Writes videos or stills from their chunks, none of which is kept, and returns their paths: numbered where a name
     is in use by now."""
+    chunks = (_checked(videos, chunk) for chunk in chunks)
     first = _as_bytes(next(chunks))
     paths = [claim_path(video.path) for video in videos]
     try:
@@ -273,6 +286,17 @@ def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateCo
             path.with_suffix(".txt").unlink(missing_ok=True)
         raise
     return paths
+
+
+def _checked(videos: Sequence[Video], chunk: Tensor) -> Tensor:
+    """A chunk of videos. Raises `NotFiniteVideo`."""
+    for video, pixels in zip(videos, chunk, strict=True):
+        if not torch.isfinite(pixels).all():
+            raise NotFiniteVideo(
+                f"{video.path}: the model made values that are NaN or infinite, so no file is written; lower the "
+                "strength of adapters, compute in bf16 or fp32, or give other weights"
+            )
+    return chunk
 
 
 def _as_bytes(chunk: Tensor) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 
 from longtake.checkpoint import Clock
 from longtake.evaluate import FOLDER, LOSSES_FILE, Validation, forget_after, missing, plan_validation
-from longtake.generate import Video, read_video
+from longtake.generate import NotFiniteVideo, Video, read_video
 from longtake.parallel import BucketPeers, OffloadedTensors, OffloadedWeights, World, gather_anew, offloaded
 from longtake.plan import read_layout, validation_rooms
 from longtake.system import System, build_encoders, encoders_on_host, find_encoders
@@ -131,7 +131,12 @@ class Validator:
                 away.enter_context(offloaded(OffloadedTensors(averages, device)))
                 weights = OffloadedWeights(self.system.denoiser, device)
                 system = replace(system, offloaded_weights=away.enter_context(offloaded(weights)))
-            videos = self.validation.make(system, self.folder, step, self.world, watch, lambda: self.stop.asked)
+            try:
+                videos = self.validation.make(system, self.folder, step, self.world, watch, lambda: self.stop.asked)
+            except NotFiniteVideo as fault:  # whether training can go on is the loss's to say
+                videos = []
+                if self.world.is_main:
+                    self.say(f"validation: {fault}")
             gather_anew(self.system.denoiser)
         self.world.free_memory()
         if videos is None or None in found.values():

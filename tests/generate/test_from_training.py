@@ -16,6 +16,9 @@ from longtake.generate import check_request, generate_from, read_video, resolve_
 from longtake.parallel import start_world
 from longtake.system import export_adapters
 from longtake.train import Outcome, train_run
+from longtake.weights import Adapter, save_adapters
+from longtake.weights.lora import layers_of
+from longtake.weights.mmdit import FORMAT
 from tests.generate.runs import keep_written
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "opensora_v2"
@@ -128,6 +131,18 @@ def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path:
     assert 'so for carries = "i2v_head" the model was never trained on conditioning frames' in line
     with pytest.raises(UserError, match=r"set model\.grow_cond_in to True"):
         check_request(resolve_source(preset, [*words, *known, "--model.grow-cond-in", "False"]).config)
+
+
+def test_video_of_nan_is_not_written(tmp_path: Path) -> None:
+    words = [*TINY, "--prompt", "x", "--num-frames", "9", "--num-steps", "1", "--save-dir", str(tmp_path / "out")]
+    preset = str(CONFIGS / "inference" / "256px.py")
+    model = resolve_source(preset, words).config.model
+    rows, columns = layers_of(FORMAT, model, FORMAT.own(model))["final_layer.linear"]
+    adapter = Adapter(torch.full((1, columns), 1e30), torch.full((rows, 1), 1e30), 1.0)
+    save_adapters(FORMAT, {"final_layer.linear": adapter}, model, tmp_path / "a", "peft")
+    with start_world("cpu") as world, pytest.raises(UserError, match="NaN or infinite"):
+        generate_from(resolve_source(preset, [*words, "--lora", str(tmp_path / "a")]), world, lambda line: None)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
 @pytest.mark.gpu
