@@ -46,15 +46,21 @@ def leased(checkpoint: Path) -> Iterator[None]:
 
 
 def is_leased(checkpoint: Path) -> bool:
-    """Whether somebody reads a checkpoint; leases whose holder is gone are removed."""
-    found = False
+    """Return True if another process reads a checkpoint; remove leases whose holder is gone.
+
+    Leases may be other users' files: one that cannot be read or removed never raises. Entries that are no regular
+    files are no leases.
+    """
+    held = False
     for path in (checkpoint.parent / FOLDER).glob(f"{checkpoint.name}.*"):
-        with suppress(FileNotFoundError):  # given back meanwhile
+        with suppress(OSError):  # released meanwhile, a link to itself, or another user's
+            if not path.is_file():
+                continue
             if _holds(path):
-                found = True
+                held = True
             else:
                 path.unlink()
-    return found
+    return held
 
 
 def _holds(path: Path) -> bool:
@@ -67,6 +73,6 @@ def _holds(path: Path) -> bool:
         os.kill(int(holder["pid"]), 0)
     except ProcessLookupError:
         return False
-    except (ValueError, KeyError, TypeError, PermissionError):  # being written; or another user's process
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):  # being written, forged, or another user's
         return True
     return True

@@ -168,10 +168,15 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
         if is_leased(info.path):
             continue
         lock = _lock(info.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lock is not None:
-            with lock:
+        if lock is None:
+            continue
+        with lock:
+            try:
                 remove_checkpoint(info.path)
-            removed.append(info.path)
+            except OSError as error:  # such as another user's file in it; must not end a run that trains
+                _LOG.warning("%s: cannot be removed (%s); delete it by hand", info.path, error.strerror)
+                continue
+        removed.append(info.path)
     return removed
 
 
@@ -190,7 +195,11 @@ def sweep(run_folder: Path) -> None:
     newest = max((info.step for info in infos if info.complete), default=-1)
     left = [info.path for info in infos if info.step < newest and not (info.path / MARKER).exists()]
     for path in [*run_folder.glob(f"epoch*-global_step*{PARTIAL_SUFFIX}"), *left]:
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            _LOG.warning("%s: cannot be removed (%s); delete it by hand", path, error.strerror)
+            continue
         _LOG.warning("%s: removed, since a save or a removal was cut off there", path)
 
 

@@ -31,7 +31,8 @@ def ask_run(folder: Path, what: str) -> str:
         raise UserError(f"{folder}: no run is training there; start it with `longtake train {folder}`")
     if what == "sample" and config.validation is None:
         raise UserError(f"{folder}: this run has no `validation` section, so it can make none; `longtake generate` can")
-    write_whole(request_file(folder, what), json.dumps({"what": what}) + "\n", synced=False)
+    request = {"what": what, "launch": len(read_launches(folder))}
+    write_whole(request_file(folder, what), json.dumps(request) + "\n", synced=False)
     made = read_lines(folder / METRICS_FILE)[-1:] if (folder / METRICS_FILE).exists() else []
     so_far = "".join(f"; step {line['step']} is made" for line in made)
     return f"{folder}: {_SAID[what]} after its present step{so_far}"

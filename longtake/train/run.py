@@ -58,6 +58,7 @@ from longtake.train.health import (
     held_signals,
     note_end,
     noted_launch,
+    read_launches,
     record_collectives,
     seconds_left,
 )
@@ -323,8 +324,9 @@ class RunLaunch:
         config, world, system, update = self.config, self.world, prepared.system, prepared.update
         step = prepared.start.state.clock.global_step
         left = seconds_left(config.time_limit, time.time() - self.began)
+        launch = len(read_launches(prepared.place.path))
         with (
-            StopRequest(world.is_main, left, prepared.place.path) as stop,
+            StopRequest(world.is_main, left, prepared.place.path, launch) as stop,
             TrainingProgress(
                 _total_steps(config, prepared.start, prepared.order),
                 step,

@@ -47,6 +47,20 @@ def test_a_running_run_samples_saves_and_stops_when_it_is_asked(
     assert not list(folder.glob(".now-*"))
 
 
+@pytest.mark.parametrize("content", ['{"what": "stop"}', '{"what": "stop", "launch": 1}', "", "[]", '{"launch": "x"}'])
+def test_request_left_by_an_earlier_launch_does_not_stop_the_next(
+    config: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "_LOOK_SECONDS", -1.0)
+    folder = train_here(config, "--max-steps", "1")[0].folder
+    (folder / ".now-stop").write_text(content)
+    (folder / ".now-save").mkdir()
+    outcome, _ = train_here(folder, "--max-steps", "3")
+    assert not outcome.stopped
+    assert outcome.clock.global_step == 3
+    assert not (folder / ".now-stop").exists()
+
+
 def test_another_word_is_one_sentence_with_those_that_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     code, _, error = run_command(capsys, ["now", tmp_path, "bake"])
     assert_one_sentence(code, error, "'bake' is not one of 'sample', 'save', 'stop'")

@@ -4,6 +4,7 @@ asked of a run that trains, by files in its folder."""
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -14,11 +15,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from longtake.processes import leave_at_once, taken_signals
+from longtake.small_files import parse_json, read_small
 
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
 REQUESTS = {"sample": 1, "save": 2, "stop": 4}  # bits of what may be asked of a run by `longtake now`
 _REQUEST_UNIT = 1 << 20  # of these bits in the number that ranks add up: above any count of ranks
 _LOOK_SECONDS = 1.0  # between two looks for such files
+_LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -44,12 +47,15 @@ class StopRequest(ExitStack):
     one of the same acts as usual. So does the end of `seconds`, where there is one.
 
     The request travels in the step's reduction, so all ranks stop after the same step; so do requests by files in
-    `folder`, which rank 0 looks for and removes.
+    `folder` that are for launch number `launch`, which rank 0 looks for and removes.
     """
 
-    def __init__(self, announce: bool = True, seconds: float | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self, announce: bool = True, seconds: float | None = None, folder: Path | None = None, launch: int = 0
+    ) -> None:
         super().__init__()
         self.folder, self._looked = folder, 0.0
+        self.launch = launch
         self.asked = False
         self.announce = announce  # rank 0 alone speaks
         self.seconds = seconds
@@ -68,13 +74,26 @@ class StopRequest(ExitStack):
         found = 0
         if self.announce and self.folder is not None and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
-            for name, bit in REQUESTS.items():
-                with suppress(OSError):  # mostly: it is not there
-                    request_file(self.folder, name).unlink()
-                    found |= bit
+            found = sum(bit for name, bit in REQUESTS.items() if self._take(self.folder, name))
         if found & REQUESTS["stop"]:
             self._stop(b"`longtake now stop`: stopping after this step with a checkpoint")
         return found * _REQUEST_UNIT + (self.asked or failed)
+
+    def _take(self, folder: Path, name: str) -> bool:
+        """Remove a request from the run's folder; return True if it is for this launch."""
+        path = request_file(folder, name)
+        try:
+            text = read_small(path)
+            path.unlink()
+        except (OSError, ValueError):  # mostly: there is none
+            return False
+        try:
+            if int(parse_json(text)["launch"]) == self.launch:
+                return True
+        except (ValueError, KeyError, TypeError):
+            pass
+        _LOG.warning("%s: removed, since it is not for this launch; ask again with `longtake now`", path)
+        return False
 
     def _ask(self, number: int) -> None:
         self._stop(b"stopping after this step with a checkpoint; press Ctrl-C again to stop at once")
