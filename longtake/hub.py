@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from longtake.contracts import UserError, in_one_line
 from longtake.presets import PUBLISHED
 from longtake.small_files import parse_json, read_small
 
+_FILES = (".safetensors", ".pth")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.(safetensors|pth))?")
 
 
 def is_hub_name(name: str) -> bool:
     """Whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors` or a
     `.pth`."""
-    is_local_file = name.count("/") == 1 and name.endswith((".safetensors", ".pth"))
+    is_local_file = name.count("/") == 1 and name.endswith(_FILES)
     return bool(_HUB_NAME.fullmatch(name)) and not name.startswith(".") and not is_local_file
 
 
@@ -37,6 +39,61 @@ def published_facts(name: str, file: str = "config.json") -> dict[str, Any] | No
         raise UserError(f"{path}: cannot be read ({in_one_line(error)}); copy it again") from None
 
 
+@dataclass(frozen=True)
+class PublishedHome:
+    """Where a file or folder that presets name is published: `files` (patterns) of a repository, and the local folder
+    that they belong into."""
+
+    repository: str
+    folder: Path
+    files: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """What downloads it."""
+        of_file = len(self.files) == 1 and "*" not in self.files[0]
+        chosen = f" {self.files[0]}" if of_file else "".join(f" --include '{pattern}'" for pattern in self.files)
+        return f"hf download {self.repository}{chosen} --local-dir {self.folder}"
+
+
+def published_home(local: Path) -> PublishedHome | None:
+    """Where the file or folder of a local path is published, by its name or that of a folder around it; None where
+    that is not known."""
+    for place in (local, *local.parents):
+        if (repository := PUBLISHED.get(place.name)) is None:
+            continue
+        if place.suffix in _FILES:
+            return PublishedHome(repository, place.parent, (place.name,)) if place == local else None
+        inner = local.relative_to(place).as_posix()
+        files = ("*",) if inner == "." else (inner if local.suffix in _FILES else f"{inner}/*",)
+        return PublishedHome(repository, place, files + ("tokenizer/*",) * (inner == "text_encoder"))
+    return None
+
+
+def download_published(name: str, key: str) -> bool:
+    """Downloads what presets name by a local path to that path; returns whether that was done. Not where it is there
+    already, or where it is published is not known. Raises `UserError` where the hub cannot be used."""
+    local = Path(name).expanduser()
+    home = None if is_hub_name(name) else published_home(local)
+    if home is None or local.exists():
+        return False
+    place, get = f"{key} = {name!r}: is not on this machine", f"run `{home.command}` where there is access"
+    if _is_offline():
+        raise UserError(f"{place}, and hub access is off (HF_HUB_OFFLINE); unset that, or {get} and copy it here")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise UserError(f"{place}, and huggingface_hub is not installed; pip install 'longtake[encoders]'") from None
+    try:
+        snapshot_download(home.repository, local_dir=home.folder, allow_patterns=list(home.files))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise UserError(f"{place}, and cannot be downloaded ({in_one_line(error)}); {get} and copy it here") from None
+    if not local.exists():
+        raise UserError(f"{place}, and {home.repository} has no such file; set {key} to where the weights are")
+    return True
+
+
 def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: str | None = None) -> Path:
     """The local file or folder that `name` stands for.
 
@@ -49,8 +106,8 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
     if local.exists():
         return local
     if not is_hub_name(name):
-        home = PUBLISHED.get(local.name)
-        get = f"`hf download {home} {local.name} --local-dir {local.parent}`" if home else "download the weights there"
+        home = published_home(local)
+        get = f"`{home.command}`" if home else "download the weights there"
         raise UserError(
             f"{key} = {name!r}: no such file or folder (looked for {local.absolute()}); {get}, "
             "or name them as on the Hugging Face hub: owner/name, or owner/name/file.safetensors"
@@ -66,6 +123,10 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
     return _from_hub(f"{owner}/{repository}", file, wanted, key, name, cache_dir)
 
 
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True", "ON", "YES")
+
+
 def _from_hub(
     repository: str, file: Sequence[str], wanted: Sequence[Sequence[str]], key: str, name: str, cache_dir: str | None
 ) -> Path:
@@ -73,7 +134,7 @@ def _from_hub(
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     cache = cache_dir or constants.HF_HUB_CACHE
-    offline = constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True", "ON", "YES")
+    offline = constants.HF_HUB_OFFLINE or _is_offline()
     why = "hub access is off (HF_HUB_OFFLINE)"
     names = " or ".join(patterns[-1] for patterns in wanted)
     lacking = "no such file" if file else f"no {names} (another file is named with it: {repository}/FILE.safetensors)"

@@ -25,7 +25,7 @@ LEVELS = (  # from the ground up; a package imports from lower levels only
     ("plan", "encode", "evaluate"),
     ("train",),
     ("watch",),
-    ("demo", "dialects", "cluster", "ui", "doctor"),
+    ("demo", "dialects", "cluster", "ui", "doctor", "verification"),
     ("cli", "scripts"),
     ("__main__",),
 )

@@ -27,6 +27,7 @@ from longtake.cli import (
     report,
     train,
     ui,
+    verify,
     watch,
 )
 from longtake.cli.console import EXIT_MISTAKE, complain
@@ -57,7 +58,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings=GROUP,
 )
-for verb in (train.train, generate.generate, demo.demo, plan.plan, doctor.doctor):
+for verb in (train.train, generate.generate, demo.demo, plan.plan, doctor.doctor, verify.verify):
     app.command(context_settings=OPEN_ENDED)(verb)
 app.command()(launch.launch)
 for verb in (nodes.nodes, nodes.stop, health.health):

@@ -147,10 +147,19 @@ class Upsample(nn.Module):
 
 def cogvideox_module(config: CogVideoXVAEConfig) -> nn.Module:
     """diffusers' autoencoder with this layer, on the current default device."""
+    model = diffusers_cogvideox(config)
+    for name, layer in list(model.named_modules()):
+        if type(layer).__name__ == "CogVideoXUpsample3D":
+            model.set_submodule(name, Upsample(layer))
+    return model
+
+
+def diffusers_cogvideox(config: CogVideoXVAEConfig) -> nn.Module:
+    """diffusers' autoencoder as it is, on the current default device."""
     with needs_extra("ae.type", config.type):
         from diffusers import AutoencoderKLCogVideoX
     levels = len(config.block_out_channels)
-    model = AutoencoderKLCogVideoX(
+    return AutoencoderKLCogVideoX(
         down_block_types=("CogVideoXDownBlock3D",) * levels,
         up_block_types=("CogVideoXUpBlock3D",) * levels,
         block_out_channels=config.block_out_channels,
@@ -158,10 +167,6 @@ def cogvideox_module(config: CogVideoXVAEConfig) -> nn.Module:
         layers_per_block=config.layers_per_block,
         norm_num_groups=config.norm_num_groups,
     )
-    for name, layer in list(model.named_modules()):
-        if type(layer).__name__ == "CogVideoXUpsample3D":
-            model.set_submodule(name, Upsample(layer))
-    return model
 
 
 def build(config: CogVideoXVAEConfig, dtype: torch.dtype) -> KLAutoencoder:

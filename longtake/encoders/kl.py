@@ -243,17 +243,22 @@ def _tile_sides(config: HunyuanVAEConfig) -> tuple[tuple[int, int], tuple[int, i
 
 def hunyuan_module(config: HunyuanVAEConfig) -> nn.Module:
     """diffusers' autoencoder with lighter layers, on the current default device."""
+    model = diffusers_hunyuan(config)
+    lighten(model, config.piece_elements)
+    return model
+
+
+def diffusers_hunyuan(config: HunyuanVAEConfig) -> nn.Module:
+    """diffusers' autoencoder as it is, on the current default device."""
     with needs_extra("ae.type", config.type):
         from diffusers import AutoencoderKLHunyuanVideo
-    model = AutoencoderKLHunyuanVideo(
+    return AutoencoderKLHunyuanVideo(
         latent_channels=config.latent_channels,
         block_out_channels=config.block_out_channels,
         layers_per_block=config.layers_per_block,
         norm_num_groups=config.norm_num_groups,
         scaling_factor=config.scale_factor,
     )
-    lighten(model, config.piece_elements)
-    return model
 
 
 def image_module(config: Autoencoder2DConfig) -> nn.Module:

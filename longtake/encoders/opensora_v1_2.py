@@ -267,19 +267,24 @@ def _through(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-def modules(config: OpenSoraVAEConfig) -> nn.Module:
-    """All parts, on the current default device."""
+def diffusers_spatial(config: OpenSoraVAEConfig) -> nn.Module:
+    """diffusers' autoencoder of single frames, on the current default device."""
     with needs_extra("ae.type", config.type):
         from diffusers import AutoencoderKL
-    levels, channels = len(config.block_out_channels), config.latent.channels
-    spatial = AutoencoderKL(
+    levels = len(config.block_out_channels)
+    return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
         block_out_channels=config.block_out_channels,
         layers_per_block=config.layers_per_block,
-        latent_channels=channels,
+        latent_channels=config.latent.channels,
         norm_num_groups=config.norm_num_groups,
     )
+
+
+def modules(config: OpenSoraVAEConfig) -> nn.Module:
+    """All parts, on the current default device."""
+    spatial, channels = diffusers_spatial(config), config.latent.channels
     parts = {
         "spatial_encoder": spatial.encoder,
         "spatial_quant": spatial.quant_conv,

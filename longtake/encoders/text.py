@@ -134,16 +134,16 @@ class LearnedTextEncoder(nn.Module, ABC):
 
     def mask(self, texts: Sequence[str]) -> Tensor:
         """bool `[B, max_length]` on the device: True at a caption's tokens, the end token included."""
-        return self._tokenize(texts)[1].bool()
+        return self.tokenize(texts)[1].bool()
 
     @abstractmethod
     def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Token ids and mask, int64 `[B, max_length]` -> `[B, *shape]`."""
 
     def _embed(self, texts: Sequence[str]) -> Tensor:
-        return self.embed_ids(*self._tokenize(texts))
+        return self.embed_ids(*self.tokenize(texts))
 
-    def _tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both int64 `[B, max_length]`, on the device."""
         assert self.tokenizer is not None, "built without a tokenizer"
         found = self.tokenizer(

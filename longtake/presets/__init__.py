@@ -17,8 +17,15 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 KINDS = ("train", "inference")
 _BASES = "parts.py"  # what several presets have as their base, and no run
-# Files that presets and their documentation name: where they are published.
+# Files and folders that presets and their documentation name: where they are published.
 PUBLISHED = {
+    "CogVideoX-2b": "zai-org/CogVideoX-2b",
+    "CogVideoX-5b": "zai-org/CogVideoX-5b",
+    "CogVideoX-5b-I2V": "zai-org/CogVideoX-5b-I2V",
+    "CogVideoX-Fun-V1.1-2b-InP": "alibaba-pai/CogVideoX-Fun-V1.1-2b-InP",
+    "CogVideoX-Fun-V1.1-5b-InP": "alibaba-pai/CogVideoX-Fun-V1.1-5b-InP",
+    "CogVideoX-Fun-V1.1-5b-Control": "alibaba-pai/CogVideoX-Fun-V1.1-5b-Control",
+    "PixArt-Sigma-XL-2-2K-MS.pth": "PixArt-alpha/PixArt-Sigma",
     "Open_Sora_v2.safetensors": "hpcai-tech/Open-Sora-v2",
     "hunyuan_vae.safetensors": "hpcai-tech/Open-Sora-v2",
     "flux1-dev.safetensors": "hpcai-tech/Open-Sora-v2",

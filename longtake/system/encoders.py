@@ -187,6 +187,14 @@ def build_encoders(
     return world.on_all(build) if together else build()
 
 
+def open_encoder(config: SystemConfig, key: str, device: torch.device) -> encoders.Autoencoder | encoders.TextEncoder:
+    """The encoder of one section alone, `ae` or that of a text, with its weights. Raises `UserError`."""
+    if key == "ae":
+        return _build_autoencoder(config.ae, device)
+    text = next(text for text in config.family.texts if text.section == key)
+    return _build_text(text, getattr(config, key), device, None)
+
+
 def embeds_ahead(sections: Sequence[encoders.EncoderSection]) -> bool:
     """Whether captions of several micro-batches can be embedded together, on a rank that shares them with none: by
     encoders with weights, of which other ranks do not hold a part."""

@@ -142,5 +142,6 @@ FORMAT = Format(
         "comfy": replace(KOHYA, names="comfy"),
         "fun": replace(KOHYA, prefix="lora_unet__", names="diffusers"),  # for CogVideoX-Fun's programs and its nodes
     },
+    reference="longtake.weights.references:cogvideox",
 )
 DIFFUSERS, SAT = FORMAT.as_published("diffusers"), FORMAT.as_published("sat")

@@ -167,6 +167,8 @@ class Format:
     torch_folders: Mapping[str, str] = field(default_factory=dict)
     lora_targets: tuple[str, ...] = ()  # layers (patterns) that get adapters by default
     lora_styles: Mapping[str, AdapterStyle] = field(default_factory=dict)
+    # "module:name" of what builds a library's denoiser of the same weights (`references`); None: no library has one.
+    reference: str | None = None
 
     def as_published(self, names: str) -> WeightLayout:
         """The layout of a file of a naming that says no more."""

@@ -121,5 +121,6 @@ FORMAT = Format(
         "diffusers": replace(DIFFUSERS_STYLE, names="diffusers", lacks=("cond_in",)),
         "comfy": replace(KOHYA, names="fused", lacks=("cond_in",)),
     },
+    reference="longtake.weights.references:mmdit",
 )
 OPEN_SORA_V2, FLUX, DIFFUSERS = (FORMAT.as_published(names) for names in ("split", "fused", "diffusers"))

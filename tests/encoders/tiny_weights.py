@@ -29,12 +29,12 @@ def _randomise(module: nn.Module, seed: int) -> None:
             parameter.copy_(1 + 0.1 * numbers if is_scale else numbers * fan**-0.5)
 
 
-def tiny_t5(folder: Path, layers: int = 3) -> Any:
+def tiny_t5(folder: Path, layers: int = 3, dim: int = T5_DIM) -> Any:
     """Writes a T5 encoder with a tokenizer of whole words into `folder`; returns transformers' model."""
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
     vocabulary = {word: i for i, word in enumerate(("<pad>", "</s>", "<unk>", *WORDS))}
-    sizes = {"d_model": T5_DIM, "d_kv": 4, "d_ff": 24, "num_layers": layers, "num_heads": 4}
+    sizes = {"d_model": dim, "d_kv": 4, "d_ff": 24, "num_layers": layers, "num_heads": 4}
     model = T5EncoderModel(T5Config(vocab_size=len(vocabulary), feed_forward_proj="gated-gelu", **sizes)).eval()
     _randomise(model, 1)
     model.save_pretrained(folder)
@@ -45,13 +45,13 @@ def tiny_t5(folder: Path, layers: int = 3) -> Any:
     return model
 
 
-def tiny_clip(folder: Path) -> Any:
+def tiny_clip(folder: Path, dim: int = CLIP_DIM) -> Any:
     """Writes a CLIP text model, its padding the end token as in CLIP-L, into `folder`; returns transformers' model."""
     from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
     vocabulary = {word: i for i, word in enumerate((*WORDS, "<unk>", "<|startoftext|>", "<|endoftext|>"))}
     begin, end = len(vocabulary) - 2, len(vocabulary) - 1
-    sizes = {"hidden_size": CLIP_DIM, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": dim, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     special = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": end}
     config = CLIPTextConfig(vocab_size=len(vocabulary), max_position_embeddings=12, **sizes, **special)
     model = CLIPTextModel(config).eval()

@@ -1,0 +1,161 @@
+"""Autoencoders and text encoders of diffusers and transformers as references for ours, from the same files.
+
+Both sides compute in float32, without tiles. A reference takes what ours takes and gives what ours gives, scaled
+alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.cogvideox import diffusers_cogvideox
+from longtake.encoders.config import (
+    Autoencoder2DConfig,
+    AutoencoderSection,
+    ClipEncoderConfig,
+    CogVideoXVAEConfig,
+    HunyuanVAEConfig,
+    T5EncoderConfig,
+)
+from longtake.encoders.extras import needs_extra
+from longtake.encoders.kl import diffusers_hunyuan, image_module
+from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder, diffusers_spatial
+from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
+
+# Keys by which ours departs from the library, for memory or as another program has it; unset, the two are equal.
+_DEPARTURES = {
+    HunyuanVAEConfig: {"use_spatial_tiling": False, "use_temporal_tiling": False},
+    CogVideoXVAEConfig: {"use_tiling": False, "encode_frames": None, "first_latent_alone": False},
+    Autoencoder2DConfig: {},
+    OpenSoraVAEConfig: {},
+}
+Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class AutoencoderReference:
+    """A library's autoencoder: `encode` and `decode` give what `ours_encode` and `ours_decode` give."""
+
+    name: str
+    module: nn.Module
+    encode: Callable[[Tensor], Outputs]  # video [B, 3, T, H, W]
+    decode: Callable[[Tensor], Tensor]  # of the "mean" that `ours_encode` gives
+    ours_encode: Callable[[Tensor], Outputs]
+    ours_decode: Callable[[Tensor, int], Tensor]  # with the number of frames
+
+
+def plain_section(section: AutoencoderSection) -> AutoencoderSection:
+    """The section of an autoencoder as a reference has it: in float32, without what only saves memory."""
+    changes: dict[str, Any] = {"dtype": "fp32", "compile": False, "placement": "resident", "posterior": "sample"}
+    changes |= _DEPARTURES.get(type(section), {})
+    keys = type(section).model_fields
+    return section.model_copy(update={key: value for key, value in changes.items() if key in keys})
+
+
+def autoencoder_reference(
+    section: AutoencoderSection, ours: Autoencoder, files: Mapping[str, Tensor]
+) -> AutoencoderReference | None:
+    """The library's autoencoder with the tensors of `files`; None where no library has the class. Of Open-Sora 1.2's
+    the part that codes single frames is compared, the one in time has no class."""
+    if isinstance(section, OpenSoraVAEConfig):
+        return _spatial_reference(section, ours, files)
+    builders = {
+        HunyuanVAEConfig: diffusers_hunyuan,
+        CogVideoXVAEConfig: diffusers_cogvideox,
+        Autoencoder2DConfig: image_module,
+    }
+    if (build := builders.get(type(section))) is None:
+        return None
+    module = _filled(build(section), files, ours.names(files))
+    scale, shift = section.scale_factor, section.shift_factor
+
+    def encode(video: Tensor) -> Outputs:
+        if isinstance(section, Autoencoder2DConfig):
+            posteriors = [module.encode(frame).latent_dist for frame in video.unbind(2)]
+            mean, std = (torch.stack([getattr(one, name) for one in posteriors], 2) for name in ("mean", "std"))
+        else:
+            posterior = module.encode(video).latent_dist
+            mean, std = posterior.mean, posterior.std
+        return {"mean": (mean - shift) * scale, "std": std * scale}
+
+    def decode(latents: Tensor) -> Tensor:
+        z = latents / scale + shift
+        if isinstance(section, Autoencoder2DConfig):
+            return torch.stack([module.decode(frame).sample for frame in z.unbind(2)], 2).clamp(-1, 1)
+        return module.decode(z).sample.clamp(-1, 1)
+
+    name = f"diffusers {type(module).__name__}"
+    return AutoencoderReference(name, module, encode, decode, ours.posterior, ours.decode)
+
+
+def _spatial_reference(
+    section: OpenSoraVAEConfig, ours: Autoencoder, files: Mapping[str, Tensor]
+) -> AutoencoderReference:
+    assert isinstance(ours, OpenSoraAutoencoder)
+    inner = {"spatial_encoder": "encoder", "spatial_quant": "quant_conv"}
+    inner |= {"spatial_decoder": "decoder", "spatial_post_quant": "post_quant_conv"}
+    names = {}
+    for name, theirs in ours.names(files).items():
+        part, _, rest = name.partition(".")
+        if part in inner:
+            names[f"{inner[part]}.{rest}"] = theirs
+    module = _filled(diffusers_spatial(section), files, names)
+
+    def encode(video: Tensor) -> Outputs:
+        frames = [module.encode(frame).latent_dist.mean for frame in video.unbind(2)]
+        return {"mean": torch.stack(frames, 2)}
+
+    def ours_encode(video: Tensor) -> Outputs:
+        return {"mean": ours.frame_moments(video).chunk(2, dim=1)[0]}
+
+    def ours_decode(latents: Tensor, num_frames: int) -> Tensor:
+        ours.load_decoder()
+        frames = [ours.parts.spatial_decoder(ours.parts.spatial_post_quant(one)) for one in latents.unbind(2)]
+        return torch.stack(frames, 2)
+
+    def decode(latents: Tensor) -> Tensor:
+        return torch.stack([module.decode(frame).sample for frame in latents.unbind(2)], 2)
+
+    return AutoencoderReference(
+        "diffusers AutoencoderKL (of single frames)", module, encode, decode, ours_encode, ours_decode
+    )
+
+
+def _filled(module: nn.Module, files: Mapping[str, Tensor], names: Mapping[str, str]) -> nn.Module:
+    """The module with tensors of `files`, `names` saying which is which; convolutions of one pixel may be matrices."""
+    own = module.state_dict()
+    module.load_state_dict({name: files[theirs].reshape(own[name].shape) for name, theirs in names.items()})
+    return module.float().eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class TextReference:
+    """A library's text encoder: token ids and mask -> what ours embeds them as."""
+
+    name: str
+    module: nn.Module
+    embed_ids: Callable[[Tensor, Tensor], Tensor]
+
+
+def text_reference(section: T5EncoderConfig | ClipEncoderConfig, folder: Path) -> TextReference:
+    """transformers' own model, read from the folder by transformers."""
+    with needs_extra("t5.type", section.type):
+        from transformers import CLIPTextModel, T5EncoderModel
+    kind = T5EncoderModel if isinstance(section, T5EncoderConfig) else CLIPTextModel
+    module = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().requires_grad_(False)
+
+    def embed_ids(ids: Tensor, mask: Tensor) -> Tensor:
+        if isinstance(section, ClipEncoderConfig):
+            return module(input_ids=ids).pooler_output
+        if not section.mask:
+            return module(input_ids=ids).last_hidden_state
+        return module(input_ids=ids, attention_mask=mask).last_hidden_state.masked_fill(mask[..., None] == 0, 0.0)
+
+    return TextReference(f"transformers {kind.__name__}", module, embed_ids)

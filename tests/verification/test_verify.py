@@ -1,0 +1,243 @@
+"""`longtake verify` on tiny releases: what passes, what fails and how, and what the record holds."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import math
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from longtake.contracts import UserError
+from longtake.encoders import CheckedWeights
+from longtake.verification import parts as verification_parts
+from longtake.verification.parts import TensorComparison
+from longtake.verification.release import checksum
+from longtake.verification.report import NO_REFERENCE, PartResult, TrainingResult, Verification
+from tests.train.runs import run_command
+from tests.verification.releases import RELEASES, cogvideox, write_run
+
+pytest.importorskip("diffusers")
+REFERENCES = {
+    "cogvideox": {"denoiser": "diffusers CogVideoXTransformer3DModel", "ae": "diffusers AutoencoderKLCogVideoX"},
+    "ttt_video": {"denoiser": NO_REFERENCE, "ae": "diffusers AutoencoderKLCogVideoX"},
+    "opensora_v2": {
+        "denoiser": "diffusers FluxTransformer2DModel",
+        "ae": "diffusers AutoencoderKLHunyuanVideo",
+        "clip": "transformers CLIPTextModel",
+    },
+    "opensora_v1_2": {"denoiser": NO_REFERENCE, "ae": "diffusers AutoencoderKL (of single frames)"},
+}
+Verify = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny CogVideoX and its run file."""
+    folder = tmp_path_factory.mktemp("release")
+    write_run(folder, cogvideox(folder))
+    return folder
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Verify:
+    """Exit status and record of a run file."""
+
+    def verify(run: Path, *words: str) -> tuple[int, dict[str, Any]]:
+        record = tmp_path / "record.json"
+        code, _, error = run_command(capsys, ["verify", str(run), "--json", str(record), *words])
+        assert code in (0, 1), error
+        return code, json.loads(record.read_text())
+
+    return verify
+
+
+def failed(record: dict[str, Any]) -> set[str]:
+    problems = {part["name"]: part["problem"] for part in record["parts"]}
+    problems["training"] = record["training"]["problem"]
+    return {name for name, problem in problems.items() if problem is not None}
+
+
+def copied(release: Path, folder: Path) -> Path:
+    """The run file of a copy that may be changed."""
+    shutil.copytree(release, folder)
+    run = folder / "run.py"
+    run.write_text(run.read_text().replace(str(release), str(folder)))
+    return run
+
+
+def test_a_release_passes_and_its_record_holds_no_private_data(release: Path, verify: Verify) -> None:
+    code, record = verify(release / "run.py", "--steps", "3")
+    assert (code, record["passed"], failed(record)) == (0, True, set())
+    assert [part["name"] for part in record["parts"]] == ["denoiser", "ae", "t5"]
+    assert all(part["output_error"] <= 1e-5 for part in record["parts"])
+    assert record["parts"][0]["gradient_error"] <= 1e-4
+    assert all(len(part["sha256"]) == 64 for part in record["parts"])
+    assert record["training"]["steps"] == 3
+    assert math.isfinite(record["training"]["last_loss"])
+    text = json.dumps(record)
+    assert [word for word in (str(release), str(Path.home()), platform.node()) if word in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RELEASES)
+def test_every_family_passes_with_fifty_steps(family: str, tmp_path: Path, verify: Verify) -> None:
+    folder = tmp_path / "release"
+    folder.mkdir()
+    code, record = verify(write_run(folder, RELEASES[family](folder)))
+    assert (code, failed(record)) == (0, set())
+    references = {part["name"]: part["reference"] for part in record["parts"]}
+    assert references == {**REFERENCES[family], "t5": "transformers T5EncoderModel"}
+    assert record["training"]["steps"] == 50
+    compared = [part for part in record["parts"] if part["reference"] != NO_REFERENCE]
+    assert all(part["output_error"] <= 1e-5 for part in compared)
+
+
+def plant_changed_denoiser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor of ours changes while the denoiser is filled; the library's stays."""
+    fill, changed = verification_parts.fill, []
+
+    def fill_changed(denoiser: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
+        (name,) = values
+        if not changed and name.endswith("weight") and values[name].dim() == 2:
+            changed.append(name)
+            values = {name: values[name] * 1.01}
+        fill(denoiser, values)
+
+    monkeypatch.setattr(verification_parts, "fill", fill_changed)
+
+
+def plant_changed_encoder(monkeypatch: pytest.MonkeyPatch, section: str) -> None:
+    """The same of the last matrix of an encoder."""
+    take = CheckedWeights.__getitem__
+
+    def take_changed(weights: CheckedWeights, name: str) -> torch.Tensor:
+        found = take(weights, name)
+        own = (weights._section == "ae") == (section == "ae")
+        return found * 1.01 if own and found.dim() > 1 and "norm" not in name else found
+
+    monkeypatch.setattr(CheckedWeights, "__getitem__", take_changed)
+
+
+@pytest.mark.parametrize("part", ["denoiser", "ae", "t5"])
+def test_a_tensor_that_differs_from_the_librarys_fails_its_part(
+    part: str, release: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if part == "denoiser":
+        plant_changed_denoiser(monkeypatch)
+    else:
+        plant_changed_encoder(monkeypatch, part)
+    code, record = verify(release / "run.py", "--steps", "0")
+    assert (code, failed(record)) == (1, {part})
+
+
+@pytest.mark.parametrize(
+    ("part", "file"),
+    [
+        ("denoiser", "transformer/diffusion_pytorch_model.safetensors"),
+        ("ae", "vae/diffusion_pytorch_model.safetensors"),
+        ("t5", "text_encoder/model.safetensors"),
+    ],
+)
+def test_a_wrong_key_fails_its_part_and_is_named(
+    part: str, file: str, release: Path, tmp_path: Path, verify: Verify
+) -> None:
+    run = copied(release, tmp_path / "copy")
+    path = run.parent / file
+    tensors = load_file(path)
+    name = sorted(name for name in tensors if name.endswith("weight"))[0]
+    save_file({("misspelt" if own == name else own): tensor for own, tensor in tensors.items()}, path)
+    code, record = verify(run, "--steps", "0")
+    assert (code, failed(record)) == (1, {part})
+    problem = next(own["problem"] for own in record["parts"] if own["name"] == part)
+    assert name.removeprefix("encoder.") in problem
+    assert str(tmp_path) not in problem
+
+
+def test_weights_that_are_not_finite_fail_their_part_and_training(
+    release: Path, tmp_path: Path, verify: Verify
+) -> None:
+    run = copied(release, tmp_path / "copy")
+    path = run.parent / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    tensors["proj_out.bias"][0] = math.nan
+    save_file(tensors, path)
+    code, record = verify(run, "--steps", "1")
+    assert (code, failed(record)) == (1, {"denoiser", "training"})
+
+
+def test_missing_weights_offline_say_what_downloads_them(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, error = run_command(capsys, ["verify", "cogvideox_fun/lora_2b", "--device", "cpu"])
+    assert code == 2
+    assert "hf download zai-org/CogVideoX-2b --include 'transformer/*' --local-dir ckpts/CogVideoX-2b" in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_from_scratch_is_refused(release: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, error = run_command(capsys, ["verify", "custom", "--json", str(tmp_path / "record.json")])
+    assert (code, "model.from_pretrained" in error) == (2, True)
+    assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["cache", "local folder"])
+def test_a_file_that_differs_from_the_hubs_checksum_is_refused(kind: str, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    for place, contents in ((good, b"as published"), (bad, b"as damaged")):
+        digest = hashlib.sha256(b"as published").hexdigest()
+        if kind == "cache":
+            blob = tmp_path / place.stem / digest
+            blob.parent.mkdir()
+            blob.write_bytes(contents)
+            place.symlink_to(blob)
+        else:
+            place.write_bytes(contents)
+            note = tmp_path / ".cache" / "huggingface" / "download" / f"{place.name}.metadata"
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"commit\n{digest}\n1700000000.0\n")
+    assert checksum([good]) == digest
+    with pytest.raises(UserError, match=r"bad\.safetensors"):
+        checksum([bad])
+
+
+def test_a_comparison_fails_above_its_limit_and_at_nan_and_names_the_worst() -> None:
+    equal = torch.tensor([1.0, -4.0])
+    comparison = TensorComparison(1e-4)
+    comparison.add("fine", equal + 4e-4 * 0.99, equal)
+    assert comparison.result()[1] is None
+    comparison.add("off", equal + 5e-4, equal)
+    error, problem = comparison.result()
+    assert error == pytest.approx(1.25e-4, rel=1e-2)
+    assert problem is not None
+    assert problem.startswith("off:")
+    comparison.add("undefined", equal * math.nan, equal)
+    assert (comparison.result()[1] or "").startswith("undefined and 1 more:")
+
+
+def test_a_record_drops_paths_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "someone")
+    monkeypatch.chdir(tmp_path)
+    assert getpass.getuser() == "someone"
+    texts = {
+        "/home/someone/weights/transformer: holds no tensor": "transformer: holds no tensor",
+        "~/models/a.safetensors: lacks b.c": "a.safetensors: lacks b.c",
+        r"C:\Users\someone\w.bin: lacks b": "w.bin: lacks b",
+        "run by someone here": "run by ... here",
+        "owner/name and 3/4 of it": "owner/name and 3/4 of it",
+        f"{tmp_path}: is damaged": f"{tmp_path.name}: is damaged",
+    }
+    for text, expected in texts.items():
+        parts = (PartResult("denoiser", "local file", problem=text),)
+        record = Verification("p", "f", "2026-01-01", "CPU", None, {}, parts, TrainingResult())
+        assert json.loads(record.to_json())["parts"][0]["problem"] == expected
