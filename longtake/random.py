@@ -13,18 +13,23 @@ Each block gives four 32-bit words; a sample may draw 2^34 words for each purpos
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 
-_MASK = np.uint64(0xFFFFFFFF)
+_MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 PHILOX_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _M0, _M1 = map(np.uint64, PHILOX_MULTIPLIERS)
 _W0, _W1 = PHILOX_KEY_STEPS
 _CHUNK = 1 << 14  # counters: the working set stays in the second-level cache (about twice as fast as one sweep)
+
+
+_PIECE = 1 << 18  # numbers that a thread draws at once, a multiple of the four of a block
 
 
 class Purpose(IntEnum):
@@ -58,13 +63,19 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     for start in range(0, len(counter), _CHUNK):
         stop = start + _CHUNK
         c0, c1, c2, c3 = (counter[start:stop, i].astype(np.uint64) for i in range(4))
+        p0, p1 = np.empty_like(c0), np.empty_like(c0)
         k0, k1 = int(key[0]), int(key[1])
         for _ in range(10):
-            p0, p1 = c0 * _M0, c2 * _M1
-            c0 = (p1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
-            c1 = p1 & _MASK
-            c2 = (p0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
-            c3 = p0 & _MASK
+            np.multiply(c0, _M0, out=p0)
+            np.multiply(c2, _M1, out=p1)
+            np.right_shift(p1, _HALF, out=c0)
+            c0 ^= c1
+            c0 ^= np.uint64(k0)
+            np.bitwise_and(p1, _MASK, out=c1)
+            np.right_shift(p0, _HALF, out=c2)
+            c2 ^= c3
+            c2 ^= np.uint64(k1)
+            np.bitwise_and(p0, _MASK, out=c3)
             k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
         for i, c in enumerate((c0, c1, c2, c3)):
             out[start:stop, i] = c
@@ -88,13 +99,20 @@ def stream_key(seed: int, stage: int, purpose: int) -> tuple[int, int]:
 
 
 def words(
-    seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, num_words: int
+    seed: int,
+    stage: int,
+    purpose: int,
+    pass_index: int,
+    samples: np.ndarray | int,
+    num_words: int,
+    first_block: int = 0,
 ) -> np.ndarray:
-    """Random 32-bit words for each sample: uint32 [N, num_words]; `samples`: uint64 [N] or one id (then N = 1)."""
+    """Random 32-bit words for each sample: uint32 [N, num_words]; `samples`: uint64 [N] or one id (then N = 1).
+    `first_block`: skips so many blocks of four words."""
     ids = np.atleast_1d(np.asarray(samples, dtype=np.uint64))
     blocks = -(-num_words // 4)
     counter = np.empty((len(ids), blocks, 4), np.uint32)
-    counter[..., 0] = np.arange(blocks, dtype=np.uint32)
+    counter[..., 0] = np.arange(first_block, first_block + blocks, dtype=np.uint32)
     counter[..., 1] = pass_index
     counter[..., 2] = (ids & _MASK).astype(np.uint32)[:, None]
     counter[..., 3] = (ids >> np.uint64(32)).astype(np.uint32)[:, None]
@@ -102,15 +120,19 @@ def words(
     return out.reshape(len(ids), blocks * 4)[:, :num_words]
 
 
-def uniforms(seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int) -> np.ndarray:
+def uniforms(
+    seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int, first_block: int = 0
+) -> np.ndarray:
     """Uniform numbers in [0, 1) with 24 bits: float32 [N, count]. The law of every keep, window and dropout draw."""
-    raw = words(seed, stage, purpose, pass_index, samples, count)
+    raw = words(seed, stage, purpose, pass_index, samples, count, first_block)
     return (raw >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def normals(seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int) -> np.ndarray:
+def normals(
+    seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int, first_block: int = 0
+) -> np.ndarray:
     """Standard normal numbers by Box-Muller: float32 [N, count], from pairs of uniforms in (0, 1] and [0, 1)."""
-    raw = words(seed, stage, purpose, pass_index, samples, count + (count & 1))
+    raw = words(seed, stage, purpose, pass_index, samples, count + (count & 1), first_block)
     radius = ((raw[:, 0::2] >> np.uint32(8)).astype(np.float32) + np.float32(1.0)) * np.float32(2.0**-24)
     angle = (raw[:, 1::2] >> np.uint32(8)).astype(np.float32) * np.float32(2.0 * np.pi * 2.0**-24)
     np.log(radius, out=radius)
@@ -147,12 +169,38 @@ def sample_ids(clip_ids: np.ndarray, copies: np.ndarray | int = 0) -> np.ndarray
 
 def parameter_normals(seed: int, name: str, count: int) -> np.ndarray:
     """Standard normals for the initial values of one named parameter: float32 [count], equal on every mesh."""
-    return normals(seed, 0, Purpose.WEIGHTS, 0, hash64(name), count)[0]
+    return _in_threads(normals, seed, name, count)
 
 
 def parameter_uniforms(seed: int, name: str, count: int) -> np.ndarray:
     """Uniforms in [0, 1) for the initial values of one named parameter: float32 [count]."""
-    return uniforms(seed, 0, Purpose.WEIGHTS, 0, hash64(name), count)[0]
+    return _in_threads(uniforms, seed, name, count)
+
+
+def _in_threads(draw: Callable[..., np.ndarray], seed: int, name: str, count: int) -> np.ndarray:
+    """The numbers of one named parameter, drawn in pieces on the cores of this process."""
+    numbers, sample = np.empty(count, np.float32), hash64(name)
+
+    def fill(start: int) -> None:
+        piece = numbers[start : start + _PIECE]
+        piece[:] = draw(seed, 0, Purpose.WEIGHTS, 0, sample, len(piece), start // 4)[0]
+
+    starts = range(0, count, _PIECE)
+    threads = min(num_threads(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            fill(start)
+        return numbers
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(fill, starts):  # raises what a thread raised
+            pass
+    return numbers
+
+
+def num_threads() -> int:
+    """Cores that this process may use, shared with other processes of the run on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class Numbers(Protocol):

@@ -1,7 +1,7 @@
 """Initial parameter values: pure functions of (seed, parameter name), the same on every mesh.
 
-They are made on PyTorch's default device: by NumPy for a CPU, by the device itself elsewhere, since 12 B values take
-one core minutes. The bits are the same: integers, and products and differences that IEEE rounds alike.
+They are made on PyTorch's default device: by NumPy on several threads for a CPU, by the device itself elsewhere
+(`benchmarks/initialise.py`). The bits are the same: integers, and products and differences that IEEE rounds alike.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         "fp8",
         "generate",
         "goodput",
+        "initialise",
         "optimizer",
         "order",
         "plan",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+
 import pytest
 import torch
 
+from longtake import random
 from longtake.models import MMDiT, initial
 from longtake.random import parameter_uniforms
 from tests.models.golden import random_inputs, tiny_config
@@ -35,6 +39,32 @@ def test_a_device_draws_the_bits_that_numpy_draws(count: int, monkeypatch: pytes
     for seed, name in ((0, "img_in.weight"), (2**40 + 1, "double_blocks.18.txt_mlp.2.bias")):
         found = initial.uniforms_on(torch.device("cpu"), seed, name, count)
         assert torch.equal(found, torch.from_numpy(parameter_uniforms(seed, name, count)))
+
+
+UNIFORMS = (
+    "9f31ab58aff68951541cd77d99e5f9f5c3e0d80843d7896c39e94fac16b68670"  # SHA-256, drawn in one piece by one thread
+)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_numbers_of_a_parameter_do_not_depend_on_threads_or_pieces(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "num_threads", lambda: threads)
+    name, count = "blocks.0.weight", 1_000_003
+    drawn = parameter_uniforms(7, name, count)
+    assert hashlib.sha256(drawn.tobytes()).hexdigest() == UNIFORMS
+    whole = random.normals(7, 0, random.Purpose.WEIGHTS, 0, random.hash64(name), count)[0]
+    assert random.parameter_normals(7, name, count).tobytes() == whole.tobytes()
+
+
+def test_cores_are_shared_with_other_processes_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
+    assert random.num_threads() == 16
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert random.num_threads() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert random.num_threads() == 1
 
 
 @pytest.mark.gpu
