@@ -7,7 +7,9 @@ FSDP2 takes 0.7 s to import; what only cuts and counts a model does without it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +51,10 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
     """Shards each repeated block and the rest of `model` in place (FSDP2; HSDP where the mesh replicates).
 
     Blocks of less than `UNIT_PARAMETERS` are gathered with the rest: a gather of their own costs too much time for the
-    memory it saves. Trained parameters stay float32 (masters), frozen ones keep their dtype; forward and backward use
-    `compute_dtype`; gradients are summed in `parallel.reduce_dtype`. Inputs are not cast: timesteps stay float32.
+    memory it saves. The last block and the rest stay gathered until their backward, which begins with them. Frozen
+    parameters stay as they are where each rank holds all of them (`stay_whole`). Trained parameters stay float32
+    (masters), frozen ones keep their dtype; forward and backward use `compute_dtype`; gradients are summed in
+    `parallel.reduce_dtype`. Inputs are not cast: timesteps stay float32.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -60,17 +64,22 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
         "mesh": mesh.weights,
         "mp_policy": MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if offloads(mesh) else OffloadPolicy(),
-        "reshard_after_forward": config.zero == 3,
     }
+    resident = set(filter(partial(stay_whole, mesh=mesh), model.parameters()))
+    options["ignored_params"] = resident
     lists = [list(model.get_submodule(name)) for name in model.blocks]
     blocks = chain(*(zip(*lists, strict=True) if getattr(model, "in_turn", False) else lists))
-    mend_fsdp()
-    units = [
-        fully_shard(block, **options)
+    large = [
+        block
         for block in blocks
-        if sum(p.numel() for p in block.parameters()) >= UNIT_PARAMETERS
+        if sum(p.numel() for p in block.parameters() if p not in resident) >= max(1, UNIT_PARAMETERS)
     ]
-    fully_shard(model, **options)
+    mend_fsdp()
+    units = [fully_shard(block, **options, reshard_after_forward=config.zero == 3) for block in large[:-1]]
+    units += [fully_shard(block, **options, reshard_after_forward=False) for block in large[-1:]]
+    fully_shard(model, **options, reshard_after_forward=False)
+    if config.zero == 3:
+        model.register_forward_hook(partial(_free_without_backward, large[-1:]))
     for depth, order, prefetch in (
         (config.forward_prefetch, units, "set_modules_to_forward_prefetch"),
         (config.backward_prefetch, units[::-1], "set_modules_to_backward_prefetch"),
@@ -78,6 +87,19 @@ def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> Non
         for i, unit in enumerate(order):
             if depth and order[i + 1 :]:
                 getattr(unit, prefetch)(order[i + 1 : i + 1 + depth])
+
+
+def stay_whole(parameter: nn.Parameter, mesh: Mesh) -> bool:
+    """Frozen parameters of which each rank holds all: FSDP2 would copy them twice in each micro-batch. Those that are
+    offloaded to the CPU must be gathered."""
+    return mesh.weights.size(-1) == 1 and not parameter.requires_grad and not offloads(mesh)
+
+
+def _free_without_backward(last: list[nn.Module], model: nn.Module, *_: Any) -> None:
+    """Frees after a forward without gradients what otherwise stays gathered until the backward."""
+    if not torch.is_grad_enabled():
+        for module in (*last, model):
+            module.reshard()
 
 
 def gather_anew(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from longtake.models import block_counts
 from longtake.parallel import budget_of, levels_of
 from longtake.plan.blocks import Block, Pass, count_blocks, kept_by_lists
 from longtake.plan.layout import FP32, Layout, MicroBatch
-from longtake.plan.parameters import Weights, count_weights
+from longtake.plan.parameters import Weights, weights_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def forecast_memory(
     follows from shapes and is exact.
     """
     upkeep = layout.upkeep
-    weights = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes)
+    weights = weights_of(config, layout)
     owned = 0 if layout.offload else upkeep.master_bytes * weights.owned
     moments = [(0, 0, batch.encoding_bytes + batch.latent_bytes)]
     moments += [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longtake.models import block_counts, build_denoiser
 from longtake.parallel.shard import UNIT_PARAMETERS
-from longtake.plan.layout import PLAIN, Upkeep
+from longtake.plan.layout import PLAIN, Layout, Upkeep
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
 
@@ -24,8 +24,8 @@ class Unit:
 
     owned: int  # elements that train, of the fullest rank's shards
     frozen: int  # bytes of those that do not, likewise
-    gathered: int  # elements of the whole unit in the compute dtype
-    codes: int  # bytes of those that are kept, and gathered, in fewer bits
+    gathered: int  # elements of the whole unit that are gathered in the compute dtype
+    codes: int  # bytes of those that are stored, and gathered, in fewer bits
     trained: int  # elements of the whole unit that train
 
 
@@ -46,24 +46,40 @@ class Weights:
         blocks = [unit.gathered for unit in self.blocks]
         return self.rest.gathered + (sum(blocks) if zero == 2 else min(2, shards) * max(blocks, default=0))
 
+    def gathers(self, zero: int) -> list[tuple[Unit, int]]:
+        """Each unit with the number of times that a micro-batch gathers it. With `zero` 3 blocks are freed after their
+        forward and gathered again; backward begins with the last one, and what is in no block is never freed."""
+        large = [unit for unit in self.blocks if unit.gathered or unit.codes]
+        again = 2 if zero == 3 else 1
+        return [*((unit, again) for unit in large[:-1]), *((unit, 1) for unit in (*large[-1:], self.rest))]
+
+
+def weights_of(config: Any, layout: Layout) -> Weights:
+    """Weights as a layout holds them."""
+    return count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes, layout.offload)
+
 
 @lru_cache(maxsize=64)
-def count_weights(config: Any, shards: int, upkeep: Upkeep = PLAIN, compute_bytes: int = 2) -> Weights:
+def count_weights(
+    config: Any, shards: int, upkeep: Upkeep = PLAIN, compute_bytes: int = 2, offload: bool = False
+) -> Weights:
     """Weights by unit when the first dim of each is cut into `shards` equal parts, rounded up, as FSDP2 does.
 
-    The fullest rank is the first. Blocks of less than `UNIT_PARAMETERS` are gathered with the rest.
+    The fullest rank is the first. Blocks of less than `UNIT_PARAMETERS` are gathered with the rest. Frozen weights of
+    which a rank holds all are not gathered, unless they are offloaded (`parallel.shard.stay_whole`).
     """
-    model = meta_model(config, upkeep, compute_bytes)
+    model, resident = meta_model(config, upkeep, compute_bytes), shards == 1 and not offload
     own, rest = [], dict(model.named_parameters())
     for name in block_names(config):
         block = {f"{name}.{part}": p for part, p in model.get_submodule(name).named_parameters()}
-        alone = sum(p.numel() for p in block.values()) >= UNIT_PARAMETERS
-        own.append(_unit(block.values() if alone else (), shards))
+        sharded = sum(p.numel() for p in block.values() if p.requires_grad or not resident)
+        alone = sharded >= UNIT_PARAMETERS
+        own.append(_unit(block.values() if alone else (), shards, resident))
         rest = {name: p for name, p in rest.items() if not alone or name not in block}
-    everything = _unit(model.parameters(), shards)
+    everything = _unit(model.parameters(), shards, resident)
     return Weights(
         blocks=tuple(own),
-        rest=_unit(rest.values(), shards),
+        rest=_unit(rest.values(), shards, resident),
         num_parameters=_size(config),
         num_trained=everything.trained,
         owned=everything.owned,
@@ -76,8 +92,10 @@ def block_names(config: Any) -> list[str]:
     return [f"{blocks}.{i}" for blocks, count in block_counts(config).items() for i in range(count)]
 
 
-def _unit(parameters: Iterable[Tensor], shards: int) -> Unit:
+def _unit(parameters: Iterable[Tensor], shards: int, resident: bool) -> Unit:
+    """resident: frozen parameters are not gathered."""
     parameters = list(parameters)
+    gathered = [p for p in parameters if p.requires_grad or not resident]
 
     def own(p: Tensor) -> int:
         shape = tuple(p.shape) or (1,)
@@ -86,8 +104,8 @@ def _unit(parameters: Iterable[Tensor], shards: int) -> Unit:
     return Unit(
         owned=sum(own(p) for p in parameters if p.requires_grad),
         frozen=sum(own(p) * p.element_size() for p in parameters if not p.requires_grad),
-        gathered=sum(p.numel() for p in parameters if p.is_floating_point()),
-        codes=sum(p.nbytes for p in parameters if not p.is_floating_point()),
+        gathered=sum(p.numel() for p in gathered if p.is_floating_point()),
+        codes=sum(p.nbytes for p in gathered if not p.is_floating_point()),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
     )
 

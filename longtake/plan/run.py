@@ -14,7 +14,7 @@ from longtake.plan.batches import balanced_batch, largest_batch, longest_seconds
 from longtake.plan.layout import FP32, Layout
 from longtake.plan.machine import Machine
 from longtake.plan.memory import Memory
-from longtake.plan.parameters import Weights, count_weights
+from longtake.plan.parameters import Weights, weights_of
 from longtake.plan.speed import MicroBatchTime, micro_batch_seconds, update_seconds
 from longtake.plan.work import RunConfig, Work, read_layout, read_work
 
@@ -95,7 +95,7 @@ class RunPlan:
     def weights(self) -> Weights:
         """Weights as each GPU holds them."""
         layout = self.layout
-        return count_weights(self.work.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
+        return weights_of(self.work.model, layout)
 
     @property
     def host_bytes(self) -> int:

@@ -3,9 +3,10 @@
 Compute: FLOPs of matrix products and of attention, forward, backward and again where blocks are recomputed, and the
 bytes that all other kernels read and write, each over its rate (`rates`); and no less than the host takes to start the
 kernels one by one, to which a small model's step comes. Sharded weights, gradients and what is offloaded travel beside
-it and cost only what exceeds it; exchanges of tokens between sequence and tensor peers stand in its way and cost all
-they take. Encoders run first; peers share the pieces of a video and the captions. The update reads and writes each
-owned number a few times. Data and waiting for slower ranks are not in it.
+it and cost only what exceeds it, but for offloaded weights of which a rank holds all: FSDP2 copies these on the stream
+that computes. Exchanges of tokens between sequence and tensor peers stand in its way and cost all they take. Encoders
+run first; peers share the pieces of a video and the captions. The update reads and writes each owned number a few
+times. Data and waiting for slower ranks are not in it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from longtake.plan.blocks import Blocks, Pass, count_blocks
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.machine import Machine
 from longtake.plan.memory import placed_blocks
-from longtake.plan.parameters import Weights, count_weights
+from longtake.plan.parameters import Weights, weights_of
 
 
 class EncoderWork(NamedTuple):
@@ -70,7 +71,9 @@ def forecast_time(
         stored += 2 * count * one.host_bytes
     parts = _compute(config, (forward, backward, again), layout, machine)
     compute = sum(parts.values())
-    weights = max(0.0, _weights_seconds(config, layout, machine) + stored / rates.host - compute)
+    hidden, exposed = _offload_seconds(config, layout, machine)
+    hidden += _weights_seconds(config, layout, machine) + stored / rates.host
+    weights = exposed + max(0.0, hidden - compute)
     encoding = encoders.convolutions / rates.convolutions + encoders.products / rates.products
     mfu = 3 * forward.flops / machine.gpu.peak_flops / (compute + weights + exchange + encoding)
     limit = parts["products"] * _speedup(layout) + parts["attention"]  # of bf16
@@ -102,19 +105,17 @@ def _speedup(layout: Layout) -> float:
 def _cast_bytes(config: Any, layout: Layout) -> float:
     """Masters are read and written in the compute dtype, gathered weights copied to where they are used, and gradients
     copied in another dtype before they are added up."""
-    weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
-    cast = (layout.upkeep.master_bytes + layout.compute_bytes) * weights.owned + 2 * _gathered_bytes(weights, layout)
-    return _gathers(layout) * cast + (layout.compute_bytes + layout.reduce_bytes) * weights.num_trained
+    weights, compute = weights_of(config, layout), layout.compute_bytes
+    cast = sum(
+        times * ((layout.upkeep.master_bytes + compute) * unit.owned + 2 * compute * unit.gathered)
+        for unit, times in weights.gathers(layout.zero)
+    )
+    return cast + (compute + layout.reduce_bytes) * weights.num_trained
 
 
 def _gathered_bytes(weights: Weights, layout: Layout) -> float:
     """Of all weights that are gathered once, in the compute dtype; quantized ones are counted apart."""
     return layout.compute_bytes * sum(unit.gathered for unit in (*weights.blocks, weights.rest))
-
-
-def _gathers(layout: Layout) -> int:
-    """How often weights are gathered: twice where they are freed in between."""
-    return 2 if layout.zero == 3 else 1
 
 
 def forward_seconds(config: Any, counted: Blocks, layout: Layout, machine: Machine) -> float:
@@ -124,7 +125,7 @@ def forward_seconds(config: Any, counted: Blocks, layout: Layout, machine: Machi
     compute = one.products / rates.products + one.attention / there + one.moved / _copies(machine)
     exchange = sum(sent / links[axis] for block in counted.blocks for axis, (sent, _) in block.sent.items())
     shards = layout.weight_shards
-    weights = count_weights(config, shards, layout.upkeep, layout.compute_bytes)
+    weights = weights_of(config, layout)
     gathering = _gathered_bytes(weights, layout) * (shards - 1) / shards / _bandwidth(shards, machine)
     return float(max(compute, one.launches * rates.launch, gathering) + exchange)
 
@@ -136,7 +137,7 @@ def update_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     master and average read, average written.
     """
     upkeep = layout.upkeep
-    owned = count_weights(config, layout.weight_shards, upkeep, layout.compute_bytes).owned
+    owned = weights_of(config, layout).owned
     weight, moments = upkeep.master_bytes, upkeep.moments_bytes
     update = owned * (6 * weight + 2 * moments)
     average = owned * (weight + 2 * FP32) if layout.ema else 0
@@ -154,18 +155,30 @@ def micro_batch_seconds(config: Any, layout: Layout, machine: Machine, step_seco
 
 def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
     """Gathering weights, reducing gradients over shards, then over replicas."""
-    weights = count_weights(config, layout.weight_shards, layout.upkeep, layout.compute_bytes)
+    weights = weights_of(config, layout)
     shards, replicas = layout.weight_shards, layout.replicate
-    gathers = _gathers(layout)
-    gathered = _gathered_bytes(weights, layout) + sum(unit.codes for unit in (*weights.blocks, weights.rest))
-    own = (gathers * gathered + layout.reduce_bytes * weights.num_trained) * (shards - 1) / shards
+    gathered = sum(
+        times * (layout.compute_bytes * unit.gathered + unit.codes) for unit, times in weights.gathers(layout.zero)
+    )
+    own = (gathered + layout.reduce_bytes * weights.num_trained) * (shards - 1) / shards
     seconds = own / _bandwidth(shards, machine)
     if replicas > 1:
         between = 2 * layout.reduce_bytes * weights.owned * (replicas - 1) / replicas
         seconds += between / _bandwidth(layout.gpus, machine)
-    if layout.offload:
-        seconds += weights.owned * (gathers * layout.compute_bytes + FP32) / machine.rates.host
     return seconds
+
+
+def _offload_seconds(config: Any, layout: Layout, machine: Machine) -> tuple[float, float]:
+    """Copies of offloaded weights to the device and of gradients to the host: those that computing can hide, and those
+    that it waits for. Masters are copied as they are and cast on the device."""
+    if not layout.offload:
+        return 0.0, 0.0
+    weights, master = weights_of(config, layout), layout.upkeep.master_bytes
+    there = sum(times * (master * unit.owned + unit.frozen) for unit, times in weights.gathers(layout.zero))
+    back, rate = master * weights.owned, machine.rates.host
+    if layout.weight_shards == 1:
+        return back / rate, there / rate
+    return (there + back) / rate, 0.0
 
 
 def _copies(machine: Machine) -> float:

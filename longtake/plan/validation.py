@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from longtake.generate.config import GenerateConfig
 from longtake.generate.sample import shape_asked
 from longtake.plan.layout import Layout
-from longtake.plan.parameters import count_weights
+from longtake.plan.parameters import weights_of
 from longtake.plan.remedies import gib
 from longtake.plan.run import RunPlan
 from longtake.plan.video import branches_of, rooms_of
@@ -80,7 +80,7 @@ def validation_rooms(config: RunConfig, request: GenerateConfig, layout: Layout)
     rooms = rooms_of(request, shape, request.batch_size, layout)
     branches = branches_of(request, request.ae.latent(*shape)[1])
     width = max(branches) if request.sampling_option.guidance_batch is True else 1
-    counted = count_weights(request.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
+    counted = weights_of(request.model, layout)
     gathered = layout.compute_bytes * counted.most_gathered(layout.weight_shards, layout.zero)
     denoising = width * rooms["denoise"] + gathered
     return int(denoising), max(rooms["texts"], rooms["decode"]) + _visiting(request)

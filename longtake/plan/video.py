@@ -30,7 +30,7 @@ from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.measure import device_here, device_named
-from longtake.plan.parameters import compute_dtype, count_weights
+from longtake.plan.parameters import compute_dtype, weights_of
 from longtake.plan.rates import measured_rates
 from longtake.plan.remedies import gib
 from longtake.plan.report import rates_words
@@ -210,7 +210,7 @@ def _known(config: GenerateConfig, shape: tuple[int, int, int]) -> list[tuple[in
 
 def _weights(config: GenerateConfig, layout: Layout) -> dict[str, int]:
     """Bytes of weights on a GPU by the phase that needs them, those that are gathered among the denoiser's."""
-    counted = count_weights(config.model, layout.weight_shards, layout.upkeep, layout.compute_bytes)
+    counted = weights_of(config.model, layout)
     gathered = counted.most_gathered(layout.weight_shards, layout.zero)
     found = encoder_bytes(config, layout.gpus, decodes=True)
     autoencoder = found.pop("ae")

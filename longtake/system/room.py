@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from longtake.models import Trace, as_on_cuda, build_denoiser, denoiser_class, meta_conditions
 from longtake.models.build import LatentSize
@@ -54,11 +55,12 @@ def forward_bytes(
 
 def gathered_bytes(system: System) -> dict[str, int]:
     """Bytes of weights that are gathered while a block of each list runs: it, the next one where others hold a part of
-    it, and all outside the blocks."""
+    it, and all outside the blocks. Weights that stay whole are not gathered."""
     model, size = system.denoiser, system.dtype.itemsize
 
     def of(module: nn.Module) -> int:  # codes of frozen weights are gathered as they are
-        return sum(p.numel() * size if p.is_floating_point() else p.nbytes for p in module.parameters())
+        sharded = [p for p in module.parameters() if p.requires_grad or isinstance(p, DTensor)]
+        return sum(p.numel() * size if p.is_floating_point() else p.nbytes for p in sharded)
 
     lists = {name: [of(block) for block in model.get_submodule(name)] for name in model.blocks}
     every = sum(sum(blocks) for blocks in lists.values())

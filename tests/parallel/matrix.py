@@ -49,6 +49,7 @@ MMDIT: Table = {
         "shard 2, lora": Case({}, lora=LORA, remat=(1, 0)),
         "shard 2, lora on fp8": Case({}, lora={**LORA, "base": "fp8"}, micro=(0, 1)),
         "shard 2, dora on int8": Case({}, lora={**DORA, "base": "int8"}, remat=(0, 2)),
+        "replicate 2, lora on int8": Case({"replicate": 2}, lora={**LORA, "base": "int8"}, micro=(0, 1)),
         "tensor 2, lora": Case({"tensor": 2}, lora=LORA, remat=(2, 1)),
         "tensor 2, attention kept": Case({"tensor": 2}, {"attention": "sdpa"}, remat=(2, 2), budget=0.0, micro=(0, 2)),
         "tensor 2, fused, dora": Case({"tensor": 2}, FUSED, lora=DORA),

@@ -101,10 +101,40 @@ def test_gathering_weights_is_hidden_until_it_takes_longer_than_computing() -> N
     assert seconds(Layout(shard=8)).weights_wait == 0
     slow = replace(MACHINE, network=1e9)
     found = seconds(Layout(shard=64), slow)
-    sent = (2 * 2 + 4) * count_weights(MODEL, 64).num_parameters * 63 / 64
+    weights = count_weights(MODEL, 64)
+    once = weights.blocks[-1].gathered + weights.rest.gathered
+    assert weights.blocks[-1].gathered > 0
+    sent = (2 * (2 * weights.num_parameters - once) + 4 * weights.num_parameters) * 63 / 64
     assert found.weights_wait + found.compute == pytest.approx(sent / 0.5e9)
     assert seconds(Layout(shard=64, zero=2), slow).seconds < found.seconds  # gathers once instead of twice
     assert seconds(Layout(shard=8, replicate=8), slow).seconds < found.seconds  # only gradients leave the node
+
+
+@pytest.mark.parametrize(("zero", "again"), [(3, 2), (2, 1)])
+def test_offloaded_masters_travel_in_float32_and_one_gpu_waits_for_them(zero: int, again: int) -> None:
+    weights, host = count_weights(MODEL, 1), MACHINE.rates.host
+    last, rest = weights.blocks[-1].owned, weights.rest.owned
+    there = 4 * (again * (weights.owned - last - rest) + last + rest) / host
+    alone = seconds(Layout(offload=True, zero=zero))
+    assert alone.compute > 4 * weights.owned / host  # hides gradients on their way to the host
+    assert alone.weights_wait == pytest.approx(there)
+    slow = replace(MACHINE, host=1e6)
+    of_two = count_weights(MODEL, 2)
+    last, rest = of_two.blocks[-1].owned, of_two.rest.owned
+    both = 4 * (again * (of_two.owned - last - rest) + last + rest + of_two.owned) / 1e6
+    found = seconds(Layout(shard=2, offload=True, zero=zero), slow)
+    assert found.weights_wait + found.compute == pytest.approx(both, rel=0.01)  # and a little between the two
+
+
+def test_frozen_weights_are_gathered_only_from_other_gpus_or_the_host() -> None:
+    upkeep = Upkeep(lora=LoraConfig(rank=16))
+    alone, offloaded, shared = (
+        count_weights(MODEL, shards, upkeep, offload=offload) for shards, offload in ((1, False), (1, True), (2, False))
+    )
+    assert sum(unit.gathered for unit in (*alone.blocks, alone.rest)) == alone.num_trained
+    for weights in (offloaded, shared):
+        assert sum(unit.gathered for unit in (*weights.blocks, weights.rest)) > weights.num_parameters
+    assert alone.frozen == offloaded.frozen == 2 * alone.num_parameters
 
 
 def test_a_ring_is_counted_to_send_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:

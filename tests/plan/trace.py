@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from longtake.contracts import Conditions, Noised
@@ -208,8 +209,24 @@ def _sharded(
             choose_trained(model, run, dtype)
     remat_blocks(model, remat or (0,) * len(model.blocks), cut_model(model, mesh), budget)
     shard_model(model, mesh, dtype)
-    model.to_empty(device="cpu")
+    _materialise(model)
     return model
+
+
+def _materialise(model: nn.Module) -> None:
+    """`to_empty`, which cannot exchange a fake parameter that is not sharded: those are made again."""
+    plain = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and not isinstance(parameter, DTensor)
+    ]
+    for module, name, _ in plain:
+        module._parameters[name] = None
+    model.to_empty(device="cpu")
+    for module, name, parameter in plain:
+        made = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+        module._parameters[name] = nn.Parameter(made, requires_grad=parameter.requires_grad)
 
 
 def inputs(config: MMDiTConfig, latent: tuple[int, int, int], text: int, batch: int) -> tuple[Tensor, Conditions]:
