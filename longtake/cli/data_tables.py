@@ -168,8 +168,10 @@ def stats(
     if found.sampled < found.rows:
         console.print(f"medians are of {found.sampled:,} rows drawn at random")
     preview = None if config is None else train.preview_buckets(config, table)
-    if preview is not None:
+    if preview is not None and config is not None:
         console.print(preview.text(), soft_wrap=True)
+        for line in train.preview_captions(config):
+            console.print(line, soft_wrap=True)
     if html is not None:
         start = found.folder if start is None else data.base_folder(table, start)
         write_whole(html, data.stats_page(found, data.film_reader(start, cache), preview and preview.picture()))

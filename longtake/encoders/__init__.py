@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
     from longtake.encoders.extras import needs_extra
-    from longtake.encoders.files import CheckedWeights, find_encoder
+    from longtake.encoders.files import CheckedWeights, find_encoder, local_encoder
     from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, hunyuan_module, image_module
     from longtake.encoders.layouts import choose_layout, lay_out_weights
     from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
         TextEncoder,
         build_text_encoder,
         clip_module,
+        open_tokens,
         t5_module,
     )
+    from longtake.encoders.tokens import CaptionTokens, Overflow
     from longtake.encoders.word_vectors import WordEncoder
 
 __getattr__ = lazy_exports(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.hub import find_files
+from longtake.hub import find_files, is_hub_name
 
 _SMALL = ("*.json", "*.model", "*.txt")  # architecture and tokenizer
 _WEIGHTS = ("*.safetensors", "*.bin")  # looked for in this order
@@ -35,6 +35,20 @@ _RULES = (  # diffusers' name -> the original's; the first that fits counts
 def find_encoder(name: str, key: str, cache_dir: str | None = None) -> Path:
     """The local file or folder that `name`, of the config key `key`, stands for. Raises `UserError` as `find_files`."""
     return find_files(name, key, [(*_SMALL, weights) for weights in _WEIGHTS], cache_dir)
+
+
+def local_encoder(name: str, cache_dir: str | None = None) -> Path | None:
+    """The folder that `find_encoder` would give, where it is on this machine; nothing is fetched."""
+    local = Path(name).expanduser()
+    if local.exists() or not is_hub_name(name):
+        return local if local.is_dir() else None
+    try:
+        from huggingface_hub import snapshot_download
+
+        owner, repository, *_ = name.split("/")
+        return Path(snapshot_download(f"{owner}/{repository}", cache_dir=cache_dir, local_files_only=True))
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def flux_name(name: str) -> str:

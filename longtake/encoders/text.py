@@ -21,6 +21,7 @@ from longtake.encoders.config import (
 )
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import clip_names, t5_names
+from longtake.encoders.tokens import CaptionTokens, Overflow
 from longtake.encoders.word_vectors import WordEncoder
 from longtake.parallel import pinned_like
 from longtake.small_files import parse_json, read_small
@@ -75,13 +76,12 @@ class LearnedTextEncoder(nn.Module, ABC):
         super().__init__()
         self.config, self.dim, self.max_length, self.device = config, config.dim, config.max_length, device
         self.module = module
-        self.tokenizer = None if folder is None else _load_tokenizer(folder, self.SECTION)
-        if self.tokenizer is not None and (new := getattr(config, "new_tokens", ())):
-            self.tokenizer.add_tokens(list(new))
-            rows = module.get_input_embeddings().num_embeddings
-            if len(self.tokenizer) > rows:
+        self.tokens = None if folder is None else open_tokens(config, folder, self.SECTION)
+        if self.tokens is not None and (new := getattr(config, "new_tokens", ())):
+            rows, num_tokens = module.get_input_embeddings().num_embeddings, len(self.tokens.tokenizer)
+            if num_tokens > rows:
                 raise UserError(
-                    f"{self.SECTION}.new_tokens: with {len(new)} more the tokenizer has {len(self.tokenizer)} tokens, "
+                    f"{self.SECTION}.new_tokens: with {len(new)} more the tokenizer has {num_tokens} tokens, "
                     f"and the weights {rows}; name fewer"
                 )
         self.joint_calls: SynchronisedCalls | None = None
@@ -143,13 +143,18 @@ class LearnedTextEncoder(nn.Module, ABC):
     def _embed(self, texts: Sequence[str]) -> Tensor:
         return self.embed_ids(*self.tokenize(texts))
 
+    def overflow(self, text: str) -> Overflow | None:
+        """How a caption is too long, see `CaptionTokens`."""
+        return self._own_tokens.overflow(text)
+
+    @property
+    def _own_tokens(self) -> CaptionTokens:
+        assert self.tokens is not None, "built without a tokenizer"
+        return self.tokens
+
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both int64 `[B, max_length]`, on the device."""
-        assert self.tokenizer is not None, "built without a tokenizer"
-        found = self.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
-        )
-        pair = found["input_ids"], found["attention_mask"]
+        pair = self._own_tokens.encode(texts)
         if self.device.type == "cuda":
             pair = tuple(pinned_like(tensor).copy_(tensor) for tensor in pair)
         ids, mask = (tensor.to(self.device, non_blocking=True) for tensor in pair)
@@ -277,6 +282,14 @@ def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None)
             f"clip.max_length = {config.max_length}: the weights have {positions} positions; choose at most {positions}"
         )
     return facts
+
+
+def open_tokens(config: T5EncoderConfig | ClipEncoderConfig, folder: Path, section: str) -> CaptionTokens:
+    """The tokenizer of a text encoder, without its weights. Raises `UserError` for a folder without one."""
+    tokenizer, new = _load_tokenizer(folder, section), getattr(config, "new_tokens", ())
+    if new:
+        tokenizer.add_tokens(list(new))
+    return CaptionTokens(tokenizer, config.max_length, new)
 
 
 def _load_tokenizer(folder: Path, section: str) -> Any:

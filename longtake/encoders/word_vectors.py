@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtake.data.clips.captions import caption_end
+from longtake.encoders.tokens import Overflow
 from longtake.random import parameter_normals
 
 _WORD = re.compile(r"[\w']+")
@@ -46,8 +48,23 @@ class WordEncoder:
         counts = [max(1, min(len(_WORD.findall(text.lower())), self.max_length)) for text in texts]
         return torch.arange(self.max_length) < torch.tensor(counts)[:, None]
 
+    def overflow(self, text: str) -> Overflow | None:
+        """How a caption is too long; None for one that fits."""
+        kept, lost = self._cut(text)
+        return Overflow(len(kept) + len(lost), self.max_length, " ".join(lost)) if lost else None
+
+    def _cut(self, text: str) -> tuple[list[str], list[str]]:
+        """The words of a caption, at most `max_length`, those of its rate and scores among them; and those cut."""
+        words = _WORD.findall(text.lower())
+        if len(words) <= self.max_length:
+            return words, []
+        num_end = len(_WORD.findall(caption_end(text).lower()))
+        num_end = num_end if num_end < self.max_length else 0
+        room, end = self.max_length - num_end, len(words) - num_end
+        return words[:room] + words[end:], words[room:end]
+
     def _embed(self, text: str) -> tuple[Tensor, Tensor]:
-        words = _WORD.findall(text.lower())[: self.max_length]
+        words = self._cut(text)[0]
         tokens = np.zeros((self.max_length, self.dim), np.float32)
         pooled = np.zeros(self.dim, np.float32)
         for i, word in enumerate(words):

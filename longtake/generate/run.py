@@ -16,6 +16,7 @@ from torch import Tensor
 from longtake import durable
 from longtake.contracts import UserError
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
+from longtake.data.clips.captions import captions_in
 from longtake.durable import naming
 from longtake.encoders import choose_layout
 from longtake.encoders.cost import facts_of
@@ -40,7 +41,7 @@ from longtake.models.failures import report_to
 from longtake.models.timing import timed_on
 from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
 from longtake.small_files import remembered
-from longtake.system import CaptionEncoders, System, build_system, compiles, encoders_on_host
+from longtake.system import CaptionEncoders, System, build_system, compiles, encoders_on_host, lost_words
 
 Say = Callable[[str], None]
 # progress(videos done, total): the first is fractional in the middle of a batch
@@ -118,6 +119,9 @@ def generate(
     """
     prepare_decoding(system, config, world, say)
     videos = world.on_main(lambda: plan_videos(config)) if videos is None else list(videos)
+    if world.is_main:
+        for line in lost_words(config, system.own_encoders.counts, _prompts_as_read(videos, config)):
+            say(line)
     videos = make_all(system, videos, config, world, progress, degrees_of(config, system.mesh))
     what = "video" if config.sampling_option.num_frames > 1 else "image"
     summary = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
@@ -178,6 +182,15 @@ def make_stills(
     say(f"{len(stills)} {'image' if len(stills) == 1 else 'images'} in {folder}")
     made = iter(stills)
     return [video if video.refs else replace(video, refs=(str(next(made).path),)) for video in videos], kept
+
+
+def _prompts_as_read(videos: Sequence[Video], config: GenerateConfig) -> list[str]:
+    """All prompts of some videos, those of segments one by one, with their rate and scores."""
+    clips = [clip for video in videos for clip in video.prompt.clips]
+    cells = [text for clip in clips for text in (clip.text, clip.negative or config.negative_prompt) if text]
+    num_frames, has_segments = config.sampling_option.num_frames, config.sample_rules.segments is not None
+    parts = [part for cell in cells for part in (captions_in(cell) if has_segments else (cell,))]
+    return [final_prompt(config, part, num_frames) for part in parts]
 
 
 def make_all(

@@ -6,6 +6,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.system.build import System, build_system, compiles
+    from longtake.system.caption_lengths import caption_length_lines, lost_words
     from longtake.system.config import SamplingOption, SystemConfig, unknown_name
     from longtake.system.convert import convert_weights
     from longtake.system.encoders import (

@@ -26,6 +26,7 @@ from longtake.weights import WeightFiles
 
 C = TypeVar("C", bound=SystemConfig)
 CaptionEncoders = Mapping[str, encoders.TextEncoder]  # by condition
+CaptionCounts = Mapping[str, encoders.TextEncoder | encoders.CaptionTokens | None]  # by section of the config
 CAPTIONS_AT_ONCE = 32  # in one pass of a text encoder; those of T5-XXL wait for their micro-batches in 128 MiB
 _CPU = torch.device("cpu")
 
@@ -97,6 +98,11 @@ class Encoders:
             if text.empty not in ("prompt", "zeros"):
                 del found[text.condition]
         return found
+
+    @property
+    def counts(self) -> CaptionCounts:
+        """What counts the tokens of captions, by section of the config."""
+        return {text.section: self.of_captions[text.condition] for text in self.texts}
 
     @property
     def text_length(self) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from longtake.train.health.launches import read_launches
     from longtake.train.health.watchdog import EXIT_HANG
     from longtake.train.optimizer.update import WeightUpdate
-    from longtake.train.preview import preview_buckets, read_previewed
+    from longtake.train.preview import preview_buckets, preview_captions, read_previewed
     from longtake.train.report import RunRecord, read_record, run_sections, write_note, write_report
     from longtake.train.run import Outcome, train, train_run
     from longtake.train.run_file import keys_of_generation, read_run, words_of_stages

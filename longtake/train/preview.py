@@ -12,10 +12,11 @@ from pydantic import model_validator
 
 from longtake.buckets import BucketReport, bucket_picture
 from longtake.config import Dialect
-from longtake.data import clip_weights, read_numbers
+from longtake.data import clip_weights, open_clips, read_numbers
 from longtake.pages import Html, html
 from longtake.parallel import resolve_degrees
 from longtake.plan import Layout, Work, first_pass
+from longtake.system import caption_length_lines
 from longtake.train.config import RunConfig
 from longtake.train.run_file import read_run
 
@@ -70,6 +71,11 @@ def preview_buckets(config: RunConfig, table: Path) -> Preview:
     sizes = {work.slot_size(bucket, layout) for bucket in work.entries} if layout.bucket_sequence else set()
     columns["weights"] = clip_weights(config.dataset, numbers["num_frames"])
     return Preview(first_pass(work, layout, table="", **columns), _said(config, layout.data_ranks, sorted(sizes)))
+
+
+def preview_captions(config: RunConfig) -> list[str]:
+    """What a run would report on the lengths of its captions before its first step."""
+    return caption_length_lines(config, open_clips(config.dataset, config.sample_rules.columns))
 
 
 def _said(config: RunConfig, ranks: int, sizes: list[int]) -> str:

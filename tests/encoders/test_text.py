@@ -175,7 +175,7 @@ def test_new_tokens_take_the_free_rows_of_the_weights(weights: Path, described: 
     config = T5EncoderConfig(**described["t5"], new_tokens=("<end_scene>", "<start_scene>"))
     (module := torch.nn.Identity()).get_input_embeddings = lambda: torch.nn.Embedding(64, 1)
     encoder = T5Encoder(config, module, weights / "t5", torch.device("cpu"))
-    free = len(encoder.tokenizer) - 2
+    free = len(encoder.tokens.tokenizer) - 2
     ids, _ = encoder.tokenize(["a red<start_scene> circle <end_scene>"])
     assert [i for i in ids[0].tolist() if i >= free] == [free + 1, free]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,9 @@ from longtake.small_files import parse_json, read_small
 Kind = Literal["train", "inference"]
 
 _SUFFIX = re.compile(r"(^|[.!?…。！？] )(\d+ FPS|\d+ FPS, \d+ motion score|\d+ motion score)\.$")
+_RATE = r"\d+(?:\.\d+)? FPS(?:, \d+ motion score)?\.(?: \d+ motion score\.)?|\d+ motion score\."
+_SCORES = r"(?:(?:aesthetic score|motion score|camera motion): [^:]{1,40}?\.(?: |$))+"
+_END = re.compile(rf"(?:^|(?<=\s))(?:{_RATE}|{_SCORES})$")  # what the forms of all families append
 _ENDS_IN_RATE = re.compile(r"\d+ FPS\.$")
 _SENTENCE_END = (".", "!", "?", "…", "。", "！", "？")
 
@@ -61,14 +64,43 @@ def _rate(text: str, known_fps: float | None, score: int | None, kind: Kind, fac
     return " ".join(part for part in (text, ", ".join(parts) + "." if parts else "") if part)
 
 
-def segment_captions(cell: str, needed: int) -> tuple[str, ...]:
-    """The captions of a clip's segments: a JSON array, or one text. Raises `ValueError` for another number of them."""
+def caption_end(text: str, marks: Sequence[str] = ()) -> str:
+    """The rate, scores and `marks` at the end of a caption, which stay where it is cut: `24 FPS, 4 motion score.`"""
+    start = len(text)
+    while mark := next((mark for mark in marks if mark and text[:start].rstrip().endswith(mark)), None):
+        start = len(text[:start].rstrip()) - len(mark)
+    body = text[:start].rstrip()
+    match = _END.search(body)
+    return text[match.start() :] if match else text[start:]
+
+
+def single_caption(cell: str) -> str:
+    """The caption of a model that takes one text. Raises `ValueError` for a cell with several, as a story has."""
+    parts = _listed(cell)
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    if all(isinstance(part, str) for part in parts):
+        raise ValueError(f"captions found: {len(parts)}, needed: 1")
+    return cell
+
+
+def captions_in(cell: str) -> tuple[str, ...]:
+    """The captions that a cell holds: a JSON array of them, or one text. Raises `ValueError` for another array."""
     parts = _listed(cell)
     if not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"its captions are not a JSON array of texts; needed: {needed}, for a sample")
+        raise ValueError("its captions are not a JSON array of texts")
+    return tuple(parts)
+
+
+def segment_captions(cell: str, needed: int) -> tuple[str, ...]:
+    """The captions of a clip's segments. Raises `ValueError` for another number of them."""
+    try:
+        parts = captions_in(cell)
+    except ValueError as error:
+        raise ValueError(f"{error}; needed: {needed}, for a sample") from error
     if len(parts) != needed:
         raise ValueError(f"captions found: {len(parts)}, needed: {needed}, for a sample")
-    return tuple(parts)
+    return parts
 
 
 def prefixed(text: str, prefix: str) -> str:
@@ -134,7 +166,7 @@ def _listed(cell: str) -> list[Any]:
     """The parts of a cell that is a JSON array, else the cell itself: a file, too, may have a name that begins so."""
     if cell.lstrip().startswith("["):
         with suppress(ValueError):
-            return parse_json(cell)
+            return parse_json(cell) or [""]
     return [cell]
 
 

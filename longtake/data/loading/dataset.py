@@ -23,12 +23,13 @@ from torch.utils.data import Dataset
 
 from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw, view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Slot
-from longtake.data.clips.captions import caption, names_in, prefixed, read_frame_numbers, segment_captions
+from longtake.data.clips.captions import names_in, read_frame_numbers, segment_captions, single_caption
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
 from longtake.data.clips.locations import file_name
 from longtake.data.clips.transforms import fit_frame, window
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.config import DatasetConfig
+from longtake.data.loading.captions import prefixed_caption, written_caption
 from longtake.data.loading.draws import caption_columns, draw, draw_bytes, window_draws
 from longtake.data.rules import MASK, OWN, Companion, SampleRules
 from longtake.data.tables.mix import MixedTable
@@ -254,6 +255,10 @@ class SlotDataset(Dataset[Batch]):
         for i, (row, rate, columns) in enumerate(zip(slot.rows.tolist(), rates, tried, strict=True)):
             written = next(filter(None, (self.table.caption(row, column) for column in columns)), "")
             if not needed:
+                try:
+                    written = single_caption(written)
+                except ValueError as error:
+                    wrong[i], written = str(error), ""
                 found.append(self._suffixed(written, row, rate))
                 continue
             try:
@@ -264,20 +269,11 @@ class SlotDataset(Dataset[Batch]):
         return tuple(found), wrong
 
     def _suffixed(self, text: str, row: int, rate: float) -> str:
-        score = self.table.motion_score[row] if self.config.vmaf else None
-        text = self.prefixed(text, row)
-        facts = {"source_fps": self.table.fps[row], "fps_max": self.config.fps_max}
-        facts |= {column: self.table.caption(row, column) for column in self.rules.facts}
-        return caption(text, rate, score, self.rules.caption, facts=facts)
+        return written_caption(self.config, self.table, self.rules, text, row, rate)
 
     def prefixed(self, text: str, row: int) -> str:
         """A caption with the `caption_prefix` of the table that its row is of."""
-        prefix = self.config.caption_prefix
-        if not isinstance(prefix, str):
-            of_mix = self.config.mix is not None and isinstance(self.table, MixedTable)
-            name = self.config.mix[self.table.number_of(row)][0] if of_mix else self.config.data_path
-            prefix = prefix.get(str(name), "")
-        return prefixed(text, prefix) if prefix else text
+        return prefixed_caption(self.config, self.table, text, row)
 
 
 def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tuple[list[int], np.ndarray]]:

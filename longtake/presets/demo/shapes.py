@@ -28,8 +28,8 @@ _width = 128
 _words = 128
 
 ae = dict(type="pixel", temporal=16, spatial=8, overlap=True)
-t5 = dict(type="words", dim=_words, max_length=6)
-clip = dict(type="words", dim=_words, max_length=6)
+t5 = dict(type="words", dim=_words, max_length=7)
+clip = dict(type="words", dim=_words, max_length=7)
 
 model = dict(
     type="flux",
