@@ -119,7 +119,7 @@ def test_clips_without_a_caption_are_counted_before_the_first_step(tmp_path: Pat
     config = write_config(tmp_path, own_clips, max_steps=1)
     _, said = train_here(config)
     said = " ".join(said.split())
-    assert f"warning: captions: column text, empty for {len(texts)} of {len(texts)} clips; if another" in said
+    assert f"warning: captions: column text, empty for {len(texts)} of {len(texts)} clips (" in said
     _, said = train_here(config, "--dataset.captions.caption", "1")
     assert f"captions: column caption, empty for 0 of {len(texts)} clips" in said
     assert "warning: captions" not in said
