@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from longtake.config import ConfigError, load_config
 from longtake.contracts import UserError
 from longtake.generate import read_generation
 from longtake.presets import FOLDER, Preset, find_preset, presets
-from longtake.train import RunWithoutTable, read_run
+from longtake.train import RunWithoutTable, read_run, words_of_stages
 from longtake.train.run_file import read_curriculum
 from tests.train.runs import train_here
 
@@ -192,3 +193,13 @@ def test_every_preset_of_training_but_the_demos_is_fast_by_default() -> None:
             if found != ("auto", "auto", 3, True):
                 slow[preset.name] = found
     assert slow == {}
+
+
+@pytest.mark.parametrize("preset", [one for one in ALL if one.kind == "train"], ids=lambda one: one.name)
+def test_first_lines_say_whether_latents_are_stored_or_the_autoencoder_is_online(preset: Preset) -> None:
+    head = re.split(r"^(?!#)|^#  ", preset.path.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+    for words in words_of_stages(str(preset.path), []):
+        config = read_run(str(preset.path), words, RunWithoutTable).value
+        if config.ae.type == "pixel":
+            continue
+        assert ("online" in head, "uncompiled" in head) == (config.dataset.latents is None, not config.ae.compile)

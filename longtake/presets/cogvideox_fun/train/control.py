@@ -1,5 +1,6 @@
 # Full tuning of CogVideoX-2B on control videos, on 8 GPUs of 80 GB: its weights get 16 input channels of zeros. The
 # column `control` of the clip table names each clip's control video.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train cogvideox_fun/control --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/control --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     1.69 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used

@@ -1,4 +1,5 @@
 # Full tuning of CogVideoX-2B, on 8 GPUs of 80 GB, with the numbers of CogVideoX-Fun's page.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train cogvideox_fun/full_2b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/full_2b --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     1.69 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used

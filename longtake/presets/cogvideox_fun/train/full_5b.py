@@ -1,4 +1,5 @@
 # Full tuning of CogVideoX-5B, on one GPU of 80 GB: bf16 weights with stochastic rounding, 8-bit moments.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train cogvideox_fun/full_5b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/full_5b --gpus 1 --gpu h100 --dataset.data-path clips.parquet
 #     5.57 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used

@@ -1,4 +1,5 @@
 # LoRA on CogVideoX-2B, on one GPU of 24 GB, with the numbers of CogVideoX-Fun's page.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train cogvideox_fun/lora_2b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/lora_2b --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     1.69 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used

@@ -1,5 +1,6 @@
 # LoRA on CogVideoX-Fun-2B-InP, which makes what masks leave out: videos from text, from a start or an end picture,
 # between two, around given pixels. On one GPU of 24 GB; the run of CogVideoX-Fun's own page.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train cogvideox_fun/lora_2b_inp --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/lora_2b_inp --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     1.69 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used

@@ -1,4 +1,5 @@
 # LoRA on CogVideoX-5B, on one GPU of 24 GB: the blocks' frozen weights in 8 bits.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train cogvideox_fun/lora_5b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/lora_5b --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     5.57 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used

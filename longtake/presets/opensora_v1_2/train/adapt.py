@@ -1,6 +1,7 @@
 # From PixArt-Sigma to STDiT3, before stage 1, in eight steps: images of many sizes on PixArt's objective and latents,
 # norms of queries and keys, rectified flow, its law of times, a smaller eps, the new autoencoder with frame rates, then
 # temporal blocks. Open-Sora 1.2 published their lengths, on 8 GPUs, alone; the tables of buckets are ours.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/adapt --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/adapt --gpus 8 --gpu h100 --dataset.data-path clips.parquet --stage temporal_videos
 #     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used

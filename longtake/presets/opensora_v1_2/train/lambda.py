@@ -1,6 +1,7 @@
 # The Lambda recipe, all seven stages: each starts from the weights of the one before as trained, not averaged, with a
 # fresh optimizer, average and schedule, and its data from the beginning. The same line again goes on where it stopped;
 # --stage NAME trains one. Stages 1 and 2 are of OpenVid-1M, the others of MiraData too.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 24 --nproc_per_node 8 -m longtake train opensora_v1_2/lambda
 #   longtake plan opensora_v1_2/lambda --gpus 192 --gpu h100 --stage stage1
 #     1.21 B parameters on 192 x h100, 73.6 GiB of 80 GiB each to be used

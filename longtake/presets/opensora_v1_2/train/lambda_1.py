@@ -1,4 +1,5 @@
 # The Lambda recipe, stage 1 of 7: as Open-Sora 1.2's, on OpenVid-1M, from PixArt-Sigma.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 24 --nproc_per_node 8 -m longtake train opensora_v1_2/lambda_1 \
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/lambda_1 --gpus 192 --gpu h100 --dataset.data-path clips.parquet

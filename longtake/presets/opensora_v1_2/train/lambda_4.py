@@ -1,4 +1,5 @@
 # The Lambda recipe, stage 4 of 7: the first table again, without masks, with a bump of the rate.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 24 --nproc_per_node 8 -m longtake train opensora_v1_2/lambda_4 \
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/lambda_4 --gpus 192 --gpu h100 --dataset.data-path clips.parquet

@@ -1,4 +1,5 @@
 # The Lambda recipe, stage 5 of 7: the second table again.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 24 --nproc_per_node 8 -m longtake train opensora_v1_2/lambda_5 \
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/lambda_5 --gpus 192 --gpu h100 --dataset.data-path clips.parquet

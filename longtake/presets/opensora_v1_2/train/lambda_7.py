@@ -1,5 +1,6 @@
 # The Lambda recipe, stage 7 of 7: the same once more; it has no published file, and goes on from
 # where stage 6 had crashed.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 24 --nproc_per_node 8 -m longtake train opensora_v1_2/lambda_7 \
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/lambda_7 --gpus 192 --gpu h100 --dataset.data-path clips.parquet

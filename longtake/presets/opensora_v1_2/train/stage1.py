@@ -1,4 +1,5 @@
 # Open-Sora 1.2, stage 1: 144p to 360p, from PixArt-Sigma, with the published numbers.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/stage1 --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/stage1 --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used

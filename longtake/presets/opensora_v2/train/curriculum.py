@@ -1,5 +1,6 @@
 # The published training from end to end: 256px text-to-video, then known frames at 256px, then 768px with 4 sequence
 # peers, each from the last one's weights. The same line again goes on where it stopped; --stage NAME trains one.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/curriculum \
 #       --dataset.data-path clips.parquet --model.from-pretrained ckpts/flux1-dev-fused-rope.safetensors
 #   longtake plan opensora_v2/curriculum --dataset.data-path clips.parquet --stage stage1

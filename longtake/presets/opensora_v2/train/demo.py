@@ -1,4 +1,5 @@
 # A look at training with few shapes: 256px, one clip in a micro-batch.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/demo --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/demo --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used

@@ -1,5 +1,6 @@
 # Full fine-tuning of the released weights on your clips, on 8 GPUs of 80 GB: weights are gathered block by block, T5 is
 # cut over the GPUs of the node.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/finetune \
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/finetune --gpus 8 --gpu h100 --dataset.data-path clips.parquet

@@ -1,4 +1,5 @@
 # Full fine-tuning on one GPU of 80 GB: bf16 weights with stochastic rounding, 8-bit moments and T5 in host memory.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train opensora_v2/finetune_1gpu --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/finetune_1gpu --gpus 1 --gpu h100 --dataset.data-path clips.parquet
 #     11.89 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used, and 22.5 GiB of the host's memory for each

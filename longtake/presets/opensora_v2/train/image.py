@@ -1,5 +1,6 @@
 # Open-Sora 2.0's training, and the root of its stages: every value that they share, and a table of buckets for stills.
 # The values are the published ones. Weights go to ckpts/ (docs/opensora_v2.md).
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/image --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/image --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used

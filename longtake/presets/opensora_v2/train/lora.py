@@ -1,4 +1,5 @@
 # LoRA on the released weights, on one GPU of 80 GB.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train opensora_v2/lora --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/lora --gpus 1 --gpu h100 --dataset.data-path clips.parquet
 #     11.89 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used

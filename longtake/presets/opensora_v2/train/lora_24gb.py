@@ -1,4 +1,5 @@
 # LoRA on one GPU of 24 GB: the blocks' frozen weights in 4 bits, T5 in host memory.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   longtake train opensora_v2/lora_24gb --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/lora_24gb --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     11.89 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used

@@ -1,4 +1,5 @@
 # Stage 1: text-to-video at 256px, with stills up to 1024px.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage1 --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/stage1 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used

@@ -1,4 +1,5 @@
 # Stage 1 with known frames: one model for text-to-video and image-to-video at 256px.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage1_i2v \
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
 #   longtake plan opensora_v2/stage1_i2v --gpus 8 --gpu h200 --dataset.data-path clips.parquet

@@ -1,4 +1,5 @@
 # Stage 2: text-to-video at 256px and 768px; 4 ranks share the tokens of a micro-batch.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage2 \
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
 #   longtake plan opensora_v2/stage2 --gpus 8 --gpu h200 --dataset.data-path clips.parquet

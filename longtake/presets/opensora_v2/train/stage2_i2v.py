@@ -1,4 +1,5 @@
 # Stage 2 with known frames: text-to-video and image-to-video at 256px and 768px.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/stage2_i2v \
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1_i2v
 #   longtake plan opensora_v2/stage2_i2v --gpus 8 --gpu h200 --dataset.data-path clips.parquet

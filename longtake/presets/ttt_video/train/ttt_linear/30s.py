@@ -1,4 +1,5 @@
 # TTT-Video with TTT-Linear, 30s: clips of 481 frames in 10 segments, from the weights of 18s.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 16 --nproc_per_node 8 -m longtake train ttt_video/ttt_linear/30s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/30s --gpus 128 --gpu h100 --dataset.data-path clips.parquet

@@ -1,4 +1,5 @@
 # TTT-Video with TTT-Linear, 63s: clips of 1009 frames in 21 segments, from the weights of 30s.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 32 --nproc_per_node 8 -m longtake train ttt_video/ttt_linear/63s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/63s --gpus 256 --gpu h100 --dataset.data-path clips.parquet

@@ -1,4 +1,5 @@
 # TTT-Video with TTT-Linear, 9s: clips of 145 frames in 3 segments, from the weights of 3s.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 8 --nproc_per_node 8 -m longtake train ttt_video/ttt_linear/9s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/9s --gpus 64 --gpu h100 --dataset.data-path clips.parquet

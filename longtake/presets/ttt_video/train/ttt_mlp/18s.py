@@ -1,4 +1,5 @@
 # TTT-Video with TTT-MLP, 18s: clips of 289 frames in 6 segments, from the weights of 9s.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 8 --nproc_per_node 8 -m longtake train ttt_video/ttt_mlp/18s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_mlp/18s --gpus 64 --gpu h100 --dataset.data-path clips.parquet

@@ -1,4 +1,5 @@
 # TTT-Video with TTT-MLP, 3s: clips of 49 frames in 1 segment, from CogVideoX-5B.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 8 --nproc_per_node 8 -m longtake train ttt_video/ttt_mlp/3s \
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_mlp/3s --gpus 64 --gpu h100 --dataset.data-path clips.parquet

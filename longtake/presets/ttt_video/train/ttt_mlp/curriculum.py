@@ -1,6 +1,7 @@
 # TTT-Video with TTT-MLP from 3 to 63 seconds, each stage from the last one's weights. The same line again goes on
 # where it stopped, and says how many processes the next stage wants; --stage NAME trains one. Each has clips of its
 # own length, with a caption for every 3 seconds.
+# Assumes an online, uncompiled autoencoder: no stored latents (`dataset.latents`), no `ae.compile`.
 #   torchrun --nnodes 8 --nproc_per_node 8 -m longtake train ttt_video/ttt_mlp/curriculum
 
 exp_name = "ttt_mlp"
