@@ -6,9 +6,7 @@
     python3 benchmarks/first_gpu.py --only NAME...    jobs of both commands whose names begin so
     python3 benchmarks/first_gpu.py --tiny            narrow models on a CPU, without packages that an image lacks
 
-Results are in $OUT, else in outputs/first_gpu: gpu_first.json or gpu_second.json, rewritten as each job ends; a .log of
-that name; gpu_summary.md; rates for `longtake plan`, from jobs that ran alone. At its limit a job gets SIGINT, and
-eight seconds later its process group is killed.
+Results are in $OUT, else in outputs/first_gpu: docs/gpu_first.md says which.
 """
 
 import argparse
@@ -23,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT, GRACE = Path(__file__).parents[1], 8.0  # seconds from SIGINT to SIGKILL
+AT_ONCE = max(2, min(6, os.cpu_count() or 1))
 # Reads process groups, and kills them at the end of its input: when the runner ends, in any way
 GUARD = """import os, signal, sys
 for group in list(map(int, sys.stdin)):
@@ -38,29 +37,34 @@ class Running:
         self.end = min(self.start + job.limit, end - GRACE)
         self.log = (scratch / f"{job.name.replace('/', '_')}.log").open("w+b")
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
+        env = env | {"TORCHINDUCTOR_COMPILE_THREADS": "16" if job.alone else "4"}
         command = [sys.executable, *job.arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams)
 
     def has_ended(self):
         now = time.monotonic()
-        if self.process.poll() is None and now < (self.interrupted or self.end) + (GRACE if self.interrupted else 0):
-            return False
-        if self.process.poll() is None and not self.interrupted:
-            self.interrupted = now
-            self.process.send_signal(signal.SIGINT)
-            return False
+        if self.process.poll() is None:
+            if not self.interrupted and now >= self.end:
+                self.interrupted = now
+                self.process.send_signal(signal.SIGINT)
+            if not self.interrupted or now < self.interrupted + GRACE:
+                return False
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # also what the job has left
         self.process.wait()
         return True
 
     def result(self, scratch):
-        """The outcome, last lines, last traceback and measurements."""
+        """The outcome, last lines or last traceback, and measurements, as far as a kill has left them."""
         self.log.seek(0)
         text, code = self.log.read().decode(errors="replace"), self.process.returncode
-        lines, figures = text.splitlines(), scratch / f"{self.job.name}.json"
         outcome = "ok" if code == 0 else f"killed by signal {-code}" if code < 0 else f"failed with code {code}"
-        facts = [line.removeprefix("facts ") for line in lines if line.startswith("facts ")]
+        lines, facts, figures = text.splitlines(), {}, {}
+        for line in filter(lambda line: line.startswith("facts "), lines):
+            with suppress(ValueError):
+                facts = json.loads(line.removeprefix("facts "))
+        with suppress(OSError, ValueError):
+            figures = json.loads((scratch / f"{self.job.name}.json").read_text())
         trace = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=-25)
         return {
             "outcome": f"out of time, {outcome}" if self.interrupted else outcome,
@@ -69,13 +73,14 @@ class Running:
             "tail": lines[-25:],
             "recompiles": text.count("Recompiling function"),
             "graph_breaks": text.count("Graph break in"),
-            "facts": json.loads(facts[-1]) if facts else {},
-            "figures": json.loads(figures.read_text())["figures"] if figures.exists() else {},
+            "facts": facts,
+            "figures": figures.get("figures", {}),
+            "machine": figures.get("machine"),
             "log": text[-200_000:],
         }
 
 
-def run_jobs(jobs, env, scratch, seconds, at_once, finish):
+def run_jobs(jobs, env, scratch, seconds, finish):
     """Start jobs in order, as time and others allow; call `finish(job, result)` as each ends."""
     start, waiting, running = time.monotonic(), list(jobs), []
     guard = subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE, text=True, start_new_session=True)
@@ -83,7 +88,7 @@ def run_jobs(jobs, env, scratch, seconds, at_once, finish):
         for one in [one for one in running if one.has_ended()]:
             running.remove(one)
             finish(one.job, one.result(scratch))
-        while waiting and len(running) < at_once and not any(one.job.alone or waiting[0].alone for one in running):
+        while waiting and len(running) < AT_ONCE and not any(one.job.alone or waiting[0].alone for one in running):
             job = waiting.pop(0)
             end = start + min(seconds, job.until)
             if time.monotonic() > end - 2 * GRACE:
@@ -92,14 +97,13 @@ def run_jobs(jobs, env, scratch, seconds, at_once, finish):
             running.append(Running(job, env, scratch, end))
             print(running[-1].process.pid, file=guard.stdin, flush=True)
         time.sleep(0.05)
-    guard.stdin.close()
-    guard.wait()
+    guard.communicate()
 
 
 def environment(scratch, tiny):
     """Variables of all jobs. Wheels are installed into `scratch`; a dry run sees the packages of a GPU machine."""
     env = {**os.environ, "PYTHONPATH": f"{scratch}/site:{ROOT}:{ROOT}/benchmarks", "PYTHONUNBUFFERED": "1"}
-    env |= {"PYTHONFAULTHANDLER": "1", "NCCL_SOCKET_IFNAME": "lo", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    env |= {"PYTHONFAULTHANDLER": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NCCL_SOCKET_IFNAME": "lo"}
     env |= {"TORCH_LOGS": "recompiles,graph_breaks", "XDG_CACHE_HOME": f"{scratch}/cache"}
     if tiny:
         return env | gpu_packages.hiding() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -112,11 +116,10 @@ def environment(scratch, tiny):
 def choose_jobs(arguments, scratch, before):
     """What the command line asks for. before: earlier results, of which the second command repeats the failed ones."""
     first, second = schedule.first(scratch, arguments.tiny), schedule.second(scratch, arguments.tiny)
-    failed = [job for job in first if before.get(job.name, {"outcome": "ok"})["outcome"] != "ok"]
-    again = [job._replace(limit=60, until=110 if job.alone else 245) for job in failed]
+    failed = {name for name, result in before.items() if result["outcome"] != "ok"}
+    again = [job._replace(limit=60, until=110 if job.alone else 245) for job in first if job.name in failed]
     jobs = sorted([*again, *second], key=lambda job: not job.alone) if arguments.second else first
-    if arguments.only:
-        jobs = [job for job in first + second if job.name.startswith(tuple(arguments.only))]
+    jobs = [job for job in first + second if job.name.startswith(tuple(arguments.only))] if arguments.only else jobs
     if arguments.only or arguments.tiny:
         jobs = [job._replace(limit=arguments.seconds, until=arguments.seconds) for job in jobs]
     return [schedule.Job("clips", ["benchmarks/gpu_jobs/clips.py", str(scratch)], 40, 60, alone=True), *jobs]
@@ -125,14 +128,10 @@ def choose_jobs(arguments, scratch, before):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=400, help="all jobs together")
-    parser.add_argument("--second", action="store_true", help="the jobs of the second command")
-    parser.add_argument(
-        "--again", type=Path, metavar="FILE", help="begin with the jobs that failed in this result file"
-    )
+    parser.add_argument("--again", type=Path, metavar="FILE", help="begin with what failed in this result file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="jobs whose names begin so")
-    parser.add_argument("--at-once", type=int, default=6, help="jobs side by side")
-    parser.add_argument("--tiny", action="store_true", help="narrow models on a CPU, to see that all jobs run")
-    parser.add_argument("--wheels", action="store_true", help="fill .wheels and record the sizes")
+    for flag in ("--second", "--tiny", "--wheels"):
+        parser.add_argument(flag, action="store_true")
     arguments = parser.parse_args()
     if arguments.wheels:
         return gpu_packages.fill(ROOT / ".wheels")
@@ -152,12 +151,12 @@ def main():
         results["jobs"][job.name] = {"alone": job.alone, **result}
         (out / "unfinished").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (out / "unfinished").replace(out / f"{name}.json")
-        summary.write(out, scratch, [before, results])
 
     jobs, env = choose_jobs(arguments, scratch, before["jobs"]), environment(scratch, arguments.tiny)
-    run_jobs(jobs, env, scratch, arguments.seconds, arguments.at_once, finish)
-    if (scratch / "tests.xml").exists():
+    run_jobs(jobs, env, scratch, arguments.seconds, finish)
+    with suppress(FileNotFoundError):
         shutil.copy(scratch / "tests.xml", out / "gpu_tests.xml")
+    summary.write(out, scratch, [before, results])
     print((out / "gpu_summary.md").read_text())
 
 

@@ -1,5 +1,6 @@
 """Rates of what a step is made of, one by one: matrix products, attention, fused operators, the autoencoder, T5.
 
+python benchmarks/kernels.py sustained               NCCL with one rank, a copy, a GEMM in a burst and for 8 s
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
 python benchmarks/kernels.py varlen                  256px images with padded text and with text of its true length
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
@@ -19,6 +20,7 @@ of the weight. Attention's backward counts as 2.5 times its forward.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -26,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from machine import print_table, write_json
 from step import Case
-from step_limits import GpuWatch, attention_rates, kernel_seconds, median_seconds
+from step_limits import GpuWatch, attention_rates, kernel_seconds, median_seconds, sustained_seconds
 from step_models import SUBJECTS, with_blocks
 from step_run import our_blocks, random_autoencoder
 from torch import Tensor
@@ -41,7 +44,7 @@ from longtake.models.failures import report_to
 from longtake.models.timing import AttentionShape, block_parts
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan
-from longtake.parallel import missing_compiler, prepare_compiler
+from longtake.parallel import missing_compiler, prepare_compiler, start_world
 
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
 ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K
@@ -102,6 +105,30 @@ def _product(kind: str, m: int, k: int, n: int, device: torch.device) -> Callabl
     a, b = (x.to(torch.float8_e4m3fn) for x in (a, b))
     one = torch.ones((), device=device)
     return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def sustained(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """NCCL with one rank, a copy, and a GEMM of the 11B model in a burst and for 8 s, with clock and power."""
+    device, rows, tiny = arguments.device, ROWS[-1], arguments.tiny
+    start = time.perf_counter()
+    with start_world(device.type):
+        dist.all_reduce(torch.ones(1, device=device))
+        seconds = time.perf_counter() - start
+    yield {"what": "first collective of one rank", "ms": 1e3 * seconds, "rate": f"{seconds:.2f} s from its start"}
+    x = torch.zeros(1 << (10 if tiny else 30), device=device)
+    a, b = (torch.randn(n, 32 if tiny else INNER, device=device, dtype=torch.bfloat16) for n in (rows, OUTER[2]))
+    for what, call, seconds in (
+        ("copy", x.clone, 0.5),
+        ("gemm, burst", lambda: a @ b.t(), 0.2),
+        ("gemm, 8 s", lambda: a @ b.t(), 8.0),
+    ):
+        with GpuWatch() as watch:
+            each = sustained_seconds([call], device, 0.0 if tiny else seconds)
+        if what == "copy":
+            line = {"what": what, "ms": 1e3 * each, "rate": f"{2 * x.nbytes / each / 1e12:.2f} TB/s"}
+        else:
+            line = _line(what, each, 2 * rows * a.shape[1] * len(b))
+        yield {**line, **watch.figures}
 
 
 def attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -293,6 +320,7 @@ def chain(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 PARTS = {
+    "sustained": sustained,
     "gemm": products,
     "attention": attention,
     "varlen": varlen,

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ def machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
+        "triton": version("triton") if find_spec("triton") else None,
         "longtake": __version__,
         "commit": commit_of(Path(__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -9,17 +9,13 @@ import pyarrow.parquet as pq
 
 from longtake.data import probe_table, write_image, write_video
 
-CAPTIONS = {"clips": "a ramp &amp; its light", "stories": '["a ramp", "a ramp"]'}  # of TTT-Video one per segment
 folder = Path(sys.argv[1])
 generator, names = np.random.default_rng(0), [f"{i}.{'mp4' if i < 12 else 'png'}" for i in range(16)]
 for name in names:
     x = np.linspace(0, 255, 256)[None, None, :, None] * generator.random((1, 1, 1, 3))
     t = np.linspace(0, 60, 33)[:, None, None, None]
     frames = np.broadcast_to((x + t) % 256, (33, 256, 256, 3)).astype(np.uint8)
-    if name.endswith("mp4"):
-        write_video(folder / name, frames, 16)
-    else:
-        write_image(folder / name, frames[0])
-for table, caption in CAPTIONS.items():
+    write_video(folder / name, frames, 16) if name.endswith("mp4") else write_image(folder / name, frames[0])
+for table, caption in (("clips", "a ramp &amp; its light"), ("stories", '["a ramp", "a ramp"]')):  # one per segment
     pq.write_table(pa.table({"path": names, "text": [caption] * len(names)}), folder / "unprobed.parquet")
     probe_table(folder / "unprobed.parquet", folder / f"{table}.parquet")

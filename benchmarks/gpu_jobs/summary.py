@@ -1,29 +1,30 @@
-"""Write gpu_summary.md, and the rates of this card in the file that `longtake plan` reads."""
+"""Write gpu_summary.md of all results of the commands (`runs`), and the rates that `longtake plan` reads."""
 
 import json
 
+COMPARED = {"GiB": ("peak_bytes", "forecast_bytes", 2**30), "ms": ("step_ms", "forecast_ms", 1)}  # ms: of jobs alone
+
 
 def write(out, scratch, runs):
-    """runs: the contents of gpu_first.json and gpu_second.json, as far as they exist."""
     jobs = {name: job for run in runs for name, job in run["jobs"].items()}
-    about = jobs.get("about", {}).get("facts", {})
-    lines = [f"# {about.get('gpu')}, PyTorch {about.get('torch')}, commit {runs[-1]['commit']}"]
-    lines += _table(
-        "job | outcome | seconds | alone",
-        [[name, *_values(job, "outcome seconds alone")] for name, job in jobs.items()],
-    )
+    machine = next((job["machine"] for job in jobs.values() if job.get("machine")), {})
+    outcomes, failures, compared, trainings = [], [], [], []
     for name, job in jobs.items():
-        if job["outcome"] not in ("ok", "not started"):
-            lines += ["", f"{name}, {job['outcome']}:", "```", *job["traceback"][-15:], "```"]
-    compared, trainings = [], []
-    for name, job in jobs.items():
-        for line in (job["facts"], *job["figures"].get("runs", ())):
-            label = f"{name} {line.get('preset') or line.get('budget') or ''}"
-            compared += _against_forecast(f"{label}, GiB", line, "peak_bytes", "forecast_bytes", 2**30)
-            compared += _against_forecast(f"{label}, ms", line, "step_ms", "forecast_ms", 1) if job["alone"] else []
-        if "waits" in job["facts"]:
-            waits = "; ".join(f"{count} x {place}" for place, count in job["facts"]["waits"].items())
-            trainings.append([name, *_values(job, "recompiles graph_breaks"), waits or "none"])
+        facts = job["facts"]
+        outcomes.append([name, job["outcome"], job["seconds"], job["alone"]])
+        if job.get("traceback"):
+            failures += ["", f"{name}, {job['outcome']}:", "```", *job["traceback"][-15:], "```"]
+        if "waits" in facts:
+            waits = "; ".join(f"{count} x {place}" for place, count in facts["waits"].items())
+            trainings.append([name, job["recompiles"], job["graph_breaks"], waits or "none"])
+        for line in (facts, *job["figures"].get("runs", ())):
+            for unit, (measured, forecast, divisor) in COMPARED.items():
+                if line.get(measured) and line.get(forecast) and (unit == "GiB" or job["alone"]):
+                    label = f"{name} {line.get('preset') or line.get('remat') or ''}, {unit}"
+                    values = line[measured] / divisor, line[forecast] / divisor, line[forecast] / line[measured]
+                    compared.append([label, *(f"{value:.2f}" for value in values)])
+    lines = [f"# {machine.get('gpu')}, PyTorch {machine.get('torch')}, commit {runs[-1]['commit']}"]
+    lines += [*_table("job | outcome | seconds | alone", outcomes), *failures]
     lines += _table("of | measured | forecast | forecast / measured", compared)
     lines += _table("training | recompiles | graph breaks | host waits from step 4 on", trainings)
     for file in (scratch / "cache/longtake/rates").glob("*.json"):
@@ -35,25 +36,17 @@ def write(out, scratch, runs):
 
 def _sustained(rates, jobs):
     """Rates by `longtake plan --measure`, with products as sustained for 8 s and attention at the other widths."""
-    if products := jobs.get("about", {}).get("facts", {}).get("gemm_sustained"):
-        rates["products"] = products
-    for line in jobs.get("attention", {}).get("figures", {}).get("runs", ()):
+    sustained, attention = (
+        jobs.get(name, {}).get("figures", {}).get("runs", ()) for name in ("sustained", "attention")
+    )
+    for line in (line for line in sustained if line["what"] == "gemm, 8 s"):
+        rates["products"] = 1e12 * line["tflops"]
+    for line in attention:
         pairs = [rates["attention"].get(str(line["width"])), [line["rates"]["forward"], line["rates"]["backward"]]]
         rates["attention"][str(line["width"])] = min(filter(None, pairs), key=lambda pair: 1 / pair[0] + 2.5 / pair[1])
     return rates
 
 
-def _values(job, names):
-    return [job[name] for name in names.split()]
-
-
-def _against_forecast(label, figures, measured, forecast, unit):
-    pair = [figures.get(measured), figures.get(forecast)]
-    if not all(pair):
-        return []
-    return [[label, *(f"{value / unit:.2f}" for value in pair), f"{pair[1] / pair[0]:.2f}"]]
-
-
 def _table(head, rows):
-    body = [head, "|".join("---" for _ in head.split("|")), *(" | ".join(map(str, row)) for row in rows)]
+    body = [head, " | ".join("---" for _ in head.split("|")), *(" | ".join(map(str, row)) for row in rows)]
     return ["", *(f"| {line} |" for line in body)] if rows else []

@@ -71,7 +71,7 @@ def test_lines_of_a_part_that_is_cut_short_are_kept(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_every_kind_of_kernel_is_measured_at_its_tiny_size(tmp_path: Path) -> None:
-    parts = ["gemm", "attention", "varlen", "vae", "t5", "tiles", "chain"]
+    parts = ["sustained", "gemm", "attention", "varlen", "vae", "t5", "tiles", "chain"]
     program = [sys.executable, "-m", "tests.benchmarks.program", "kernels", *parts, "--tiny", "--device", "cpu"]
     done = forks.run([*program, "--json", tmp_path / "out.json"], timeout=600)
     assert done.returncode == 0, done.stderr

@@ -4,5 +4,4 @@ bucket_config = {"256px": {16: (1.0, 2)}}
 condition_config = dict(t2v=1, inpaint=2)
 ae = dict(_delete_=True, type="pixel", temporal=1, spatial=16)
 t5 = dict(_delete_=True, type="words", dim=4096, max_length=226)
-_sizes = dict(num_layers=2, num_attention_heads=48, patch_size=1, out_channels=768, grad_ckpt_settings=(2,))
-model = dict(from_pretrained=None, visual="inpaint", **_sizes)
+model = dict(from_pretrained=None, visual="inpaint", num_layers=2, patch_size=1, out_channels=768)

@@ -1,4 +1,3 @@
-# Real widths, few blocks; pixels and word vectors in place of encoders.
 _base_ = "../../../longtake/presets/opensora_v2/train/stage1.py"
 bucket_config = dict(_delete_=True, **{"256px": {1: (1.0, 4), 16: (1.0, 2)}})
 ae = dict(_delete_=True, type="pixel", temporal=4, spatial=16)
