@@ -16,12 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longtake.contracts import UserError
+from longtake.contracts import UserError, visible
 from longtake.durable import write_whole
 from longtake.small_files import parse_json
 
@@ -31,6 +31,7 @@ _SECONDS = 0.5  # between two looks at what runs
 _SHELL = 'trap : TERM INT; "$@"; echo $? > "$0"'
 _PROGRESS = re.compile(r"(?:step |^)(\d[\d.]*)(?:/| of )(\d+)(?: videos|\s|$)")
 _LAST_BYTES = 20_000
+_MAX_ARGUMENT_BYTES = 100_000  # Linux takes 128 KiB per argument
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ class Queue:
         return next((job for job in self.jobs() if job.name == name), None)
 
     def add(self, kind: str, words: Sequence[str], about: Mapping[str, Any] | None = None) -> QueuedCommand:
+        """Append a command. Raises `UserError` for an argument that no process can be given."""
+        for word in words:
+            _check_argument(word)
         with self._lock:
             taken = [int(path.name) for path in self.folder.glob("[0-9]*") if path.name.isdecimal()]
             folder = self.folder / f"{max(taken, default=0) + 1:04d}"
@@ -134,7 +138,7 @@ class Queue:
                 replace(job, state="stopped", ended=time.time()).write()
                 return "taken off the queue"
             again = job.state == "stopping"
-            if _born(job.pid) == job.born:
+            if job.born and _born(job.pid) == job.born:
                 os.killpg(job.pid, signal.SIGKILL if again else signal.SIGTERM)
             replace(job, state="stopping").write()
             return "ended" if again else "asked to end; once more ends it at once"
@@ -142,14 +146,24 @@ class Queue:
     def look(self) -> None:
         """One turn: what has ended is written down, and the next one started."""
         with self._lock:
-            jobs = self.jobs()
-            for job in jobs:
-                if job.state in ("running", "stopping") and (ended := self._ended(job)) is not None:
-                    ended.write()
-            if any(job.state in ("running", "stopping") for job in self.jobs()):
-                return
-            if (waiting := next((job for job in jobs if job.state == "waiting"), None)) is not None:
-                self._begin(waiting)
+            for job in self.jobs():
+                if job.state in ("running", "stopping"):
+                    self._attempt(self._end, job)
+            for job in self.jobs():
+                if job.state in ("running", "stopping"):
+                    return
+                if job.state == "waiting":
+                    self._attempt(self._begin, job)
+                    return
+
+    def _attempt(self, step: Callable[[QueuedCommand], object], job: QueuedCommand) -> None:
+        """Run one step of a job. Whatever it raises fails this job alone, with the reason at the end of its log."""
+        try:
+            step(job)
+        except Exception as error:
+            with (job.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
+                log.write(f"\n{type(error).__name__}: {error}\n")
+            replace(job, state="failed", ended=time.time()).write()
 
     def _begin(self, job: QueuedCommand) -> None:
         command = ["sh", "-c", _SHELL, str(job.folder / "exit"), sys.executable, "-m", "longtake", *job.words]
@@ -166,16 +180,17 @@ class Queue:
         self._children[child.pid] = child
         replace(job, state="running", started=time.time(), pid=child.pid, born=_born(child.pid)).write()
 
-    def _ended(self, job: QueuedCommand) -> QueuedCommand | None:
-        """The job as it ended; None while it goes on."""
+    def _end(self, job: QueuedCommand) -> None:
+        """Write down how a job ended, once it has."""
         if (child := self._children.get(job.pid)) is not None:
             child.poll()
         status = job.folder / "exit"
-        if not status.exists() and (_born(job.pid) == job.born and (child is None or child.returncode is None)):
-            return None
+        lives = bool(job.born) and _born(job.pid) == job.born
+        if not status.exists() and lives and (child is None or child.returncode is None):
+            return
         code = status.read_text().strip() if status.exists() else ""
         state = "done" if code == "0" else "stopped" if job.state == "stopping" or code == "130" else "failed"
-        return replace(job, state=state, ended=time.time())
+        replace(job, state=state, ended=time.time()).write()
 
     def _run(self) -> None:
         while not self._over.wait(_SECONDS):
@@ -187,10 +202,34 @@ class Queue:
 
 def _read(path: Path) -> QueuedCommand | None:
     try:
-        kept = parse_json(path.read_bytes())
-        return QueuedCommand(path.parent, **{**kept, "words": tuple(kept["words"])})
+        kept = _encodable(parse_json(path.read_bytes()))
+        return QueuedCommand(path.parent, **{**kept, "words": tuple(map(str, kept["words"]))})
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _encodable(value: Any) -> Any:
+    """Plain data with ? in place of lone surrogates, which JSON can spell and no page can show."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_argument(text: str) -> None:
+    """Raises `UserError` for text that cannot be an argument of a process."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > _MAX_ARGUMENT_BYTES:
+        raise UserError(
+            f"{visible(text[:40])}…: expected at most {_MAX_ARGUMENT_BYTES:,} bytes, got {size:,}; shorten it"
+        )
+    bad = next((i for i, c in enumerate(text) if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+    if bad is not None:
+        raise UserError(
+            f"{visible(text[max(0, bad - 20) : bad + 20])}: character {bad + 1} is half of a character, such as of an "
+            "emoji that was cut, or a NUL; delete it"
+        )
 
 
 def _born(pid: int) -> str:

@@ -51,3 +51,29 @@ def test_a_command_that_vanished_with_its_machine_counts_as_failed(tmp_path: Pat
     )
     assert ended(queue, job.name).state == "failed"  # process 1 is another one
     queue.close()
+
+
+@pytest.mark.parametrize("text", ["half \ud83d an emoji", "\udc00", "a\0b", "x" * 200_000, "é" * 60_000])
+def test_argument_that_no_process_takes_is_refused(tmp_path: Path, text: str) -> None:
+    queue = Queue(tmp_path)
+    with pytest.raises(UserError):
+        queue.add("generate", ["generate", "m", "--prompt", text])
+    assert queue.jobs() == []
+    assert queue.add("generate", ["--prompt", "a whole emoji 😀"]).words[1] == "a whole emoji 😀"
+    queue.close()
+
+
+def test_job_that_cannot_begin_or_end_fails_alone_with_its_reason(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    jobs = [queue.add("generate", ["--version"]) for _ in range(4)]
+    QueuedCommand(jobs[0].folder, "generate", ("x" * 3_000_000,)).write()  # as an older queue has kept it
+    QueuedCommand(jobs[1].folder, "generate", ("half \ud83d",)).write()
+    QueuedCommand(jobs[2].folder, "generate", ("x",), state="running", pid="none").write()
+    for _ in range(3):
+        queue.look()
+    assert [queue.job(jobs[i].name).state for i in (0, 2)] == ["failed", "failed"]
+    assert "too long" in queue.job(jobs[0].name).log()
+    assert str(queue_table(queue.jobs())).encode("utf-8")
+    assert ended(queue, jobs[1].name).state == "failed"
+    assert ended(queue, jobs[3].name).state == "done"
+    queue.close()
