@@ -117,5 +117,5 @@ run = app.run
 app.run = lambda *words: ({is_last} or end(), run(*words))[1]
 main(["--version"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr) == (0, "")

@@ -80,7 +80,9 @@ class Slurm:
 
     def ask(self, *words: str) -> str:
         """What a program of Slurm's prints."""
-        return subprocess.run(words, env=self.variables, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(
+            words, env=self.variables, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        ).stdout
 
     def nodes_of(self, facts: dict[str, str]) -> list[str]:
         return self.ask("scontrol", "show", "hostnames", facts["NodeList"]).split()
@@ -90,7 +92,9 @@ class Slurm:
         command = ["launch", "--slurm", "--nodes", nodes, "--nproc-per-node", 1, "--gpus-per-node", 0]
         command += ["--cpus-per-task", 1, *options, "--", *words]
         line = [sys.executable, "-m", "longtake", *map(str, command)]
-        done = subprocess.run(line, env=self.variables, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            line, env=self.variables, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        )
         found = re.fullmatch(r"Submitted job_id: (\d+)\noutput: (.*)\n", done.stdout)
         assert found, done.stdout + done.stderr
         return Job(self, found[1], self.folder / found[2])
@@ -177,7 +181,7 @@ def slurm_here(folder: Path) -> Iterator[Slurm]:
 
 
 def _wait(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + PATIENCE_SECONDS
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.2)

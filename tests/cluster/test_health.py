@@ -21,7 +21,7 @@ from longtake import cluster
 from longtake.cluster.scores import Scores
 from longtake.contracts import UserError
 from tests.cluster.servers import Site
-from tests.train.runs import run_command
+from tests.train.runs import PATIENCE_SECONDS, run_command
 
 RANKS, SLOW, EVERY, LAST = 192, 77, 10, 100
 GPU = {
@@ -173,11 +173,11 @@ def test_prometheus_is_answered_on_loopback(run: Path) -> None:
         address = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/metrics", timeout=PATIENCE_SECONDS) as answer:
                 assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
                 text = answer.read().decode()
             with pytest.raises(HTTPError, match="404"):
-                urllib.request.urlopen(f"{address}/", timeout=30)
+                urllib.request.urlopen(f"{address}/", timeout=PATIENCE_SECONDS)
         finally:
             server.shutdown()
     assert '# TYPE longtake_step gauge\nlongtake_step{run="a \\"run\\""} 100\n' in text
@@ -211,5 +211,7 @@ def test_prometheus_reads_the_text(run: Path) -> None:
 def _promtool(*words: object, stdin: str = "") -> None:
     if shutil.which("promtool") is None:
         pytest.skip("no promtool here; `make cluster` installs it")
-    done = subprocess.run(["promtool", *map(str, words)], input=stdin, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["promtool", *map(str, words)], input=stdin, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stdout + done.stderr

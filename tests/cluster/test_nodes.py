@@ -27,6 +27,7 @@ from longtake.cluster.machine import family, processes
 from tests.cluster.servers import ALONE, ROOT, Site, site, start_launch
 from tests.cluster.test_watch import WAITS, planned, run, until, up
 from tests.train.runs import (
+    PATIENCE_SECONDS,
     assert_one_sentence,
     finish,
     metrics,
@@ -166,7 +167,7 @@ def test_stop_ends_the_run_and_no_other(planned: Launch, place: Site, tmp_path: 
         code, out, _ = run_command(capsys, ["stop", str(place.hostfile), "--run", "to stop", *asked(place)])
         assert code == 0
         assert "SIGTERM; SIGKILL after 300 s\nalpha: ended\n" in out
-        launched.join(60)
+        launched.join(PATIENCE_SECONDS)
         assert (codes, launcher.ends()) == ([130], [])  # nothing that a launch would start again
         assert beside.poll() is None
     finally:
@@ -213,7 +214,7 @@ def test_training_is_known_by_its_command_line_and_only_its_first_process_is_sig
         assert [pid for pid, _ in found["first"]] == [first.pid]
         assert node.signal(0, [[first.pid, 1]]) == {"alive": []}  # another process of that number
         assert node.signal(signal.SIGKILL, found["pids"])["alive"] == found["pids"]
-        first.wait(30)
+        first.wait(PATIENCE_SECONDS)
         until(lambda: not node.signal(0, found["pids"])["alive"])
     finally:
         first.kill()
@@ -312,7 +313,7 @@ def test_all_training_runs_end_and_nothing_else_does(
         assert (code, error) == (0, "")
         listed = [line.split()[:2] for line in out.splitlines()[1:4]]
         assert sorted(listed) == [["alpha", "one"], ["alpha", "two"], ["beta", "one"]], out
-        assert finish(launched)[0] == trains.wait(60) == 130
+        assert finish(launched)[0] == trains.wait(PATIENCE_SECONDS) == 130
         assert all(map(steps_saved, folders))
         assert [other.poll() for other in others] == [None, None]
         for other in others:
@@ -329,7 +330,9 @@ def test_the_old_words_run_as_written(tools: Site, tmp_path: Path):
     three(tools)
 
     def said(*words: object) -> str:
-        done = subprocess.run([str(word) for word in words], env=variables, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [str(word) for word in words], env=variables, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

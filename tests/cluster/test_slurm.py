@@ -20,7 +20,7 @@ import pytest
 from longtake.cluster import node
 from tests.cluster.slurm import ROOT, Job, Slurm, missing, slurm_here
 from tests.scripts.test_ttt_video import listed
-from tests.train.runs import assert_same_bits, exact, metrics, pausing, steps_saved, write_config
+from tests.train.runs import PATIENCE_SECONDS, assert_same_bits, exact, metrics, pausing, steps_saved, write_config
 
 STEPS = 18
 SAVED_EVERY = 5
@@ -215,7 +215,9 @@ def test_the_published_script_starts_a_job_that_goes_on_by_its_name(
         "--wandb.log_interval=1",
     ]
     command = ["bash", str(ROOT / "scripts" / "train_submitit.sh"), *flags]
-    done = subprocess.run(command, env=slurm.variables | variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=slurm.variables | variables, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     said = re.fullmatch(r"Submitted job_id: (\d+)\nJob id: \1\n", done.stdout)
     assert said, done.stdout + done.stderr
     job = Job(slurm, said[1], next(tmp_path.glob("submitit_logs/*")))

@@ -17,6 +17,7 @@ from longtake.buckets import BucketRule, OrderInputs, PassOrder, step_digest
 from longtake.contracts import UserError
 from longtake.train import shared_order
 from longtake.train.shared_order import plan_shared
+from tests.train.runs import PATIENCE_SECONDS
 
 
 @dataclass
@@ -85,7 +86,7 @@ def on_ranks(local_ranks: list[int], inputs: OrderInputs) -> list[PassOrder | Ex
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,18 +12,19 @@ import pytest
 from longtake.watch import telling
 from longtake.watch.alarms import Alarm
 from tests.served import Handler, served
-from tests.train.runs import assert_one_sentence, free_port, run_command
+from tests.train.runs import PATIENCE_SECONDS, assert_one_sentence, free_port, run_command
 
 ALARM = Alarm("nan", 7, "5 of the last 11 losses are not finite", "lower lr", 6)
 
 
 class Hook(Handler):
     heard: list[dict]
+    given_up = threading.Event()
 
     def do_POST(self) -> None:
         self.heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         if self.path == "/slow":
-            time.sleep(1)
+            self.given_up.wait(PATIENCE_SECONDS)
         if self.path == "/noise":
             self.wfile.write(b"noise\r\n\r\n")
             return
@@ -51,12 +52,14 @@ def address() -> Iterator[str]:
 def test_a_webhook_gets_each_alarm_once_whatever_it_answers(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None, complaint: str | None
 ) -> None:
-    monkeypatch.setattr(telling, "_SECONDS", 0.3)
+    monkeypatch.setattr(telling, "_SECONDS", 0.3 if path == "/slow" else PATIENCE_SECONDS)
     Hook.heard.clear()
+    Hook.given_up.clear()
     said: list[str] = []
     place = address + path if path else f"http://127.0.0.1:{free_port()}"
     for _ in range(2):  # the second as after a restart
         telling.Teller(tmp_path, said.append, webhook=place).tell([ALARM])
+    Hook.given_up.set()
     assert len(Hook.heard) == (path is not None)
     for heard in Hook.heard:
         assert (heard["kind"], heard["checkpoint"], heard["ended"]) == ("nan", 6, False)

@@ -165,7 +165,6 @@ def test_tensors_that_pytorch_saved_are_read_by_name_without_what_is_beside_them
         assert all(torch.equal(files[name], STATE[name]) for name in names)
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model-00001.safetensors")
     for path in (tmp_path, tmp_path / "model-00001.safetensors"):

@@ -207,9 +207,9 @@ class _Sleepy:
 def test_a_download_that_was_given_up_and_wakes_up_late_spoils_nothing(
     cache: FileCache, server: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "_SILENCE_SECONDS", 0.5)
     system = _Sleepy(b"whole")
     with monkeypatch.context() as patched:
+        patched.setattr(servers, "_SILENCE_SECONDS", 0.5)
         patched.setattr(file_cache, "find_file", lambda _: (system, "", 5))
         with cache.local("sleepy://a.mp4") as path:
             system.woken.set()

@@ -366,7 +366,7 @@ def test_workers_end_with_their_loader_whatever_they_are_at(busy: bool, closed: 
 
 
 def test_another_loaders_workers_do_not_keep_ended_ones_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_LAST_WORD_SECONDS", 60.0)
+    monkeypatch.setattr(loading, "_LAST_WORD_SECONDS", float(PATIENCE_SECONDS))
     first, second = SlotLoader(Numbers(), num_workers=2), SlotLoader(Numbers(), num_workers=2)
     assert_undisturbed(first)
     assert_undisturbed(second)

@@ -10,7 +10,7 @@ import pytest
 
 from longtake.train import folder, loop, run
 from longtake.train.health.interrupt import FirstStepTimer, StopRequest, held_signals, seconds_left
-from tests.train.runs import metrics, steps_saved, train_here
+from tests.train.runs import PATIENCE_SECONDS, metrics, steps_saved, train_here
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -51,9 +51,9 @@ def test_a_launch_stops_before_its_time_is_over(config: Path, capfd: pytest.Capt
 
 
 def test_a_timer_that_is_done_says_nothing() -> None:
-    timer = FirstStepTimer(60.0)
+    timer = FirstStepTimer(2.0 * PATIENCE_SECONDS)
     timer.done()
-    timer._timer.join(30.0)
+    timer._timer.join(PATIENCE_SECONDS)
     assert not timer._timer.is_alive()  # ended before its time, so without a word, and with this process still there
 
 
