@@ -40,8 +40,8 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR":
 LEAST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 SETTINGS: dict[str, dict[str, str]] = {
     "native": {},
-    "avx2": AVX2,
     "least": LEAST | {"LONGTAKE_MARGINS_BF16": "0"},
+    "avx2": AVX2,
     **{f"{key}={values[key]}": {key: values[key]} for values in (AVX2, LEAST) for key in LEAST},
 }
 QUICK = ("native", "avx2")
