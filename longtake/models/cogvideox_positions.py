@@ -106,5 +106,17 @@ class LearnedPositions(nn.Module):
             return instead + 0 * self.table[:1]
         if tuple(grid) == self.base:
             return self.table[None]
-        whole = self.table.unflatten(0, self.base)[: grid[0]].permute(3, 0, 1, 2)[None]
-        return F.interpolate(whole, tuple(grid), mode="trilinear").flatten(2).transpose(1, 2)
+        return resized(self.table.unflatten(0, self.base)[: grid[0]], grid).flatten(0, 2)[None]
+
+
+def resized(table: Tensor, grid: Sequence[int]) -> Tensor:
+    """[F, h, w, D] -> [*grid, D], trilinear as `F.interpolate`, by matmuls: the gradient of that function has no
+    deterministic form on CUDA."""
+    whole = table.float()
+    for axis, size in enumerate(grid):
+        if (given := whole.shape[axis]) != size:
+            place = (torch.arange(size, device=table.device) + 0.5) * (given / size) - 0.5
+            distance = place.clamp(0, given - 1)[:, None] - torch.arange(given, device=table.device)
+            weights = (1 - distance.abs()).clamp_min(0)
+            whole = torch.tensordot(weights, whole, dims=([1], [axis])).movedim(0, axis)
+    return whole.to(table.dtype)

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
 from longtake.models import CogVideoX, CogVideoXConfig, build_denoiser
 from longtake.models.cogvideox_config import published_config, section_of
-from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions, region_in
+from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions, region_in, resized
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT
 from longtake.weights.conversion import ConvertedWeights
 from tests.models.golden_cogvideox import (
@@ -245,3 +246,14 @@ def test_a_traced_model_gives_the_same_answer() -> None:
     inputs = random_inputs(model.config)
     traced = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(*inputs), model(*inputs), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("grid", [(2, 4, 6), (3, 7, 5), (1, 2, 9), (6, 3, 3)])
+def test_a_learned_table_is_resized_as_interpolation_does_with_its_gradient(grid: tuple[int, ...]) -> None:
+    table = torch.randn(3, 4, 6, 5, dtype=torch.float32, requires_grad=True)
+    expected = F.interpolate(table.permute(3, 0, 1, 2)[None], grid, mode="trilinear")[0].permute(1, 2, 3, 0)
+    upstream = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad(expected, table, upstream)
+    found = resized(table, grid)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.autograd.grad(found, table, upstream)[0], wanted, rtol=0, atol=1e-5)
