@@ -146,6 +146,51 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Frames of a clip that follow each other, and of which something is known."""
+
+    frames: range  # of the clip's latents
+    pixels: range  # frames of the clip that they are encoded from
+    # What a store calls it, where it is encoded as a clip of its own; "": the clip's own latents are the same, and are
+    # taken.
+    name: str = ""
+    masked: bool = False  # its pixels are blacked out by the sample's mask before they are encoded
+    skip: int = 0  # latents of a request's reference that lie before those of `frames`
+    reference: int | None = None  # which of a request's references; None: the last for one frame at the tail, or first
+    from_end: bool | None = None  # of the reference are its last frames taken; None: where it ends the clip
+    shown: tuple[range, ...] | None = (
+        None  # frames of the clip that references of a request give; None: all of `pixels`
+    )
+    by_mean: bool = False  # a request's latents are the posterior's mean, even where those of training are drawn
+
+    @property
+    def taken(self) -> tuple[range, ...]:
+        """The frames of the clip that references of a request give."""
+        return (self.pixels,) if self.shown is None else self.shown
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it begins with the clip; otherwise it ends with it."""
+        return self.frames.start == 0
+
+    @property
+    def takes_end(self) -> bool:
+        """Whether it takes the last frames of its reference, not the first."""
+        return not self.is_head if self.from_end is None else self.from_end
+
+
+@dataclass(frozen=True)
+class Places:
+    """What is known of one sample, or of a video to be made."""
+
+    windows: tuple[Window, ...] = ()  # where the clean latents come from
+    released: Tensor | None = None  # [1, F, h or 1, w or 1], as in `Known`; None: 0 in the windows, 1 elsewhere
+    mask: Tensor | None = None  # bool [1, T, H, W], as `Known.pixels`; None: nothing is blacked out
+    noise: Tensor | None = None  # float32 [3, T, H, W]: added to pixels of a masked window that are not black
+    noise_level: float = 0.0  # its standard deviation, where it is still to be drawn (`noise_on_known`)
+
+
+@dataclass(frozen=True)
 class Batch:
     """What the data plane hands to the trainer for one slot. Loaders make it on the CPU; the trainer gets it on its
     device (see train.feed.DeviceFeed)."""
@@ -164,6 +209,7 @@ class Batch:
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
     # Draws that decide what is computed, by purpose: they stay on the CPU, so that no device is waited for.
     choices: Mapping[str, np.ndarray] = field(default_factory=dict)
+    known: Mapping[int, Places] = field(default_factory=dict)  # what the choices make known, of samples by their rows
     companions: Mapping[str, Tensor] = field(default_factory=dict)  # what clips bring along, by name; dim 0 is B
 
 
@@ -228,7 +274,7 @@ class Known:
     # is held at its clean value. 1: it is free from the start; 0: it is known to the end; between: it is edited.
     released: Tensor
     latents: Tensor  # [B, C, F, h, w]: clean values, 0 where nothing is known
-    pixels: Tensor | None = None  # float32 [B, 1, T, H, W]: 1 where pixels are to be made, 0 where they are given
+    pixels: Tensor | None = None  # bool [B, 1, T, H, W]: True where pixels are to be made, False where they are given
 
     @property
     def held(self) -> Tensor:

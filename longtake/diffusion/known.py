@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from longtake.contracts import Conditions, Draw, Known, LatentShape, Noised
+from longtake.contracts import Conditions, Draw, Known, LatentShape, Noised, Places, Window
 from longtake.random import Purpose
 
 if TYPE_CHECKING:  # the check of a config asks for windows alone
@@ -29,51 +29,6 @@ if TYPE_CHECKING:  # the check of a config asks for windows alone
 # Channels and other conditions are made by the law itself (`KnownLaw.conditions`).
 Reader = Literal["input", "x_mask", "loss", "loss_at_ends"]
 PixelShape = tuple[int, int, int]  # (T, H, W)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Frames of a clip that follow each other, and of which something is known."""
-
-    frames: range  # of the clip's latents
-    pixels: range  # frames of the clip that they are encoded from
-    # What a store calls it, where it is encoded as a clip of its own; "": the clip's own latents are the same, and are
-    # taken.
-    name: str = ""
-    masked: bool = False  # its pixels are blacked out by the sample's mask before they are encoded
-    skip: int = 0  # latents of a request's reference that lie before those of `frames`
-    reference: int | None = None  # which of a request's references; None: the last for one frame at the tail, or first
-    from_end: bool | None = None  # of the reference are its last frames taken; None: where it ends the clip
-    shown: tuple[range, ...] | None = (
-        None  # frames of the clip that references of a request give; None: all of `pixels`
-    )
-    by_mean: bool = False  # a request's latents are the posterior's mean, even where those of training are drawn
-
-    @property
-    def taken(self) -> tuple[range, ...]:
-        """The frames of the clip that references of a request give."""
-        return (self.pixels,) if self.shown is None else self.shown
-
-    @property
-    def is_head(self) -> bool:
-        """Whether it begins with the clip; otherwise it ends with it."""
-        return self.frames.start == 0
-
-    @property
-    def takes_end(self) -> bool:
-        """Whether it takes the last frames of its reference, not the first."""
-        return not self.is_head if self.from_end is None else self.from_end
-
-
-@dataclass(frozen=True)
-class Places:
-    """What is known of one sample, or of a video to be made."""
-
-    windows: tuple[Window, ...] = ()  # where the clean latents come from
-    released: Tensor | None = None  # [1, F, h or 1, w or 1], as in `Known`; None: 0 in the windows, 1 elsewhere
-    mask: Tensor | None = None  # float32 [1, T, H, W], as `Known.pixels`; None: nothing is blacked out
-    noise: Tensor | None = None  # float32 [3, T, H, W]: added to pixels of a masked window that are not black
-    noise_level: float = 0.0  # its standard deviation, where it is still to be drawn (`noise_on_known`)
 
 
 @dataclass(frozen=True)
@@ -103,7 +58,7 @@ class KnownLaw(Protocol):
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
     ) -> list[Places]:
-        """What is known of each training sample of clips (T, H, W), kinds drawn by weight."""
+        """What is known of each training sample of clips (T, H, W), kinds drawn by weight. Called in data workers."""
 
     def given(
         self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: Refs = ONE_REF
@@ -194,8 +149,11 @@ def make_known(given: Sequence[Places], latents: Tensor, shape: PixelShape, enco
     """What is known of a batch with latents [B, C, F, h, w] of clips (T, H, W); `encode` is called once for each
     different window, with all samples that know it.
 
-    own: False where `latents` have the shape alone, as in generation; then every window is encoded.
+    own: False where `latents` have the shape alone, as in generation; then every window is encoded. The device is not
+    waited for where the tensors of `given` are on it.
     """
+    import torch
+
     released, values = latents.new_ones(len(latents), 1, latents.shape[2], 1, 1), latents.new_zeros(latents.shape)
     rows_of: dict[Window, list[int]] = {}
     for row, one in enumerate(given):
@@ -215,7 +173,7 @@ def make_known(given: Sequence[Places], latents: Tensor, shape: PixelShape, enco
         if given[row].mask is None:  # of pixels that are blacked out, all latents count
             values[row] = values[row].where(released[row] < 1, 0.0)
     masks = {row: one.mask for row, one in enumerate(given) if one.mask is not None}
-    pixels = latents.new_ones(len(latents), 1, *shape) if masks else None
+    pixels = latents.new_ones(len(latents), 1, *shape, dtype=torch.bool) if masks else None
     for row, mask in masks.items():
         pixels[row] = mask.to(pixels)
     return Known(released, values, pixels)
@@ -224,7 +182,7 @@ def make_known(given: Sequence[Places], latents: Tensor, shape: PixelShape, enco
 def keep_known(known: Known, weights: Tensor) -> Known:
     """Without the samples of weight 0, so that not even a value that is not finite is passed on; weights: [B]."""
     trains = (weights > 0)[:, None, None, None, None].to(known.latents.device)
-    pixels = None if known.pixels is None else known.pixels.where(trains, 1.0)
+    pixels = None if known.pixels is None else known.pixels | ~trains
     return Known(known.released.where(trains, 1.0), known.latents.where(trains, 0.0), pixels)
 
 

@@ -18,7 +18,7 @@ from longtake.data import SlotDataset, open_clips
 from longtake.diffusion import drop_text
 from longtake.doctor.measures import Line, errors, quantile
 from longtake.parallel import Mesh, World
-from longtake.system import System, build_system, clean_example, kinds_apart
+from longtake.system import KnownDraw, System, build_system, clean_example, kinds_apart
 from longtake.system.examples import CleanExample
 from longtake.train import RunConfig
 from longtake.train.inputs import RunData, Table, open_latents, open_stream
@@ -81,7 +81,9 @@ class Case:
     def knowing(self, kinds: Mapping[str, float] | None) -> CleanExample:
         """The same where places are known by these kinds."""
         weights = torch.ones(self.count, device=self.system.device)
-        return clean_example(self.system, self.batch, self.nothing, weights, kinds)
+        draw = KnownDraw.create(self.system.law, kinds, self.system.latent)
+        known = {} if draw is None else draw(self.batch.choices, self.batch.bucket.shape)
+        return clean_example(self.system, replace(self.batch, known=known), self.nothing, weights)
 
     @property
     def latents(self) -> Tensor:

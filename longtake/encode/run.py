@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from longtake.data.latents import store
 from longtake.data.latents.shard import crc_of, write_tensors
 from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
 from longtake.data.rules import MASK
-from longtake.diffusion import Places, Window
+from longtake.diffusion import Window
 from longtake.durable import unfinished, write_whole
 from longtake.encode.fit import OtherStore, differences, encoder_digests, known_fingerprint, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
@@ -40,7 +39,16 @@ from longtake.encode.shards import (
 )
 from longtake.encode.verify import VerifyResult, whole_files
 from longtake.parallel import World, tune_host
-from longtake.system import Encoders, SystemConfig, any_masked, build_encoders, kinds_apart, set_tf32, windows_of
+from longtake.system import (
+    Encoders,
+    KnownDraw,
+    SystemConfig,
+    any_masked,
+    build_encoders,
+    kinds_apart,
+    set_tf32,
+    windows_of,
+)
 
 _ALL_BAD = 100  # clips of one process, none of which can be read, end it: most often the root is wrong
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -114,8 +122,8 @@ def encode(
     windows = windows_of(config, kinds, rule.buckets, latent)
     masks = config.law_of_family if any_masked(windows) else None
     settings = {"seed": config.seed, "stage": stage, "latent": latent, "rules": config.sample_rules, "law": rule}
-    source = SlotDataset(table, dataset, draws=masks.draws if masks else {}, **settings)
-    draw_places = partial(masks.drawn, weights=kinds, latent=latent) if masks else None
+    known = KnownDraw.create(masks, kinds, latent)
+    source = SlotDataset(table, dataset, draws=masks.draws if masks else {}, known=known, **settings)
     made = clips_of(inputs) | ({"kinds": list(kinds_apart(config, kinds, latent))} if windows else {})
     facts = _facts(config, source, encoders, options, made, windows, kinds)
     other = world.on_main(
@@ -124,7 +132,7 @@ def encode(
     if other:
         raise OtherStore(str(options.folder), other)
     plan = world.on_all(lambda: Plan.read(options.folder / store.PLAN_FILE, facts))
-    work = _EncodeJob(plan, facts, options, source, encoders, windows, draw_places, (world.rank, world.size))
+    work = _EncodeJob(plan, facts, options, source, encoders, windows, (world.rank, world.size))
     with in_use(options.folder):
         continued = work.run(progress or (lambda done, total: None))
     world.barrier()
@@ -259,11 +267,10 @@ class _EncodeJob:
         source: SlotDataset,
         encoders: Encoders,
         windows: Mapping[int, Mapping[str, Window]],
-        draw_places: Callable[..., list[Places]] | None,
         place: tuple[int, int],
     ):
         self.plan, self.facts, self.options, self.source, self.encoders = plan, facts, options, source, encoders
-        self.folder, self.rule, self.windows, self.draw_places = options.folder, source.law, windows, draw_places
+        self.folder, self.rule, self.windows = options.folder, source.law, windows
         self._text_bytes = num_bytes(sized(store.tensors_of(facts)[store.TEXTS], source.latent, (1, 1, 1)).values())
         size = options.shard_bytes
         self.shards = {  # kind -> int64 [n, 2]
@@ -346,8 +353,7 @@ class _EncodeJob:
                 for slot in self._slots(number):
                     batch = next(batches)
                     windows = self.windows.get(slot.bucket.shape[0], {})
-                    given = self.draw_places(batch.choices, shape=slot.bucket.shape) if self.draw_places else ()
-                    good = shard.add(slot, batch, self.encoders, self.options.kept_dtype, windows, given)
+                    good = shard.add(slot, batch, self.encoders, self.options.kept_dtype, windows)
                     self._count(len(slot.rows), good, batch.faults)
                     yield len(slot.rows)
                 path = shard.write(self.folder)

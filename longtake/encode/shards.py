@@ -32,7 +32,7 @@ from longtake.data.latents.store import (
     pieces_of,
     write_table,
 )
-from longtake.diffusion import Places, Window
+from longtake.diffusion import Window
 from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders, black_out, with_drawn_noise
 
@@ -84,17 +84,15 @@ class LatentShard:
         encoders: Encoders,
         dtype: torch.dtype | None,
         windows: Mapping[str, Window],
-        given: Sequence[Places],
     ) -> int:
-        """Encodes the batch of a slot, and its `windows` by themselves; given: what is known of each sample, where
-        windows are masked. Returns how many clips could be read."""
+        """Encodes the batch of a slot, and its `windows` by themselves. Returns how many clips could be read."""
         good = np.flatnonzero(batch.weights.numpy())
         posterior: dict[str, Tensor] = {}
         if len(good):
             posterior = encoders.posterior(batch.video)
             for window, place in windows.items():
                 pixels = batch.video[:, :, place.pixels.start : place.pixels.stop].clone()  # contiguous, as in training
-                known = encoders.posterior(black_out(pixels, place, with_drawn_noise(given, batch)))
+                known = encoders.posterior(black_out(pixels, place, with_drawn_noise(batch)))
                 posterior |= {of_window(window, name): value for name, value in known.items()}
             companions = encoders.companions(self.source.rules.companions, batch.companions)
             numbers = {one.name for one in self.source.rules.companions if one.kind == "numbers"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,17 +21,16 @@ def level_losses(
     batch: Batch,
     nothing: Conditions,
     levels: Sequence[float],
-    kinds: Mapping[str, float] | None = None,
     leave_out_known: bool = False,
 ) -> Tensor:
     """The objective's loss of each sample of a batch at each noise level: float32 [levels, B], on the device.
 
     levels: shares of the way from data, 0, to noise, 1. The noise is a function of a sample's key and the level alone.
-    nothing and kinds as for `clean_example`, leave_out_known as for its `noised`; captions are never dropped. Samples
+    nothing as for `clean_example`, leave_out_known as for its `noised`; captions are never dropped. Samples
     of weight 0 have the loss 0. Collective where the denoiser is sharded or has peers.
     """
     weights = batch.weights.to(system.device)
-    clean = clean_example(system, batch, nothing, weights, kinds)
+    clean = clean_example(system, batch, nothing, weights)
     found = []
     for level in levels:
         noise = _noise(batch, level, clean.latents.shape).to(system.device)

@@ -137,11 +137,13 @@ class MaskedVideo(EndWindows):
 
     def masked(self, mask: Tensor, latent: LatentShape) -> Places:
         """What a mask leaves of a clip. Frames given whole are held only where each is encoded by itself: elsewhere the
-        black pixels around them change their latents too."""
-        num_frames = mask.shape[1]
-        released = mask.new_ones(1, latent(num_frames, 1, 1)[1], 1, 1)
+        black pixels around them change their latents too. mask: [1, T, H, W], True or 1 where pixels are to be made."""
+        import torch
+
+        num_frames, mask = mask.shape[1], mask.bool()
+        released = mask.new_ones(1, latent(num_frames, 1, 1)[1], 1, 1, dtype=torch.float32)
         if latent.temporal == 1:
-            released[:, (mask == 0).flatten(2).all(2)[0]] = 0
+            released[:, ~mask.flatten(2).any(2)[0]] = 0
         return Places(self.windows(INPAINT, latent, num_frames), released, mask)
 
     def conditions(self, known: Known) -> dict[str, Tensor]:
@@ -150,7 +152,7 @@ class MaskedVideo(EndWindows):
         visual = known.latents.new_zeros(batch, 1 + channels, *size)
         visual[:, 1:] = known.latents
         if known.pixels is not None:
-            given = resized(1 - known.pixels, size, first_alone=self.ae.latent.causal)
+            given = resized(1 - known.pixels.float(), size, first_alone=self.ae.latent.causal)
             visual[:, :1] = given * self.ae.scale
         return {"visual": visual}
 
@@ -182,7 +184,7 @@ def _share(kind: str, num_frames: int) -> float:
 
 
 def _tensor(mask: np.ndarray) -> Tensor:
-    """bool [T, H, W] -> float32 [1, T, H, W]."""
+    """bool [T, H, W] -> bool [1, T, H, W]."""
     import torch
 
-    return torch.from_numpy(mask[None].astype(np.float32))
+    return torch.from_numpy(mask)[None]

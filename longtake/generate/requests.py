@@ -85,7 +85,7 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
             mask = None
             if not number and (path := clip.mask or config.mask):
                 (pixels,) = known_pixels([path], [replace(every, masked=True)], shape[1:], config)
-                mask = (to_unit(pixels).mean(0, keepdim=True) > 0).float()
+                mask = to_unit(pixels).mean(0, keepdim=True) > 0
             kind, refs = clip.carries or kind_of(clip, config), refs_taken(clip, video.refs, config)
             places = law.given(kind, config.ae.latent, shape, mask, refs)
         if ratio := ratio_of(clip, config):

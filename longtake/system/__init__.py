@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         set_tf32,
     )
     from longtake.system.examples import (
+        KnownDraw,
         any_masked,
         black_out,
         clean_example,

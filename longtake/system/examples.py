@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.contracts import Batch, Bucket, Conditions, Draw, Known, LatentShape, Noised, UserError
+from longtake.contracts import (
+    Batch,
+    Bucket,
+    Conditions,
+    Draw,
+    Known,
+    LatentShape,
+    Noised,
+    Places,
+    UserError,
+    Window,
+)
 from longtake.data import LatentSource, of_window, to_unit
 from longtake.data.rules import MASK, Companion
 from longtake.diffusion import (
     KNOWN_NOISE,
     NOTHING_KNOWN,
     KnownLaw,
-    Places,
-    Window,
     drop_text,
     keep_known,
     make_known,
@@ -45,6 +56,30 @@ def wanted_draws(config: SystemConfig, draws: Mapping[str, Draw], posterior: boo
     if (law := config.known_law) is not None:
         found |= law.draws
     return found
+
+
+@dataclass(frozen=True)
+class KnownDraw:
+    """Draws what is known of samples, by kinds and their weights; for data workers."""
+
+    law: KnownLaw
+    kinds: Weights
+    latent: LatentShape
+
+    @classmethod
+    def create(cls, law: KnownLaw | None, kinds: Weights | None, latent: LatentShape) -> KnownDraw | None:
+        """None where nothing is known of any sample."""
+        return None if law is None or kinds is None else cls(law, kinds, latent)
+
+    def __call__(self, choices: Mapping[str, np.ndarray], shape: tuple[int, int, int]) -> dict[int, Places]:
+        """Of clips (T, H, W), by rows; samples of which nothing is known are left out."""
+        drawn = enumerate(self.law.drawn(choices, self.kinds, self.latent, shape))
+        return {row: places for row, places in drawn if places.windows}
+
+    def num_bytes(self, shape: tuple[int, int, int]) -> int:
+        """The most that the masks of one sample take."""
+        windows = windows_apart(self.law, self.kinds, self.latent, shape[0])
+        return math.prod(shape) if any(window.masked for window in windows.values()) else 0
 
 
 @dataclass(frozen=True)
@@ -80,13 +115,12 @@ def clean_example(
     batch: Batch,
     nothing: Conditions,
     weights: Tensor,
-    kinds: Weights | None = None,
     dropout: Mapping[str, float] | None = None,
 ) -> CleanExample:
     """The latents and conditions of a batch.
 
-    nothing: the conditions that stand for no text. weights: [B], on the device. kinds: how often each kind of known
-    places is trained on; None: nothing is known. dropout: condition -> share of samples without it.
+    nothing: the conditions that stand for no text. weights: [B], on the device. dropout: condition -> share of samples
+    without it.
     """
     draws = {name: draw.to(system.device, non_blocking=True) for name, draw in batch.draws.items()}
     latents = system.encode(batch)
@@ -99,7 +133,7 @@ def clean_example(
         conditions = conditions.updated(companions.masks, **companions)
     known = None
     if system.law is not None:
-        known = keep_known(known_of_batch(system, system.law, batch, latents, kinds), weights)
+        known = keep_known(known_of_batch(system, batch, latents), weights)
         conditions = conditions.updated(**system.known_conditions(known))
     return CleanExample(latents, conditions, known, draws, weights, batch.bucket.shape)
 
@@ -140,17 +174,13 @@ def _posterior(companion: Companion) -> str:
     return f"posterior.{companion.name}"
 
 
-def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor, kinds: Weights | None) -> Known:
+def known_of_batch(system: System, batch: Batch, latents: Tensor) -> Known:
     """What is known of the samples of a batch with latents [B, C, F, h, w]; a random posterior is drawn from with the
     sample's own numbers at the known places, as for its latents.
 
-    What decides it is on the CPU, so the device is not waited for; ranks run the autoencoder unequally often.
+    The windows are on the CPU, so the device is not waited for; ranks run the autoencoder unequally often.
     """
-    shape = batch.bucket.shape
-    if kinds is None:
-        given = [NOTHING_KNOWN] * len(latents)
-    else:
-        given = law.drawn(batch.choices, kinds, system.latent, shape)
+    given = with_drawn_noise(batch)
 
     def encode(rows: Sequence[int], window: Window) -> Tensor:
         if batch.encoded:
@@ -159,23 +189,21 @@ def known_of_batch(system: System, law: KnownLaw, batch: Batch, latents: Tensor,
         else:
             frames = slice(window.pixels.start, window.pixels.stop)
             pixels = torch.stack([batch.video[row, :, frames] for row in rows])
-            places = with_drawn_noise([given[row] for row in rows], batch, rows)
-            posterior = system.own_encoders.posterior(black_out(pixels, window, places))
+            posterior = system.own_encoders.posterior(black_out(pixels, window, [given[row] for row in rows]))
         normal = None
         if "std" in posterior:
             frames = slice(window.frames.start, window.frames.stop)
             normal = torch.stack([batch.draws["posterior"][row, :, frames] for row in rows])
         return system.draw_latents(posterior, normal)
 
-    return make_known(given, latents, shape, encode)
+    return make_known(given, latents, batch.bucket.shape, encode)
 
 
-def with_drawn_noise(given: Sequence[Places], batch: Batch, rows: Sequence[int] | None = None) -> list[Places]:
-    """What is known of samples of a batch (by default all), with the noise on given pixels that it asks for."""
+def with_drawn_noise(batch: Batch) -> list[Places]:
+    """What is known of each sample of a batch, with the noise on given pixels that it asks for."""
     normals = batch.draws.get(KNOWN_NOISE)
-    rows = range(len(given)) if rows is None else rows
-    pairs = zip(given, rows, strict=True)
-    return [noise_on_known(places, None if normals is None else normals[row]) for places, row in pairs]
+    each = [batch.known.get(row, NOTHING_KNOWN) for row in range(len(batch.weights))]
+    return [noise_on_known(one, None if normals is None else normals[row]) for row, one in enumerate(each)]
 
 
 def black_out(pixels: Tensor, window: Window, given: Sequence[Places]) -> Tensor:

@@ -42,8 +42,7 @@ class HeldOut:
             for step in self.stream.steps(self.order, 0, epochs=1):
                 for turn, batch in zip(step.turns, step.batches, strict=True):
                     peers.use(peers.degree(batch.bucket))
-                    kinds = config.condition_config, config.no_i2v_ref_loss
-                    found = level_losses(self.system, batch, nothing, section.levels, *kinds)
+                    found = level_losses(self.system, batch, nothing, section.levels, config.no_i2v_ref_loss)
                     if turn.number is not None:
                         own = [float(batch.weights.count_nonzero()), *found.double().sum(1).tolist()]
                         sums[batch.bucket.name] = sums.get(batch.bucket.name, 0.0) + np.array(own)

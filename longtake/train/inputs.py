@@ -31,7 +31,7 @@ from longtake.encode import FittingStore, choose_store, is_store, open_fitting_s
 from longtake.evaluate import FOLDER
 from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees
 from longtake.random import Purpose, uniforms
-from longtake.system import System, refuse_sharded_text, stored_windows, wanted_draws
+from longtake.system import KnownDraw, System, refuse_sharded_text, stored_windows, wanted_draws
 from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
 from longtake.train.folder import QUARANTINE_FILE
@@ -164,6 +164,7 @@ def _open_loader(
         stage=config.stage_number,
         latent=system.latent,
         draws=wanted_draws(config, system.objective.draws, system.facts.posterior),
+        known=KnownDraw.create(system.law, config.condition_config, system.latent),
         rules=config.sample_rules,
         law=rule,
         quarantined=read_quarantine(quarantine),

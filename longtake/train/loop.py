@@ -166,10 +166,9 @@ class Trainer:
         """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
         system, config = self.system, self.config
         weights = batch.weights.to(system.device, non_blocking=True)
-        kinds, dropout = config.condition_config, config.text_dropout
-        left_out = config.no_i2v_ref_loss
+        dropout, left_out = config.text_dropout, config.no_i2v_ref_loss
         # the clean example is not held on to, for what it keeps beside would last until the end of forward
-        noised, conditions = clean_example(system, batch, empty, weights, kinds, dropout).noised(system, left_out)
+        noised, conditions = clean_example(system, batch, empty, weights, dropout).noised(system, left_out)
         prediction = system.denoiser(noised.x, noised.t, conditions)
         return micro_batch_loss(system.objective.loss, prediction, noised, weights, batch.bucket.batch_size)
 

@@ -158,8 +158,8 @@ class Boxes(ByKind):
         if kind == "edit":
             return replace(found, released=torch.full((1, size[0], 1, 1), numbers[0]))
         if kind == "inpaint":
-            mask = with_box(shape, numbers[1:]) if mask is None else mask
-            to_make = Chunks(ChunkConfig()).posterior(mask[None])["mean"][0] > 0
+            mask = with_box(shape, numbers[1:]).bool() if mask is None else mask
+            to_make = Chunks(ChunkConfig()).posterior(mask[None].float())["mean"][0] > 0
             return replace(found, released=to_make.float(), mask=mask)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from safetensors import safe_open
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from longtake.data import write_video
+from longtake.contracts import Batch
+from longtake.data import Parcel, SlotLoader, write_video
+from longtake.data.loading import workers
+from longtake.families.cogvideox_known import MaskedVideo
 from longtake.families.registry import read_model
 from longtake.models import build_denoiser
 from longtake.models.cogvideox_config import section_of
@@ -207,3 +211,31 @@ def test_a_folder_of_published_weights_says_what_the_model_is(tmp_path: Path) ->
     assert len(ModelWeights(tmp_path, whole, FORMAT)) > 0
     with pytest.raises(ValueError, match="is the config of FluxTransformer"):
         section_of({"_class_name": "FluxTransformer2DModel"}, "config.json")
+
+
+def test_masks_are_drawn_in_data_workers_and_travel_as_bool_within_the_announced_bytes(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, pack, planned = MaskedVideo.drawn, workers.plan_parcel, SlotLoader._made
+
+    def drawn_in_worker(*arguments: Any) -> Any:
+        assert multiprocessing.current_process().daemon
+        return drawn(*arguments)
+
+    def packed(batch: Batch) -> Any:
+        assert {places.mask.dtype for places in batch.known.values()} <= {torch.bool}
+        return pack(batch)
+
+    def made(loader: SlotLoader, task: Any, parcel: Parcel) -> None:
+        masked.append(len(parcel.plan.known))
+        bucket = parcel.plan.bucket
+        assert len(parcel.data) < loader.source.batch_bytes(bucket) + 16_384, "but for padding and single numbers"
+        planned(loader, task, parcel)
+
+    masked: list[int] = []
+    monkeypatch.setattr(MaskedVideo, "drawn", drawn_in_worker)
+    monkeypatch.setattr(workers, "plan_parcel", packed)
+    monkeypatch.setattr(SlotLoader, "_made", made)
+    path = write_run(tmp_path, clips, "fun_inp_5b", bucket_config={"32px": {16: (1.0, 2)}})
+    train_here(path, "--max_steps", "1", "--num_workers", "1")
+    assert sum(masked) > 0

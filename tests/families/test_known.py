@@ -16,10 +16,10 @@ from longtake.data import LatentStore, from_unit, to_unit
 from longtake.diffusion import Window
 from longtake.generate import Request, sample_videos
 from longtake.generate.sample import edited, sample_chains, seeded_noise
-from longtake.system import SamplingOption, System, black_out
+from longtake.system import KnownDraw, SamplingOption, System, black_out
 from longtake.system.examples import clean_example
 from tests.cli.conftest import longtake
-from tests.families.everything import ChunkConfig, Chunks
+from tests.families.everything import EVERYTHING, ChunkConfig, Chunks
 from tests.families.runs import everything, registered, write_family
 from tests.train.conftest import clips
 from tests.train.runs import exact, train_here
@@ -37,8 +37,8 @@ def clean_of(video: Tensor) -> Tensor:
     return Chunks(ChunkConfig()).posterior(to_unit(video)[None])["mean"][0]
 
 
-def batch_of(video: Tensor, times: list[float], **choices: Any) -> Batch:
-    """Samples of one video, at shares of the times."""
+def batch_of(video: Tensor, times: list[float], kinds: dict[str, float] | None = None, **choices: Any) -> Batch:
+    """Samples of one video, at shares of the times; what is known of them is drawn from `choices` by `kinds`."""
     count, ones = len(times), torch.ones(len(times))
     numbers = {name: np.array(values, np.float32) for name, values in choices.items()}
     draws = {"noise": torch.randn(count, *LATENT), "timestep": torch.tensor(times), "dropout": torch.ones(count, 1)}
@@ -46,18 +46,26 @@ def batch_of(video: Tensor, times: list[float], **choices: Any) -> Batch:
     texts = (("a sea", "a storm"),) * count
     control = {"control": torch.zeros(count, 3, *SHAPE, dtype=torch.uint8)}
     sizes = torch.zeros(count, 2), np.zeros(count, np.uint64), ones
+    law, latent = EVERYTHING.known_law(None), ChunkConfig().latent
     return Batch(
-        bucket, video.expand(count, *video.shape), texts, ones * 24, *sizes, draws, choices=numbers, companions=control
+        bucket,
+        video.expand(count, *video.shape),
+        texts,
+        ones * 24,
+        *sizes,
+        draws,
+        choices=numbers,
+        known={} if kinds is None else KnownDraw(law, kinds, latent)(numbers, SHAPE),
+        companions=control,
     )
 
 
 def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_below(everything: System) -> None:
     times = [0.1, 0.9]
-    batch = batch_of(video_of(0), times, mask=[[0.5, 0.4, 0, 0]] * 2)
-    noised, conditions = clean_example(
-        everything, batch, everything.embed_nothing(), torch.ones(2), {"edit": 1.0}
-    ).noised(everything)
-    plain, _ = clean_example(everything, batch, everything.embed_nothing(), torch.ones(2)).noised(everything)
+    batch = batch_of(video_of(0), times, {"edit": 1.0}, mask=[[0.5, 0.4, 0, 0]] * 2)
+    nothing, weights = everything.embed_nothing(), torch.ones(2)
+    noised, conditions = clean_example(everything, batch, nothing, weights).noised(everything)
+    plain, _ = clean_example(everything, replace(batch, known={}), nothing, weights).noised(everything)
     below, above = plain.t.tolist()
     assert below < 400 < above
     assert torch.equal(noised.x[0], plain.x[0])
@@ -72,10 +80,9 @@ def test_training_holds_an_edited_place_above_its_share_of_noise_and_makes_it_be
 
 
 def test_training_masks_pixels_before_they_are_encoded(everything: System) -> None:
-    batch = batch_of(video_of(0), [0.5], mask=[[0.5, 0, 0.99, 0]])
-    noised, conditions = clean_example(
-        everything, batch, everything.embed_nothing(), torch.ones(1), {"inpaint": 1.0}
-    ).noised(everything)
+    batch = batch_of(video_of(0), [0.5], {"inpaint": 1.0}, mask=[[0.5, 0, 0.99, 0]])
+    example = clean_example(everything, batch, everything.embed_nothing(), torch.ones(1))
+    noised, conditions = example.noised(everything)
     given = torch.zeros(4, 4, dtype=torch.bool)
     given[2:, :2] = True
     assert torch.equal(conditions["mask"][0, 0] == 0, given.expand(5, 4, 4))

@@ -15,7 +15,7 @@ from longtake.data import ClipTable, probe_table, read_frames, write_image
 from longtake.data.shapes import make_shapes
 from longtake.generate import generate, open_system, read_video, resolve_source
 from longtake.parallel import World, start_world
-from longtake.system import System
+from longtake.system import KnownDraw, System
 from longtake.system.examples import known_of_batch
 from longtake.train import Outcome
 from tests.train.runs import metrics, train_here, write_config
@@ -103,7 +103,8 @@ def error(system: System, clips: tuple[Tensor, tuple[str, ...]], kind: str, othe
         noise = torch.randn(latents.shape, generator=generator)
         noised = system.objective.noise(latents, {"noise": noise, "timestep": ones * 1.5}, ones)
         texts = system.embed([f"{caption}. 8 FPS." for caption in captions])
-        known = known_of_batch(system, system.law, given, latents, {kind: 1})
+        drawn = KnownDraw(system.law, {kind: 1}, system.latent)(given.choices, given.bucket.shape)
+        known = known_of_batch(system, replace(given, known=drawn), latents)
         conditions = texts.updated(**system.law.conditions(known))
         clean = system.denoiser(noised.x, noised.t, conditions)
     return float((clean - latents)[:, :, 1:].square().mean())

@@ -13,7 +13,7 @@ import torch
 from longtake.contracts import Batch, Bucket, LatentShape, UserError
 from longtake.diffusion import EndWindows, RectifiedFlow, keep_known
 from longtake.parallel import Mesh, start_world
-from longtake.system import System, build_system, kinds_apart, windows_apart
+from longtake.system import KnownDraw, System, build_system, kinds_apart, windows_apart
 from longtake.system.examples import known_of_batch
 from longtake.train.loop import Trainer
 from longtake.train.run_file import read_run
@@ -41,7 +41,9 @@ def system_of(config: Path, *overrides: str) -> System:
 
 
 def visual_of(system: System, batch: Batch, kinds: dict[str, float] | None, weights: torch.Tensor) -> torch.Tensor:
-    known = keep_known(known_of_batch(system, system.law, batch, system.encode(batch), kinds), weights)
+    draw = KnownDraw.create(system.law, kinds, system.latent)
+    drawn = {} if draw is None else draw(batch.choices, batch.bucket.shape)
+    known = keep_known(known_of_batch(system, replace(batch, known=drawn), system.encode(batch)), weights)
     return system.law.conditions(known)["visual"]
 
 

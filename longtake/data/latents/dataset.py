@@ -15,7 +15,6 @@ from longtake.contracts import Batch, Bucket, Caption, ClipFault, Slot, UserErro
 from longtake.data.latents.source import Kind, LatentSource, UnusableLatents, num_bytes, sized
 from longtake.data.latents.store import captions_of
 from longtake.data.loading.dataset import SlotDataset
-from longtake.data.loading.draws import draw_bytes
 
 
 def shown(caption: Caption) -> str:
@@ -45,8 +44,7 @@ class StoredDataset(SlotDataset):
     def batch_bytes(self, bucket: Bucket) -> int:
         """The larger of a batch from the source and one from the files."""
         stored = sum(num_bytes(of_kind.values()) for of_kind in self._wanted(bucket))
-        drawn = draw_bytes(self.latent, bucket, self.draws)
-        return max(bucket.batch_size * (stored + drawn), super().batch_bytes(bucket))
+        return max(bucket.batch_size * (stored + self._drawn_bytes(bucket)), super().batch_bytes(bucket))
 
     def __getitem__(self, slot: Slot) -> Batch:
         texts = self.texts(slot)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw, view_of
-from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Slot
+from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Places, Slot
 from longtake.data.clips.captions import names_in, read_frame_numbers, segment_captions, single_caption
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
 from longtake.data.clips.locations import file_name
@@ -39,6 +40,16 @@ from longtake.random import Purpose, uniforms
 _STDERR = 2  # the file descriptor, which is there also where sys.stderr is not
 
 
+class KnownSource(Protocol):
+    """Draws what is known of the samples of a batch, from their choices."""
+
+    def __call__(self, choices: Mapping[str, np.ndarray], shape: tuple[int, int, int]) -> Mapping[int, Places]:
+        """Of clips (T, H, W), by rows."""
+
+    def num_bytes(self, shape: tuple[int, int, int]) -> int:
+        """The most that the tensors of one sample take."""
+
+
 class SlotDataset(Dataset[Batch]):
     """A map from slots to batches: `dataset[slot] -> Batch`, a pure function of the slot, the table and the files.
 
@@ -47,9 +58,9 @@ class SlotDataset(Dataset[Batch]):
     or are zeros, so shapes never depend on what could be read.
 
     `quarantined`: sample id -> the pass it failed in. `latent` gives the shape of the noise. `draws`: the random
-    numbers that batches bring for the trainer. `rules`: the family's; `law`: by which clips got their buckets, and get
-    the frames that may be used (None: all, at the rate or stride of `config` and `rules`). Picklable; the table travels
-    as its file's name, the cache stays behind.
+    numbers that batches bring for the trainer; `known`: draws what is known of samples (None: nothing). `rules`: the
+    family's; `law`: by which clips got their buckets, and get the frames that may be used (None: all, at the rate or
+    stride of `config` and `rules`). Picklable; the table travels as its file's name, the cache stays behind.
     """
 
     def __init__(
@@ -64,11 +75,12 @@ class SlotDataset(Dataset[Batch]):
         quarantined: Mapping[int, int] | None = None,
         rules: SampleRules = OWN,
         law: BucketLaw | None = None,
+        known: KnownSource | None = None,
     ):
         self.table, self.config = table, config
         self.seed, self.stage, self.latent, self.draws = seed, stage, latent, dict(draws)
         self.quarantined = dict(quarantined or {})
-        self.rules = rules
+        self.rules, self.known = rules, known
         self.law = law or BucketRule((), 1, config.fps_max, frame_interval=rules.stride)
         self.files = file_cache(config)
         self._cache = ClipCache(int(config.cache_mb * 1e6))
@@ -82,7 +94,12 @@ class SlotDataset(Dataset[Batch]):
         for one in self.rules.companions:
             size = 4 if one.kind == "numbers" else self.rules.pixel_bytes
             pixels += size * sum(map(math.prod, one.shapes(bucket.shape).values()))
-        return bucket.batch_size * (pixels + draw_bytes(self.latent, bucket, self.draws))
+        return bucket.batch_size * (pixels + self._drawn_bytes(bucket))
+
+    def _drawn_bytes(self, bucket: Bucket) -> int:
+        """Of what is drawn for one sample."""
+        masks = 0 if self.known is None else self.known.num_bytes(bucket.shape)
+        return masks + draw_bytes(self.latent, bucket, self.draws)
 
     def __getitem__(self, slot: Slot) -> Batch:
         return self.read(slot, self.draw(slot))
@@ -134,6 +151,7 @@ class SlotDataset(Dataset[Batch]):
         draws: Mapping[str, Tensor],
     ) -> Batch:
         """A batch of a slot's pixels and captions with all that the table says of it."""
+        choices = {name: drawn.numpy() for name, drawn in draws.items() if self.draws[name].is_choice}
         return Batch(
             bucket=slot.bucket,
             video=video,
@@ -144,7 +162,8 @@ class SlotDataset(Dataset[Batch]):
             weights=torch.from_numpy(weights),
             draws={name: drawn for name, drawn in draws.items() if not self.draws[name].is_choice},
             faults=tuple(faults),
-            choices={name: drawn.numpy() for name, drawn in draws.items() if self.draws[name].is_choice},
+            choices=choices,
+            known={} if self.known is None else self.known(choices, slot.bucket.shape),
         )
 
     def timing(self, slot: Slot) -> Timing:
