@@ -28,6 +28,7 @@ from longtake.diffusion.known import PixelShape
 from longtake.diffusion.objective import Objective, sample_loss
 from longtake.diffusion.solvers import Denoise, Past, Solver, StepNoise
 from longtake.random import Purpose
+from longtake.transfer import to_device
 
 
 class OnTimesteps(Objective):
@@ -171,7 +172,7 @@ class Schedule:
     def alpha(self, t: Tensor) -> Tensor:
         """At timesteps `t`, float64 of the same shape; below 0 they are -1."""
         if t.device not in self._alphas:
-            self._alphas[t.device] = self._alphas[torch.device("cpu")].to(t.device)
+            self._alphas[t.device] = to_device(self._alphas[torch.device("cpu")], t.device)
         return self._alphas[t.device][(t.round().long() + 1).clamp_min(0)]
 
     def factors(self, t: Tensor) -> tuple[Tensor, Tensor]:

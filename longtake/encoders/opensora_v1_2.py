@@ -21,6 +21,7 @@ from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import frozen_on_meta
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
 from longtake.parallel import Tile, compile_layers
+from longtake.transfer import to_device
 
 _HALVES = (False, True, True)  # whether time is halved after each level but the last
 _LOGVAR = (-30.0, 20.0)
@@ -169,7 +170,8 @@ class OpenSoraAutoencoder(nn.Module, ChunkedAutoencoder):
         numbers = self.config.latent_shift, self.config.latent_scale
         if self.config.spatial_only:
             numbers = (0.0,) * len(numbers[0]), (1.0,) * len(numbers[1])
-        return [torch.tensor(of, dtype=torch.float32, device=like.device)[:, None, None, None] for of in numbers]
+        columns = [torch.tensor(of, dtype=torch.float32)[:, None, None, None] for of in numbers]
+        return [to_device(column, like.device) for column in columns]
 
 
 class TimeConv(nn.Module):

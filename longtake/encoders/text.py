@@ -23,8 +23,8 @@ from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import clip_names, t5_names
 from longtake.encoders.tokens import CaptionTokens, Overflow
 from longtake.encoders.word_vectors import WordEncoder
-from longtake.parallel import pinned_like
 from longtake.small_files import parse_json, read_small
+from longtake.transfer import to_device
 
 if TYPE_CHECKING:
     from longtake.parallel import SynchronisedCalls
@@ -154,11 +154,8 @@ class LearnedTextEncoder(nn.Module, ABC):
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both int64 `[B, max_length]`, on the device."""
-        pair = self._own_tokens.encode(texts)
-        if self.device.type == "cuda":
-            pair = tuple(pinned_like(tensor).copy_(tensor) for tensor in pair)
-        ids, mask = (tensor.to(self.device, non_blocking=True) for tensor in pair)
-        return ids, mask
+        ids, mask = self._own_tokens.encode(texts)
+        return to_device(ids, self.device), to_device(mask, self.device)
 
 
 class T5Encoder(LearnedTextEncoder):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from longtake.models import fused
 from longtake.models.rotations import rotate_and_join
+from longtake.transfer import to_device
 
 EPS = 1e-6
 
@@ -110,7 +111,8 @@ class RotaryPositions(nn.Module):
         if table is None or table.shape[1] < length:
             with torch.inference_mode(False):  # a table made while sampling must serve training too
                 padded = 1 << (length - 1).bit_length()
-                table = rotary_table(places(padded, torch.device("cpu")), self.axes_dim[axis], self.theta).to(device)
+                table = rotary_table(places(padded, torch.device("cpu")), self.axes_dim[axis], self.theta)
+                table = to_device(table, device)
             if type(table) is Tensor:  # not a stand-in of a tracing or shape-only mode
                 self._axis_tables[key] = table
         return table[:, :length]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,7 @@ from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, 
 from longtake.system.float8 import check_float8, use_float8
 from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
 from longtake.system.pretrained import kept_adapters, open_pretrained
+from longtake.transfer import to_device
 from longtake.weights import Adapters, ModelWeights
 
 
@@ -169,15 +170,20 @@ class System:
     def facts_of(self, shape: tuple[int, int, int], fps: Tensor, source: Tensor | None = None) -> Conditions:
         """The model's conditions that are facts of samples of (T, H, W) pixels, [B] or [B, 2], float32 on the device.
         fps: [B]; source: height and width [B, 2] of the source, by default the bucket's."""
-        size = torch.tensor([shape[1:]], dtype=torch.float32).expand(len(fps), 2)
-        found = {
-            "fps": fps,
-            "num_frames": torch.full((len(fps),), float(shape[0])),
+
+        def equal(number: int) -> Tensor:  # made on the device: a copy from the host would wait for it
+            return torch.full((len(fps),), float(number), device=self.device)
+
+        def size() -> Tensor:
+            return torch.stack([equal(side) for side in shape[1:]], dim=1)
+
+        facts: Mapping[str, Callable[[], Tensor]] = {
+            "fps": lambda: to_device(fps, self.device),
+            "num_frames": lambda: equal(shape[0]),
             "size": size,
-            "source_size": size if source is None else source,
+            "source_size": lambda: size() if source is None else to_device(source, self.device),
         }
-        wanted = {name: value for name, value in found.items() if name in self.config.model.conditions}
-        return Conditions({name: value.to(self.device, torch.float32) for name, value in wanted.items()})
+        return Conditions({name: facts[name]().float() for name in facts if name in self.config.model.conditions})
 
     def example_conditions(self, pixels: tuple[int, int, int], batch: int) -> Conditions:
         """Conditions of the shapes that the denoiser needs for `(T, H, W)` pixels: those that stand for no text,

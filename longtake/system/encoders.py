@@ -22,6 +22,7 @@ from longtake.data.latents.source import UnusableLatents, load_tensors
 from longtake.data.rules import MASK, Companion
 from longtake.families import Text
 from longtake.system.config import SystemConfig
+from longtake.transfer import to_device
 from longtake.weights import WeightFiles
 
 C = TypeVar("C", bound=SystemConfig)
@@ -70,9 +71,9 @@ class Encoders:
         found: dict[str, Tensor] = {}
         for text in self.texts:
             encoder = self.of_captions[text.condition]
-            found[text.condition] = encoder.embed(flat).to(self.device, non_blocking=True)
+            found[text.condition] = to_device(encoder.embed(flat), self.device)
             if text.masked:
-                found[text.condition + MASK] = encoder.mask(flat).to(self.device, non_blocking=True)
+                found[text.condition + MASK] = to_device(encoder.mask(flat), self.device)
         return {name: value.unflatten(0, (len(texts), -1)) for name, value in found.items()} if several else found
 
     @property

@@ -29,9 +29,47 @@ CPU = torch.device("cpu")
 aten = torch.ops.aten
 _CROSSING = (aten.copy_.default, aten._to_copy.default)
 _INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+_ALLOCATING = (aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default)
+_NOT_DETERMINISTIC = {  # of what PyTorch's notes on `use_deterministic_algorithms` list, that which models might use
+    getattr(aten, name).default
+    for name in (
+        *(f"upsample_{kind}_backward" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+        *(f"replication_pad{dims}d_backward" for dims in (1, 2, 3)),
+        "reflection_pad1d_backward",
+        "reflection_pad3d_backward",
+        "avg_pool3d_backward",
+        "grid_sampler_3d_backward",
+    )
+}
 _READING = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 
 waits: list[str] = []  # where the host waited for the device: the stack
+
+
+@dataclass
+class Queue:
+    """What the host has asked of the device so far."""
+
+    launches: int = 0  # kernels and copies, as operations of PyTorch; views and allocations are none
+    pageable: list[str] = field(default_factory=list)  # copies from or to host memory that is not pinned: the stack
+    reads: list[tuple[int, int]] = field(default_factory=list)  # at each wait: launches by then, the last that is over
+    not_deterministic: list[str] = field(default_factory=list)  # operations that give other bits each time
+
+    def __post_init__(self) -> None:
+        self.pinned: dict[int, int] = {}  # address of host memory -> bytes
+
+    def pin(self, memory: Tensor) -> None:
+        """Takes host memory as pinned for as long as it lives."""
+        storage = memory.untyped_storage()
+        self.pinned[storage.data_ptr()] = storage.nbytes()
+        weakref.finalize(storage, self.pinned.pop, storage.data_ptr(), None)
+
+    def is_pinned(self, memory: Tensor) -> bool:
+        start = memory.data_ptr()
+        return any(place <= start < place + size for place, size in self.pinned.items())
+
+
+queue = Queue()
 
 
 @dataclass
@@ -131,16 +169,20 @@ def _run(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         kwargs["device"] = CPU if to_gpu else kwargs["device"]
     elif operation is aten.copy_.default:
         to_gpu = isinstance(args[0], OnGpu)
-    if kwargs.pop("pin_memory", None) and to_gpu:
+    pins = kwargs.pop("pin_memory", None)
+    if pins and to_gpu:
         raise RuntimeError("Only dense CPU tensors can be pinned")
     _check_devices(operation, args, tensors, here)
     if (here and operation in _READING) or _waits_to_cross(operation, args, kwargs, to_gpu):
         _wait()
     own_args, own_kwargs = pytree.tree_map(lambda x: x.held if isinstance(x, OnGpu) else x, (tuple(args), kwargs))
+    _count_launch(operation, args, to_gpu or bool(here))
     out = operation(*own_args, **own_kwargs)
     if operation is aten._to_copy.default and out is own_args[0]:
         out = out.clone()
     if not to_gpu:
+        if pins:
+            queue.pin(out)
         return args[0] if operation is aten.copy_.default else out
     known = {id(x.held): x for x in here}
 
@@ -152,6 +194,23 @@ def _run(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     out = pytree.tree_map(placed, out)
     is_view = operation.namespace == "aten" and here and any(a.alias_info for a in operation._schema.arguments)
     return return_and_correct_aliasing(operation, args, kwargs, out) if is_view else out
+
+
+def _count_launch(operation: Any, args: Sequence[Any], on_gpu: bool) -> None:
+    """Takes an operation down in the queue, if it is the device's."""
+    if not on_gpu or operation in _ALLOCATING or operation.namespace != "aten":
+        return
+    if any(result.alias_info and not result.alias_info.is_write for result in operation._schema.returns):
+        return
+    queue.launches += 1
+    if len(_streams) == 1:
+        _streams[0].behind = queue.launches
+    if operation in _NOT_DETERMINISTIC:
+        queue.not_deterministic.append(str(operation))
+    ends = args[:2] if operation is aten.copy_.default else args[:1]
+    on_host = [x for x in ends if isinstance(x, Tensor) and not isinstance(x, OnGpu) and x.ndim]
+    if operation in _CROSSING and on_host and not queue.is_pinned(on_host[0]):
+        queue.pageable.append("".join(traceback.format_stack()))
 
 
 def _check_devices(operation: Any, args: Sequence[Any], tensors: Sequence[Tensor], here: Sequence[OnGpu]) -> None:
@@ -175,35 +234,59 @@ def _waits_to_cross(operation: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 def _wait() -> None:
     waits.append("".join(traceback.format_stack()))
+    queue.reads.append((queue.launches, queue.launches))
 
 
 class _Stream:
-    """The only stream; whoever records or waits for an event on it need not."""
+    """A stream that knows the number of the last launch in the main stream that its next operation comes after."""
 
     device = GPU
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.behind = 0
 
-    def wait_stream(self, stream: _Stream) -> None: ...
+    def wait_stream(self, stream: _Stream) -> None:
+        self.behind = max(self.behind, stream.behind)
 
-    def wait_event(self, event: _Event) -> None: ...
+    def wait_event(self, event: _Event) -> None:
+        self.behind = max(self.behind, event.behind)
 
     def record_event(self, event: _Event | None = None) -> _Event:
-        return event or _Event()
+        event = event or _Event()
+        event.record(self)
+        return event
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        queue.reads.append((queue.launches, self.behind))
+
+
+_streams = [_Stream()]  # the first is the main one, the last is current
+
+
+@contextmanager
+def _using(stream: _Stream | None) -> Iterator[None]:
+    """`torch.cuda.stream`."""
+    _streams.append(stream or _streams[-1])
+    try:
+        yield
+    finally:
+        _streams.pop()
 
 
 class _Event:
-    """Long over."""
+    """Over as soon as it is recorded; it remembers which launches come before it."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.behind = 0
 
-    def record(self, stream: _Stream | None = None) -> None: ...
+    def record(self, stream: _Stream | None = None) -> None:
+        self.behind = (stream or _streams[-1]).behind
 
-    def wait(self, stream: _Stream | None = None) -> None: ...
+    def wait(self, stream: _Stream | None = None) -> None:
+        (stream or _streams[-1]).wait_event(self)
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        queue.reads.append((queue.launches, self.behind))
 
     def query(self) -> bool:
         return True
@@ -219,15 +302,20 @@ def _returning(value: Any) -> Callable[..., Any]:
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Inside, there is one GPU, of Hopper's generation. `device.cpp` must have been loaded before PyTorch was."""
-    runtime = SimpleNamespace(cudaHostRegister=_returning(0), cudaHostUnregister=_returning(0))
+
+    def register(place: int, size: int, flags: int) -> int:
+        queue.pinned[place] = size
+        return 0
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=register, cudaHostUnregister=lambda place: queue.pinned.pop(place, None) and 0
+    )
     facts = {
         "is_available": True,
         "is_initialized": True,
         "device_count": 1,
         "current_device": 0,
         "set_device": None,
-        "current_stream": _Stream(),
-        "stream": nullcontext(),
         "device": nullcontext(),
         "synchronize": None,
         "empty_cache": None,
@@ -248,12 +336,15 @@ def pretended_gpu() -> Iterator[None]:
         with ExitStack() as stack:
             for name, value in facts.items():
                 stack.enter_context(patch.object(torch.cuda, name, _returning(value)))
-            stack.enter_context(patch.multiple(torch.cuda, Stream=_Stream, Event=_Event))
+            stack.enter_context(patch.multiple(torch.cuda, Stream=_Stream, Event=_Event, stream=_using))
+            stack.enter_context(patch.object(torch.cuda, "current_stream", lambda *_: _streams[-1]))
             stack.enter_context(
                 patch.multiple(_fsdp_param, free_storage=_returning(None), alloc_storage=_returning(None))
             )
             stack.enter_context(patch.object(Tensor, "pin_memory", _pin))
-            stack.enter_context(patch.object(Tensor, "is_pinned", lambda self: not isinstance(self, OnGpu)))
+            stack.enter_context(
+                patch.object(Tensor, "is_pinned", lambda self: not isinstance(self, OnGpu) and queue.is_pinned(self))
+            )
             stack.enter_context(patch.object(Tensor, "record_stream", _returning(None)))
             stack.enter_context(_Intercept())
             yield
@@ -264,4 +355,6 @@ def pretended_gpu() -> Iterator[None]:
 def _pin(tensor: Tensor) -> Tensor:
     if isinstance(tensor, OnGpu):
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
-    return tensor.clone()
+    copied = tensor.clone()
+    queue.pin(copied)
+    return copied

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.pretended.library import CannotBuild, build_library
 from tests.pretended.plays import MADE, SETTLED, TRAINED
 
 pytestmark = pytest.mark.slow
@@ -23,18 +23,11 @@ Found = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    if sys.platform != "linux" or torch.version.cuda is not None or shutil.which("g++") is None:
-        pytest.skip("needs Linux, g++ and a PyTorch without CUDA, in whose place a GPU is pretended")
     folder = tmp_path_factory.mktemp("pretended")
-    torch_folder = Path(torch.__file__).parent
-    library = folder / "device.so"
-    options = ["-O0", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}"]
-    linked = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
-    built = subprocess.run(
-        ["g++", *options, str(HERE / "device.cpp"), "-o", str(library), *linked], capture_output=True, text=True
-    )
-    if built.returncode != 0:
-        pytest.skip(f"this g++ cannot build against PyTorch's headers: {built.stderr[:300]}")
+    try:
+        library = build_library(folder)
+    except CannotBuild as error:
+        pytest.skip(str(error))
     command = [sys.executable, "-m", "tests.pretended.plays", str(library), str(folder)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, cwd=HERE.parents[1], env=variables)

@@ -21,6 +21,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from longtake.transfer import to_device
+
 MOST_IN_BLOCK = 256
 LEAST_IN_BLOCK = 32
 LEAST_NUMBERS = 4096  # smaller tensors stay float32: they weigh nothing and many of them are norms
@@ -61,7 +63,7 @@ def table(signed: bool, device: torch.device) -> Table:
     levels = torch.tensor(sorted(found), dtype=torch.float64)
     borders = ((levels[1:] + levels[:-1]) / 2).float()
     padded = torch.cat([borders, torch.tensor([torch.inf])])
-    return levels.float().to(device), padded.to(device), _starts(borders).to(device)
+    return to_device(levels.float(), device), to_device(padded, device), to_device(_starts(borders), device)
 
 
 def _starts(borders: Tensor) -> Tensor:
