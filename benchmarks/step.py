@@ -5,6 +5,7 @@ python benchmarks/step.py --size 11b --blocks 2 4 --remat 2 4 --frames 33 --fram
 python benchmarks/step.py --model cogvideox-5b           on CUDA 49 x 480 x 720, 17,776 tokens with the text's
 python benchmarks/step.py --tiny              a tiny model, to see that it runs
 python benchmarks/step.py --overhead          what the trainer adds to forward and backward, in a real small run
+python benchmarks/step.py --overhead --before TREE      another checkout too, in turns
 torchrun --nproc_per_node 8 benchmarks/step.py ...      the same over several GPUs
 
 Phases: data (the random numbers of the samples, which a run draws beside the steps before), encode (to the device,
@@ -49,7 +50,7 @@ from step_limits import (
     time_by_class,
 )
 from step_models import LATENT, SUBJECTS, Size, blocks_of, random_conditions, with_blocks
-from step_overhead import TARGET_OVERHEAD, measure_overhead
+from step_overhead import TARGET_OVERHEAD, measure_overhead, overhead_of_trees
 from step_run import How, OurStep, our_blocks
 
 from longtake.contracts import Bucket, Conditions, UserError
@@ -64,6 +65,7 @@ from longtake.system.encoders import device_dtype
 from longtake.track import gpu_named, peak_flops
 from longtake.train.config import RunConfig
 
+HERE = Path(__file__).resolve().parents[1]
 PHASES = ("data", "encode", "forward", "backward", "optimizer")
 DEFAULTS = RunConfig(  # of a run; of the model's section nothing is read
     dataset={"data_path": "-"},
@@ -350,16 +352,23 @@ def _gemm_rate(case: Case, dtype: torch.dtype, world: World, arguments: argparse
 
 
 def _report_overhead(arguments: argparse.Namespace) -> None:
-    figures = measure_overhead(tiny=arguments.tiny)
+    trees = {"before": arguments.before, "now": HERE} if arguments.before else {}
+    measured = overhead_of_trees(trees, arguments.tiny) or {"now": measure_overhead(tiny=arguments.tiny)}
+    figures = measured["now"]
     parts = ("forward", "backward", "optimizer", "wait", "prepare", "other")
     head = ("steps", "step ms", *(f"{part} ms" for part in parts), "overhead", "without optimizer", "other alone")
-    shares = [f"{figures[f'overhead{kind}']:.1%}" for kind in ("", "_without_optimizer", "_bookkeeping")]
-    row = (figures["steps"], f"{figures['step_ms']:.1f}", *(f"{figures['parts_ms'][p]:.2f}" for p in parts), *shares)
-    print_table(head, [row])
+
+    def row(found: dict[str, Any]) -> tuple[str, ...]:
+        shares = [f"{found[f'overhead{kind}']:.1%}" for kind in ("", "_without_optimizer", "_bookkeeping")]
+        times = (found["step_ms"], *(found["parts_ms"][part] for part in parts))
+        return str(found["steps"]), *(f"{ms:.2f}" for ms in times), *shares
+
+    print_table(("tree", *head), [(name, *row(found)) for name, found in measured.items()])
     print(f"target: other alone <= {TARGET_OVERHEAD:.0%} of a 100 ms step")
     if not arguments.tiny and figures["overhead_bookkeeping"] > TARGET_OVERHEAD:
         print(f"missed: {figures['overhead_bookkeeping']:.1%} at {figures['step_ms']:.0f} ms")
-    write_json(arguments.json, "step_overhead", {"tiny": arguments.tiny, **figures})
+    earlier = {"before": measured["before"]} if "before" in measured else {}
+    write_json(arguments.json, "step_overhead", {"tiny": arguments.tiny, **figures, **earlier})
 
 
 def _row(line: dict[str, Any]) -> tuple[str, ...]:
@@ -434,6 +443,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--backend", default="inductor", help="of the compiler of the step's blocks")
     parser.add_argument("--autotune-reductions", action="store_true", help="as Inductor does by itself; a run does not")
     parser.add_argument("--overhead", action="store_true", help="what the trainer adds, in a real small run")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="with --overhead: a checkout of an earlier commit")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, two repeats")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()

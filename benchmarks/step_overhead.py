@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import commit_of
 from rich.console import Console
 
 from longtake.buckets import PassOrder
@@ -51,6 +56,20 @@ def measure_overhead(tiny: bool = False) -> dict[str, Any]:
         with watch.on_trainer():
             train_run(str(RUN_FILE), words, Console(file=io.StringIO()))
     return watch.figures()
+
+
+def overhead_of_trees(trees: Mapping[str, Path], tiny: bool, turns: int = 3) -> dict[str, dict[str, Any]]:
+    """`measure_overhead` of several checkouts, in turns and each in a process of its own: the turn with the fastest
+    step of each, with the checkout's commit."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+    for _ in range(1 if tiny else turns):
+        for name, tree in trees.items():
+            command = [sys.executable, __file__, *(["--tiny"] if tiny else [])]
+            variables = {**os.environ, "PYTHONPATH": str(tree.resolve())}
+            done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    best = {name: min(figures, key=lambda one: one["step_ms"]) for name, figures in found.items()}
+    return {name: {"commit": commit_of(tree), **best[name]} for name, tree in trees.items()}
 
 
 class _Watch:
@@ -157,3 +176,7 @@ class _Patched:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_overhead(tiny="--tiny" in sys.argv[1:])))
