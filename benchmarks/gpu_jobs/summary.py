@@ -15,9 +15,8 @@ def write(out, scratch, runs):
         if job.get("traceback"):
             failures += ["", f"{name}, {job['outcome']}:", "```", *job["traceback"][-15:], "```"]
         if "waits" in facts:
-            waits = [f"{count} x {place}" for place, count in (facts["waits"] or {}).items()]
-            unknown = "not measured" if facts["waits"] is None else "none"
-            trainings.append([name, job["recompiles"], job["graph_breaks"], "; ".join(waits) or unknown])
+            waits = "; ".join(f"{count} x {place}" for place, count in facts["waits"].items())
+            trainings.append([name, job["recompiles"], job["graph_breaks"], waits or "none"])
         for line in (facts, *job["figures"].get("runs", ())):
             for unit, (measured, forecast, divisor) in COMPARED.items():
                 if line.get(measured) and line.get(forecast) and (unit == "GiB" or job["alone"]):
