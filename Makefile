@@ -19,12 +19,13 @@ slow: .venv/.installed
 weekly: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m weekly --timeout 2400
 
-# The oldest PyTorch that is allowed, which GPU machines may have: several GB, and a quarter of an hour on two cores. The
-# release between it and the newest: `make oldest OLD=2.12`.
+# The oldest PyTorch that is allowed and its Triton, which GPU machines may have: several GB, and a quarter of an hour on
+# two cores. The release between it and the newest: `make oldest OLD=2.12 OLD_TRITON=3.7`.
 OLD ?= 2.11
+OLD_TRITON ?= 3.6
 oldest:
 	VENV=.venv-oldest/$(OLD) TORCH='torch==$(OLD).*' bash tools/install.sh
-	.venv-oldest/$(OLD)/bin/python -m pip install --quiet 'numpy<2.4'  # what the interpreter of its Triton runs with
+	.venv-oldest/$(OLD)/bin/python -m pip install --quiet 'triton==$(OLD_TRITON).*' 'numpy<2.4'  # its interpreter needs this
 	OMP_NUM_THREADS=1 .venv-oldest/$(OLD)/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 \
 		tests/models tests/parallel tests/plan tests/system tests/train tests/generate tests/families tests/weights
 	OMP_NUM_THREADS=1 .venv-oldest/$(OLD)/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 -m slow \

@@ -109,8 +109,7 @@ def _product(kind: str, m: int, k: int, n: int, device: torch.device) -> Callabl
 
 def sustained(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """NCCL with one rank, a copy, and a GEMM of the 11B model in a burst and for 8 s, with clock and power."""
-    device, tiny = arguments.device, arguments.tiny
-    rows = 64 if tiny else ROWS[-1]
+    device, rows, tiny = arguments.device, ROWS[-1], arguments.tiny
     start = time.perf_counter()
     with start_world(device.type):
         dist.all_reduce(torch.ones(1, device=device))
@@ -313,7 +312,8 @@ def chain(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         backward = partial(torch.autograd.grad, out, (q, k, target), torch.ones_like(out), retain_graph=True)
         for kind, run in (("forward", forward), ("backward", backward)):
             seconds = median_seconds(run, device, arguments.seconds)
-            times = {kind: seconds, **(kernel_seconds(run, ("learn", "learn_backward", "read", "read_backward")))}
+            kernels = ("learn", "learn_backward", "read", "read_backward", "prepare_backward")
+            times = {kind: seconds, **kernel_seconds(run, kernels)}
             for name, of in times.items():
                 what = f"{programs} programs, {kind}{f', kernel {name}' * (name != kind)}"
                 found = {"what": what, "ms": 1e3 * of, "microseconds_a_step": 1e6 * of / steps}

@@ -3,8 +3,9 @@
 A segment of mini-batches takes two launches forward. `learn`, one program for a sample and head, carries the network
 through it in float32 and leaves a copy before each mini-batch; `read` lets all its queries read these copies at once.
 Backward, from the last segment to the first, `learn` makes the copies again, `read_backward` gives at once what the
-queries say of each copy, and `learn_backward`, one program for a sample and head, carries the gradient back. Nothing
-waits for the device. Names and packing are those of `ttt_chunked`.
+queries say of each copy, `prepare_backward` computes at once what depends on the copies alone, and `learn_backward`,
+one program for a sample and head, carries the gradient back. Nothing waits for the device. Names and packing are those
+of `ttt_chunked`.
 """
 
 from __future__ import annotations
@@ -47,22 +48,29 @@ def backward(
     launch = _SegmentLauncher(q, hidden, mini_batch, segment, eps)
     grads = [torch.empty_like(tensor) for tensor in (q, k, target, rate)]
     later = torch.zeros_like(kept[0])
-    of_nets = kept.new_empty(launch.count, *kept.shape[1:])
-    of_read = gamma.new_empty(launch.count, *kept.shape[1:3], 2, q.shape[-1])
-    of_norm = gamma.new_zeros(*kept.shape[1:3], 2, q.shape[-1])
+    net_grads = kept.new_empty(launch.count + 1, *kept.shape[1:])  # by queries: row i is that of nets[i]
+    net_grads[0] = 0.0
+    norm_grads = gamma.new_empty(launch.count, *kept.shape[1:3], 2, q.shape[-1])
+    norm_sum = gamma.new_zeros(*kept.shape[1:3], 2, q.shape[-1])
+    prepared, work = launch.buffers_of_backward()
     for number in reversed(range(launch.segments)):
+        steps = launch.steps(number)
         launch.learn(number, k, target, rate, gamma, beta, kept[number].clone())
         launch(
-            kernels.read_backward, number, grad, q, gamma, beta, launch.nets, launch.biases, grads[0], of_nets, of_read,
+            kernels.read_backward, number, grad, q, gamma, beta, launch.nets, launch.biases, grads[0], net_grads,
+            norm_grads, parallel=True,
+        )  # fmt: skip
+        launch(
+            kernels.prepare_backward, number, k, target, rate, gamma, beta, launch.nets, launch.biases, *prepared,
             parallel=True,
         )  # fmt: skip
-        of_norm += of_read[: launch.steps(number)].sum(0)
-        later += of_nets[launch.steps(number) - 1]
+        later += net_grads[steps]
         launch(
-            kernels.learn_backward, number, k, target, rate, gamma, beta, launch.nets, launch.biases, of_nets, later,
-            of_norm, *grads[1:],
+            kernels.learn_backward, number, k, target, rate, gamma, beta, launch.nets, *prepared, net_grads, later,
+            norm_grads, *grads[1:], *work,
         )  # fmt: skip
-    return (*grads, of_norm[:, :, 0].sum(0), of_norm[:, :, 1].sum(0), later.sum(0))
+        norm_sum += norm_grads[:steps].sum(0)
+    return (*grads, norm_sum[:, :, 0].sum(0), norm_sum[:, :, 1].sum(0), later.sum(0))
 
 
 class _SegmentLauncher:
@@ -89,6 +97,21 @@ class _SegmentLauncher:
         self.biases[0].copy_(running[..., self.matrices :])
         self(kernels.learn, number, k, target, rate, gamma, beta, running, self.nets, self.biases)
         running[..., self.matrices :].copy_(self.biases[self.steps(number)])
+
+    def buffers_of_backward(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Results of `prepare_backward` for each mini-batch of a segment, and scratch memory of `learn_backward`."""
+        # float16 would lose gradients: factors of its products are scaled where they are used
+        dtype = torch.bfloat16 if self.nets.dtype == torch.bfloat16 else torch.float32
+        width, hidden = self.sizes["K"], self.sizes["M"]
+        rows = (self.programs, self.sizes["ROWS"])
+
+        def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
+            return self.nets.new_empty(sizes, dtype=dtype)
+
+        z, v = empty(self.count, *rows, width, dtype=torch.float32), empty(self.count, *rows, width)
+        prepared = [z, v, *(empty(self.count, *rows, hidden) for _ in range(4))]
+        d_v, d_z = empty(*rows, width, dtype=torch.float32), empty(*rows, width)
+        return prepared, [d_v, d_z, *(empty(*rows, hidden) for _ in range(3))]
 
     def steps(self, number: int) -> int:
         """Mini-batches of a segment."""

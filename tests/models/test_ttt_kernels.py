@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 
-from tests.models.triton_cases import assert_kernels_agree
+from tests.models.triton_cases import ROOT, assert_kernels_agree
 
-TOKENS = ("q", "k", "target", "grad", "out", "grad_q", "grad_k", "grad_target", "nets")  # in bfloat16
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: pip install triton")
 
 
@@ -19,25 +19,17 @@ def test_kernels_agree_with_the_formulas() -> None:
     assert_kernels_agree("interpreted_ttt", 5, {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hidden", [0, 256])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_a_gpu_that_is_not_here(capability: int, hidden: int) -> None:
-    """At the published sizes, heads of 64 and mini-batches of 64, and in what a multiprocessor has of shared memory."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from longtake.models import ttt_kernels as kernels
-
-    sizes = {"MINI_BATCH": 64, "ROWS": 64, "K": 64, "M": hidden, "TILE": 64, "TILES": (hidden or 64) // 64}
-    scalars = dict.fromkeys(("first", "steps", "tokens", "heads"), "i32") | {"eps": "fp32"}
-    halves = dict.fromkeys(TOKENS, "*bf16")
-    for kernel in (kernels.learn, kernels.read, kernels.read_backward, kernels.learn_backward):
-        kinds = dict.fromkeys(sizes, "constexpr") | scalars | halves
-        signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names}
-        constants = {(kernel.arg_names.index(name),): value for name, value in sizes.items()}
-        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        options = {"num_warps": 8, "num_stages": 1}
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        assert compiled.asm["cubin"]
-        assert compiled.metadata.shared <= 163 * 1024
+@pytest.mark.parametrize("layer", ["TTT-MLP", "TTT-Linear"])
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.slow)])
+def test_kernels_at_published_sizes_fit_a_multiprocessor(
+    layer: str, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kernel that the scan launches: at most 64 bytes of stack on Hopper, and the shared memory of an A100."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    registers = import_module("kernel_registers")
+    launches = registers.launches(*registers.PUBLISHED[layer])
+    assert {"learn", "read", "read_backward", "learn_backward"} <= set(launches)
+    for name, launch in launches.items():
+        resources = registers.resources(launch, capability)
+        assert resources.shared <= 163 * 1024, name
+        assert resources.stack <= 64 or capability < 90, name
