@@ -175,10 +175,11 @@ def pack_samples(model: nn.Module, lengths: Sequence[int], device: torch.device)
     """Makes attention that of samples of these lengths which follow each other in one sequence; without the kernel,
     on a CPU, sample by sample."""
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    longest = max(lengths)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if device.type == "cuda":
-            return varlen_attn(q[0], k[0], v[0], ends, ends, max(lengths), max(lengths))[None]
+            return varlen_attn(q[0], k[0], v[0], ends, ends, longest, longest)[None]
         samples = zip(*(x.transpose(1, 2).split(list(lengths), dim=2) for x in (q, k, v)), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*sample) for sample in samples], dim=2).transpose(1, 2)
 

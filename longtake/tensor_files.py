@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file, for writers that have one tensor at a time in memory."""
+"""The bytes of a safetensors file, for writers that have one tensor at a time in memory; a check for readers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from longtake.contracts import UserError
 
 _DTYPES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
 
@@ -33,3 +35,18 @@ def safetensors_head(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]], met
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def check_finite(tensor: Tensor, place: str, name: str) -> None:
+    """Raises `UserError` where a tensor holds NaN or infinity, or is infinite in float32."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    values = tensor if tensor.dtype.itemsize > 1 else tensor.float()
+    # min and max take a twentieth of isfinite's time, and are NaN where a value is
+    if torch.isfinite(torch.stack(values.aminmax()).float()).all():
+        return
+    num_bad = tensor.numel() - int(torch.isfinite(tensor.float()).sum())
+    raise UserError(
+        f"{place}: {name} holds {num_bad:,} values that are NaN or infinite; copy the file again, or give an earlier "
+        "checkpoint"
+    )

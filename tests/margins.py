@@ -1,4 +1,4 @@
-"""Records bound / error of every comparison with a tolerance, for `tools/margins.py`.
+"""Record bound / error of every comparison with a tolerance, for `tools/margins.py`.
 
 `LONGTAKE_MARGINS=FOLDER` installs the hooks in every process that imports `tests`: forked and spawned ranks too. Each
 process appends to a file of its own, in which a later line of a comparison has a larger error than the earlier ones.

@@ -51,7 +51,7 @@ def within(error: Any, bound: Any, largest: float = 1.0) -> bool:
 
 @contextmanager
 def in_float64(*modules: nn.Module) -> Iterator[None]:
-    """Computes in float64 with the weights of `modules`: what the code under test casts to float32 stays as it is.
+    """Compute in float64 with the weights of `modules`: what the code under test casts to float32 stays as it is.
 
     What is float32 from the start, such as times and their features, is the same in a float32 run: its rounding is no
     part of the distance between two of them. The weights are float32 before and after.

@@ -29,42 +29,38 @@ def assertions() -> Iterator[tuple[str, ast.Compare]]:
                             yield f"{file.relative_to(TESTS)}:{part.lineno}", part
 
 
-def test_errors_are_compared_with_small_bounds_by_within_alone() -> None:
+def test_small_bounds_compared_by_hand_are_absent() -> None:
     by_hand = []
     for place, comparison in assertions():
         sides = [comparison.left, *comparison.comparators]
         for operator, less, more in zip(comparison.ops, sides, sides[1:], strict=False):
             if isinstance(operator, ast.Gt | ast.GtE):
                 less, more = more, less
-            small = any(isinstance(one, ast.Constant) and one.value and is_small(one.value) for one in ast.walk(more))
-            if (
-                isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-                and small
-                and not isinstance(less, ast.Constant)
-            ):
+            ordered = isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+            if ordered and not isinstance(less, ast.Constant) and any(map(is_small, ast.walk(more))):
                 by_hand.append(place)
-    assert by_hand == []
+    assert by_hand == [], "compare with tests.precision.within"
 
 
-def is_small(value: object) -> bool:
-    return isinstance(value, float) and abs(value) <= SMALL
+def is_small(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < abs(node.value) <= SMALL
 
 
-def test_no_assertion_compares_elapsed_time() -> None:
+def test_assertions_on_elapsed_time_are_absent() -> None:
     timed = [
         place
         for place, comparison in assertions()
         for part in ast.walk(comparison)
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) and any(map(reads_clock, ast.walk(part)))
     ]
-    assert timed == []
+    assert timed == [], "count, or wait for an event"
 
 
 def reads_clock(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CLOCKS
 
 
-def test_every_kind_of_comparison_is_recorded_with_its_error_and_bound(
+def test_recorder_of_each_kind_of_comparison_writes_error_and_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(margins.VARIABLE, str(tmp_path))
@@ -73,24 +69,24 @@ def test_every_kind_of_comparison_is_recorded_with_its_error_and_bound(
     for owner, name in (*hooked, (precision, "within"), (scalar, "__eq__")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     margins.install()
-    one, other = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
-    torch.testing.assert_close({"x": [one]}, {"x": [other]}, rtol=0, atol=4.0)
-    torch.allclose(one, other, rtol=0.0, atol=2.0)
-    np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1.0)
+    first, second = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
+    torch.testing.assert_close({"x": [first]}, {"x": [second]}, rtol=0, atol=4.0)
+    torch.allclose(first, second, rtol=0.0, atol=2.0)
+    np.testing.assert_allclose(first.numpy(), second.numpy(), rtol=0, atol=1.0)
     assert {"x": pytest.approx([1.0, 2.5], abs=5.0)} == {"x": [1.0, 2.0]}
     assert precision.within(torch.tensor([0.1, 0.5]), 10.0)
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(first, second)
     (file,) = tmp_path.iterdir()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     used = {line["site"]: (line["error"], line["bound"]) for line in lines}
     assert list(used.values()) == [(0.5, 4.0), (0.5, 2.0), (0.5, 1.0), (0.5, 5.0), (0.5, 10.0)]
     assert all(
-        line["test"].endswith("::test_every_kind_of_comparison_is_recorded_with_its_error_and_bound") for line in lines
+        line["test"].endswith("::test_recorder_of_each_kind_of_comparison_writes_error_and_bound") for line in lines
     )
 
 
-def test_a_float64_run_bounds_another_order_of_sums_and_not_a_mistake() -> None:
+def test_bound_of_a_float64_run_accepts_reordered_sums_and_rejects_bf16() -> None:
     random = torch.Generator().manual_seed(0)
     a, b = torch.randn(8, 1000, generator=random), torch.randn(1000, 8, generator=random)
     product = a @ b

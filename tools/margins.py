@@ -1,9 +1,9 @@
-"""Measures how far the tests' numerical bounds are from their errors on processors of several kinds.
+"""Measure how far the tests' numerical bounds are from their errors on processors of several kinds.
 
 python tools/margins.py                      every setting by itself and together: about half an hour on one core
 python tools/margins.py --quick              this processor, and one with AVX2 alone
 python tools/margins.py tests/models         these files, folders or tests (FILE::NAME) only
-python tools/margins.py --json FILE          also write what was found
+python tools/margins.py --json FILE          also write the results, after each setting
 
 Instruction sets are limited in PyTorch, oneDNN and MKL. For each comparison with a tolerance
 (`torch.testing.assert_close`, `torch.allclose`, `numpy.testing.assert_allclose`, `pytest.approx`,
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def is_fixed(self) -> bool:
-        """Not of rounding."""
+        """Not a rounding error."""
         least, most = min(self.errors.values()), max(self.errors.values())
         return len(self.errors) > 1 and self.share >= COARSE and most - least <= FIXED * most
 
@@ -81,23 +81,26 @@ class Comparison:
         return {"test": self.test, "site": self.site, **facts}
 
 
+Comparisons = dict[tuple[str, str], Comparison]  # by test and line
+
+
 def main() -> int:
     arguments = parse_arguments()
-    names = QUICK if arguments.quick else tuple(SETTINGS)
-    found: dict[tuple[str, str], Comparison] = {}
+    comparisons: Comparisons = {}
     failed: dict[str, list[str]] = {}
     paths = arguments.paths or ["tests"]
     tests: Iterable[str] = [path for path in paths if "::" in path]
     tests = [*tests, *map(str, comparing_files(path for path in paths if "::" not in path))]
-    for name in names:
+    for name in QUICK if arguments.quick else SETTINGS:
         with tempfile.TemporaryDirectory() as folder:
             failed[name] = run_tests(sorted(tests), SETTINGS[name], Path(folder), arguments)
-            read_records(Path(folder), name, found)
-        print(f"{name}: {sum(name in one.used for one in found.values())} comparisons", flush=True)
+            read_records(Path(folder), name, comparisons)
+        count = sum(name in comparison.used for comparison in comparisons.values())
+        print(f"{name}: {count} comparisons", flush=True)
         if name == "native":
-            tests = {one.test for one in found.values() if one.margin < WIDE}
-        write_json(arguments.json, "margins", figures(list(found.values()), failed), program="tools/margins.py")
-    return report(list(found.values()), failed)
+            tests = {comparison.test for comparison in comparisons.values() if comparison.margin < WIDE}
+        write_json(arguments.json, "margins", summarize(comparisons, failed), program="tools/margins.py")
+    return report(comparisons, failed)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -129,7 +132,7 @@ def compares(file: Path) -> bool:
 def run_tests(
     tests: Sequence[str], setting: Mapping[str, str], folder: Path, arguments: argparse.Namespace
 ) -> list[str]:
-    """Runs tests, whose processes record their comparisons in `folder`; returns those that fail."""
+    """Run tests, whose processes record their comparisons in `folder`; return those that fail."""
     if not tests:
         return []
     listed, results = folder / "tests.txt", folder / "results.xml"
@@ -141,49 +144,50 @@ def run_tests(
         os.environ | setting | {"LONGTAKE_MARGINS": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     )
     done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1, 5):  # 5: all of them are deselected
         sys.exit(f"pytest ended with exit code {done.returncode}:\n{done.stdout[-4000:]}")
     cases = ElementTree.parse(results).getroot().iter("testcase")
-    return [
-        f"{one.get('classname')}::{one.get('name')}"
-        for one in cases
-        if {child.tag for child in one} & {"failure", "error"}
-    ]
+    failing = (case for case in cases if {child.tag for child in case} & {"failure", "error"})
+    return [f"{case.get('classname')}::{case.get('name')}" for case in failing]
 
 
-def read_records(folder: Path, setting: str, found: dict[tuple[str, str], Comparison]) -> None:
+def read_records(folder: Path, setting: str, comparisons: Comparisons) -> None:
+    """Add what processes recorded under a setting."""
     for file in folder.glob("*.jsonl"):
         for text in file.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            one = found.setdefault((line["test"], line["site"]), Comparison(line["test"], line["site"], line["share"]))
-            if line["used"] >= one.used.get(setting, 0.0):
-                one.used[setting] = line["used"]
-                one.errors[setting], one.bounds[setting] = line["error"], line["bound"]
+            new = Comparison(line["test"], line["site"], line["share"])
+            comparison = comparisons.setdefault((line["test"], line["site"]), new)
+            if line["used"] >= comparison.used.get(setting, 0.0):
+                comparison.used[setting] = line["used"]
+                comparison.errors[setting], comparison.bounds[setting] = line["error"], line["bound"]
 
 
-def figures(found: Sequence[Comparison], failed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What was found so far, under the settings of `failed`."""
-    of_rounding = sorted((one for one in found if not one.is_fixed), key=lambda one: one.margin)
+def summarize(comparisons: Comparisons, failed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The results so far, under the settings of `failed`."""
+    rounding = [comparison for comparison in comparisons.values() if not comparison.is_fixed]
+    rounding.sort(key=lambda comparison: comparison.margin)
     return {
         "settings": {name: SETTINGS[name] for name in failed},
-        "comparisons": len(found),
-        "fixed": len(found) - len(of_rounding),
+        "tests": len({comparison.test for comparison in comparisons.values()}),
+        "comparisons": len(comparisons),
+        "fixed": len(comparisons) - len(rounding),
         "failed": failed,
-        "below": [one.content() for one in of_rounding if one.margin < MARGIN],
-        "least": [one.content() for one in of_rounding[:50] if one.margin < float("inf")],
+        "below": [comparison.content() for comparison in rounding if comparison.margin < MARGIN],
+        "least": [comparison.content() for comparison in rounding[:50] if comparison.margin < float("inf")],
     }
 
 
-def report(found: Sequence[Comparison], failed: Mapping[str, Sequence[str]]) -> int:
-    """Prints what is below the margin; returns the exit code."""
-    facts = figures(found, failed)
+def report(comparisons: Comparisons, failed: Mapping[str, Sequence[str]]) -> int:
+    """Print what is below the margin; return the exit code."""
+    summary = summarize(comparisons, failed)
     for name, tests in failed.items():
         for test in tests:
             print(f"fails under {name}: {test}")
-    for line in facts["below"]:
+    for line in summary["below"]:
         print("{margin:6.2f}  error {error:.3g}, bound {bound:.3g}  {setting}  {test}  {site}".format(**line))
-    print("{comparisons} comparisons, {fixed} of them not of rounding".format(**facts))
-    return int(bool(facts["below"] or any(failed.values())))
+    print("{comparisons} comparisons in {tests} tests, {fixed} of them not of rounding".format(**summary))
+    return int(bool(summary["below"] or any(failed.values())))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def watched(trainer, *step):
 
 
 def report(**more):
-    facts = {"waits": dict(waits.most_common(12)), "graphs": counters["stats"]["unique_graphs"], **more}
+    counted = waits.most_common(12) if on_gpu else [("(no CUDA device)", 0)]
+    facts = {"waits": dict(counted), "graphs": counters["stats"]["unique_graphs"], **more}
     if on_gpu:
         facts |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
     print("facts", json.dumps(facts), flush=True)

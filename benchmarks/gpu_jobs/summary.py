@@ -36,12 +36,10 @@ def write(out, scratch, runs):
 
 def _sustained(rates, jobs):
     """Rates by `longtake plan --measure`, with products as sustained for 8 s and attention at the other widths."""
-    sustained, attention = (
-        jobs.get(name, {}).get("figures", {}).get("runs", ()) for name in ("sustained", "attention")
-    )
-    for line in (line for line in sustained if line["what"] == "gemm, 8 s"):
+    lines = {name: job["figures"].get("runs", ()) for name, job in jobs.items()}
+    for line in (line for line in lines.get("sustained", ()) if line["what"] == "gemm, 8 s"):
         rates["products"] = 1e12 * line["tflops"]
-    for line in attention:
+    for line in lines.get("attention", ()):
         pairs = [rates["attention"].get(str(line["width"])), [line["rates"]["forward"], line["rates"]["backward"]]]
         rates["attention"][str(line["width"])] = min(filter(None, pairs), key=lambda pair: 1 / pair[0] + 2.5 / pair[1])
     return rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -58,7 +58,7 @@ def filter_rows(
     done = data.filter_table(table, output, condition)
     console = track.make_console()
     console.print(f"{done.kept:,} of {done.rows:,} rows kept, in {done.target}")
-    _print_left_out(console, done.left_out, done.first_unreadable)
+    _print_left_out(console, done.left_out, done.unreadable)
 
 
 def merge(
@@ -73,7 +73,7 @@ def merge(
     done = data.merge_tables(tables, output, repeated)
     console = track.make_console()
     console.print(f"{done.kept:,} rows of {len(tables)} tables in {done.target}")
-    _print_left_out(console, done.left_out, done.first_unreadable)
+    _print_left_out(console, done.left_out, done.unreadable)
 
 
 def split(
@@ -92,7 +92,7 @@ def split(
     parts = data.split_table(table, output, shares, by, seed)
     for done in parts:
         console.print(f"{done.kept:,} of {done.rows:,} rows in {done.target}")
-    _print_left_out(console, parts[0].left_out, parts[0].first_unreadable)
+    _print_left_out(console, parts[0].left_out, parts[0].unreadable)
 
 
 def captions(
@@ -122,12 +122,11 @@ def captions(
     console.print(f"{changed:,} of {rows:,} captions changed in {table}")
 
 
-def _print_left_out(console: Console, left_out: Mapping[str, int], first_unreadable: tuple[int, str] | None) -> None:
+def _print_left_out(console: Console, left_out: Mapping[str, int], unreadable: Sequence[tuple[Path, int, str]]) -> None:
     for what, count in left_out.items():
         console.print(f"left out: {count:,} {what}")
-    if first_unreadable:
-        row, reason = first_unreadable
-        console.print(f"the first that cannot be read is row {row}: {reason}")
+    for table, row, reason in unreadable:
+        console.print(f"cannot be read: row {row} of {table}: {reason}", soft_wrap=True)
 
 
 def stats(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.hub import find_files, is_hub_name
+from longtake.tensor_files import check_finite
 
 _SMALL = ("*.json", "*.model", "*.txt")  # architecture and tokenizer
 _WEIGHTS = ("*.safetensors", "*.bin")  # looked for in this order
@@ -93,7 +94,7 @@ class CheckedWeights(Mapping[str, Tensor]):
 
     `names`: name in the module -> name in `files`; `shapes`: name -> shape in the module; `place` is the file or
     folder, `section` the config's that describes the module, for messages. Opening raises `UserError` naming what is
-    missing or unknown, reading one for another shape.
+    missing or unknown, reading one for another shape, and for NaN or infinity.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class CheckedWeights(Mapping[str, Tensor]):
                 f"{self._place}: {name} is {list(tensor.shape)} where {self._section} describes {list(shape)}; give "
                 f"the right weights, or describe them in {self._section}"
             )
+        check_finite(tensor, str(self._place), self._names[name])
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -36,7 +36,7 @@ from longtake.generate.requests import (
 from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, share_out
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
-from longtake.generate.source import GenerationSource, load_weights
+from longtake.generate.source import GenerationSource, check_loaded, load_weights
 from longtake.models.failures import report_to
 from longtake.models.timing import timed_on
 from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
@@ -77,6 +77,7 @@ def open_system(
     system = build_system(config, Mesh.create(parallel or config.parallel, world), world, restored=restored, kept=kept)
     if source.checkpoint is not None:
         part = load_weights(system, source.checkpoint, config.ema)
+        world.on_all(lambda: check_loaded(system.denoiser, source.checkpoint))
         say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
     else:
         for line in system.notes:

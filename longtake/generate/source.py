@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from longtake.checkpoint import RunState, inspect, list_checkpoints, load_tensors, restore_frozen
 from longtake.checkpoint import resolve as resolve_checkpoint
 from longtake.config import Dialect, Resolved, key_names, load_config
@@ -24,6 +26,7 @@ from longtake.generate.read import (
     tiny_layers,
 )
 from longtake.models import LoraConfig
+from longtake.parallel import local_tensor
 from longtake.system import (
     System,
     exported_tree,
@@ -34,6 +37,7 @@ from longtake.system import (
 from longtake.system.export import system_part
 from longtake.system.pretrained import run_tree
 from longtake.system.tiny import is_tiny
+from longtake.tensor_files import check_finite
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,12 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
         raise UserError(f"{checkpoint}: has no {lacking}, which the model asked for has; give the run's own model keys")
     restore_frozen(checkpoint, frozen, facts)
     return part
+
+
+def check_loaded(denoiser: nn.Module, checkpoint: Path) -> None:
+    """Raises `UserError` where this rank's part of a parameter holds NaN or infinity."""
+    for name, parameter in denoiser.named_parameters():
+        check_finite(local_tensor(parameter.data), str(checkpoint), name)
 
 
 def _check_given_adapters(lora: LoraConfig, own: bool, checkpoint: Path) -> None:

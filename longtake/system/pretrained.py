@@ -15,12 +15,12 @@ from longtake.config import load_config
 from longtake.contracts import UserError
 from longtake.families import family_of, read_model
 from longtake.models import LoraConfig, ModelSection, quantized
+from longtake.tensor_files import check_finite
 from longtake.weights import (
     Adapter,
     Adapters,
     ModelWeights,
     adapters_of,
-    check_finite,
     convert_adapters,
     find_denoiser,
     merged,

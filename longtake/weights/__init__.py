@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         INDEX_FILE,
         MOST_FILE_BYTES,
         WeightFiles,
-        check_finite,
         find_denoiser,
         save_weights,
     )

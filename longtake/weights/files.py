@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from longtake.chunks import chunked
-from longtake.contracts import UserError
+from longtake.contracts import UserError, in_one_line
 from longtake.durable import sync_file, unfinished, unfinished_folder, write_whole
 from longtake.hub import find_files
 from longtake.small_files import regular
@@ -80,7 +80,10 @@ class WeightFiles(Mapping[str, Tensor]):
             )
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
+        try:
+            return self._files[name].get_tensor(name)
+        except SafetensorError as error:  # such as a dtype that PyTorch has not
+            raise UserError(f"{self.path}: {name} cannot be read ({in_one_line(error)}); convert it again") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -91,17 +94,6 @@ class WeightFiles(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the header."""
         return tuple(self._files[name].get_slice(name).get_shape())
-
-
-def check_finite(tensor: Tensor, place: str, name: str) -> None:
-    """Raises `UserError` where a tensor holds NaN or infinity."""
-    if not tensor.is_floating_point() or torch.isfinite(tensor.float().sum()):
-        return
-    if num_bad := tensor.numel() - int(torch.isfinite(tensor.float()).sum()):  # else the sum alone overflows
-        raise UserError(
-            f"{place}: {name} holds {num_bad:,} values that are NaN or infinite; copy the file again, or give "
-            "an earlier checkpoint"
-        )
 
 
 def open_source(path: str | os.PathLike[str]) -> TensorSource:

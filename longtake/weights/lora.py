@@ -27,9 +27,10 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.hub import find_files
+from longtake.tensor_files import check_finite
 from longtake.weights.adapters import Adapter, Adapters, convert_adapters
 from longtake.weights.conversion import file_tensors
-from longtake.weights.files import WeightFiles, check_finite, save_weights
+from longtake.weights.files import WeightFiles, save_weights
 from longtake.weights.format import AdapterStyle, Format, WeightLayout, rope_in
 from longtake.weights.lora_config import (
     CONFIG_HEADER,

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from longtake.contracts import UserError, WeightsMisfit
+from longtake.tensor_files import check_finite
 from longtake.weights.conversion import assemble, differences, enumerated, file_tensors, plan_conversion
-from longtake.weights.files import TensorSource, check_finite, open_source
+from longtake.weights.files import TensorSource, open_source
 from longtake.weights.format import Format, Growth, Rope, Shape, WeightLayout, matches, rope_in
 
 

@@ -54,7 +54,7 @@ def wait_until_gone(pid: int) -> None:
 
 def test_job_outcomes_are_told_apart(runner: Any, tmp_path: Path) -> None:
     (tmp_path / "good.json").write_text('{"figures": {"runs": [{"ms": 2}]}}')
-    sleeps = "import time; print('asleep', flush=True); time.sleep(60)"
+    sleeps = "import time; print('asleep', flush=True); time.sleep(3000)"
     jobs = [
         job(runner, "cut", "print('facts {\"peak_by')"),
         job(runner, "good", "print('facts {\"peak_bytes\": 1}'); print('facts {\"peak_bytes\": 2}')"),
@@ -80,10 +80,16 @@ def test_job_outcomes_are_told_apart(runner: Any, tmp_path: Path) -> None:
     assert results["interrupted"]["traceback"][-1] == "KeyboardInterrupt"
 
 
-def test_what_a_job_leaves_running_is_killed(runner: Any, tmp_path: Path) -> None:
-    child = "import os, time; child = os.fork(); print(child) if child else time.sleep(60)"
-    results = results_of(runner, tmp_path, [job(runner, "parent", child)])
-    wait_until_gone(int(results["parent"]["tail"][0]))
+def test_what_a_job_leaves_running_is_killed_with_it(runner: Any, tmp_path: Path) -> None:
+    child = "import os, time; child = os.fork(); print(child) if child else time.sleep(3000)"
+    left = []
+
+    def finish(done: Any, result: dict[str, Any]) -> None:
+        left.append(int(result["tail"][0]))
+        wait_until_gone(left[0])
+
+    runner.run_jobs([job(runner, "parent", child)], dict(os.environ), tmp_path, 60, finish)
+    assert left
 
 
 def test_timed_jobs_run_alone(runner: Any, tmp_path: Path) -> None:
@@ -104,7 +110,7 @@ sys.path[:0] = ["{ROOT}/benchmarks", "{ROOT}/tools"]
 import first_gpu
 from gpu_jobs.schedule import Job
 from pathlib import Path
-job = Job("job", ["-Sc", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"], 50, 60)
+job = Job("job", ["-Sc", "import os, time; print(os.getpid(), flush=True); time.sleep(3000)"], 50, 60)
 first_gpu.run_jobs([job], dict(os.environ), Path("{tmp_path}"), 60, print)"""
     with subprocess.Popen([sys.executable, "-S", "-c", code], stderr=subprocess.DEVNULL) as process:
         log = tmp_path / "job.log"

@@ -13,6 +13,7 @@ from longtake.checkpoint import inspect
 from longtake.config import dump_config
 from longtake.contracts import UserError
 from longtake.generate import generate_from, load_weights, open_system, read_video, resolve_source
+from longtake.generate.source import check_loaded
 from longtake.parallel import World, local_tensor
 from longtake.system import export_model
 from longtake.train import Outcome
@@ -191,3 +192,11 @@ def test_a_strength_is_refused_where_no_adapters_lie_upon_the_weights(run: Outco
     config.write_text(config.read_text() + "lora = dict(strength=0.5)\n")
     with pytest.raises(UserError, match=r"lora\.strength = 0\.5 \(.*sample\.py:\d+\): there are no adapters"):
         resolve_source(str(config), [])
+
+
+def test_checkpoint_with_nan_is_refused_by_name(tmp_path: Path) -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    check_loaded(layers, tmp_path)
+    layers[1].bias.data[0] = float("nan")
+    with pytest.raises(UserError, match=r"1\.bias holds 1 values"):
+        check_loaded(layers, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,17 @@ TENSORS: dict[str, Callable[[], dict[str, Tensor]]] = {
     "text_encoder_alone": lambda: {f"text_encoder.{LAYER}.lora_A.weight": torch.ones(4, 32)},
     "nothing_in_name": lambda: {".lora_A.weight": torch.ones(4, 32), ".lora_B.weight": torch.ones(32, 4)},
 }
+
+
+def of_dtype(name: str, bits: int) -> bytes:
+    """A file whose header states a dtype that PyTorch may not have."""
+    size = 4 * 32 * bits // 8
+    shapes = {A: ([4, 32], [0, size]), B: ([32, 4], [size, 2 * size])}
+    head = {key: {"dtype": name, "shape": shape, "data_offsets": ends} for key, (shape, ends) in shapes.items()}
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(2 * size)
+
+
 CONFIGS = {
     "null": "null",
     "list": "[1]",
@@ -128,6 +140,12 @@ def test_adapter_with_malformed_tensors_is_refused_by_name(fault: str, tmp_path:
     message = refused(tmp_path / "a.safetensors")
     if fault in ("a_nan", "integers", "complex", "float8"):
         assert A in message
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6), ("F8_E8M0", 8), ("U64", 64)])
+def test_adapter_of_a_foreign_dtype_is_refused(dtype: str, bits: int, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(of_dtype(dtype, bits))
+    assert A in refused(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("fault", CONFIGS)

@@ -90,8 +90,8 @@ def probe_table(
     refuse_url(target)
     check_target(target, [source])
     columns, unreadable = read_source(source, target.suffix.lower() == ".csv", warn or (lambda note: None))
-    if warn and (said := probe_warning(columns, source)):
-        warn(said)
+    if warn and (warning := probe_warning(_readable(columns, unreadable), source)):
+        warn(warning)
     paths = columns["path"].to_pylist()
     folder = source if source.is_dir() else base_folder(source, root)
     rows = _rows_of_part(len(paths), *(part or (1, 1)))
@@ -149,6 +149,11 @@ def read_source(
         elif name in ("path", "text"):
             columns = columns.set_column(place, name, pc.fill_null(columns[name], ""))
     return columns, unreadable
+
+
+def _readable(columns: pa.Table, unreadable: Mapping[int, str]) -> pa.Table:
+    """The rows that can be read."""
+    return columns.filter(pa.array([row not in unreadable for row in range(len(columns))])) if unreadable else columns
 
 
 class Answers:

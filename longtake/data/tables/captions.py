@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from longtake.data.tables.rows import open_rows
 from longtake.data.tables.table import base_folder
 from longtake.data.tables.write_rows import write_table
 
+_MOST_NAMED = 10  # rows that cannot be read
 Change = Callable[[str, str], str]  # (location of a clip, its caption) -> its caption
 
 
@@ -39,8 +41,9 @@ def edit_captions(
         raise UserError(f"{source}: is a folder; {advice}")
     columns, unreadable = open_rows(source, as_text=source.suffix.lower() == ".csv").whole()
     if unreadable:
-        row, why = next(iter(unreadable.items()))
-        raise UserError(f"{source}: row {row} cannot be read ({why}); fix it first")
+        shown = "; ".join(f"row {row}: {why}" for row, why in islice(unreadable.items(), _MOST_NAMED))
+        more = f"; and {len(unreadable) - _MOST_NAMED} more" if len(unreadable) > _MOST_NAMED else ""
+        raise UserError(f"{source}: {len(unreadable)} rows cannot be read ({shown}{more}); fix them first")
     if "path" not in columns.column_names:
         raise UserError(f"{source}: has no column path; its columns are {', '.join(columns.column_names)}")
     place, paths = base_folder(source, None), [str(path) for path in columns.column("path").to_pylist()]

@@ -167,6 +167,8 @@ def _rows_of_lines(source: Path) -> Iterator[tuple[int, Row]]:
             if line.strip():
                 try:
                     yield number, _object(_parsed(line))
+                except json.JSONDecodeError as error:
+                    yield number, f"not JSON ({error.msg} in column {error.colno})"
                 except ValueError as error:
                     yield number, f"not JSON ({error})"
 

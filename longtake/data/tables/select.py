@@ -29,6 +29,7 @@ _SHARE = 1 << 33  # the number that a clip id is mixed with to say which part it
 _MET = "longtake_met"  # the condition's answer, as a column behind the table's
 _EXAMPLE = "resolution >= 65536 AND fps > 8"
 _MOST_ASKED = 50  # columns of a condition that are looked at for empty cells
+_MOST_NAMED = 20  # rows that cannot be read
 _KINDS = ("rows without num_frames", "stills", "videos")
 
 
@@ -40,7 +41,7 @@ class Selected:
     kept: int  # rows written
     rows: int  # rows read
     left_out: Mapping[str, int]  # which of the rows read are in no output, and why -> how many
-    first_unreadable: tuple[int, str] | None  # the first row read that has a cell which cannot be read, and why
+    unreadable: tuple[tuple[Path, int, str], ...]  # the first rows with a cell that cannot be read: table, row, why
 
 
 def filter_table(source: Path, target: Path, where: str) -> Selected:
@@ -66,7 +67,7 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
         try:
             for chunk in rows.with_ids():
                 count = chunk.end
-                yield _nan_is_empty(left_out.take_unreadable(chunk))
+                yield _nan_is_empty(left_out.take_unreadable(chunk, source))
         except UserError as error:  # DuckDB would wrap it in words of its own
             failed = error
             raise
@@ -89,7 +90,7 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
         if failed is not None:
             raise failed from None
         raise UserError(f"--where {where!r}: {_one_line(error)}; {_columns(source, rows.names)}") from error
-    return Selected(target, writer.rows, count, left_out.counts, left_out.first_unreadable)
+    return Selected(target, writer.rows, count, left_out.counts, tuple(left_out.unreadable))
 
 
 def check_condition(where: str, source: Path, names: Sequence[str], made: Sequence[str] = ()) -> list[str]:
@@ -190,9 +191,9 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
                 with readable(table.source):
                     batch, _ = readable_cells(chunk.batch, schema)
                 batch = batch.set_column(schema.get_field_index("clip_id"), "clip_id", pa.array(joined[here]))
-                batch = left_out.take_unreadable(replace(chunk, batch=batch), keep[here])
+                batch = left_out.take_unreadable(replace(chunk, batch=batch), table.source, keep[here])
                 writer.write(_named(moved_batch(batch, table.folder, target.parent), theirs))
-    return Selected(target, writer.rows, len(joined), left_out.counts, left_out.first_unreadable)
+    return Selected(target, writer.rows, len(joined), left_out.counts, tuple(left_out.unreadable))
 
 
 class _LeftOut:
@@ -200,16 +201,17 @@ class _LeftOut:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.first_unreadable: tuple[int, str] | None = None
+        self.unreadable: list[tuple[Path, int, str]] = []
 
-    def take_unreadable(self, chunk: Chunk, keep: np.ndarray | None = None) -> pa.RecordBatch:
+    def take_unreadable(self, chunk: Chunk, source: Path, keep: np.ndarray | None = None) -> pa.RecordBatch:
         """The rows of which every cell can be read; `keep`: bool [N], false where a row repeats an earlier one."""
         kept = np.ones(len(chunk.batch), bool) if keep is None else keep.copy()
         self._count("rows: their clip id is that of an earlier one", int((~kept).sum()))
         for row, reason in chunk.unreadable.items():
             self._count("rows: a cell cannot be read", int(kept[row - chunk.first]))
             kept[row - chunk.first] = False
-            self.first_unreadable = self.first_unreadable or (row, reason)
+            if len(self.unreadable) < _MOST_NAMED:
+                self.unreadable.append((source, row, reason))
         return chunk.batch if kept.all() else chunk.batch.filter(pa.array(kept))
 
     def add_unmet(self, rows: pa.RecordBatch, asked: Sequence[str]) -> None:
@@ -256,12 +258,12 @@ def split_table(
     with ExitStack() as stack:
         writers = [stack.enter_context(TableWriter(target, _named(schema, theirs))) for target in targets]
         for chunk in rows.with_ids():
-            count, batch = chunk.end, left_out.take_unreadable(chunk)
+            count, batch = chunk.end, left_out.take_unreadable(chunk, source)
             places = np.searchsorted(ends, _shares(batch, by, seed), side="right")
             for number, writer in enumerate(writers):
                 part, _ = readable_cells(batch.filter(pa.array(places == number)), schema)
                 writer.write(_named(moved_batch(part, rows.folder, writer.target.parent), theirs))
-    unread = left_out.first_unreadable
+    unread = tuple(left_out.unreadable)
     return [Selected(writer.target, writer.rows, count, left_out.counts, unread) for writer in writers]
 
 

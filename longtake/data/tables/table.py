@@ -214,7 +214,8 @@ def caption_lines(tables: Sequence[ClipTable], captions: Mapping[str, float] | N
     invalid = [f"row {row} of {each.source}: {each.invalid[row]}" for each in tables for row in sorted(each.invalid)]
     if invalid:
         shown = "; ".join(invalid[:_SHOWN])
-        lines.append(f"warning: rows: {len(invalid):,} of {total:,} cannot be used; the first: {shown}")
+        rest = "; `longtake data stats` names more" if len(invalid) > _SHOWN else ""
+        lines.append(f"warning: rows: {len(invalid):,} of {total:,} cannot be used; the first: {shown}{rest}")
     lines += [f"warning: {each.root}: {note}" for each in tables for note in folder_notes(each.source)]
     return "\n".join(lines)
 

@@ -191,7 +191,7 @@ def test_what_is_made_of_a_table_leaves_out_the_rows_that_cannot_be_read(tmp_pat
         for done in made:
             assert (done.kept, done.rows) == (len(ids), FIRST_BAD + len(WHY))
             assert done.left_out == {"rows: a cell cannot be read": 5}
-            assert done.first_unreadable == (FIRST_BAD, f"line {FIRST_LINE}: {WHY[0]}")
+            assert done.unreadable[0][1:] == (FIRST_BAD, f"line {FIRST_LINE}: {WHY[0]}")
             assert open_rows(done.target).ids().tolist() == ids
 
 

@@ -106,7 +106,8 @@ def test_csv_faulty_row_costs_itself_in_every_reader(
     for done in outputs:
         assert sorted(used(ClipTable.open(done.target))) == good
         assert done.left_out == {"rows: a cell cannot be read": len(lost)}
-        assert done.first_unreadable[1].startswith(f"line {lines[lost[0]]}: ")
+        assert [table for table, _, _ in done.unreadable] == [source] * len(lost)
+        assert [why.partition(": ")[0] for _, _, why in done.unreadable] == [f"line {lines[letter]}" for letter in lost]
     assert table_stats(source).invalid == {"cannot be read": len(lost)}
     assert (read_numbers(source)["num_frames"] == 9).sum() == len(good)
     columns, unreadable = read_source(source, as_text=False)

@@ -104,7 +104,7 @@ def test_jsonl_damaged_line_costs_its_row(tmp_path: Path) -> None:
     (tmp_path / "clips.jsonl").write_text('{"path": "a.mp4"}\n{"path": \n')
     done = filter_table(tmp_path / "clips.jsonl", tmp_path / "out.csv", "true")
     assert (done.kept, done.left_out) == (1, {"rows: a cell cannot be read": 1})
-    assert done.first_unreadable[1].startswith("line 2: not JSON")
+    assert done.unreadable[0][2].startswith("line 2: not JSON")
 
 
 def test_an_output_never_takes_the_place_of_its_source(tmp_path: Path) -> None:
