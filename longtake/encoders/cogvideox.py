@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.encoders.causal_layers import repeated
@@ -145,12 +146,35 @@ class Upsample(nn.Module):
         return self.conv(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).transpose(1, 2)
 
 
+class Downsample(nn.Module):
+    """diffusers' layer: pairs of frames averaged, an odd first one apart, then a convolution of each frame.
+
+    diffusers copies the whole tensor with time last to average it, and once more to make frames samples.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.halves_time = layer.conv, layer.compress_time
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, C, F, h, w]` -> `[B, C, F or ceil(F / 2), h / 2, w / 2]`."""
+        if self.halves_time and x.shape[2] > 1:
+            alone = x.shape[2] % 2
+            pooled = (x[:, :, alone::2] + x[:, :, alone + 1 :: 2]) / 2
+            x = torch.cat([x[:, :, :1], pooled], dim=2) if alone else pooled
+        frames = F.pad(x.transpose(1, 2), (0, 1, 0, 1))  # in the order of frames, so that flattening copies nothing
+        return self.conv(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).transpose(1, 2)
+
+
+_LAYERS = {"CogVideoXUpsample3D": Upsample, "CogVideoXDownsample3D": Downsample}  # diffusers' -> ours
+
+
 def cogvideox_module(config: CogVideoXVAEConfig) -> nn.Module:
-    """diffusers' autoencoder with this layer, on the current default device."""
+    """diffusers' autoencoder with these layers, on the current default device."""
     model = diffusers_cogvideox(config)
     for name, layer in list(model.named_modules()):
-        if type(layer).__name__ == "CogVideoXUpsample3D":
-            model.set_submodule(name, Upsample(layer))
+        if (kind := _LAYERS.get(type(layer).__name__)) is not None:
+            model.set_submodule(name, kind(layer))
     return model
 
 

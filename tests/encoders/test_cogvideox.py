@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.encoders import CogVideoXAutoencoder, CogVideoXVAEConfig
-from longtake.encoders.cogvideox import chunks
+from longtake.encoders.cogvideox import Downsample, chunks
 from longtake.parallel import Tile
 from longtake.parallel.shared_work import deal
 from longtake.system.encoders import _build_autoencoder
@@ -164,6 +164,18 @@ def test_frames_encoded_together_share_the_means_of_the_normalisation() -> None:
     apart, together = (autoencoder(encode_frames=count).posterior(video)["mean"] for count in (None, 48))
     assert (apart - together).abs().max() > 1e-3
     assert torch.equal(autoencoder(encode_frames=8).posterior(video)["mean"], apart)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frames", [1, 4, 9])
+@torch.no_grad()
+def test_downsample_gives_bitwise_what_diffusers_gives(dtype: torch.dtype, frames: int) -> None:
+    from diffusers.models.downsampling import CogVideoXDownsample3D
+
+    x = numbers(2, 6, frames, 8, 10).to(dtype)
+    for halves_time in (True, False):
+        theirs = CogVideoXDownsample3D(6, 8, compress_time=halves_time).to(dtype)
+        assert torch.equal(Downsample(theirs)(x), theirs(x))
 
 
 def test_chunks_are_those_that_the_weights_were_trained_on() -> None:
