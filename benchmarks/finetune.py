@@ -95,10 +95,10 @@ def _line(
         flops = passes * batch * step.system.flops(entry.bucket.shape)
         peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         count, time = plan.layout.micro_batches, entry.time
-        forecast_update = update_seconds(plan.work.model, plan.layout, plan.machine)
+        update_forecast, on_gpu = update_seconds(plan.work.model, plan.layout, plan.machine), device.type == "cuda"
         line |= {
             "step_ms": 1e3 * (count * micro_batch + update),
-            "forecast_ms": 1e3 * (count * (time.seconds - time.encoding) + forecast_update),
+            "forecast_ms": 1e3 * (count * (time.seconds - time.encoding) + update_forecast) if on_gpu else None,
             "micro_batch_ms": 1e3 * micro_batch,
             "update_ms": 1e3 * update,
             "step_seconds": plan.layout.micro_batches * micro_batch + update,
