@@ -32,6 +32,7 @@ _ROLES: tuple[tuple[Role, str], ...] = (
     ("magnitude", r"\.dora_scale"),
     ("alpha", r"\.alpha"),
 )
+FLOAT8 = "float8 weights with scales"
 # Ends of the tensors of other kinds of adapters, which are not read.
 _OTHER_KINDS = (
     (r"hada_[wt]\d(_[ab])?", "LoHa"),
@@ -47,7 +48,7 @@ _OTHER_KINDS = (
     (r"[ab][12]\.weight|bm\.weight", "GLoRA"),
     (r"ia3_l|on_input", "IA3"),
     (r"vera_lambda_[bd]", "VeRA"),
-    (r"scale_weight|weight_scale|scale_input|input_scale|scaled_fp8", "float8 weights with scales"),
+    (r"scale_weight|weight_scale|scale_input|input_scale|scaled_fp8", FLOAT8),
 )
 _TEXT_ENCODER = re.compile(
     r"(text_encoders?(_\d+)?|te\d*|t5(xxl)?|clip(_[lgh])?|cond_stage_model|conditioner)\."

@@ -13,6 +13,7 @@ from longtake.tensor_files import check_finite
 from longtake.weights.conversion import assemble, differences, enumerated, file_tensors, plan_conversion
 from longtake.weights.files import TensorSource, open_source
 from longtake.weights.format import Format, Growth, Rope, Shape, WeightLayout, matches, rope_in
+from longtake.weights.lora_names import FLOAT8, other_kind
 
 
 def recognise(
@@ -121,6 +122,11 @@ class ModelWeights(Mapping[str, Tensor]):
         faults = differences(self.missing, self.surplus)
         if not faults:
             return
+        if scales := [name for name in self.surplus if other_kind(name) == FLOAT8]:
+            raise UserError(
+                f"{self.files.path}: holds {FLOAT8} ({enumerated(scales[:1])}), which are not read; give weights in "
+                "bf16 or float32"
+            )
         for other in self.form.namings:
             if foreign := file_tensors(self.form, self.config, other).keys() & self.surplus:
                 raise UserError(

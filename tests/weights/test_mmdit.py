@@ -203,6 +203,17 @@ def test_codes_of_quantised_weights_are_not_taken_for_weights(tmp_path: Path) ->
         load_mmdit(tmp_path / "codes.safetensors", config)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("end", ["scale_weight", "weight_scale"])
+def test_float8_weights_with_scales_are_named(end: str, strict: bool, tmp_path: Path) -> None:
+    config = tiny_config(strict_load=strict)
+    state = {name: torch.ones_like(t, dtype=torch.float8_e4m3fn) for name, t in MMDiT(config).state_dict().items()}
+    state[f"double_blocks.0.img_mlp.0.{end}"] = torch.ones(1)
+    file = save_weights(state, tmp_path / "w.safetensors")[0]
+    with pytest.raises(UserError, match=r"float8 weights with scales"):
+        ModelWeights(file, config, FORMAT)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_base_weights_with_a_value_that_is_not_finite_are_refused_by_name(value: float, tmp_path: Path) -> None:
     config = tiny_config()
