@@ -28,7 +28,7 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.hub import find_files
 from longtake.tensor_files import check_finite
-from longtake.weights.adapters import Adapter, Adapters, convert_adapters
+from longtake.weights.adapters import Adapter, Adapters, adapters_of, convert_adapters, tensors_of
 from longtake.weights.conversion import file_tensors
 from longtake.weights.files import WeightFiles, save_weights
 from longtake.weights.format import AdapterStyle, Format, WeightLayout, rope_in
@@ -67,7 +67,8 @@ def save_adapters(
     converted = convert_adapters(form, adapters, config, own, layout)
     if kind.folds_alpha:
         converted = {layer: replace(one, b=one.b * one.scaling, scaling=1.0) for layer, one in converted.items()}
-    tensors, settings = _named(converted, kind, _kernels(form, converted, config, layout)), peft_config(converted)
+    kernels = {layer: _kernel(form, layer, config, layout) for layer in converted}
+    tensors, settings = _named(converted, kind, kernels), peft_config(converted)
     of_kohya = {"ss_network_dim": settings["r"], "ss_network_alpha": settings["lora_alpha"]}
     header = {key: str(value) for key, value in of_kohya.items() if "alpha" in kind.ends} | dict(layout.header)
     if kind.config == "header":
@@ -83,17 +84,17 @@ def save_adapters(
     return files
 
 
-def check_style(form: Format, adapters: Adapters, config: Any, style: str, key: str = "lora.targets") -> None:
-    """Raises `UserError` where files of a style cannot hold these adapters; their values are not looked at. `key` names
-    the setting that chose the layers."""
+def check_style(form: Format, adapters: Adapters, config: Any, style: str) -> None:
+    """Raises `UserError` where files of a style cannot hold these adapters, whose values are not looked at."""
     kind, own = form.lora_styles[style], form.own(config)
     layout = own if kind.names is None else form.as_published(kind.names)
-    empty = {layer: Adapter(*(t.detach().to("meta") for t in (one.a, one.b)), 1.0) for layer, one in adapters.items()}
-    has_magnitudes = any(adapter.magnitude is not None for adapter in adapters.values())
-    for layer in convert_adapters(form, empty, config, own, layout):
-        if layer in kind.lacks or (has_magnitudes and _kernel(form, layer, config, layout)):
+    tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(adapters).items()}
+    for layer, adapter in convert_adapters(form, adapters_of(tensors, 1.0), config, own, layout).items():
+        if layer in kind.lacks or (adapter.magnitude is not None and _kernel(form, layer, config, layout)):
             reason = "no such layer" if layer in kind.lacks else "no DoRA of a convolution"
-            raise UserError(f"{key}: reaches {layer}, but {style} files have {reason}; choose other layers or styles")
+            raise UserError(
+                f"lora.targets: reaches {layer}, but {style} files have {reason}; choose other layers or styles"
+            )
 
 
 def _kernel(form: Format, layer: str, config: Any, layout: WeightLayout) -> tuple[int, ...]:
@@ -103,16 +104,11 @@ def _kernel(form: Format, layer: str, config: Any, layout: WeightLayout) -> tupl
     return shape[1:] if len(shape) > 2 else ()
 
 
-def _kernels(form: Format, adapters: Adapters, config: Any, layout: WeightLayout) -> dict[str, tuple[int, ...]]:
-    kernels = {layer: _kernel(form, layer, config, layout) for layer in adapters}
-    return {layer: kernel for layer, kernel in kernels.items() if kernel}
-
-
 def _named(adapters: Adapters, style: AdapterStyle, kernels: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     tensors = {}
     for layer, adapter in adapters.items():
         values = {"a": adapter.a, "b": adapter.b}
-        if kernel := kernels.get(layer):
+        if kernel := kernels[layer]:
             values = {"a": adapter.a.unflatten(1, kernel), "b": adapter.b[..., *[None] * (len(kernel) - 1)]}
         if adapter.magnitude is not None:
             # Comfy reads off the shape [out, 1] that rows are scaled.

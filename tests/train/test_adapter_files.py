@@ -89,8 +89,17 @@ def test_names_that_cannot_be_are_refused(config: Path, flags: tuple[str, ...], 
         read_run(str(config), flags)
 
 
-def test_target_that_a_style_cannot_hold_is_refused_before_the_first_step(config: Path) -> None:
-    flags = (*LORA[:4], "--lora_files.comfy", "a-{step}.safetensors", "--model.cond-embed", "True")
-    with pytest.raises(UserError, match=r"lora.targets: reaches cond_in"):
-        train_here(config, *flags, "--lora.targets", "['cond_in']", "--max-steps", "1")
-    assert not list(config.parent.glob("**/metrics.jsonl"))
+@pytest.mark.parametrize(
+    ("targets", "flags", "named"),
+    [
+        ("['cond_in']", ("--model.cond-embed", "True"), "reaches cond_in"),
+        ("['img_attn.q_proj']", ("--lora.dora", "True"), "joins layers of which DoRA has adapted only some"),
+    ],
+)
+def test_target_that_a_style_cannot_hold_is_refused_before_the_first_step(
+    targets: str, flags: tuple[str, ...], named: str, config: Path
+) -> None:
+    words = (*LORA[:4], "--lora_files.comfy", "a-{step}.safetensors", "--lora.targets", targets, "--max-steps", "1")
+    with pytest.raises(UserError, match=named):
+        train_here(config, *words, *flags, "--model.fused_qkv", "False")
+    assert not list(config.parent.glob("**/epoch*"))
