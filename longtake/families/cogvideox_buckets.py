@@ -7,6 +7,7 @@ whose key is nearest; its length is the longest of the form 4k + 1 that the clip
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,10 +84,15 @@ class FunLaw:
     @cached_property
     def _stills(self) -> dict[float, float]:
         """Sizes of stills and their probabilities."""
-        size = self.sizes.image_sample_size
+        size, video_size = self.sizes.image_sample_size, self.sizes.video_sample_size
         if not self.sizes.random_hw_adapt:
             return {float(size): 1.0}
-        return {size / r: p for r, p in scale_downs(size, (size / self.sizes.video_sample_size,)).items()}
+        to_video = size / video_size
+        # size / (size / video_size) can miss video_size by a rounding: 576 / (576 / 448) < 448
+        return {
+            float(video_size) if ratio == to_video else size / ratio: probability
+            for ratio, probability in scale_downs(size, (to_video,)).items()
+        }
 
     @cached_property
     def _videos(self) -> dict[float, float]:
@@ -109,11 +115,11 @@ class FunLaw:
     @cached_property
     def _sides(self) -> tuple[Side, ...]:
         """All sizes, the largest first."""
-        names: dict[str, float] = {}
-        for size in sorted({*self._stills, *self._videos}, reverse=True):
-            name = f"{size:.0f}px"
-            names[name if name not in names else f"{size:g}px"] = size
-        return tuple(self._side(name, size) for name, size in names.items())
+        sizes = sorted({*self._stills, *self._videos}, reverse=True)
+        num_sizes = Counter(f"{size:.0f}px" for size in sizes)
+        names = {size: f"{size:.0f}px" for size in sizes}
+        exact_names = {size: f"{size:g}px" for size in sizes}  # sizes differ by 1/30 at least
+        return tuple(self._side(exact_names[s] if num_sizes[names[s]] > 1 else names[s], s) for s in sizes)
 
     def _side(self, name: str, size: float) -> Side:
         shapes = np.array(list(self._ratios.values()), np.float64) / BASE * size

@@ -106,6 +106,17 @@ def test_the_ranges_of_sizes_of_the_page(sizes: tuple, stills: set[int], videos:
     assert {int(each.resolution[:-2]) for each in buckets[1500:]} == stills
 
 
+def test_random_hw_adapt_any_pair_of_sizes_has_distinct_sides() -> None:
+    pairs = [(video, image) for video in range(256, 1600, 64) for image in range(256, 1600, 64)]
+    for video, image in [*pairs, (683, 1025), (512, 769), (512, 768)]:
+        made = law(video_sample_size=video, image_sample_size=image, **ADAPT)
+        sides = {side.name: side.size for side in made._sides}
+        assert set(sides.values()) == {*made._stills, *made._videos}, (video, image)
+        assert len({round(size, 3) for size in sides.values()}) == len(made._sides), (video, image)
+        assert {float(video), float(image)} <= set(sides.values())
+        assert sides[f"{video}px"] == video
+
+
 def test_probabilities_of_scaled_sizes_are_as_there() -> None:
     for case in RULES["random_hw_adapt"]:
         merged: dict[float, float] = {}
