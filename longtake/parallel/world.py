@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from longtake.contracts import UserError
+from longtake.parallel.rendezvous import is_torchrun, join, launched_as
 
 T = TypeVar("T")
 _GLOO_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -24,7 +25,6 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 _HOOK = "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"  # PyTorch reads it under both names
 _REGISTERS = (f"TORCH_{_HOOK}", _HOOK, "NCCL_LOCAL_REGISTER")
 _OFF = ("", "0", "false", "f", "n", "no")
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together by torchrun
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,12 @@ def _portable(error: Exception | None) -> Exception | None:
 
 @contextmanager
 def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator[World]:
-    """Joins the processes that `torchrun` started, or makes a world of one without network; leaves it at the end.
+    """Joins the processes that torchrun or the user started, or makes a world of one without network; leaves it at the
+    end.
 
     `device`: "auto" (CUDA where there is one), "cuda" or "cpu". Backend nccl on CUDA, gloo on the CPU.
-    Raises `UserError` where CUDA is asked for and there is none, or less than one device for each process.
+    Raises `UserError` where CUDA is asked for and there is none, or less than one device for each process, and as
+    `rendezvous.join` does.
     """
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
@@ -132,12 +134,10 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
     use_cuda = has_cuda and device != "cpu"
     rank, size, local_rank, local_size = 0, 1, 0, None
     options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout_seconds)}
-    if all(name in os.environ for name in _LAUNCHED):
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if (launched := launched_as(os.environ)) is not None:
+        rank, size = launched
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_size = int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
-    else:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     if use_cuda and local_rank >= torch.cuda.device_count():
         raise UserError(
             f"--nproc_per_node: process {local_rank} finds only {torch.cuda.device_count()} CUDA devices on this node; "
@@ -150,7 +150,11 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
         torch.cuda.set_device(place)
         if size > 1:  # NCCL connects at once; a single process needs no connection
             options["device_id"] = place
-    if (restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) and size > 1:
+    if size == 1:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    elif not is_torchrun(os.environ):
+        options |= {"store": join(rank, size, options["timeout"], os.environ), "rank": rank, "world_size": size}
+    elif restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         options |= _store_of_restart(restart, options["timeout"])
     dist.init_process_group("nccl" if use_cuda else "gloo", **options)
     try:
