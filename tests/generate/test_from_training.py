@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from longtake.contracts import UserError
 from longtake.data import probe_table, resize_crop, write_image
@@ -143,6 +144,21 @@ def test_video_of_nan_is_not_written(tmp_path: Path) -> None:
     with start_world("cpu") as world, pytest.raises(UserError, match="NaN or infinite"):
         generate_from(resolve_source(preset, [*words, "--lora", str(tmp_path / "a")]), world, lambda line: None)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_tensors_for_a_text_encoder_are_counted_in_a_line(tmp_path: Path) -> None:
+    words = [*TINY, "--prompt", "x", "--num-frames", "9", "--num-steps", "1", "--save-dir", str(tmp_path / "out")]
+    preset = str(CONFIGS / "inference" / "256px.py")
+    model = resolve_source(preset, words).config.model
+    rows, columns = layers_of(FORMAT, model, FORMAT.own(model))["final_layer.linear"]
+    tensors = {"final_layer.linear.lora_A.weight": torch.zeros(1, columns)}
+    tensors |= {"final_layer.linear.lora_B.weight": torch.zeros(rows, 1)}
+    tensors |= {f"lora_te1_text_model_encoder_layers_0_mlp_fc1.{end}": torch.ones(1) for end in ("alpha", "hada_w1_a")}
+    save_file(tensors, tmp_path / "a.safetensors")
+    lines: list[str] = []
+    with start_world("cpu") as world:
+        generate_from(resolve_source(preset, [*words, "--lora", str(tmp_path / "a.safetensors")]), world, lines.append)
+    assert sum("2 tensors" in line and "text encoder" in line for line in lines) == 1
 
 
 @pytest.mark.gpu
