@@ -43,6 +43,6 @@ if TYPE_CHECKING:
         t5_module,
     )
     from longtake.encoders.tokens import CaptionTokens, Overflow
-    from longtake.encoders.word_vectors import WordEncoder
+    from longtake.encoders.word_vectors import WordEncoder, WordTokens
 
 __getattr__ = lazy_exports(__name__)

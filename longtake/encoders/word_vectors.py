@@ -18,6 +18,28 @@ _WORD = re.compile(r"[\w']+")
 _CACHE_CAPTIONS = 4096
 
 
+class WordTokens:
+    """Captions as at most `max_length` words, lower-case."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+
+    def cut(self, text: str) -> tuple[list[str], list[str]]:
+        """The words of a caption that are used, those of its rate and scores among them; and those that are cut."""
+        words = _WORD.findall(text.lower())
+        if len(words) <= self.max_length:
+            return words, []
+        num_end = len(_WORD.findall(caption_end(text).lower()))
+        num_end = num_end if num_end < self.max_length else 0
+        room, end = self.max_length - num_end, len(words) - num_end
+        return words[:room] + words[end:], words[room:end]
+
+    def overflow(self, text: str) -> Overflow | None:
+        """How a caption is too long; None for one that fits."""
+        kept, lost = self.cut(text)
+        return Overflow(len(kept) + len(lost), self.max_length, " ".join(lost)) if lost else None
+
+
 class WordEncoder:
     """Words -> standard normal vectors drawn by the word's own hash, plus half a vector drawn by its position.
 
@@ -28,6 +50,7 @@ class WordEncoder:
     def __init__(self, dim: int, max_length: int, pooled: bool = False) -> None:
         """pooled: `embed` gives one vector for a caption, not one for each word."""
         self.dim, self.max_length, self.pooled = dim, max_length, pooled
+        self.tokens = WordTokens(max_length)
         self._vector = cache(self._drawn)
         self._embedded = lru_cache(_CACHE_CAPTIONS)(self._embed)
 
@@ -50,21 +73,10 @@ class WordEncoder:
 
     def overflow(self, text: str) -> Overflow | None:
         """How a caption is too long; None for one that fits."""
-        kept, lost = self._cut(text)
-        return Overflow(len(kept) + len(lost), self.max_length, " ".join(lost)) if lost else None
-
-    def _cut(self, text: str) -> tuple[list[str], list[str]]:
-        """The words of a caption, at most `max_length`, those of its rate and scores among them; and those cut."""
-        words = _WORD.findall(text.lower())
-        if len(words) <= self.max_length:
-            return words, []
-        num_end = len(_WORD.findall(caption_end(text).lower()))
-        num_end = num_end if num_end < self.max_length else 0
-        room, end = self.max_length - num_end, len(words) - num_end
-        return words[:room] + words[end:], words[room:end]
+        return self.tokens.overflow(text)
 
     def _embed(self, text: str) -> tuple[Tensor, Tensor]:
-        words = self._cut(text)[0]
+        words, _ = self.tokens.cut(text)
         tokens = np.zeros((self.max_length, self.dim), np.float32)
         pooled = np.zeros(self.dim, np.float32)
         for i, word in enumerate(words):

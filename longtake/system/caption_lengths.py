@@ -21,11 +21,11 @@ _SHOWN_LETTERS = 200  # of the words that a prompt loses
 
 def open_counts(config: SystemConfig) -> CaptionCounts:
     """By section of the config what counts a text encoder's tokens; None where its files are not on this machine."""
-    found: dict[str, encoders.TextEncoder | encoders.CaptionTokens | None] = {}
+    found: dict[str, encoders.TextEncoder | encoders.CaptionTokens | encoders.WordTokens | None] = {}
     for text in config.family.texts:
         section = getattr(config, text.section)
         if isinstance(section, encoders.WordsConfig):
-            found[text.section] = encoders.build_text_encoder(section, pooled=text.pooled)
+            found[text.section] = encoders.WordTokens(section.max_length)
             continue
         folder = encoders.local_encoder(section.from_pretrained, section.cache_dir)
         try:

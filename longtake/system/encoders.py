@@ -27,7 +27,8 @@ from longtake.weights import WeightFiles
 
 C = TypeVar("C", bound=SystemConfig)
 CaptionEncoders = Mapping[str, encoders.TextEncoder]  # by condition
-CaptionCounts = Mapping[str, encoders.TextEncoder | encoders.CaptionTokens | None]  # by section of the config
+CaptionTokens = encoders.TextEncoder | encoders.CaptionTokens | encoders.WordTokens
+CaptionCounts = Mapping[str, CaptionTokens | None]  # by section of the config
 CAPTIONS_AT_ONCE = 32  # in one pass of a text encoder; those of T5-XXL wait for their micro-batches in 128 MiB
 _CPU = torch.device("cpu")
 

@@ -97,9 +97,10 @@ def _bring_up_to_date(named: Path, folder: Path | str, listing: Listing, table: 
         )
     joined = pa.concat_tables(parts, promote_options="permissive")
     order = pc.sort_indices(pc.index_in(joined["clip_id"], value_set=clips["clip_id"]))
-    notes = (
-        [f"{len(bad)} files cannot be used, see {bad_list} ({shortened([path for _, path, _ in bad])})"] if bad else []
-    )
+    notes = []
+    if bad:
+        first = shortened([path or f"row {row}" for row, path, _ in bad])
+        notes.append(f"{len(bad)} files cannot be used, see {bad_list} ({first})")
     notes += listing.notes
     write_table(joined.take(order), table, {"folder_state": state, NOTES: json.dumps(notes)})
     for note in notes:

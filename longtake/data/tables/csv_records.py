@@ -80,6 +80,8 @@ def records(data: bytes | mmap, header: Header, may_be_short: bool = False) -> I
         cells, end = _record(data, start)
         if isinstance(cells, list) and end > line_end and (inner := enclosed_row(cells, header)) is not None:
             cells = f"a quoted cell encloses the row {inner[:_SHOWN]!r}; close its quote, or write it twice"
+        while isinstance(cells, list) and len(cells) > num_columns and not cells[-1]:
+            cells.pop()  # commas at the end of a line, as spreadsheets write them
         if isinstance(cells, str):
             end = line_end
         elif len(cells) > num_columns or (len(cells) < num_columns and not may_be_short):

@@ -53,10 +53,11 @@ def open_csv(source: Path, as_text: bool, check_names: Callable[[Sequence[str]],
     if lines is None:
         kinds = [CsvKind(name, as_text) for name in header.names]
         read_texts = lambda columns: _single_rows(source, header, columns)  # noqa: E731
-        lines = np.fromiter(_lines_of_records(source, header), np.int64)
-        for raw in read_texts(range(len(kinds))):
+        numbers: list[int] = []
+        for raw in _single_rows(source, header, range(len(kinds)), numbers.append):
             for kind, cells in zip(kinds, raw.batch.columns, strict=True):
                 kind.add(cells)
+        lines = np.array(numbers, np.int64)
 
     def read(names: Sequence[str]) -> Iterator[RawRows]:
         columns = [header.names.index(name) for name in names]
@@ -111,13 +112,17 @@ def _sound_lines(read_texts: ReadTexts, header: Header, num_breaks: int, kinds: 
     return header.next_line + np.concatenate([np.zeros(min(len(ends), 1), np.int64), ends[:-1]])
 
 
-def _single_rows(source: Path, header: Header, columns: Sequence[int]) -> Iterator[RawRows]:
-    """The rows record by record; of a faulty one all cells are empty."""
+def _single_rows(
+    source: Path, header: Header, columns: Sequence[int], on_line: Callable[[int], None] | None = None
+) -> Iterator[RawRows]:
+    """The rows record by record; of a faulty one all cells are empty. `on_line` gets the first line of each."""
     with _mapped(source) as data:
         cells: list[list[bytes | None]] = [[] for _ in columns]
         lost: dict[int, str] = {}
         num_rows = 0
-        for _, record in records(data, header):
+        for line, record in records(data, header):
+            if on_line is not None:
+                on_line(line)
             if isinstance(record, str):
                 lost[num_rows] = record
             for column, values in zip(columns, cells, strict=True):
@@ -134,11 +139,6 @@ def _texts(cells: Sequence[list[bytes | None]], columns: Sequence[int]) -> pa.Re
     """Columns of text that need not be UTF-8: `readable_cells` looks at that."""
     arrays = [pa.array(values, pa.binary()).view(pa.string()) for values in cells]
     return pa.RecordBatch.from_arrays(arrays, names=[f"c{column}" for column in columns])
-
-
-def _lines_of_records(source: Path, header: Header) -> Iterator[int]:
-    with _mapped(source) as data:
-        yield from (line for line, _ in records(data, header))
 
 
 def _breaks_in(cells: pa.Array) -> np.ndarray:

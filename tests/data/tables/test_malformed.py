@@ -169,7 +169,8 @@ def test_csv_readers_agree_on_every_sound_cell(tmp_path: Path, monkeypatch: pyte
         "NULL",
         "é猫",
     ]
-    source.write_text("path,text,more\n" + "".join(f"{a},{b},{a}\n" for a in cells for b in cells if (a + b).strip()))
+    rows = [f"{a},{b},{a}\n" for a in cells for b in cells if (a + b).strip()]
+    source.write_text("path,text,more\n" + "".join(rows) + "a,b,c,\n")
     both = []
     for _ in range(2):
         rows = open_rows(source, as_text=True)
