@@ -162,6 +162,8 @@ def main() -> None:
     if options.library is not None:
         print(json.dumps(profile_all()))
         return
+    from machine import write_json  # next to this file, which tests import as part of a package
+
     counts = counted()
     heads = list(next(iter(next(iter(counts.values())).values())))
     print(f"{'autoencoder':20}{'layout':16}" + "".join(f"{head:>20}" for head in heads))
@@ -171,8 +173,7 @@ def main() -> None:
             print(f"{name:20}{layout:16}" + "".join(f"{numbers[head]:>20,}" for head in heads))
     conversions, plain = (case["contiguous"]["layout_conversions"] for case in (planted, counts["hunyuan_vae"]))
     print(f"planted, a conversion in front of each convolution: {conversions} in place of {plain}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"torch": torch.__version__, "counts": counts}, indent=1) + "\n")
+    write_json(options.json, "encode_profile", {"counts": counts})
 
 
 if __name__ == "__main__":
