@@ -77,7 +77,7 @@ from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import Recorder
 from longtake.train.run_file import read_run
 from longtake.train.saving import Saver
-from longtake.train.start import Start, lost_so_far, restore
+from longtake.train.start import Start, lost_so_far, restore, step_size_lines
 from longtake.train.stream import StepStream
 from longtake.train.validating import Validator, is_due, plan_validations, with_encoders
 
@@ -286,6 +286,7 @@ class RunLaunch:
         if place.checkpoint is not None:
             lines += [f"starts from {place.checkpoint}, step {start.state.clock.global_step}", *start.notes]
         lines.append(f"model: {size}, compute in {dtype} on {world.device.type}, {processes}")
+        lines += step_size_lines(self.config, start.state, system.mesh.data_ranks)
         lines += [*system.kernels, *system.notes, report.text()]
         if len(groups := update.optimizer.groups) > 1:
             lines += map(str, groups)

@@ -116,6 +116,26 @@ def _moved(config: RunConfig, state: RunState) -> Start:
     return Start(replace(state, clock=replace(state.clock, pass_index=pass_index), data=None), config.start_step or 0)
 
 
+def step_size_lines(config: RunConfig, state: RunState, data_ranks: int) -> list[str]:
+    """One line where steps are not as large as `accumulation_steps` on so many ranks would make them, or leave ranks
+    without work."""
+    slots = config.slots_per_step or state.slots_per_step or config.slots_at(data_ranks)
+    usual = data_ranks * config.accumulation_steps
+    idle = -slots % data_ranks
+    inherited = config.slots_per_step is None and slots != usual
+    if not (inherited or idle):
+        return []
+    line = f"slots_per_step = {slots}" + (", from the checkpoint" if inherited else "")
+    if idle:
+        line += f": in the last round of each step {idle} of {data_ranks} data ranks compute padding only"
+    if inherited:
+        ranks = f"{data_ranks} data rank{'s' * (data_ranks > 1)}"
+        remedy = f"--slots-per-step {usual} makes steps of {ranks} x accumulation_steps = {config.accumulation_steps}"
+    else:
+        remedy = f"--slots-per-step {slots + idle} uses all of them"
+    return [f"{line}; {remedy}"]
+
+
 def lost_so_far(config: RunConfig, state: RunState, place: RunFolder) -> LostSamples:
     """The samples tried and lost up to the checkpoint. Raises `UserError` where they are too many already."""
     quarantine = place.path / QUARANTINE_FILE
