@@ -156,8 +156,8 @@ def _attention(
     found = attention_rates(q, k, v, time_of, report)
     if not found:
         raise UserError(
-            f"longtake plan --measure: no attention kernel ran {tuple(q.shape)} forward and backward; the lines above "
-            "say why"
+            f"--measure: no attention kernel ran {tuple(q.shape)} forward and backward; see the lines above, or leave "
+            "--measure out"
         )
     return max(found.values(), key=lambda rates: 1 / (1 / rates[0] + 2.5 / rates[1]))
 
