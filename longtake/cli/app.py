@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     class CommandDialect(Dialect):
         """Another system's words, for a whole command line."""
+
+        typed_names: Mapping[str, str]  # Longtake's key -> the name that the user typed for it
 
         def command(self, words: list[str]) -> list[str]:
             """The verb, RUN and flags of Longtake, these perhaps by the other system's names. Raises `UserError`."""
@@ -105,7 +107,12 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
         code = done.exit_code
     except UserError as error:
         tiny = isinstance(error, WeightsMisfit) and "--tiny" in words
-        complain(f"{error}; --tiny has made the model small: leave it out, or the weights" if tiny else str(error))
+        message = f"{error}; --tiny has made the model small: leave it out, or the weights" if tiny else str(error)
+        if dialect is not None:
+            from longtake.dialects.names import restate
+
+            message = restate(message, dialect.typed_names)
+        complain(message)
         code = EXIT_MISTAKE
     except ParseError as error:
         path = error.ctx.command_path if getattr(error, "ctx", None) else NAME

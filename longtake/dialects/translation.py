@@ -10,7 +10,7 @@ from typing import Any
 
 from longtake.config import Fault, Heights
 from longtake.config.faults import shown
-from longtake.config.tree import Branch, Leaf, Node, grow, matching_key, plain
+from longtake.config.tree import Branch, Leaf, Node, Origin, grow, matching_key, plain
 
 Report = Callable[[Fault], None]
 Say = Callable[[str], None]
@@ -49,6 +49,8 @@ class Translation:
     def __init__(self, tree: Branch, heights: Heights, report: Report, say: Say) -> None:
         self.tree, self.heights, self.report, self.say = tree, heights, report, say
         self.in_file = False  # whether a file, not flags alone, has words of the other system
+        self.typed_names: dict[str, str] = {}  # Longtake's key -> the other system's name that the user typed for it
+        self._names_by_origin: dict[Origin, str] = {}
 
     def get(self, name: str) -> Node | None:
         """What stands at a dotted name."""
@@ -68,6 +70,7 @@ class Translation:
         node = self.get(name)
         if node is not None:
             self.in_file |= not self.heights.is_flag(node.origin)
+            self._names_by_origin[node.origin] = node.origin.place if node.origin.is_flag else name
             cut = _without(self.tree, name.split("."))
             self.tree = cut if cut is not None else Branch({}, self.tree.origin)
         return node
@@ -79,6 +82,9 @@ class Translation:
             for key, item in value.items():
                 self.put(f"{name}.{key}", item, like, said_as)
             return
+        typed = said_as or self._names_by_origin.get(like.origin, "")
+        if typed and typed != name:
+            self.typed_names[name] = f"--{typed}" if like.origin.is_flag and not typed.startswith("--") else typed
         there = self.get(name)
         if there is None and value is None:
             return

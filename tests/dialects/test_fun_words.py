@@ -132,7 +132,7 @@ REFUSED = [  # flags, words of the sentence
     ("--pretrained_model_name_or_path nowhere", "is no folder here"),
     ("--resume_from_checkpoint checkpoint-3", "is no checkpoint of the run"),
     ("--learning_rate fast", "must be a number"),
-    ("--learn_rate 1", "is no key"),
+    ("--learn_rate 1", "did you mean --learning_rate"),
 ]
 BY_FILES = {"transformer_path", "vae_path", "vae_mini_batch", "tokenizer_max_length"}  # which the tests below are of
 

@@ -17,8 +17,10 @@ from longtake.dialects.cogvideox_fun.flags import WORDS, split, split_value, wor
 from longtake.dialects.cogvideox_fun.launch import translate_launch
 from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
+from longtake.dialects.names import refuse_typos
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
+from longtake.train import RunConfig
 
 _DEFAULTS = Path(__file__).parent / "defaults"
 
@@ -30,6 +32,7 @@ class CogVideoXFun:
     def __init__(self, script: str, say: Say | None = None) -> None:
         self._script, self._say, self._tiny = script, SayOnce(say), False
         self._flags: dict[str, str] = {}
+        self.typed_names: dict[str, str] = {}
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
@@ -41,6 +44,7 @@ class CogVideoXFun:
         flags, self._tiny = take_tiny(flags)
         old, others = split(flags)
         self._flags = old
+        refuse_typos(others, words_of(self._script), f"{self._script}.py", RunConfig)
         if "pretrained_model_name_or_path" not in old and not self._tiny:
             raise UserError(
                 f"{self._script}.py: --pretrained_model_name_or_path is missing; give the folder of a CogVideoX, with "
@@ -77,6 +81,7 @@ class CogVideoXFun:
         if self._script != "train_lora" and is_whole:
             refuse_nothing_trained(work)
         translate_training(work, self._script, self._tiny)
+        self.typed_names |= work.typed_names
         return work.tree
 
 

@@ -14,14 +14,16 @@ from typing import Any
 from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
+from longtake.dialects.names import refuse_typos
 from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, split, training_flags
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
 from longtake.dialects.opensora_v1_2.places import new_place, run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
 from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
-from longtake.generate import OF_TRAINING
+from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.system.tiny import take_tiny
+from longtake.train import RunConfig
 
 _EXAMPLES = {"train": "train/stage1.py", "generate": "inference/sample.py", "plan": "misc/bs.py"}
 
@@ -32,6 +34,7 @@ class OpenSoraV12:
 
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say, self._tiny = "train", SayOnce(say), False
+        self.typed_names: dict[str, str] = {}
 
     @classmethod
     def of_file(cls, tree: Mapping[str, Any], words: Sequence[str]) -> OpenSoraV12 | None:
@@ -54,6 +57,9 @@ class OpenSoraV12:
             raise SystemExit(0)
         flags, self._tiny = take_tiny(flags)
         run, given, others = split(flags, self._verb)
+        if self._verb != "plan":  # whose options are no keys of a config
+            schema = RunConfig if self._verb == "train" else GenerateConfig
+            refuse_typos(others, FLAGS[self._verb], SCRIPTS[self._verb], schema)
         if run is None:
             raise UserError(
                 f"{SCRIPTS[self._verb]}: the run file is missing; give one of your own, or one such as "
@@ -78,4 +84,5 @@ class OpenSoraV12:
         if self._verb == "plan":
             translate_search(work, self._tiny)
         (translate_inference if self._verb == "generate" else translate_training)(work, self._tiny)
+        self.typed_names |= work.typed_names
         return work.tree

@@ -23,6 +23,7 @@ class OpenSora:
 
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say = "train", SayOnce(say)
+        self.typed_names: dict[str, str] = {}
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
@@ -46,4 +47,5 @@ class OpenSora:
             place_clips(work)
         place_weights(work)
         place_encoders(work)
+        self.typed_names |= work.typed_names
         return work.tree

@@ -12,12 +12,15 @@ from textwrap import fill
 from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
+from longtake.dialects.names import refuse_typos
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.dialects.ttt_video.sampling import translate_sampling
 from longtake.dialects.ttt_video.shared import complete, lay_preset, translate_model
 from longtake.dialects.ttt_video.training import translate_training
 from longtake.dialects.ttt_video.words import CONFIG_FILE, sections_of, split
+from longtake.generate import GenerateConfig
 from longtake.system.tiny import take_tiny
+from longtake.train import RunConfig
 
 _DEFAULTS = Path(__file__).parent / "defaults.toml"
 _SCRIPTS = {"train": "train.py", "generate": "sample.py"}
@@ -30,6 +33,7 @@ class TTTVideoDialect:
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say, self._tiny = "train", SayOnce(say), False
         self._flags: dict[str, str] = {}
+        self.typed_names: dict[str, str] = {}
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where what must be given is missing."""
@@ -43,6 +47,8 @@ class TTTVideoDialect:
             raise SystemExit(0)
         flags, self._tiny = take_tiny(flags)
         run, self._flags, others = split(flags, self._verb)
+        known = [CONFIG_FILE, *(f"{name}.{key}" for name, keys in sections_of(self._verb).items() for key in keys)]
+        refuse_typos(others, known, script, RunConfig if self._verb == "train" else GenerateConfig)
         if run is not None and not Path(run).is_file():
             raise UserError(f"--{CONFIG_FILE} {run}: there is no such file; give one of configs/, or of your own")
         return [self._verb, run or str(_DEFAULTS), *["--tiny"] * self._tiny, *self._flags.values(), *others]
@@ -64,6 +70,7 @@ class TTTVideoDialect:
             translate_training(work, words, preset, self._tiny)
         else:
             translate_sampling(work, words, self._tiny)
+        self.typed_names |= work.typed_names
         return work.tree
 
 

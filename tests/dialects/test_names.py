@@ -1,0 +1,65 @@
+"""Errors behind another system's command line: keys by the names that were typed, and what a mistyped flag meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from longtake.contracts import UserError
+from longtake.dialects import CogVideoXFun, OpenSoraV12, TTTVideoDialect
+from longtake.dialects.cogvideox_fun.flags import SCRIPTS, words_of
+from longtake.dialects.names import restate
+from longtake.dialects.opensora_v1_2.flags import FLAGS
+from longtake.dialects.ttt_video.words import OF_SAMPLING, OF_TRAINING
+from longtake.train import read_run
+
+
+def swapped(name: str) -> str:
+    """The name with the two letters in its middle swapped, or one doubled where they are equal."""
+    middle = len(name) // 2
+    pair = name[middle - 1 : middle + 1]
+    return name[: middle - 1] + (pair[::-1] if pair[0] != pair[1] else pair[0] * 3) + name[middle + 1 :]
+
+
+def commands() -> list[tuple[object, list[str], str]]:
+    """(dialect, command line, flag) of every flag of every script."""
+    cases: list[tuple[object, list[str], str]] = []
+    for script in SCRIPTS:
+        start = ["train", "--tiny", "--train_data_meta", "x.csv"]
+        cases += [(CogVideoXFun(script), start, name) for name in sorted(words_of(script))]
+    for verb, sections in (("train", OF_TRAINING), ("generate", OF_SAMPLING)):
+        cases += [(TTTVideoDialect(), [verb], f"{s}.{key}") for s, keys in sections.items() for key in keys]
+    for verb, run in (("train", "train/stage1"), ("generate", "inference/sample")):
+        cases += [(OpenSoraV12(), [verb, f"configs/opensora-v1-2/{run}.py"], name) for name in FLAGS[verb]]
+    return cases
+
+
+def test_flag_with_a_typo_of_every_script_is_refused_with_the_flag_meant() -> None:
+    for dialect, start, name in commands():
+        section, dot, key = name.rpartition(".")
+        mistyped = f"{section}{dot}{swapped(key)}"
+        with pytest.raises(UserError) as error:
+            dialect.command([*start, f"--{mistyped}", "1"])
+        assert str(error.value).startswith(f"--{mistyped}: "), name
+        assert str(error.value).endswith(f"did you mean --{name}?"), name
+
+
+def test_flags_of_longtake_behind_a_script_are_no_typos() -> None:
+    dialect = CogVideoXFun("train_lora")
+    words = dialect.command(["train", "--tiny", "--train_data_meta", "x.csv", "--lora.rank", "3", "--optim.lr", "1"])
+    assert words[-4:] == ["--lora.rank", "3", "--optim.lr", "1"]
+
+
+def test_restate_key_that_was_typed_under_another_name_takes_that_name() -> None:
+    dialect = CogVideoXFun("train_lora", lambda line: None)
+    flags = ["--train_data_meta", "x.csv", "--target_name", "to_q", "--rank", "3", "--max_train_steps", "2"]
+    _, run, *words = dialect.command(["train", "--tiny", *flags])
+    read_run(run, words, dialect=dialect)
+    names = dialect.typed_names
+    assert names["lora.targets"] == "--target_name"
+    assert names["lora.rank"] == "--rank"
+    assert "seed" not in names
+    message = restate("lora.rank = 0 (--rank): more; write --lora.targets x; lora.targets.y; max_steps = 2", names)
+    assert message == "--rank = 0: more; write --target_name x; lora.targets.y; --max_train_steps = 2"
+    assert restate("outputs/x: cannot load; epochs go on", {"outputs": "-a", "load": "-b", "epochs": "-c"}) == (
+        "outputs/x: cannot load; epochs go on"
+    )
