@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from longtake.config import ConfigError, Fault
 from longtake.config.overrides import NAME, key_path
 from longtake.config.schema import forms_at
-from longtake.contracts import UserError
 
 _CUTOFF = 0.75  # `--rnk` is `--rank`, and `--lora_rank` is neither `--rank` nor anything else of a script's
 
@@ -28,10 +28,10 @@ def restate(message: str, typed_names: Mapping[str, str]) -> str:
 
 
 def refuse_typos(flags: Sequence[str], known: Collection[str], script: str, schema: Any) -> None:
-    """Raise `UserError` that names, for each flag that is neither the script's nor Longtake's, the nearest of the
+    """Raise `ConfigError` that names, for each flag that is neither the script's nor Longtake's, the nearest of the
     script's. Flags that resemble none are left to the check of the config."""
     plain_names = {name.replace("-", "_"): name for name in known}
-    lines = []
+    faults = []
     for flag in flags:
         match = NAME.fullmatch(flag)
         path = key_path(match["name"]) if match else None
@@ -44,6 +44,7 @@ def refuse_typos(flags: Sequence[str], known: Collection[str], script: str, sche
             *(one for one in plain_names if one.startswith(name)),  # argparse takes abbreviations
         ]
         if meant:
-            lines.append(f"--{match['name']}: is not a flag of {script}; did you mean --{plain_names[meant[0]]}?")
-    if lines:
-        raise UserError("\n".join(lines))
+            fix = f"did you mean --{plain_names[meant[0]]}?"
+            faults.append(Fault(f"--{match['name']}", "", f"is not a flag of {script}", fix))
+    if faults:
+        raise ConfigError(faults)
