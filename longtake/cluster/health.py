@@ -1,4 +1,4 @@
-"""A run and its nodes as figures for Prometheus: read from the files of the run and over ssh, served over HTTP."""
+"""A run and its nodes as figures for Prometheus: read from the files of the run and over ssh."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -200,36 +199,3 @@ def exposition(samples: Iterable[Figure], run: str) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def exporter(listen: str, text: Callable[[], str]) -> HTTPServer:
-    """A server at `host:port` that answers `/metrics` with `text()`. Raises `UserError` where it cannot listen."""
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10.0  # one request at a time: nobody may hold up the next
-
-        def do_GET(self) -> None:
-            if self.path != "/metrics":
-                self.send_error(404, "see /metrics")
-                return
-            try:
-                content = text().encode()
-            except (OSError, UserError) as error:  # such as a folder that is away for a while
-                self.send_error(500, "not read", str(error))
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """A request every few seconds is no news."""
-
-    host, _, port = listen.rpartition(":")
-    try:
-        return HTTPServer((host, int(port)), Handler)
-    except (OSError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"--listen {listen}: {error}; write HOST:PORT of this machine, with a port that is free"
-        ) from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
+import sys
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -13,6 +15,9 @@ from longtake.contracts import UserError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SHORTEST = 16
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/?#@\\]*)(:[0-9]{1,5})?")  # the whole of a Host header
+_MAX_NAME_BYTES = 255  # of a part of a path, in the usual file systems
+_GRADIO_API = "/gradio_api/"
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; form-action 'self'; "
     "base-uri 'self'; object-src 'none'"
@@ -49,24 +54,41 @@ class Gate:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if problem := _malformed(headers, scope["path"]):
+            return await _answer(send, 400, problem)
         if refusal := self._refusal(headers):
             return await _answer(send, 403, refusal)
         if self._token is not None and not self._known(headers):
             given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
             if scope["type"] == "http" and self._is_token(given):
                 cookie = f"{cookie_name(given)}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
-                return await _answer(send, 303, "", ("location", scope["path"]), ("set-cookie", cookie))
+                return await _answer(send, 303, "", ("location", _own_path(scope["path"])), ("set-cookie", cookie))
             return await _answer(send, 401, _ASK)
 
+        await self._forward(scope, receive, send)
+
+    async def _forward(self, scope: Any, receive: Any, send: Any) -> None:
+        """Have the page answer. Gradio's API answers 500 to arguments of other types: that is the client's error."""
+        is_api, failed = scope["path"].startswith(_GRADIO_API), False
+
         async def with_policy(message: Any) -> None:
+            nonlocal failed
             if message["type"] == "http.response.start":
+                failed = is_api and message["status"] == 500
                 policy = _POLICY + ("; sandbox allow-scripts" if scope["path"] == "/page" else "")
                 own = {b"content-security-policy": policy.encode(), b"x-content-type-options": b"nosniff"}
                 own[b"referrer-policy"] = b"no-referrer"
                 message["headers"] = [*message.get("headers", ()), *own.items()]
+                if failed:
+                    message["status"] = 400
             await send(message)
 
-        await self._app(scope, receive, with_policy)
+        try:
+            await self._app(scope, receive, with_policy)
+        except Exception as error:
+            if not failed:
+                raise
+            print(f"{scope['path']!r}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     def _refusal(self, headers: dict[str, str]) -> str | None:
         """A page of elsewhere that has a browser ask, by its own name (DNS rebinding) or by ours (cross-site)."""
@@ -86,6 +108,25 @@ class Gate:
 
     def _is_token(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _malformed(headers: dict[str, str], path: str) -> str | None:
+    """What is wrong with a request before anything is looked up; None where nothing is."""
+    for name in ("host", "x-forwarded-host"):  # a chain of proxies writes several of the latter
+        if not all(_HOST.fullmatch(host.strip()) for host in headers.get(name, "").split(",")):
+            return f"{name}: expected HOST or HOST:PORT."
+    try:
+        urlsplit(headers.get("origin", ""))
+    except ValueError:
+        return "origin: expected SCHEME://HOST:PORT."
+    if any(len(part.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES for part in path.split("/")):
+        return f"path: a name in it is longer than {_MAX_NAME_BYTES} bytes."
+    return None
+
+
+def _own_path(path: str) -> str:
+    """A path of this page for a Location header: `//host` would lead elsewhere."""
+    return "/" + quote(path.lstrip("/"))
 
 
 async def _answer(send: Any, status: int, text: str, *headers: tuple[str, str]) -> None:

@@ -16,12 +16,12 @@ from longtake.track.devices import GPUS
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.generate import flag
 from longtake.ui.queue import Queue, QueuedCommand
-from longtake.ui.roots import Roots
+from longtake.ui.roots import MalformedPath, Roots
 from longtake.ui.shown import box, frame, mistake, told
 
 FIELDS = ("base", "weights", "clips", "trigger", "name", "rank", "steps", "rate", "gpu")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")  # a name on the Hugging Face hub
-_NAME = re.compile(r"\w[\w.-]*")
+_NAME = re.compile(r"\w[\w.-]{0,59}")  # at most 240 bytes
 _MOST_SECONDS = 600  # of a plan: the first with `compile` traces for minutes
 
 
@@ -61,6 +61,8 @@ def _text(value: object) -> str:
 def _weights(text: str, roots: Roots) -> str:
     try:
         return str(roots.path(text, "weights"))
+    except MalformedPath:
+        raise
     except UserError:
         if _HUB.fullmatch(text) and ".." not in text and not Path(text).exists():
             return text

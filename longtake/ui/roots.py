@@ -15,6 +15,12 @@ from longtake.train.run_file import CONFIG_FILE
 
 _DEEPEST = 4  # folders below a root that are searched
 _MOST = 500  # files that are offered
+_MAX_NAME_BYTES = 255  # of the usual file systems
+_MAX_PATH_LENGTH = 2000  # half of what Linux takes: a root comes in front
+
+
+class MalformedPath(UserError):
+    """Text that no path can be, whatever there is."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,14 @@ class Roots:
     def path(self, text: str, kind: str = "path") -> Path:
         """A path inside a root, links followed; a relative one starts from the first root that has it, else from the
         first. Raises `UserError` for any other, and for one that is not there."""
-        text = (text or "").strip()
-        if not text or "\0" in text:
-            raise UserError(f"{kind}: is missing; give a path inside {self}")
-        places = [Path(os.path.realpath(root / text)) for root in self.folders]
-        found = next((place for place in places if self.holds(place) and place.exists()), None)
+        text = _checked(text, kind)
+        if not text:
+            raise MalformedPath(f"{kind}: is missing; give a path inside {self}")
+        try:
+            places = [Path(os.path.realpath(root / text)) for root in self.folders]
+            found = next((place for place in places if self.holds(place) and place.exists()), None)
+        except OSError as error:  # a folder on the way may not be read, say
+            raise UserError(f"{kind} {visible(text)}: {error.strerror}") from None
         if found is None and not all(map(self.holds, places)):
             raise UserError(f"{kind} {visible(text)}: lies outside of what this page may see; give one inside {self}")
         if found is None:
@@ -57,10 +66,10 @@ class Roots:
 
     def model(self, text: str) -> str:
         """What a generation starts from: a path inside a root, or a preset's name."""
-        return (text or "").strip() if self._is_preset(text) else str(self.path(text, "model"))
+        return text.strip() if self._is_preset(text) else str(self.path(text, "model"))
 
     def _is_preset(self, text: str) -> bool:
-        words = (text or "").strip()
+        words = _checked(text, "model")
         return bool(words) and not Path(words).is_absolute() and find_preset(words, "inference") is not None
 
     def holds(self, path: Path) -> bool:
@@ -106,3 +115,15 @@ class Roots:
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.folders))
+
+
+def _checked(text: object, kind: str) -> str:
+    """`text` without blanks at its ends. Raises `MalformedPath` for values that the system takes for no path."""
+    if not isinstance(text, str | None):
+        raise MalformedPath(f"{kind}: expected a path, got a value of type {type(text).__name__}")
+    text = (text or "").strip()
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise MalformedPath(f"{kind}: a path has no NUL and no half of a character; delete it")
+    if max(len(os.fsencode(name)) for name in text.split("/")) > _MAX_NAME_BYTES or len(text) > _MAX_PATH_LENGTH:
+        raise MalformedPath(f"{kind} {visible(text[:40])}…: is longer than names of files can be; give another")
+    return text

@@ -14,7 +14,7 @@ from longtake import pages
 from longtake.contracts import UserError
 from longtake.ui.gate import LOOPBACK, Gate, token_for
 from longtake.ui.queue import Queue
-from longtake.ui.roots import Roots
+from longtake.ui.roots import MalformedPath, Roots
 
 _MEDIA = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".gif")
 _EVERYWHERE = ("", "0.0.0.0", "::")
@@ -75,7 +75,7 @@ def serve(
     blocks, look = _blocks(roots, queue)
     app = mount_gradio_app(
         app, blocks, "/", ssr_mode=False, footer_links=[], run_history=False, max_file_size=_LARGEST_UPLOAD,
-        allowed_paths=[], show_error=True, pwa=False, enable_monitoring=False, mcp_server=False, **look,
+        allowed_paths=[], show_error=False, pwa=False, enable_monitoring=False, mcp_server=False, **look,
     )  # fmt: skip
     queue.start()
     name = "localhost" if host in LOOPBACK else socket.gethostname() if host in _EVERYWHERE else host
@@ -107,6 +107,8 @@ def _served(roots: Roots, path: str, suffixes: tuple[str, ...], found: Any, refu
     """A file inside the roots, of a kind that a browser only shows."""
     try:
         file = roots.path(path, "file")
+    except MalformedPath as error:
+        return refused(str(error), 400)
     except UserError as error:
         return refused(str(error), 404)
     if file.suffix.lower() not in suffixes or not file.is_file():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -181,6 +183,36 @@ def test_prometheus_is_answered_on_loopback(run: Path) -> None:
         finally:
             server.shutdown()
     assert '# TYPE longtake_step gauge\nlongtake_step{run="a \\"run\\""} 100\n' in text
+
+
+def test_exporter_slow_clients_hold_up_nobody_and_are_closed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = cluster.RunHealth(run)
+    with cluster.exporter("127.0.0.1:0", lambda: cluster.exposition(watched.samples(), run.name)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            slow = [socket.create_connection(server.server_address[:2], PATIENCE_SECONDS) for _ in range(100)]
+            for client in slow:
+                client.send(b"GET /metrics HTTP/1.1\r\nX: ")
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+                assert b"longtake_step{" in answer.read()
+            monkeypatch.setattr(server, "client_seconds", 0.05)
+            assert all(_is_closed_while_it_sends(client) for client in slow)
+        finally:
+            server.shutdown()
+
+
+def _is_closed_while_it_sends(client: socket.socket) -> bool:
+    """A byte at a time, which no limit on the time between two bytes would end."""
+    with client:
+        for _ in range(int(PATIENCE_SECONDS / 0.01)):
+            try:
+                client.send(b"x")
+                if select.select([client], [], [], 0.01)[0]:
+                    return client.recv(1) == b""
+            except OSError:
+                return True
+    return False
 
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: Any) -> None:

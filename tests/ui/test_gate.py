@@ -19,7 +19,7 @@ from longtake.config import Section, resolve
 from longtake.contracts import UserError
 from longtake.ui import gate, server
 from longtake.ui.generate import FIELDS, flag, looked_at, words_of
-from longtake.ui.roots import Roots
+from longtake.ui.roots import MalformedPath, Roots
 
 TOKEN = "a token+of/enough=length;"
 
@@ -167,6 +167,57 @@ def test_pages_of_elsewhere_cannot_use_a_browser_to_get_in() -> None:
     assert asked(None, True, host="[::1]:7860", origin="http://[::1]:7860")[0] == 200
     assert asked(None, True, host="elsewhere.example:7860")[0] == 403
     assert asked(None, True, host="127.0.0.1:7860", origin="http://elsewhere.example")[0] == 403
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "[::1"}, {"host": "]"}, {"host": "localhost:x"}, {"host": "[::1]x:1"}, {"host": "a@localhost"},
+        {"host": "localhost", "origin": "http://[::1"}, {"host": "localhost", "x-forwarded-host": "[::1"},
+    ],
+)  # fmt: skip
+def test_gate_malformed_headers_are_answered_400(token: str | None, headers: dict[str, str]) -> None:
+    assert asked(token, token is None, **headers)[0] == 400
+
+
+def test_gate_names_too_long_for_a_file_are_answered_400(roots: Roots) -> None:
+    assert asked(None, True, f"/static/{'a' * 256}", host="localhost")[0] == 400
+    assert asked(None, True, f"/static/{'a' * 255}", host="localhost")[0] == 200
+    for text in ("a" * 256, "é" * 128, "a/" * 3000, "a\0b", "\ud83d", ""):
+        assert server._served(roots, text, (".mp4",), str, lambda message, code: code) == 400
+
+
+@pytest.mark.parametrize("text", ["a" * 300, 7, ["x"], {"a": 1}, True, "\ud83d"])
+def test_roots_values_that_are_no_path_are_one_sentence_without_a_folder(roots: Roots, text: object) -> None:
+    for find in (roots.path, roots.model):
+        with pytest.raises(MalformedPath) as caught:
+            find(text)  # type: ignore[arg-type]
+        assert "/" not in str(caught.value)
+
+
+def test_gate_errors_of_the_api_are_answered_400_and_others_stay() -> None:
+    async def failing(scope: dict, receive: object, send: object) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        raise AttributeError("'int' object has no attribute 'strip'")
+
+    statuses = []
+
+    async def keep(message: dict) -> None:
+        statuses.append(message.get("status"))
+
+    scope = {"type": "http", "query_string": b"", "headers": [(b"host", b"localhost")]}
+    asyncio.run(gate.Gate(failing, None, True)({**scope, "path": "/gradio_api/run/ask"}, None, keep))
+    with pytest.raises(AttributeError):
+        asyncio.run(gate.Gate(failing, None, True)({**scope, "path": "/page"}, None, keep))
+    assert statuses == [400, None, 500, None]
+
+
+def test_gate_token_in_any_path_leads_back_into_the_page() -> None:
+    for path, location in (("//elsewhere.example/", "/elsewhere.example/"), ("/€", "/%E2%82%AC")):
+        status, headers = asked(TOKEN, False, f"{path}?token={quote(TOKEN)}", host="there")
+        assert (status, headers["location"]) == (303, location)
 
 
 class Asked(Section):
