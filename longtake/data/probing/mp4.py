@@ -8,6 +8,7 @@ here: one video track of H.264 or H.265, samples all inside the file, no fragmen
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -126,7 +127,11 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
     if not 1 <= scale < 1 << 31 or (codec == "hevc" and len(shown) > 1 and shown[1] <= shown[0]):
         return None  # H.265 decoders leave out frames before the first key frame that come after it in the file
     turned = _is_quarter_turn(moov, boxes[b"tkhd"], headers[0])
-    if turned is None or (b"edts" in boxes and not _shows_all(moov, boxes[b"edts"], shown, scale, movie_scale)):
+    if (
+        turned is None
+        or not _has_square_pixels(moov, boxes[b"tkhd"], samples[b"stsd"], height, width)
+        or (b"edts" in boxes and not _shows_all(moov, boxes[b"edts"], shown, scale, movie_scale))
+    ):
         return None
     length = min(total, length) if length > 0 else total
     rate, duration = Fraction(scale * len(shown), total), Fraction(length, scale)
@@ -152,6 +157,21 @@ def _is_quarter_turn(data: bytes, track: Span, movie: Span) -> bool | None:
     if all(upright) and not any(turned):
         return False
     return True if all(turned) and not any(upright) else None
+
+
+def _has_square_pixels(data: bytes, track: Span, description: Span, height: int, width: int) -> bool:
+    """By the pixel aspect (§12.1.4) and the size of the track header (§8.3.2), where they say; else FFmpeg decides."""
+    inside = dict(_boxes(data, (description[0] + 8 + _ENTRY_SIZE, description[1])))
+    if b"pasp" in inside:
+        across, down = struct.unpack_from(">II", data, inside[b"pasp"][0])
+        if across != down:
+            return False
+    matrix = track[0] + (52 if data[track[0]] == 1 else 40)
+    a, b, c, d, shown_width, shown_height = struct.unpack_from(">ii4xii16xII", data, matrix)
+    if abs(math.hypot(a, c) - math.hypot(b, d)) > _TOLERANCE * math.hypot(a, c):
+        return False
+    shown_width, shown_height = shown_width >> 16, shown_height >> 16
+    return not (shown_width and shown_height) or abs(shown_width * height - shown_height * width) <= max(height, width)
 
 
 def _read_scale(data: bytes, header: Span) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import av.logging
 import numpy as np
 from PIL import Image
 
+from longtake.data.clips.display import shown_size
 from longtake.data.clips.video import (
     ClipError,
     Container,
@@ -86,7 +87,7 @@ class _Scanned:
     """What a file holds behind its header."""
 
     times: FrameTimes
-    on_its_side: bool = False  # shown a quarter turn from how it is stored
+    first: av.VideoFrame | None = None  # decoded, to know how it is shown
     by_header: bool = False  # the times are not known, and need not be: they are evenly spaced
 
 
@@ -94,11 +95,9 @@ def _info(container: Container, stream: Stream, seen: _Scanned) -> ClipInfo:
     count = seen.times.count
     if count < 1:
         raise ClipError("no frame can be decoded")
-    height, width = stream.codec_context.height, stream.codec_context.width
+    height, width = shown_size(stream, seen.first)
     if min(height, width) < 1:
         raise ClipError("the frame size is unknown")
-    if seen.on_its_side:
-        height, width = width, height
     fps, duration = _pace(stream, seen)
     return ClipInfo(count, height, width, fps, duration, stream.codec_context.codec.canonical_name)
 
@@ -187,15 +186,13 @@ def _look_through(path: str | os.PathLike[str], container: Container, stream: St
     count = _count_by_header(path, container, stream)
     by_header = count is not None and is_even(np.array([entry.timestamp for entry in stream.index_entries]))
     seen = _Scanned(FrameTimes(count, known=False) if by_header else FrameTimes(), by_header=by_header)
-    first = None  # PyAV shows a rotation only on a decoded frame
     for packet in packets:
-        if first is None:
-            first = next(iter(packet.decode()), None)
-        if by_header and first is not None:
+        if seen.first is None:
+            seen.first = next(iter(packet.decode()), None)
+        if by_header and seen.first is not None:
             break
         if not by_header and _is_frame(packet):
             seen.times.add(packet.pts, packet.duration)
-    seen.on_its_side = first is not None and _is_quarter_turn(first)
     return seen
 
 
@@ -213,7 +210,7 @@ def _decode_through(container: Container, stream: Stream) -> _Scanned:
     seen, before = _Scanned(FrameTimes()), None
     for frame in container.decode(stream):
         if seen.times.count == 0:
-            seen.on_its_side = _is_quarter_turn(frame)
+            seen.first = frame
         seen.times.add(frame.pts, frame.duration)
         if before is not None and frame.pts is not None and frame.pts <= before:  # the clock was set back
             seen.times.known = False
@@ -232,7 +229,3 @@ def _is_frame(packet: av.Packet) -> bool:
 
 def _is_gif(stream: Stream) -> bool:
     return stream.codec_context.name == "gif"
-
-
-def _is_quarter_turn(frame: av.VideoFrame) -> bool:
-    return round(frame.rotation / 90) % 2 == 1

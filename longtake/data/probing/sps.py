@@ -91,7 +91,13 @@ def _h264_size(data: bytes) -> tuple[int, int] | None:
         bits.take(1)
     bits.take(1)  # direct 8x8
     fields = 2 - frames_only
-    return _cropped(bits, rows * 16 * fields, columns * 16, chroma, fields)
+    size = _cropped(bits, rows * 16 * fields, columns * 16, chroma, fields)
+    return size if _has_square_pixels(bits) else None
+
+
+def _has_square_pixels(bits: _Bits) -> bool:
+    """By H.264 §E.1.1, which comes next; also where it does not say."""
+    return not (bits.take(1) and bits.take(1)) or bits.take(8) <= 1
 
 
 def _skip_scaling_list(bits: _Bits, length: int) -> None:
