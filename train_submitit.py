@@ -15,9 +15,11 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from longtake import train
 from longtake.cli.console import EXIT_MISTAKE, complain
-from longtake.cluster import SlurmJob, show_job, submit
+from longtake.cluster import SlurmJob, require_slurm, show_job, submit
 from longtake.contracts import UserError
+from longtake.dialects import TTTVideoDialect
 
 
 def read_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -57,6 +59,13 @@ def place_of(words: Sequence[str]) -> tuple[str, Path]:
     return name or "default job", Path(folder or "exp").expanduser()
 
 
+def require_startable(words: Sequence[str]) -> None:
+    """Raises `UserError` for words with which train.py would end at its start, hours after it was queued."""
+    dialect = TTTVideoDialect(say=lambda line: None)  # the job prints its notes
+    _, run, *overrides = dialect.command(["train", *words])
+    train.require_startable(run, overrides, dialect)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Submits the job; returns the exit status."""
     flags, words = read_flags(arguments)
@@ -82,6 +91,8 @@ def main(arguments: Sequence[str]) -> int:
         if flags.dry_run:
             show_job(job, sys.stdout)
         else:
+            require_slurm()
+            require_startable(words)
             print(f"Submitted job_id: {submit(job)}")
     except UserError as error:
         complain(str(error))

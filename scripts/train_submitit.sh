@@ -2,11 +2,11 @@
 # Trains TTT-Video on many nodes under Slurm; the job starts again by itself before its time is over, and goes on where
 # it stopped. Values are set here, or in the environment:
 #   SLURM_ACCOUNT=mine SLURM_PARTITION=gpu bash scripts/train_submitit.sh --training.jsonl_paths clips.jsonl
+# Without a login to Weights & Biases, which is looked for before the job is submitted, add --wandb.disable.
 set -euo pipefail
 
 CODE_PATH="${CODE_PATH:-$(cd "$(dirname "$0")/.." && pwd)}"
 cd "${CODE_PATH}"
-DATE="${DATE:-$(date +"%m-%d")}"
 DUMP_FOLDER="${DUMP_FOLDER:-$CODE_PATH/experiments/3sec}"
 
 NUM_NODES="${NUM_NODES:-8}"
@@ -15,7 +15,7 @@ SLURM_ACCOUNT="${SLURM_ACCOUNT:-default}"
 SLURM_PARTITION="${SLURM_PARTITION:-default}"
 CHECKPOINT_WEIGHTS_DIR="${CHECKPOINT_WEIGHTS_DIR:-}"
 CONFIG_FILE="${CONFIG_FILE:-./configs/train/ttt-mlp/3s.toml}"
-EXP_NAME="${EXP_NAME:-${DATE}-ttt-video-3s-BS64-5000steps}" # the same name goes on, another begins anew
+EXP_NAME="${EXP_NAME:-${DATE:+${DATE}-}ttt-video-3s-BS64-5000steps}" # the same name resumes, also on another day
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 submitted=$(python train_submitit.py \

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from longtake import cluster
+from longtake import cluster, dialects
+from longtake import train as training
 from longtake.cli.console import complain
 from longtake.cli.options import finite, found_run
 from longtake.contracts import UserError
@@ -161,10 +162,17 @@ def launch_on_slurm(
     )
     if dry_run:
         cluster.show_job(job, sys.stdout)
-        return 0
+    else:
+        _submit(job, words)
+    return 0
+
+
+def _submit(job: cluster.SlurmJob, words: list[str]) -> None:
+    cluster.require_slurm()
+    if words[0] == "train":
+        _require_startable(words[1:])
     number = cluster.submit(job)
     print(f"Submitted job_id: {number}\noutput: {job.logs.replace('%j', number)}")
-    return 0
 
 
 def _on_this_machine(words: list[str], processes: int | None, options: list[str], grace: float, dry_run: bool) -> int:
@@ -187,6 +195,15 @@ def _check_run(words: list[str]) -> None:
     verb, run = words[0], next((word for word in words[1:] if not word.startswith("-")), None)
     if run is not None and verb in ("train", "generate"):
         found_run(run, "inference" if verb == "generate" else "train")
+
+
+def _require_startable(words: list[str]) -> None:
+    """Raises `UserError` for a training that would end at its start, hours after it was queued."""
+    position = next((index for index, word in enumerate(words) if not word.startswith("-")), None)
+    if position is None:
+        raise UserError("launch: found nothing where RUN is expected; write it after train")
+    source, overrides = found_run(words[position]), words[:position] + words[position + 1 :]
+    training.require_startable(source, overrides, dialects.written_in(source, overrides))
 
 
 def here() -> str:

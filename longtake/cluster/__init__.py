@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from longtake.cluster.metrics_server import exporter
     from longtake.cluster.nodes import THROTTLING, Nodes, RunOnNode, runs_of
     from longtake.cluster.restarts import launch_again_and_again, next_launch
-    from longtake.cluster.slurm import SlurmJob, resumable, show_job, submit
+    from longtake.cluster.slurm import SlurmJob, require_slurm, resumable, show_job, submit
 
 __getattr__ = lazy_exports(__name__)

@@ -95,14 +95,20 @@ def show_job(job: SlurmJob, out: TextIO) -> None:
     print(f"each task: {shlex.join([sys.executable, *program, *job.words])}", file=out)
 
 
+def require_slurm() -> None:
+    """Raises `UserError` where jobs cannot be submitted from."""
+    if missing := [name for name in ("sbatch", "srun") if shutil.which(name) is None]:
+        raise UserError(f"--slurm: no {missing[0]} on this machine; launch from a node where jobs can be submitted")
+
+
 def submit(job: SlurmJob, cluster: str = "slurm") -> str:
     """Hands the job to Slurm, or another `cluster` of submitit's, and returns its number. Raises `UserError`."""
     try:
         import submitit
     except ImportError:
         raise UserError("--slurm: submitit is not installed; pip install 'longtake[slurm]'") from None
-    if cluster == "slurm" and (missing := [name for name in ("sbatch", "srun") if shutil.which(name) is None]):
-        raise UserError(f"--slurm: no {missing[0]} on this machine; launch from a node where jobs can be submitted")
+    if cluster == "slurm":
+        require_slurm()
     refused = (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError)
     place = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     with submitit.helpers.clean_env():  # of the variables of a job inside which this may run

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         append_line,
         mend_lines,
         read_lines,
+        require_wandb_login,
     )
 
 __getattr__ = lazy_exports(__name__)

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import math
+import netrc
 import os
 import secrets
 import socket
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -181,8 +183,7 @@ class WeightsAndBiases(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
-        for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
-            del os.environ[name]  # `WANDB_MODE=` in a job script means that it is unset; W&B refuses empty values
+        _unset_empty_variables()
         id_file = (run.joins or run.folder) / WANDB_ID_FILE
         if not id_file.exists():
             write_whole(id_file, secrets.token_hex(4))
@@ -199,9 +200,7 @@ class WeightsAndBiases(Tracker):
                 f"wandb = True: Weights & Biases did not start ({error}); run `wandb login`, or set WANDB_MODE=offline"
             ) from error
         except ValidationError as error:
-            problem = error.errors()[0]
-            variable = f"WANDB_{'_'.join(map(str, problem['loc']))}".upper()
-            raise UserError(f"{variable} = {problem['input']!r}: {problem['msg']}; set or unset it") from error
+            raise _refused_variable(error) from error
         self._axis = _WATCH_AXIS if run.joins else _AXIS
         for names, axis in _AXES.items():
             self._run.define_metric(names, step_metric=axis)
@@ -218,6 +217,50 @@ class WeightsAndBiases(Tracker):
 
     def close(self) -> None:
         self._run.finish()
+
+
+def require_wandb_login(config: TrackingConfig) -> None:
+    """Check before a job is queued that its run can log to Weights & Biases, where nobody answers a prompt. The server
+    is not asked. Raises `UserError`."""
+    if not WeightsAndBiases.wanted(config):
+        return
+    import wandb
+
+    _unset_empty_variables()
+    try:
+        settings = wandb.setup().settings
+    except ValidationError as error:
+        raise _refused_variable(error) from error
+    if settings.mode not in ("online", "run", "shared") or settings.api_key or settings.identity_token_file:
+        return
+    if not _has_login(urlsplit(settings.base_url).netloc):
+        raise UserError(
+            "wandb = True: no login to Weights & Biases on this machine, so the job would end at its start; run "
+            "`wandb login`, set WANDB_API_KEY or WANDB_MODE=offline, or add --wandb False (train.py: --wandb.disable)"
+        )
+
+
+def _has_login(host: str) -> bool:
+    """Look for the key that `wandb login` writes. `wandb.login` asks the server too: 10 s where there is no network."""
+    files = [Path(os.environ["NETRC"])] if "NETRC" in os.environ else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    for path in files:
+        with suppress(OSError, netrc.NetrcParseError):
+            logins = netrc.netrc(path)
+            if logins.authenticators(host) or logins.authenticators("api.wandb.ai"):
+                return True
+    return False
+
+
+def _refused_variable(error: ValidationError) -> UserError:
+    problem = error.errors()[0]
+    variable = f"WANDB_{'_'.join(map(str, problem['loc']))}".upper()
+    return UserError(f"{variable} = {problem['input']!r}: {problem['msg']}; set or unset it")
+
+
+def _unset_empty_variables() -> None:
+    """`WANDB_MODE=` in a job script means that it is unset; W&B refuses empty values."""
+    for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
+        del os.environ[name]
 
 
 KINDS: tuple[type[Tracker], ...] = (MetricsFile, TensorBoard, WeightsAndBiases)

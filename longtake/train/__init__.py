@@ -20,6 +20,6 @@ if TYPE_CHECKING:
     from longtake.train.preview import preview_buckets, preview_captions, read_previewed
     from longtake.train.report import RunRecord, read_record, run_sections, write_note, write_report
     from longtake.train.run import Outcome, train, train_run
-    from longtake.train.run_file import keys_of_generation, read_run, words_of_stages
+    from longtake.train.run_file import keys_of_generation, read_run, require_startable, words_of_stages
 
 __getattr__ = lazy_exports(__name__)

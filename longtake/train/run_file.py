@@ -25,6 +25,7 @@ from longtake.contracts import UserError
 from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.presets import find_preset
 from longtake.system.tiny import TINY, take_tiny, tiny_layer, world_size
+from longtake.track import require_wandb_login
 from longtake.train.config import RunConfig
 
 T = TypeVar("T")
@@ -184,13 +185,20 @@ def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | No
     return Curriculum(path, {"exp_name": path.stem, **tree}, stages)
 
 
-def words_of_stages(run: str, overrides: Sequence[str]) -> list[list[str]]:
+def words_of_stages(run: str, overrides: Sequence[str], dialect: Dialect | None = None) -> list[list[str]]:
     """The overrides of each stage of RUN: those given with `--stage NAME` behind them, or alone where it has no stages
     or one is chosen."""
-    command, curriculum = CommandLine.read(overrides), read_curriculum(run)
+    command, curriculum = CommandLine.read(overrides), read_curriculum(run, dialect)
     if curriculum is None or command.stage is not None:
         return [list(overrides)]
     return [[*overrides, STAGE, stage.name] for stage in curriculum.stages]
+
+
+def require_startable(run: str, overrides: Sequence[str], dialect: Dialect | None = None) -> None:
+    """Check before a job is queued what would end it at its start: the config of RUN, or of each of its stages, and the
+    login to Weights & Biases. Raises `UserError`."""
+    for words in words_of_stages(run, overrides, dialect):
+        require_wandb_login(read_run(run, words, dialect=dialect).value)
 
 
 def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:

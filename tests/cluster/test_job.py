@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -92,6 +93,91 @@ def test_a_job_that_slurm_refuses_is_one_sentence(tmp_path: Path, monkeypatch: p
     job = SlurmJob(["train", "x.py"], "x", str(tmp_path / "%j"), partition="gpu")
     with pytest.raises(UserError, match=r"no job was submitted \(sbatch: error: invalid partition"):
         submit(job)
+
+
+@pytest.fixture
+def slurm_noting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Slurm that notes what it is asked, on a machine without a login to Weights & Biases."""
+    wandb, noted = pytest.importorskip("wandb"), tmp_path / "asked"
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho x >> {noted}\necho Submitted batch job 7\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    wandb.teardown()  # settings are read once in a process
+    return noted
+
+
+def submitted(capsys: Capture, folder: Path, flags: list[str], script: bool) -> tuple[int, str]:
+    """Exit status and errors of a submission, by `train_submitit.py` or by `longtake launch`."""
+    table = folder / "clips.csv"
+    table.write_text("path,text,num_frames,height,width,fps\n")
+    if script:
+        keys = [f"--training.jsonl_paths={table}", f"--job.dump_folder={folder}"]
+        config = f"--job.config_file={ROOT / 'configs/train/ttt-mlp/3s.toml'}"
+        code = runpy.run_path(str(ROOT / "train_submitit.py"))["main"]([config, *keys, *flags])
+        return code, capsys.readouterr().err
+    run = ["train", "opensora_v2/stage1", "--dataset.data-path", str(table), "--outputs", str(folder), *flags]
+    code, _, error = run_command(capsys, ["launch", "--slurm", "--nproc-per-node", 1, "--", *run])
+    return code, error
+
+
+@pytest.mark.parametrize(
+    ("flags", "script", "named"),
+    [
+        (["--wandb"], False, "wandb login"),
+        (["--wandb", "--lrr", "1"], False, "lrr"),
+        ([], True, "--wandb.disable"),
+        (["--wandb.projekt=x", "--wandb.disable"], True, "projekt"),
+    ],
+)
+def test_job_that_would_end_at_its_start_is_not_submitted(
+    capsys: Capture, slurm_noting: Path, flags: list[str], script: bool, named: str
+) -> None:
+    code, error = submitted(capsys, slurm_noting.parent, flags, script)
+    assert_one_sentence(code, error, named)
+    assert not slurm_noting.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "script", "variable"),
+    [
+        ([], False, None),
+        (["--wandb"], False, ("WANDB_MODE", "offline")),
+        (["--wandb"], False, ("WANDB_API_KEY", "0" * 40)),
+        (["--wandb"], False, ("NETRC", "{folder}/login")),
+        (["--wandb.disable"], True, None),
+    ],
+)
+def test_job_that_can_log_or_need_not_is_submitted(
+    capsys: Capture,
+    slurm_noting: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    script: bool,
+    variable: tuple[str, str] | None,
+) -> None:
+    folder = slurm_noting.parent
+    (folder / "login").write_text(f"machine api.wandb.ai\nlogin user\npassword {'0' * 40}\n")
+    if variable is not None:
+        monkeypatch.setenv(variable[0], variable[1].format(folder=folder))
+    assert submitted(capsys, folder, flags, script) == (0, "")
+    assert slurm_noting.exists()
+
+
+def test_script_of_slurm_names_the_run_alike_on_every_day(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@" >&2; echo Submitted job_id: 7\n')
+    (tmp_path / "date").write_text("#!/bin/sh\necho some-day\n")
+    for name in ("python", "date"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    asked = subprocess.run(
+        ["bash", ROOT / "scripts/train_submitit.sh"], env=environment, capture_output=True, text=True, check=True
+    ).stderr
+    assert "--job.exp_name=" in asked
+    assert "some-day" not in asked
 
 
 # A run that saves and ends: asked by a signal in its first start, or of itself.
