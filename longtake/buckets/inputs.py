@@ -36,6 +36,7 @@ class OrderInputs:
     clip_ids: np.ndarray  # uint64 [N], all different
     table: str  # fingerprint of the table's rows: equal exactly where the columns above are equal
     weights: float | np.ndarray = 1.0  # of each clip in the mix: expected number of copies per pass
+    held_back: np.ndarray | None = None  # bool [N]: clips of weight 0 that validation measures, for the report
     quarantined: Mapping[int, int] = field(default_factory=dict)  # sample id -> pass in which it failed to load
     views: int = 0  # K: bucket draws use pass mod K; 0 for a new draw in every pass
     window_steps: int = 64  # the mix of buckets is proportional within windows of this many steps

@@ -183,7 +183,7 @@ def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) ->
     eras = tuple(Era(read_law(era["rule"]), view_of(pass_index, era["views"]), era["last"]) for era in state["eras"])
     found = sort_samples(Sweep(inputs, pass_index, rows, ids, eras, state["window_start"]))
     sizes = inputs.micro_batches
-    report = make_report(pass_index, inputs.rule.buckets, found, rows, inputs.num_clips, inputs.slots_per_step, sizes)
+    report = make_report(inputs, pass_index, found, rows)
     report.require_clips(inputs.rule.place)
     slot_samples = np.array([bucket.batch_size for bucket in inputs.rule.buckets]) * sizes
     slot_bucket = fill_windows(

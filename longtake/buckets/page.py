@@ -12,7 +12,7 @@ _MOST_ROWS = 24  # buckets that are shown at once
 
 def bucket_picture(report: Mapping[str, Any]) -> Html:
     """A report as plain data (`BucketReport.to_json`, `bucket_report.json`), as parts of a page."""
-    clips, unused, used = report["clips"], list(report["unused"].values()), f"{report['used']:,} used"
+    clips, unused, used = report["clips"], list(report["unused"].items()), f"{report['used']:,} used"
     counted = report["pass"], f"{report['used']:,}", f"{clips:,}", f"{report['samples']:,}", f"{report['steps']:,}"
     kept = percent(1 - report["frames_cut"]), percent(1 - report["area_cut"])
     said = (
@@ -21,7 +21,7 @@ def bucket_picture(report: Mapping[str, Any]) -> Html:
     )
     parts = [
         html(said, *counted, *kept),
-        breakdown([(report["used"], used), *((line["clips"], _unused(line)) for line in unused)]),
+        breakdown([(report["used"], used), *((line["clips"], _unused(name, line)) for name, line in unused)]),
     ]
     buckets = sorted(report["buckets"].items(), key=lambda item: -item[1]["samples"])
     most = max((line["samples"] for _, line in buckets), default=1)
@@ -40,6 +40,7 @@ def _row(name: str, line: Mapping[str, Any], most: int) -> tuple[object, ...]:
     return (name, meter(line["samples"] / most, f"{line['samples']:,}"), *kept, shape, *counts)
 
 
-def _unused(line: Mapping[str, Any]) -> str:
+def _unused(name: str, line: Mapping[str, Any]) -> str:
     rows = ", ".join(map(str, line["example_rows"])) + (", ..." if line["clips"] > len(line["example_rows"]) else "")
-    return f"{line['clips']:,} unused: {line['reason']} (rows {rows})"
+    unused = "" if name == "held_back" else "unused: "
+    return f"{line['clips']:,} {unused}{line['reason']} (rows {rows})"

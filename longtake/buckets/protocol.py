@@ -32,6 +32,7 @@ class Unused(IntEnum):
     QUARANTINED = -8
     NO_COPY = -9
     SEEN = -10
+    HELD_BACK = -11
 
     @property
     def sentence(self) -> str:
@@ -48,8 +49,9 @@ _SENTENCES = {
     Unused.NOT_KEPT: "not kept by the keep draws of this pass",
     Unused.INVALID: "number of frames, height or width missing or below 1",
     Unused.QUARANTINED: "in quarantine: it failed to load in an earlier pass",
-    Unused.NO_COPY: "given no copy in this pass by its weight in the mix, or held back for validation",
+    Unused.NO_COPY: "given no copy in this pass by its weight in the mix",
     Unused.SEEN: "passed earlier in this pass, under other settings",
+    Unused.HELD_BACK: "held back for validation",
 }
 
 

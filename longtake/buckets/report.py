@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from longtake.buckets.inputs import OrderInputs
 from longtake.buckets.protocol import Unused
 from longtake.buckets.sweep import Sorted
 from longtake.contracts import Bucket, UserError
@@ -14,6 +15,7 @@ from longtake.contracts import Bucket, UserError
 REPORT_VERSION = 1  # of the report as plain data
 _NUM_EXAMPLES = 5
 _ROWS_AT_ONCE = 1 << 18
+_MAX_FILLERS = 0.2  # share of the computed samples, above which a line names batch sizes that fit
 _TRANSIENT = {Unused.SKIPPED, Unused.NOT_KEPT, Unused.NO_COPY, Unused.SEEN}  # another pass may train on these
 _REMEDIES = {
     Unused.TOO_SMALL: "add a lower resolution",
@@ -21,7 +23,8 @@ _REMEDIES = {
     Unused.NO_STILLS: "add length 1",
     Unused.DISABLED: "raise the keep probability or lower the skip probability",
     Unused.INVALID: "probe the table again",
-    Unused.QUARANTINED: "mend the files and remove their lines from the quarantine list",
+    Unused.HELD_BACK: "hold back a smaller share",
+    Unused.QUARANTINED: "repair the files and remove their lines from the quarantine list",
 }
 
 
@@ -131,8 +134,27 @@ class BucketReport:
         lines.append(f"pass {self.pass_index}: {self.num_steps} steps, {self.num_used} of {self.num_clips} clips used")
         for line in self.unused:
             rows = ", ".join(map(str, line.rows)) + (", ..." if line.clips > len(line.rows) else "")
-            lines.append(f"  {line.clips} unused: {line.reason.sentence} (rows {rows})")
-        return "\n".join(lines)
+            unused = "" if line.reason is Unused.HELD_BACK else "unused: "
+            lines.append(f"  {line.clips} {unused}{line.reason.sentence} (rows {rows})")
+        return "\n".join([*lines, *self._filler_lines()])
+
+    def _filler_lines(self) -> list[str]:
+        """A line where more than a fifth of the computed samples are fillers, with the batch sizes that fit."""
+        computed = self.num_samples + self.num_fillers
+        if self.num_fillers <= _MAX_FILLERS * computed:
+            return []
+        entries: dict[tuple[str, int], list[BucketCount]] = {}
+        for line in self.buckets:
+            entries.setdefault(line.bucket.entry, []).append(line)
+        fits = []
+        for (resolution, num_frames), lines in entries.items():
+            size, counts = lines[0].bucket.batch_size, [line.samples for line in lines]
+            if (fit := _fitting_batch_size(size, counts)) < size:
+                fits.append(f"{resolution}/{num_frames}f {fit} instead of {size}")
+        return [
+            f"  fillers: {self.num_fillers} of {computed} computed samples train nothing, because buckets have fewer "
+            f"clips than their batch size takes; batch sizes that fit: {', '.join(fits)}"
+        ]
 
     def require_clips(self, place: str = "bucket_config") -> None:
         """Raise UserError if no clip fits any bucket, unless only the draws of this pass left them all out.
@@ -148,20 +170,25 @@ class BucketReport:
         raise UserError(f"{place}: none of the {self.num_clips} clips fits a bucket ({why}); {fixes}")
 
 
-def make_report(
-    pass_index: int,
-    buckets: tuple[Bucket, ...],
-    found: Sorted,
-    rows: np.ndarray | None,
-    num_clips: int,
-    slots_per_step: int,
-    slot_sizes: np.ndarray,
-) -> BucketReport:
+def _fitting_batch_size(size: int, counts: list[int]) -> int:
+    """The largest batch size up to `size` at which at most a fifth of what buckets of these samples compute is filler.
+
+    It is never above the largest count: that would only add fillers.
+    """
+    for batch_size in range(min(size, max(counts)), 1, -1):
+        computed = sum(-(-count // batch_size) * batch_size for count in counts)
+        if computed - sum(counts) <= _MAX_FILLERS * computed:
+            return batch_size
+    return 1
+
+
+def make_report(inputs: OrderInputs, pass_index: int, found: Sorted, rows: np.ndarray | None) -> BucketReport:
     """Count what `sort_samples` found.
 
     `rows`: int64 [S], the samples' rows in ascending order, or None where sample i is row i; a row without sample has
-    no copy in this pass. `slot_sizes`: int64 [B], micro-batches of a slot of each bucket.
+    no copy in this pass.
     """
+    buckets, num_clips = inputs.rule.buckets, inputs.num_clips
     samples, reasons = found.samples, found.codes
     if rows is None:
         clips = samples
@@ -171,11 +198,13 @@ def make_report(
         for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
             if start < stop:
                 clips += _count_rows(found.codes[start:stop], rows[start:stop], reasons, len(buckets))
+        if inputs.held_back is not None:
+            reasons[(reasons == Unused.NO_COPY) & inputs.held_back] = Unused.HELD_BACK
     lines, num_slots = [], 0
     for index in np.flatnonzero(samples).tolist():
         bucket, count = buckets[index], int(samples[index])
         micro_batches = -(-count // bucket.batch_size)
-        num_slots += -(-micro_batches // int(slot_sizes[index]))
+        num_slots += -(-micro_batches // int(inputs.micro_batches[index]))
         fillers = micro_batches * bucket.batch_size - count
         frames_cut = 1 - float(found.used_frames[index] / found.source_frames[index])
         area_cut = 1 - float(found.kept_area[index] / count)
@@ -186,7 +215,7 @@ def make_report(
         if len(left_out):
             unused.append(UnusedCount(reason, len(left_out), tuple(left_out[:_NUM_EXAMPLES].tolist())))
     num_used = num_clips - sum(line.clips for line in unused)
-    num_steps = -(-num_slots // slots_per_step)
+    num_steps = -(-num_slots // inputs.slots_per_step)
     cut = _share_cut(found.used_frames, found.source_frames), _share_cut(found.kept_area, samples)
     return BucketReport(pass_index, num_clips, num_used, num_steps, tuple(lines), tuple(unused), *cut)
 

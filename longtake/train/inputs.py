@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from longtake.buckets import OrderInputs
+from longtake.buckets import OrderInputs, choose_held_back
 from longtake.checkpoint import RunState, SlotSizes
 from longtake.contracts import Bucket, UserError
 from longtake.data import (
@@ -115,20 +115,22 @@ def open_held_out(
     section, rule = config.validation, config.bucket_rule
     assert section is not None, "a run without validations"
     table, latents = (data.table, data.latents) if data.held_out is None else (data.held_out, None)
-    numbers = _held_back_numbers(table.clip_ids)
-    numbers = np.where(numbers < (section.heldout or 1.0), numbers, np.inf)
-    last = np.sort(numbers)[: section.clips][-1:]  # the same clips stay as long as the table has them
-    chosen = np.isfinite(numbers) & (numbers <= last) if last.size else np.zeros(0, bool)
-    if not chosen.any():
+    held_back = np.ones(len(table), bool) if data.held_out is not None else _held_back(config, table)
+    if not held_back.any():
         raise UserError(
-            f"validation.heldout = {section.heldout:g}: holds none of {len(table)} clips back; write a larger share"
+            f"validation.heldout = {section.heldout:g}: holds none of {len(table)} clips back, because every bucket "
+            "keeps its last clip; write a larger share, or name other clips as validation.data_path"
         )
+    rows = np.flatnonzero(held_back)
+    rows = rows[np.argsort(_validation_numbers(table.clip_ids[rows]), kind="stable")][: section.clips]
+    chosen = np.zeros(len(table))
+    chosen[rows] = 1.0
     inputs = OrderInputs(
         config.seed,
         config.stage_number,
         peers.mesh.data_ranks,
         rule,
-        weights=chosen.astype(float),
+        weights=chosen,
         **order_columns(table),
     )
     quarantine = folder / FOLDER / QUARANTINE_FILE
@@ -137,8 +139,18 @@ def open_held_out(
     return StepStream(inputs, loader, peers, world, quarantine, say)
 
 
-def _held_back_numbers(clip_ids: np.ndarray) -> np.ndarray:
-    """A number in [0, 1) for each clip: those below `validation.heldout` are held back, in every run."""
+def _held_back(config: RunConfig, table: Table) -> np.ndarray:
+    """bool [N]: clips that `validation.heldout` keeps out of the training, the same in all runs of these buckets."""
+    assert config.validation is not None, "a run without validations"
+    weights = clip_weights(config.dataset, table.num_frames, table.weights)
+    inputs = OrderInputs(
+        config.seed, config.stage_number, 1, config.bucket_rule, weights=weights, **order_columns(table)
+    )
+    return choose_held_back(inputs, _validation_numbers(table.clip_ids), config.validation.heldout)
+
+
+def _validation_numbers(clip_ids: np.ndarray) -> np.ndarray:
+    """A number in [0, 1) for each clip: those with the lowest are held back and measured."""
     return uniforms(0, 0, Purpose.VALIDATION, 0, np.asarray(clip_ids, np.uint64), 1)[:, 0]
 
 
@@ -184,15 +196,17 @@ def _order_inputs(
     cost = None
     if config.dataset.balance:
         cost = cost_model(config, system, slots, state.data, world, peers)
-    weights = clip_weights(config.dataset, table.num_frames, table.weights)
+    weights, held_back = clip_weights(config.dataset, table.num_frames, table.weights), None
     if config.validation is not None and config.validation.heldout:
-        weights = np.where(_held_back_numbers(table.clip_ids) < config.validation.heldout, 0.0, weights)
+        held_back = _held_back(config, table)
+        weights = np.where(held_back, 0.0, weights)
     return OrderInputs(
         seed=config.seed,
         stage=config.stage_number,
         slots_per_step=slots,
         rule=rule,
         weights=weights,
+        held_back=held_back,
         views=config.dataset.views,
         cost=cost,
         slot_sizes=_slot_sizes(config, peers, rule.buckets, state.slot_sizes),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from longtake.buckets import Unused, plan_pass
+from longtake.buckets import OrderInputs, Unused, choose_held_back, plan_pass
 from longtake.contracts import UserError
 from tests.buckets.tables import inputs, rule
 
@@ -50,6 +51,42 @@ def test_a_clip_without_a_copy_is_reported() -> None:
     (line,) = [line for line in report.unused if line.reason is Unused.NO_COPY]
     assert line.rows == (3, 8)
     assert report.num_used + sum(line.clips for line in report.unused) == 200
+
+
+def few_clips(frames: list[int], config: dict, **changes: object) -> OrderInputs:
+    """Clips of 16 x 16 at 24 fps by their numbers of frames."""
+    size, ids = np.full(len(frames), 16.0), np.arange(len(frames), dtype=np.uint64)
+    columns = {"num_frames": np.array(frames, float), "height": size, "width": size, "fps": size + 8}
+    return OrderInputs(0, 0, 1, rule({"16px": config}), **columns, clip_ids=ids, table="few", **changes)
+
+
+def test_report_batches_above_their_buckets_name_the_sizes_that_fit() -> None:
+    config = {1: (1.0, 32), 4: (1.0, 8), 8: (1.0, 4)}
+    report = plan_pass(few_clips([1] * 7 + [4] * 9 + [8] * 5, config), 0).report
+    assert (report.num_samples, report.num_fillers) == (21, 32 - 7 + 16 - 9 + 8 - 5)
+    line = report.text().splitlines()[-1]
+    assert "35 of 56" in line
+    sizes = sorted(re.findall(r"(\d+)f (\d+) instead of (\d+)", line))
+    assert sizes == [("1", "7", "32"), ("4", "5", "8"), ("8", "3", "4")]
+    fitting = few_clips([1] * 7 + [4] * 9 + [8] * 5, {1: (1.0, 7), 4: (1.0, 5), 8: (1.0, 3)})
+    assert "fillers:" not in plan_pass(fitting, 0).report.text()
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.1, 2), (0.12, 3), (0.02, 0), (0.5, 11)])
+def test_held_back_is_the_nearest_whole_number_and_never_the_last_of_a_bucket(share: float, count: int) -> None:
+    made = few_clips([1] + [4] * 20, {1: (1.0, 1), 4: (1.0, 1)})
+    numbers = np.arange(21) / 21  # the only image comes first
+    held_back = choose_held_back(made, numbers, share)
+    assert np.flatnonzero(held_back).tolist() == list(range(1, count + 1))
+    assert not choose_held_back(few_clips([1, 4], {1: (1.0, 1), 4: (1.0, 1)}), numbers[:2], 0.5).any()
+
+
+def test_report_clips_held_back_are_counted_apart_from_those_without_a_copy() -> None:
+    weights, held_back = np.ones(5), np.arange(5) < 2
+    weights[:3] = 0
+    report = plan_pass(few_clips([1] * 5, {1: (1.0, 1)}, weights=weights, held_back=held_back), 0).report
+    assert [(line.reason, line.rows) for line in report.unused] == [(Unused.NO_COPY, (2,)), (Unused.HELD_BACK, (0, 1))]
+    assert "  2 held back for validation (rows 0, 1)" in report.text().splitlines()
 
 
 def test_the_report_is_plain_data_and_a_readable_table() -> None:
