@@ -10,6 +10,7 @@ from longtake.checkpoint import list_checkpoints
 from longtake.checkpoint.runs import CheckpointInfo
 from longtake.config.tree import Leaf, Node, plain
 from longtake.contracts import UserError
+from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, leave_out_tiny_weights
 from longtake.dialects.translation import Translation
 from longtake.families import COGVIDEOX
 from longtake.hub import published_facts
@@ -46,6 +47,13 @@ def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
     work.put("model.type", COGVIDEOX.model().type, work.tree)
     node, overlays = work.take("pretrained_model_name_or_path"), [work.take(f"{part}_path") for part in _OVERLAYS]
     visual = "control" if control else None
+    for name, overlay in zip(_OVERLAYS, overlays, strict=True):
+        if not tiny or overlay is None or (path := value_of(overlay)) is None:
+            continue
+        if is_missing(str(path)):
+            work.refuse(f"{name}_path", overlay, NOT_THERE, CHECK)
+        else:
+            work.note(f"{name}_path", overlay, LEFT_OUT)
     facts = _facts(work, node) if isinstance(node, Leaf) else None
     if facts is not None and isinstance(node, Leaf):
         found = section_of(facts, f"{node.value}/transformer/config.json")
@@ -61,6 +69,8 @@ def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
             if value_of(overlays[0]) is None:
                 work.put("model.from_pretrained", str(node.value), node)
             _overlay(work, str(node.value), overlays)
+    if tiny:
+        leave_out_tiny_weights(work)
     if control:
         work.put("model.visual", "control", work.tree if node is None else node)
     return visual

@@ -20,6 +20,7 @@ from longtake.dialects.opensora_v1_2.inference import inference_flags, translate
 from longtake.dialects.opensora_v1_2.places import new_place, run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
 from longtake.dialects.opensora_v1_2.training import translate_training
+from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.system.tiny import take_tiny
@@ -81,6 +82,8 @@ class OpenSoraV12:
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
         work = Translation(tree, heights, report, self._say)
+        if self._tiny:
+            leave_out_tiny_weights(work)
         if self._verb == "plan":
             translate_search(work, self._tiny)
         (translate_inference if self._verb == "generate" else translate_training)(work, self._tiny)

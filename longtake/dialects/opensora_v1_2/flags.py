@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from longtake.contracts import UserError
-from longtake.dialects.opensora_v1_2.places import is_own_checkpoint, weights_flags, weights_keys
+from longtake.dialects.opensora_v1_2.places import weights_flags, weights_keys
+from longtake.dialects.tiny_weights import is_own_checkpoint
 from longtake.dialects.translation import Say
 
 SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py", "plan": "scripts/misc/search_bs.py"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from longtake.checkpoint import is_complete, list_checkpoints
 from longtake.contracts import UserError
+from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, is_own_checkpoint
 from longtake.dialects.translation import Say
 from longtake.presets import FOLDER
 
@@ -68,12 +68,6 @@ def _below_configs(path: Path) -> str | None:
     return "/".join(parts[len(parts) - parts[::-1].index("opensora-v1-2") :])
 
 
-def is_own_checkpoint(place: str) -> bool:
-    """Whether a path is a checkpoint, or the folder of a run, of Longtake."""
-    folder = Path(place).expanduser()
-    return folder.is_dir() and (is_complete(folder) or bool(list_checkpoints(folder)))
-
-
 def weights_keys(place: str) -> dict[str, object]:
     """What `--ckpt-path` says: the weights as they were trained, unless it names the averaged ones' file."""
     keys: dict[str, object] = {"model.from_pretrained": place}
@@ -87,8 +81,11 @@ def weights_keys(place: str) -> dict[str, object]:
 
 
 def weights_flags(place: str, tiny: bool, say: Say) -> list[str]:
-    """The flags of `weights_keys`; with `--tiny` those of a tiny run's weights only."""
+    """The flags of `weights_keys`; with `--tiny` those of a tiny run's weights only. Raises `UserError` for a path that
+    is not there."""
+    if tiny and is_missing(place):
+        raise UserError(f"--ckpt-path {place}: {NOT_THERE}; {CHECK}")
     if tiny and not is_own_checkpoint(place):
-        say(f"--ckpt-path {place}: --tiny leaves its weights out")
+        say(f"--ckpt-path {place}: {LEFT_OUT}")
         return []
     return [f"--{key}={value!r}" for key, value in weights_keys(place).items()]

@@ -14,7 +14,9 @@ from longtake.dialects.opensora_v2.disk import place_clips, place_encoders, plac
 from longtake.dialects.opensora_v2.inference import translate_inference
 from longtake.dialects.opensora_v2.places import new_place, one_word, run_file
 from longtake.dialects.opensora_v2.training import translate_training
+from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
+from longtake.system.tiny import TINY
 
 
 class OpenSora:
@@ -22,12 +24,12 @@ class OpenSora:
     default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
-        self._verb, self._say = "train", SayOnce(say)
+        self._verb, self._say, self._tiny = "train", SayOnce(say), False
         self.typed_names: dict[str, str] = {}
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
-        self._verb = words[0]
+        self._verb, self._tiny = words[0], TINY in words
         if len(words) < 2 or words[1].startswith("-"):
             return words
         run, flags = run_file(words[1], self._say)
@@ -45,6 +47,8 @@ class OpenSora:
         else:
             translate_training(work)
             place_clips(work)
+        if self._tiny:
+            leave_out_tiny_weights(work)
         place_weights(work)
         place_encoders(work)
         self.typed_names |= work.typed_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from longtake.dialects.tiny_weights import CHECK, NOT_THERE, is_missing
 from longtake.dialects.translation import Fixed, Translation
 from longtake.dialects.ttt_video.shared import Words, at_least, fix_word, put_dtype
 from longtake.dialects.ttt_video.words import OF_TRAINING
@@ -42,6 +43,9 @@ def translate_sampling(work: Translation, words: Words, tiny: bool) -> None:
     _prompts(work, words)
     _size(work, words)
     _guidance(work, words)
+    for name in ("eval.vae_checkpoint_path", "eval.t5_model_dir"):
+        if tiny and words[name] and is_missing(words[name]):
+            work.refuse(name, words.node(name), NOT_THERE, CHECK)
     if not tiny:
         _encoders(work, words)
     put_dtype(work, words, "eval.dtype")

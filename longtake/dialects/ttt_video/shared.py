@@ -8,6 +8,7 @@ from typing import Any
 
 from longtake.config import load_config
 from longtake.config.tree import Branch, Node, plain
+from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Fixed, Translation
 from longtake.dialects.ttt_video.words import sections_of
 from longtake.presets import find_preset
@@ -111,7 +112,10 @@ def translate_model(work: Translation, words: Words, tiny: bool) -> None:
     for key in ("ttt_base_lr", "mini_batch_size"):
         work.put(f"model.{key}", words[f"model.{key}"], words.node(f"model.{key}"))
     weights = words.node("checkpoint.init_state_dir")
-    work.take("model.from_pretrained") if not words.is_given("checkpoint.init_state_dir") else None
+    if not words.is_given("checkpoint.init_state_dir") and not work.is_flag("model.from_pretrained"):
+        work.take("model.from_pretrained")
+    if tiny:
+        leave_out_tiny_weights(work)
     if folder := words["checkpoint.init_state_dir"]:
         if not Path(folder).expanduser().exists():
             work.refuse("checkpoint.init_state_dir", weights, "is not there", "give the folder of a checkpoint")
