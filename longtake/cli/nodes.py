@@ -178,7 +178,7 @@ def stop(
         from rich.console import Console
 
         print_table(Console(), ("node", "run", "processes", "command"), rows)
-        if everything and not yes and not typer.confirm(f"Stop these {len(rows)}?"):
+        if everything and not yes and not _is_confirmed(f"Stop these {len(rows)}?"):
             return 1
         print(f"SIGTERM; SIGKILL after {grace:g} s", flush=True)
         left = asked.stop(chosen, grace)
@@ -187,6 +187,16 @@ def stop(
                 f"{asked.labels[number]}: {'something is left, or it answers no more' if number in left else 'ended'}"
             )
     return int(bool(left) or any("fault" in answer for answer in answers.values()))
+
+
+def _is_confirmed(question: str) -> bool:
+    """The answer on the terminal. Raises `UserError` where nobody can answer."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UserError("stop --all: expected an answer, and there is no terminal; add --yes") from None
 
 
 def _described(label: str, run: cluster.RunOnNode) -> list[str]:

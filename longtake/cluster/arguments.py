@@ -19,9 +19,12 @@ _FORWARDED = re.compile(
     "(NCCL|GLOO|UCX|FI|HF|TORCH|TORCHINDUCTOR|PYTORCH|WANDB|LONGTAKE)_.+|OMP_NUM_THREADS|"
     "CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)|TOKENIZERS_PARALLELISM"
 )
+_SLOTS = frozenset({"slots", "slot", "count", "cpu", "cpus"})  # Open MPI's names of one number
+_MOST_SLOTS = frozenset({"max_slots", "slots_max"})
+_SSH_PORT, _FIRST_PORT = 22, 1024  # `node1:8` of Hydra has 8 processes: no other ssh server listens below the latter
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PLACE = re.compile(
-    r"(?:(?P<user>[^@\s\[\]:]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^@\s\[\]:]+))(?::(?P<port>\d+))?"
+    r"(?:(?P<user>[^@\s\[\]:]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w%][^@\s\[\]:,]*))(?::(?P<port>\d+))?"
 )
 
 
@@ -107,7 +110,7 @@ def read_hosts(
         lines = [(f"{hostfile}:{number}", line) for number, line in enumerate(text.splitlines(), 1)]
     else:
         lines = [("--host", part) for part in (listed or "").split(",")]
-    hosts = [_read_line(place, words) for place, line in lines if (words := line.partition("#")[0].split())]
+    hosts = [host for place, line in lines for host in _read_line(place, line.partition("#")[0])]
     labels = [host.label for host in hosts]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UserError(f"{twice[0]}: is there twice; name each host once, with slots=NUMBER for its processes")
@@ -117,19 +120,42 @@ def read_hosts(
     return hosts
 
 
-def _read_line(place: str, words: Sequence[str]) -> Host:
-    first, *rest = words
-    found = _PLACE.fullmatch(first)
-    if found is None or first.startswith("-") or not first.isprintable():
-        raise UserError(f"{place}: {first!r} is no host; write host, user@host or user@host:port")
-    slots = None
+def _read_line(place: str, line: str) -> list[Host]:
+    """The hosts of a line: `node1 slots=8`, Hydra's `node1:8`, or several, `node1,node2`; none of an empty one."""
+    words = re.sub(r"\s*([=,])\s*", r"\1", line).split()
+    if not words:
+        return []
+    names, *rest = words
+    slots, most, user = None, None, None
     for word in rest:
         key, _, value = word.partition("=")
-        if key not in ("slots", "max_slots") or not value.isdecimal() or int(value) < 1:
-            raise UserError(f"{place}: found {word!r} behind {first}; the one thing known there is slots=NUMBER")
-        slots = int(value) if key == "slots" else slots
-    port = int(found["port"]) if found["port"] else None
-    return Host(found["six"] or found["name"], found["user"], port, slots)
+        key = key.replace("-", "_")
+        if key in ("username", "user_name") and _NAME.fullmatch(value):
+            user = value
+        elif key in _SLOTS | _MOST_SLOTS and value.isdecimal() and len(value) < 9 and int(value) > 0:
+            slots, most = (int(value), most) if key in _SLOTS else (slots, int(value))
+        else:
+            raise UserError(
+                f"{place}: found {word!r} behind {names}; expected slots=NUMBER; write a line such as `node1 slots=8`"
+            )
+    if slots is not None and most is not None and slots > most:
+        raise UserError(f"{place}: slots={slots} is more than max-slots={most}; write one of the two")
+    return [_read_host(place, name, slots, user) for name in names.split(",") if name]
+
+
+def _read_host(place: str, text: str, slots: int | None, user: str | None) -> Host:
+    parts = _PLACE.fullmatch(text)
+    if parts is None or text.startswith("-") or not text.isprintable():
+        raise UserError(f"{place}: {text!r} is no host; write host, user@host or user@host:port")
+    number = parts["port"]
+    if number is not None and (len(number) > 5 or not 0 < int(number) < 1 << 16):
+        raise UserError(f"{place}: {text!r} has no port from 1 to 65535; write host, host:port or host slots=8")
+    port = None if number is None else int(number)
+    if port is not None and port < _FIRST_PORT and port != _SSH_PORT:
+        if slots not in (None, port):
+            raise UserError(f"{place}: {text!r} says {port} processes, and slots={slots}; keep one of the two")
+        slots, port = port, None
+    return Host(parts["six"] or parts["name"], parts["user"] or user, port, slots)
 
 
 def _choose(hosts: list[Host], include: str | None, exclude: str | None) -> list[Host]:

@@ -31,7 +31,7 @@ _GPU = {  # our name: nvidia-smi's
 }
 _THROTTLING = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # since driver 535, and before
 _XID = re.compile(r"^\[ *([\d.]+)\] NVRM: Xid \(([^)]*)\): (\d+)", re.MULTILINE)
-_TRAINS = re.compile(r"train\w*(\.py)?")
+_TRAINS = re.compile(r"train\w*(\.py)?|[\w.-]*train\.py")
 _MODULES = re.compile(r"longtake|(torch\.distributed|accelerate)\b.*")  # that start training, behind `python -m`
 
 

@@ -38,7 +38,8 @@ class RunOnNode:
 
     @property
     def trains(self) -> bool:
-        return Path(self.words[0]).name.startswith("train")
+        name = Path(self.words[0]).name
+        return name.startswith("train") or name.endswith("train.py")
 
 
 class Nodes:

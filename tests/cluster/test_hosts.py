@@ -76,3 +76,49 @@ def test_hosts_come_from_one_place(tmp_path: Path):
     for file, listed in ((None, None), (hosts(tmp_path), "a")):
         with pytest.raises(UserError, match="either --hostfile FILE or --host"):
             read_hosts(file, listed)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("node1:8", [Host("node1", slots=8)]),
+        ("node1:22", [Host("node1", port=22)]),
+        ("node1:2222", [Host("node1", port=2222)]),
+        ("me@node1:8", [Host("node1", "me", slots=8)]),
+        ("node1:8 slots=8", [Host("node1", slots=8)]),
+        ("node1,node2", [Host("node1"), Host("node2")]),
+        ("node1:4, node2:4", [Host("node1", slots=4), Host("node2", slots=4)]),
+        ("node1 slots=8 max-slots=8", [Host("node1", slots=8)]),
+        ("node1 slots=8 max_slots=16", [Host("node1", slots=8)]),
+        ("node1 slots = 8", [Host("node1", slots=8)]),
+        ("node1 cpus=4 username=me", [Host("node1", "me", slots=4)]),
+    ],
+)
+def test_host_file_of_mpi_programs_is_read_as_they_mean_it(line: str, expected: list[Host], tmp_path: Path):
+    assert read_hosts(hosts(tmp_path, line + "\n"), None) == expected
+
+
+def test_host_list_with_numbers_of_processes_is_read():
+    assert read_hosts(None, "node1:8,node2:4") == [Host("node1", slots=8), Host("node2", slots=4)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node1:8 slots=4",
+        "node1 slots=8 max-slots=4",
+        "node1:8:8",
+        "node[1-4]",
+        "+n0",
+        "^node1",
+        "node1 node2",
+        "node1 binding=user",
+        "node1:99999",
+        "node1 slots=99999999999999999999",
+        "rank 0=node1 slot=1",
+        "node1:" + "9" * 5000,
+    ],
+)
+def test_host_file_line_with_another_meaning_is_refused_with_its_number(line: str, tmp_path: Path):
+    with pytest.raises(UserError, match=r"hosts:2: "):
+        read_hosts(hosts(tmp_path, "good\n" + line + "\n"), None)

@@ -232,6 +232,7 @@ def test_training_is_known_by_its_command_line_and_only_its_first_process_is_sig
         ("python -m longtake launch --hostfile hosts -- train run.py", ""),
         ("python -m longtake generate run", ""),
         ("python -m longtake stop hosts --run train", ""),
+        ("python -u my_train.py --x", "my_train.py --x"),
         ("python -m black train.py", ""),
         ("python -c train.py", ""),
         ("python serve.py train.py", ""),
@@ -280,7 +281,8 @@ def test_all_means_training_alone_and_is_asked_once(tmp_path: Path, capsys: Capt
     monkeypatch.setattr(Told, "stopped", ())
     words = ["stop", str(tmp_path / "hosts")]
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115
-    assert run_command(capsys, [*words, "--all"])[0] == 130  # nobody to ask
+    code, _, error = run_command(capsys, [*words, "--all"])  # nobody to ask
+    assert (code, "--yes" in error) == (2, True)
     assert not Told.stopped
     assert run_command(capsys, [*words, "--all", "--yes"])[0] == 0
     assert [(one.node, one.name) for one in Told.stopped] == [(0, "one"), (1, "one")]
