@@ -13,12 +13,13 @@ from torch import Tensor
 
 from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, RunState
-from longtake.contracts import Batch, Conditions
+from longtake.contracts import Batch, Conditions, UserError
 from longtake.diffusion import micro_batch_loss
 from longtake.system import System, clean_example, flat_captions
 from longtake.system.encoders import CAPTIONS_AT_ONCE
 from longtake.train.config import RunConfig
 from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
+from longtake.train.health.weights import describe_broken
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
@@ -175,14 +176,21 @@ class Trainer:
     def save(self, ends: bool = False) -> bool:
         """Writes a checkpoint of this moment, unless it is there already; returns whether a stop was asked for by then.
 
-        In the middle of steps that are left out none is written, lest they push out those of before.
+        In the middle of steps that are left out none is written, so that retention keeps those of before. Raises
+        `UserError`, and writes none, where tensors hold NaN or infinity: it would be the last one.
         """
         recorder, health = self.recorder, self.recorder.health
         asked = recorder.flush()
         if health.skipped.in_a_row and not ends:
             return asked
         with recorder.meter.paused(), health.stopwatch.saving():
-            self.saver.save(self.state(), self.update.tensors())
+            tensors = self.update.tensors()
+            if broken := describe_broken(tensors, self.stream.world):
+                raise UserError(
+                    f"step {self.clock.global_step}: weights or optimizer state hold NaN or infinity ({broken}); no "
+                    "checkpoint is written: continue from the last one with a lower lr or grad_clip = 1.0"
+                )
+            self.saver.save(self.state(), tensors)
         health.watchdog.beat(self.clock.global_step)
         return asked
 

@@ -21,6 +21,7 @@ from longtake.parallel import World, pinned_like
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.health import Health, read_flags
+from longtake.train.health.weights import describe_broken
 from longtake.train.sums import StepSums
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share", "goodput")
@@ -258,6 +259,11 @@ class Recorder:
         what = f"loss of bucket {bad[0].bucket.name} is not finite" if bad else "gradient norm is not finite"
         if not bad and math.isfinite(grad_norm):
             what = f"gradient norm is {grad_norm:.4g}, above skip_grad_norm = {limit:g}"
+        if broken := describe_broken(dict(self.system.denoiser.named_parameters()), self.world):
+            raise UserError(
+                f"step {step}: the {what}: weights hold NaN or infinity ({broken}); check the weights that the run "
+                "starts from, or continue from a checkpoint before them"
+            )
         skipped = self.health.skipped.in_a_row - 1
         before = f" after {skipped} steps that were left out" if skipped else ""
         raise UserError(

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from longtake.train import read_run
+from longtake.train import run as run_module
+from longtake.train.optimizer import WeightUpdate
 from tests.train.runs import assert_one_sentence, metrics, run_command, steps_saved, train_here, write_config
 
 Capture = pytest.CaptureFixture[str]
@@ -155,6 +157,35 @@ def test_losses_that_stay_not_finite_end_the_run_before_they_are_saved(
     folder = tmp_path / "outputs" / "tiny"
     assert steps_saved(folder) == [1]
     assert [line["step"] for line in metrics(folder) if line.get("skipped")] == [2, 3, 4, 5, 6, 7]
+
+
+def test_weights_that_overflow_in_a_step_are_named_and_not_saved(
+    capsys: Capture, tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ruin(update: WeightUpdate, step: int, *arguments: object) -> None:
+        original(update, step, *arguments)
+        if step == 2:
+            next(iter(update.optimizer.parameters.values())).data.view(-1)[0] = float("inf")
+
+    original = WeightUpdate.__call__
+    monkeypatch.setattr(WeightUpdate, "__call__", ruin)
+    config = write_config(tmp_path, clips, ckpt_every=1)
+    refused(capsys, ["train", config], "step 2: ", "NaN or infinity (model.", "no checkpoint is written")
+    assert steps_saved(tmp_path / "outputs" / "tiny") == [1]
+
+
+def test_loss_that_is_not_finite_from_the_first_step_names_broken_weights(
+    capsys: Capture, tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*arguments: object, **options: object) -> object:
+        system = original(*arguments, **options)
+        next(iter(system.denoiser.parameters())).data.view(-1)[0] = float("nan")
+        return system
+
+    original = run_module.build_system
+    monkeypatch.setattr(run_module, "build_system", build)
+    config = write_config(tmp_path, clips, max_skipped=0)
+    refused(capsys, ["train", config], "step 1: ", "is not finite: weights hold NaN or infinity (")
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_that_may_leave_out_no_step(

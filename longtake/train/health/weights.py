@@ -1,0 +1,35 @@
+"""Weights with NaN or infinity, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from longtake.parallel import World
+
+_SHOWN = 3
+_CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@torch.no_grad()
+def describe_broken(tensors: Mapping[str, Tensor], world: World) -> str:
+    """Names of tensors that hold NaN or infinity on any rank, the first three and how many more; empty where none does.
+
+    Collective. Each tensor is read once where it is, and the device is waited for once.
+    """
+    parts = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in tensors.items()}
+    parts = {name: part for name, part in parts.items() if part.dtype in _CHECKED and part.numel() and not part.is_meta}
+    by_device: dict[torch.device, list[str]] = {}
+    for name, part in parts.items():
+        by_device.setdefault(part.device, []).append(name)
+    broken: set[str] = set()
+    for names in by_device.values():
+        # the sum of absolute values is slower and may overflow; minimum and maximum carry NaN along
+        finite = torch.stack([torch.isfinite(torch.stack(torch.aminmax(parts[name]))).all() for name in names])
+        broken.update(name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite)
+    every = set().union(*world.gather(broken))
+    order = [name for name in tensors if name in every]
+    more = f" and {len(order) - _SHOWN} more" if len(order) > _SHOWN else ""
+    return ", ".join(order[:_SHOWN]) + more
