@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.data import ClipTable, MixedTable
-from longtake.data.latents.source import EncoderFacts, ListedLatents
+from longtake.data.latents.source import EncoderFacts, ListedLatents, UnusableLatents, single_tensor
 from longtake.data.probing.embedded import TEXTS, VIDEO, Embedded, embedded_clips, list_of
 
 _MOST_FAULTS = 10  # listed in one error
@@ -32,8 +33,9 @@ def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents
             )
         faults += [f"{list_of(clips.source)}:{one.line}: {fault}" for one in found for fault in faults_of(config, one)]
         for row, one in enumerate(found):
-            texts = [clips.location_of(row, name) for name in json.loads(one.text)]
-            lines.append({VIDEO: clips.location(row), TEXTS: texts})
+            # absolute, because the source joins relative names to the list's folder
+            texts = [os.path.abspath(clips.location_of(row, name)) for name in json.loads(one.text)]
+            lines.append({VIDEO: os.path.abspath(clips.location(row)), TEXTS: texts})
     if faults:
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
         raise UserError(f"{'; '.join(faults[:_MOST_FAULTS])}{more}; mend these lines, or train other sizes")
@@ -42,9 +44,20 @@ def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents
     source = ListedLatents(
         Path(config.dataset.latents), lines, facts, of_latents, {}, _Moments(config.ae.scale), read_texts
     )
-    first = source.texts(0, "")["text"]
+    first = _first_text(source)
     of_texts = {"text": {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}}
     return ListedLatents(source.path, lines, facts, of_latents, of_texts, source.read_latents, read_texts)
+
+
+def _first_text(source: ListedLatents) -> Tensor:
+    """[segments, L, D] of the first line whose texts can be used. Raises `UserError` without one."""
+    reason = "no line"
+    for row in range(len(source.lines)):
+        try:
+            return source.texts(row, "")["text"]
+        except UnusableLatents as error:
+            reason = str(error)
+    raise UserError(f"{source.path}: the texts of no line can be used ({reason}); embed them again")
 
 
 def faults_of(config: Any, clip: Embedded) -> Iterator[str]:
@@ -72,10 +85,11 @@ class _Moments:
         self.scale = scale
 
     def __call__(self, line: Mapping[str, Any], load: Callable[[str], Any]) -> dict[str, Tensor]:
-        mean, logvar = load(line[VIDEO]).float().transpose(0, 1).contiguous().chunk(2)
+        mean, logvar = single_tensor(line[VIDEO], load(line[VIDEO])).float().transpose(0, 1).contiguous().chunk(2)
         return {"mean": mean * self.scale, "std": (0.5 * logvar.clamp(-30.0, 20.0)).exp() * self.scale}
 
 
 def read_texts(line: Mapping[str, Any], load: Callable[[str], Any]) -> dict[str, Tensor]:
-    """[segments, L, D]."""
-    return {"text": torch.stack([load(name) for name in line[TEXTS]])}
+    """[segments, L, D], float64 as float32."""
+    text = torch.stack([single_tensor(name, load(name)) for name in line[TEXTS]])
+    return {"text": text.float() if text.dtype == torch.float64 else text}

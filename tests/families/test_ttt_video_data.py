@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longtake.contracts import UserError
-from longtake.data import EncoderFacts, open_clips
+from longtake.contracts import Batch, Slot, UserError
+from longtake.data import ClipTable, EncoderFacts, StoredDataset, open_clips
+from longtake.data.probing import embedded
 from longtake.families.ttt_video_data import open_embeddings
 from longtake.system import empty_texts
 from longtake.train import RunConfig, read_run
@@ -154,3 +156,101 @@ def test_a_run_trains_from_a_list_and_drops_text_for_the_named_prompt(
         folder = train_here(tmp_path / "run.py", *words, *own, *named)[0].folder
         losses[name] = [line["loss"] for line in metrics(folder)]
     assert len({tuple(values) for values in losses.values()}) == 3
+
+
+def slot_of(config: RunConfig, table: ClipTable, row: int) -> Slot:
+    rows = np.array([row])
+    return Slot(
+        config.bucket_rule.buckets[0], 0, rows, table.clip_ids[rows], table.clip_ids[rows], np.ones(1, np.float32)
+    )
+
+
+def read_batch(config: RunConfig, row: int) -> Batch:
+    table = open_clips(config.dataset, config.sample_rules.columns)
+    source = open_embeddings(config, table)
+    options = {"seed": 0, "stage": 0, "latent": source.encoders.latent, "rules": config.sample_rules}
+    return StoredDataset(source, table, config.dataset, **options)[slot_of(config, table, row)]
+
+
+def with_value(tensor: Tensor, value: float) -> Tensor:
+    changed = tensor.clone()
+    changed.view(-1)[7] = value
+    return changed
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("row", [0, 2])
+def test_embedded_number_out_of_range_costs_its_sample_with_its_file(
+    run: Callable[..., RunConfig], tmp_path: Path, value: float, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_MOST_READ", 0)  # a large set: this line is not among those read at the start
+    config = run((MOMENTS, TEXT))
+    torch.save(with_value(MOMENTS, value), tmp_path / f"clip{row}" / "video.pt")
+    batch = read_batch(config, row)
+    assert batch.weights.tolist() == [0]
+    assert batch.faults[0].path == f"clip{row}/video.pt"
+    assert not batch.encoded["mean"].any()
+    torch.save(MOMENTS, tmp_path / f"clip{row}" / "video.pt")
+    if value != 1e30:
+        torch.save(with_value(TEXT[1], value), tmp_path / f"clip{row}" / "1.pt")
+        assert "1.pt: 1 of 32 numbers" in read_batch(config, row).faults[0].reason
+    assert read_batch(config, 1).faults == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16])
+def test_embedded_numbers_of_any_precision_train_as_those_of_float32(
+    run: Callable[..., RunConfig], dtype: torch.dtype
+) -> None:
+    config = run((MOMENTS.to(dtype).float(), TEXT.to(dtype).to(TEXT.dtype)), (MOMENTS.to(dtype), TEXT.to(dtype)))
+    expected, batch = (read_batch(config, row) for row in (2, 3))
+    assert (batch.weights.tolist(), batch.faults) == ([1], ())
+    for name, value in expected.encoded.items():
+        assert torch.equal(batch.encoded[name], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("name", ["video.pt", "1.pt"])
+def test_embedded_numbers_of_another_type_are_refused_with_line_and_type(
+    run: Callable[..., RunConfig], tmp_path: Path, dtype: torch.dtype, name: str
+) -> None:
+    config = run()
+    torch.save((MOMENTS if name == "video.pt" else TEXT[1]).to(dtype), tmp_path / "clip1" / name)
+    with pytest.raises(UserError, match=rf"list\.jsonl: line 3: {name}: .*{str(dtype).removeprefix('torch.')}"):
+        open_clips(config.dataset)
+
+
+def test_latents_that_are_bytes_as_fractions_are_refused_with_their_line(
+    run: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = run()
+    torch.save(MOMENTS * 1e6, tmp_path / "clip1" / "video.pt")
+    with pytest.raises(UserError, match=r"list\.jsonl: line 3: clip1/video\.pt: numbers from"):
+        open_clips(config.dataset)
+
+
+@pytest.mark.parametrize("root", [None, "sub", "./sub"])
+def test_relative_list_in_a_folder_reads_the_files_of_that_folder(
+    run: Callable[..., RunConfig], tmp_path: Path, root: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    run()
+    for name in ("list.jsonl", "clip0", "clip1"):
+        (tmp_path / name).rename(tmp_path / "sub" / name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.py").write_text(RUN.format(path="sub/list.jsonl"))
+    words = [] if root is None else [f"--dataset.root={root}"]
+    batch = read_batch(read_run("run.py", words).value, 1)
+    assert (batch.weights.tolist(), batch.faults) == ([1], ())
+
+
+def test_safetensors_of_one_tensor_are_embedded_clips(run: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = run()
+    expected = read_batch(config, 1).encoded
+    save_file({"moments": MOMENTS}, tmp_path / "clip0" / "video.safetensors")
+    save_file({"x": TEXT[0].contiguous()}, tmp_path / "clip0" / "0.safetensors")
+    (tmp_path / "list.jsonl").write_text(
+        json.dumps({"vid_emb": "clip0/video.safetensors", "text_chunk_emb": ["clip0/0.safetensors", "clip0/1.pt"]})
+    )
+    batch = read_batch(config, 0)
+    assert (batch.weights.tolist(), batch.faults) == ([1], ())
+    assert torch.equal(batch.encoded["text"], -expected["text"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from longtake.buckets import view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Slot, UserError
-from longtake.data.latents.source import Kind, LatentSource, UnusableLatents, num_bytes, sized
+from longtake.data.latents.source import (
+    LARGEST_LATENT,
+    Kind,
+    LatentSource,
+    UnusableLatents,
+    check_numbers,
+    num_bytes,
+    sized,
+)
 from longtake.data.latents.store import captions_of
 from longtake.data.loading.dataset import SlotDataset
 
@@ -26,9 +35,9 @@ class StoredDataset(SlotDataset):
     """A `SlotDataset` whose batches carry latents and embeddings of a source in place of pixels.
 
     A clip that could not be read when the latents were made, or whose files there are damaged (those of its caption
-    too), or of another shape than its bucket's, is a fault as a clip that cannot be read is: weight 0, quarantine. A
-    slot with a sample that the source has not is made from its clips' files, as a whole; the caller sees to it that
-    this happens only where it is wanted.
+    too), of another shape than its bucket's, or hold NaN or infinity, is a fault as a clip that cannot be read is:
+    weight 0, quarantine. A slot with a sample that the source has not is made from its clips' files, as a whole; the
+    caller sees to it that this happens only where it is wanted.
 
     Indexing raises `UserError` where a caption is not the one that was encoded.
     """
@@ -65,7 +74,7 @@ class StoredDataset(SlotDataset):
             embedded: Mapping[str, Tensor] = {}
             try:
                 embedded = _of_shapes(self._texts(row, entry, texts[i]), wanted[1])
-                latents = _of_shapes(self.source.latents(entry), wanted[0]) if weights[i] else {}
+                latents = _of_shapes(self.source.latents(entry), wanted[0], LARGEST_LATENT) if weights[i] else {}
             except UnusableLatents as error:
                 if weights[i]:
                     reason = f"latent store: {error}"
@@ -99,15 +108,24 @@ class StoredDataset(SlotDataset):
         return sized(latents, self.latent, bucket.shape), with_parts
 
 
-def _of_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Kind]) -> Mapping[str, Tensor]:
-    """`found`, if it has all that is wanted. Raises `UnusableLatents`."""
+def _of_shapes(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Kind], largest: float = math.inf
+) -> Mapping[str, Tensor]:
+    """`found`, if it has all that is wanted, its numbers with fractions in the wanted precision.
+
+    Raises `UnusableLatents`, also for NaN, infinity and numbers, but of "std", larger in size than `largest`.
+    """
+    converted = dict(found)
     for name, (dtype, shape) in wanted.items():
         if name not in found:
             raise UnusableLatents(f"{name!r} is missing")
-        if (found[name].dtype, tuple(found[name].shape)) != (dtype, shape):
+        if dtype.is_floating_point and found[name].is_floating_point():
+            check_numbers(repr(name), found[name], math.inf if name.endswith("std") else largest)
+            converted[name] = found[name].to(dtype)
+        if (converted[name].dtype, tuple(found[name].shape)) != (dtype, shape):
             has, needs = (
                 f"{list(size)} of {str(kind).removeprefix('torch.')}"
                 for kind, size in ((found[name].dtype, found[name].shape), (dtype, shape))
             )
             raise UnusableLatents(f"{name!r} has the shape {has}; the clip's bucket needs {needs}")
-    return found
+    return converted

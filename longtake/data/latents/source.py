@@ -43,6 +43,22 @@ def sized(tensors: Mapping[str, Any], latent: LatentShape, shape: tuple[int, int
     }
 
 
+LARGEST_LATENT = 1e4  # in size; no autoencoder gives larger ones, but bytes of pixels and broken encoders do
+
+
+def check_numbers(name: str, value: Any, largest: float = math.inf) -> None:
+    """Raises `UnusableLatents`, which begins with `name`, for NaN, infinity and numbers larger in size than
+    `largest`; only tensors of numbers with fractions are looked at."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+        return
+    low, high = (bound.item() for bound in torch.aminmax(value.float() if value.dtype.itemsize < 4 else value))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        count = int((~torch.isfinite(value)).sum())
+        raise UnusableLatents(f"{name}: {count} of {value.numel()} numbers are NaN or infinite")
+    if max(-low, high) > largest:
+        raise UnusableLatents(f"{name}: numbers from {low:.3g} to {high:.3g}, expected at most {largest:g} in size")
+
+
 def num_bytes(kinds: Iterable[Kind]) -> int:
     """Bytes of such tensors, together."""
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds)
@@ -158,9 +174,16 @@ class ListedLatents:
         line = self.lines[entry]
         assert line is not None
         try:
-            return read(line, lambda name: load_tensors(self.path.parent / name))
+            return read(line, lambda name: _checked(name, load_tensors(self.path.parent / name)))
         except _OTHER_FORM as error:
             raise UnusableLatents(f"{self.path.name}: its line is of another form ({in_one_line(error)})") from error
+
+
+def _checked(name: str, loaded: Any) -> Any:
+    """What a file holds. Raises `UnusableLatents` that names the file where numbers are NaN or infinite."""
+    for value in loaded.values() if isinstance(loaded, Mapping) else (loaded,):
+        check_numbers(Path(name).name, value)
+    return loaded
 
 
 def open_listed(
@@ -186,13 +209,23 @@ def open_listed(
         except UnusableLatents as error:
             why = f"none of its first lines can be read ({error})"
             continue
+        for name, value in latents.items():
+            if not value.is_floating_point():
+                raise UserError(
+                    f"{path}: line of {names[row]}: {name!r} is of {_name_of(value)}, expected latents of float16, "
+                    "bfloat16, float32 or float64; write the autoencoder's output, not bytes or codes"
+                )
         of_texts = {name: _described(value, value.shape[1 if segments else 0 :]) for name, value in texts.items()}
         return replace(listed, of_latents={n: _described(v, "CFhw") for n, v in latents.items()}, of_texts=of_texts)
     raise UserError(f"{path}: {why}; check dataset.latents")
 
 
 def _described(value: Tensor, shape: Iterable[Any]) -> dict[str, Any]:
-    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(shape)}
+    return {"dtype": _name_of(value), "shape": list(shape)}
+
+
+def _name_of(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> list[Line | None]:
@@ -224,3 +257,19 @@ def load_tensors(path: Path, mapped: bool = False) -> Any:
         raise UnusableLatents(f"{path.name}: cannot be read ({in_one_line(error)})") from error
     except ValueError as error:
         raise UnusableLatents(f"{path.name}: cannot be read as plain tensors ({in_one_line(error)})") from error
+
+
+def load_tensor(path: Path, mapped: bool = False) -> Tensor:
+    """The tensor of a file that holds one, by whatever name. Raises `UnusableLatents`."""
+    value = load_tensors(path, mapped)
+    return single_tensor(path, value)
+
+
+def single_tensor(path: str | os.PathLike[str], value: Any) -> Tensor:
+    """The tensor in what `load_tensors` gave of a file. Raises `UnusableLatents` unless it is exactly one."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        (value,) = value.values()
+    if isinstance(value, Tensor):
+        return value
+    count = f"{len(value)} tensors" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+    raise UnusableLatents(f"{Path(path).name}: holds {count}, expected one tensor")

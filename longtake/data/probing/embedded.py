@@ -33,6 +33,7 @@ FPS = 16.0  # of the published program's clips
 _LATENT = LatentShape(16, 4, 8, causal=True)
 _HEAD_BYTES = 1 << 16  # in which the first line says its keys
 _READERS = 16  # threads that look at files: on a network disk each look is a wait
+_MOST_READ = 16  # files of latents whose numbers are read when a list is opened; of all others only the head
 _MOST_FAULTS = 10  # listed in one error
 
 
@@ -108,16 +109,18 @@ def _form_fault(number: int, line: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refused(source: Path, faults: list[str]) -> UserError:
+def _refused(source: Path, faults: list[str], folder: Path | None = None) -> UserError:
     more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-    return UserError(f"{source}: {'; '.join(faults[:_MOST_FAULTS])}{more}; mend these lines, or take them out")
+    where = "" if folder is None else f" (files are those of {folder})"
+    return UserError(f"{source}: {'; '.join(faults[:_MOST_FAULTS])}{more}{where}; fix these lines, or take them out")
 
 
 def _table(source: Path, folder: Path, lines: list[tuple[int, dict[str, Any]]]) -> pa.Table:
     with ThreadPoolExecutor(_READERS) as readers:
         found = list(readers.map(lambda line: _looked_at(folder, *line), lines))
-    if faults := [one for one in found if isinstance(one, str)]:
-        raise _refused(source, faults)
+    faults = [one for one in found if isinstance(one, str)] or _out_of_range(folder, lines)
+    if faults:
+        raise _refused(source, faults, folder)
     names = [field.name for field in fields(Embedded)]
     rows = [astuple(one) for one in found if isinstance(one, Embedded)]
     if not rows:
@@ -130,12 +133,29 @@ def _table(source: Path, folder: Path, lines: list[tuple[int, dict[str, Any]]]) 
     return pa.table(columns)
 
 
+def _out_of_range(folder: Path, lines: list[tuple[int, dict[str, Any]]]) -> list[str]:
+    """Of lines evenly spread, those whose latents have finite numbers that no autoencoder gives, such as bytes of
+    pixels; NaN and infinity cost their samples when these are read."""
+    from longtake.data.latents.source import LARGEST_LATENT, UnusableLatents, check_numbers, load_tensor
+
+    faults = []
+    for place in np.unique(np.linspace(0, len(lines) - 1, min(len(lines), _MOST_READ)).astype(int)).tolist():
+        number, line = lines[place]
+        try:
+            tensor = load_tensor(folder / line[VIDEO])
+            check_numbers(line[VIDEO], tensor.nan_to_num(0, 0, 0), LARGEST_LATENT)
+        except UnusableLatents as error:
+            faults.append(f"line {number}: {error}")
+    return faults
+
+
 def _looked_at(folder: Path, number: int, line: Mapping[str, Any]) -> Embedded | str:
     """A line with the sizes of what is in its files; or what is wrong with it."""
     from longtake.data.latents.source import UnusableLatents  # with torch
 
     try:
-        video, texts = _shape(folder / line[VIDEO]), [_shape(folder / name) for name in line[TEXTS]]
+        video = _shape(folder / line[VIDEO], is_latent=True)
+        texts = [_shape(folder / name) for name in line[TEXTS]]
     except UnusableLatents as error:
         return f"line {number}: {error}"
     if len(video) != 4 or video[1] % 2:
@@ -147,11 +167,15 @@ def _looked_at(folder: Path, number: int, line: Mapping[str, Any]) -> Embedded |
     return Embedded(number, line[VIDEO], json.dumps(line[TEXTS]), *video, *texts[0])
 
 
-def _shape(path: Path) -> tuple[int, ...]:
+def _shape(path: Path, is_latent: bool = False) -> tuple[int, ...]:
     """Of the tensor in a file, whose numbers are not read where it is mapped. Raises `UnusableLatents`."""
-    from longtake.data.latents.source import UnusableLatents, load_tensors
+    from longtake.data.latents.source import UnusableLatents, load_tensor
 
-    tensor = load_tensors(path, mapped=True)
-    if not hasattr(tensor, "shape"):
-        raise UnusableLatents(f"{path.name}: holds a {type(tensor).__name__}, not one tensor")
+    tensor = load_tensor(path, mapped=True)
+    if not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        what = "the moments that the autoencoder gives" if is_latent else "the text encoder's output"
+        raise UnusableLatents(
+            f"{path.name}: numbers are of {kind}, expected float16, bfloat16, float32 or float64: {what}"
+        )
     return tuple(tensor.shape)
