@@ -70,7 +70,7 @@ def tools(place: Site) -> Iterator[Site]:
 def three(place: Site) -> str:
     """A file of the two hosts, and one at which nobody listens."""
     file = place.folder / "three"
-    file.write_text("alpha\nbeta\nalpha:1\n")
+    file.write_text("alpha\nbeta\nalpha:1025\n")
     return str(file)
 
 
@@ -88,7 +88,7 @@ def test_the_table_has_a_line_for_each_node_also_for_one_that_does_not_answer(to
         assert said in alpha
     assert beta.split()[:5] == ["beta", "-", "-", "-", "-"]
     assert " ?  " in beta
-    assert "alpha:1 " in away
+    assert "alpha:1025 " in away
     assert "cannot be reached: " in away
     assert "Connection refused" in away
 
@@ -343,6 +343,6 @@ def test_the_old_words_run_as_written(tools: Site, tmp_path: Path):
     assert table[1:] == [
         ["0", "alpha", "2", "399.00000"],
         ["1", "beta", "Failed", "Failed"],
-        ["2", "alpha:1", "Failed", "Failed"],
+        ["2", "alpha:1025", "Failed", "Failed"],
     ]
     assert said(ROOT / "kill_process.sh", "nodes.txt") == "longtake stop nodes.txt --all\n"
