@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,7 +70,10 @@ class TensorComparison:
 
 
 def check_parts(config: SystemConfig, device: torch.device, report: Callable[[str], None]) -> Iterator[PartResult]:
-    """Every part that has weights, one after the other: no two are in memory together."""
+    """Every part that has weights, one after the other: no two are in memory together.
+
+    Raises `torch.AcceleratorError` after the result of a part that has broken the device.
+    """
     checks: dict[str, tuple[str | None, Callable[[], Found]]] = {
         "denoiser": (config.model.from_pretrained, partial(_check_denoiser, config, device))
     }
@@ -84,13 +88,22 @@ def check_parts(config: SystemConfig, device: torch.device, report: Callable[[st
         try:
             with _exact_float32():
                 result = replace(result, **check())
-        except (UserError, OSError, torch.OutOfMemoryError, RuntimeError) as error:
-            reason = (
-                in_one_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {in_one_line(error)}"
-            )
-            result = replace(result, problem=reason)
+        except torch.AcceleratorError as error:  # every later call on the device fails too
+            yield replace(result, problem=reason_of(error))
+            raise
+        except (UserError, OSError, RuntimeError) as error:
+            result = replace(result, problem=reason_of(error))
         _free(device)
         yield result
+
+
+def reason_of(error: Exception) -> str:
+    """An error as a record has it. The traceback of a kernel's or a library's goes to stderr."""
+    if isinstance(error, UserError):
+        return in_one_line(error)
+    if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+        traceback.print_exception(error)
+    return f"{type(error).__name__}: {in_one_line(error)}"
 
 
 @contextmanager
@@ -176,9 +189,12 @@ def _check_denoiser(config: SystemConfig, device: torch.device) -> Found:
     outputs, gradients = TensorComparison(OUTPUT_LIMIT), TensorComparison(GRADIENT_LIMIT)
     outputs.add("prediction", ours["prediction"], theirs["prediction"])
     named = _as_library_names(form, section, denoiser, ours, reference.naming)
-    for name in theirs.keys() & named.keys() - {"prediction"}:
-        if theirs[name].shape == named[name].shape:
-            gradients.add(name, named[name], theirs[name])
+    for name in theirs.keys() - {"prediction"}:
+        if name not in named or named[name].shape != theirs[name].shape:
+            raise UserError(
+                f"{name}: expected a gradient of shape {list(theirs[name].shape)} as the library has, got none"
+            )
+        gradients.add(name, named[name], theirs[name])
     (output_error, problem), (gradient_error, other) = outputs.result(), gradients.result()
     return facts | {
         "reference": reference.name,

@@ -20,7 +20,7 @@ from longtake.presets import presets
 from longtake.train import RunConfig, RunWithoutTable, read_run, words_of_stages
 from longtake.verification.parts import check_parts
 from longtake.verification.release import download_missing
-from longtake.verification.report import TrainingResult, Verification
+from longtake.verification.report import PartResult, TrainingResult, Verification
 from longtake.verification.training import train_steps
 
 _PACKAGES = ("torch", "diffusers", "transformers", "triton")
@@ -51,12 +51,7 @@ def verify(
     with start_world(config.device) as world:
         if world.size > 1:
             raise UserError(f"verify: expected one process, got {world.size}; start it without torchrun")
-        parts = tuple(check_parts(config, world.device, report))
-        training = TrainingResult()
-        if steps:
-            report("training")
-            with tempfile.TemporaryDirectory() as folder:
-                training = train_steps(config, world, Path(folder), steps)
+        parts, training = _results(config, world, steps, report)
         return Verification(
             preset=_preset_name(source),
             family=config.family.name,
@@ -64,9 +59,26 @@ def verify(
             device=_device_name(world),
             device_gib=_device_gib(world),
             versions=_versions(),
-            parts=parts,
+            parts=tuple(parts),
             training=training,
         )
+
+
+def _results(
+    config: RunConfig, world: World, steps: int, report: Callable[[str], None]
+) -> tuple[list[PartResult], TrainingResult]:
+    """Results of parts and of training; what comes after a device that has failed is left out."""
+    parts: list[PartResult] = []
+    try:
+        for part in check_parts(config, world.device, report):
+            parts.append(part)
+    except torch.AcceleratorError:
+        return parts, TrainingResult(problem=f"not run: the device failed in {parts[-1].name}")
+    if not steps:
+        return parts, TrainingResult()
+    report("training")
+    with tempfile.TemporaryDirectory() as folder:
+        return parts, train_steps(config, world, Path(folder), steps)
 
 
 def _read(source: str, overrides: Sequence[str], dialect: Dialect | None) -> RunConfig:

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from longtake import plan as planning
-from longtake.contracts import Bucket, UserError, in_one_line
+from longtake.contracts import Bucket, UserError
 from longtake.data import probe_table
 from longtake.data.clips.video import video_writer
 from longtake.data.shapes import cover
@@ -26,6 +26,7 @@ from longtake.plan.machine import Machine
 from longtake.track import METRICS_FILE, Gpu, read_lines
 from longtake.train import RunConfig
 from longtake.train.run import RunLaunch
+from longtake.verification.parts import reason_of
 from longtake.verification.report import TrainingResult
 
 _WARM_UP = 5  # steps whose time is not counted: kernels are chosen and compiled in them
@@ -53,8 +54,8 @@ def train_steps(config: RunConfig, world: World, folder: Path, num_steps: int) -
         _train(config, world, num_steps)
     except torch.OutOfMemoryError:
         problem = "ran out of memory; choose a preset for one smaller GPU, or a smaller --bucket-config"
-    except UserError as error:
-        problem = in_one_line(error)
+    except (UserError, RuntimeError) as error:  # such as a kernel that does not compile
+        problem = reason_of(error)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     metrics = folder / config.exp_name / METRICS_FILE
     lines = read_lines(metrics) if metrics.is_file() else []

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from longtake.contracts import UserError
 from longtake.encoders import CheckedWeights
+from longtake.train.loop import Trainer
 from longtake.verification import parts as verification_parts
 from longtake.verification.parts import TensorComparison
 from longtake.verification.release import checksum
@@ -117,27 +118,84 @@ def plant_changed_denoiser(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_changed_encoder(monkeypatch: pytest.MonkeyPatch, section: str) -> None:
-    """The same of the last matrix of an encoder."""
+    """The same of the matrices of an encoder."""
     take = CheckedWeights.__getitem__
 
     def take_changed(weights: CheckedWeights, name: str) -> torch.Tensor:
         found = take(weights, name)
-        own = (weights._section == "ae") == (section == "ae")
-        return found * 1.01 if own and found.dim() > 1 and "norm" not in name else found
+        is_clip = "clip" in Path(weights._place).name
+        owner = "ae" if weights._section == "ae" else "clip" if is_clip else "t5"
+        return found * 1.01 if owner == section and found.dim() > 1 and "norm" not in name else found
 
     monkeypatch.setattr(CheckedWeights, "__getitem__", take_changed)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    if part == "denoiser":
+        plant_changed_denoiser(monkeypatch)
+    else:
+        plant_changed_encoder(monkeypatch, part)
 
 
 @pytest.mark.parametrize("part", ["denoiser", "ae", "t5"])
 def test_a_tensor_that_differs_from_the_librarys_fails_its_part(
     part: str, release: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if part == "denoiser":
-        plant_changed_denoiser(monkeypatch)
-    else:
-        plant_changed_encoder(monkeypatch, part)
+    plant(monkeypatch, part)
     code, record = verify(release / "run.py", "--steps", "0")
     assert (code, failed(record)) == (1, {part})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opensora_v2", "opensora_v1_2", "ttt_video"])
+def test_a_tensor_that_differs_fails_its_part_in_every_family(family: str, tmp_path: Path, verify: Verify) -> None:
+    run = write_run(tmp_path, RELEASES[family](tmp_path))
+    parts = {"t5", *(part for part, reference in REFERENCES[family].items() if reference != NO_REFERENCE)}
+    for part in sorted(parts):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            plant(monkeypatch, part)
+            code, record = verify(run, "--steps", "0")
+        assert (code, failed(record)) == (1, {part})
+
+
+def test_a_gradient_that_ours_lacks_fails_the_denoiser(
+    release: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_ours = verification_parts._run_ours
+
+    def run_without_text(*arguments: Any) -> dict[str, torch.Tensor]:
+        results = run_ours(*arguments)
+        del results["gradient of text"]
+        return results
+
+    monkeypatch.setattr(verification_parts, "_run_ours", run_without_text)
+    code, record = verify(release / "run.py", "--steps", "0")
+    assert (code, failed(record)) == (1, {"denoiser"})
+
+
+def test_a_kernel_that_fails_in_training_is_recorded(
+    release: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
+
+    monkeypatch.setattr(Trainer, "forward_backward", fail)
+    code, record = verify(release / "run.py", "--steps", "2")
+    assert (code, failed(record)) == (1, {"training"})
+    assert "kernel image" in record["training"]["problem"]
+
+
+def test_a_device_that_fails_ends_the_checks_with_a_record(
+    release: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(verification_parts, "_run_ours", fail)
+    monkeypatch.setattr(verification_parts, "_free", fail)  # nothing works on the device any more
+    code, record = verify(release / "run.py", "--steps", "2")
+    assert (code, failed(record)) == (1, {"denoiser", "training"})
+    assert [part["name"] for part in record["parts"]] == ["denoiser"]
 
 
 @pytest.mark.parametrize(
