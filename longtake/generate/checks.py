@@ -45,10 +45,30 @@ def check_request(config: GenerateConfig) -> list[str]:
         place = "" if config.prompts is None else f"prompts = {config.prompts!r}"
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
     doubts = list(dict.fromkeys(_cut_references(prompts, config)))
+    doubts += _unread_negatives(prompts, config)
     doubts += _check_weights(config, prompts) + [line for part in stills for line in _check_weights(part, ())]
     for part in (config, *stills):  # last, since this downloads from the hub
         find_encoders(part)
     return doubts
+
+
+def _unread_negatives(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
+    """A line where negative prompts are written and no branch of guidance reads them."""
+    unread: dict[str, list[int]] = {}
+    for prompt in prompts:
+        option = own_config(prompt, config).sampling_option
+        if option.method == "distill":
+            why = 'sampling_option.method = "distill", which has no branches'
+        elif option.guidance == 1:
+            why = "sampling_option.guidance = 1, the prompt alone"
+        else:
+            continue
+        if any(clip.negative or config.negative_prompt for clip in prompt.clips):
+            unread.setdefault(why, []).append(prompt.row + 1)
+    return [
+        f"negative_prompt: is not read at {why}" + (f" (rows {rows[0]} to {rows[-1]})" if config.prompts else "")
+        for why, rows in unread.items()
+    ]
 
 
 def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from longtake.contracts import UserError
 from longtake.data.tables.csv_records import read_header, records
+from longtake.generate.prompt_lines import is_comment, read_line
 from longtake.small_files import decode_text, parse_json
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
@@ -64,7 +65,8 @@ def read_prompts(
 
     `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and optional
     columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
-    table's folder or else to the working directory), or a text file with one prompt a line, named `{file}_0000`, ...
+    table's folder or else to the working directory), or a text file with one prompt a line and options as in
+    musubi-tuner, see `prompt_lines`, named `{file}_0000`, ...
     `ref` is the default for prompts without their own. Columns named as `companions` hold files too; those of `OPTIONS`
     are options of a row's own. A row with `carries`, a kind of known frames, is one more clip of the video above; or a
     `.json` or `.jsonl` of storyboards, see `_from_storyboards`, of a model whose segments have texts of their own.
@@ -119,19 +121,31 @@ def _from_file(
         raise UserError(
             f"prompts = {str(path)!r}: cannot be read ({_why_unread(error)}); give a .txt, .csv or .json file"
         ) from error
-    if (suffix := path.suffix.lower()) in (".csv", *STORYBOARDS):
-        found: list[str] = []
-        if suffix == ".csv":
-            prompts = _from_table(path, text, found, companions)
-        else:
-            prompts = _from_storyboards(path, text, found, scene_marks)
-        if found and faults is None:
-            raise in_one_sentence(f"prompts = {str(path)!r}", found, TABLE_FIX)
-        if faults is not None:
-            faults += found
-        return prompts
-    lines = filter(None, map(str.strip, text.split("\n")))
-    return [Prompt(line, f"{path.stem}_{i:04d}") for i, line in enumerate(lines)]
+    found: list[str] = []
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        prompts = _from_table(path, text, found, companions)
+    elif suffix in STORYBOARDS:
+        prompts = _from_storyboards(path, text, found, scene_marks)
+    else:
+        prompts = _from_lines(path, text, found)
+    if found and faults is None:
+        raise in_one_sentence(f"prompts = {str(path)!r}", found, TABLE_FIX)
+    if faults is not None:
+        faults += found
+    return prompts
+
+
+def _from_lines(path: Path, text: str, faults: list[str]) -> list[Prompt]:
+    """The prompts of a text file, one a line, with the options behind them; faults of lines are appended."""
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if not is_comment(line)]
+    prompts = []
+    for row, (number, line) in enumerate(lines):
+        said = read_line(line, number, faults)
+        refs = tuple(file for ref in said.refs for file in _beside(path, ref))
+        name = f"{path.stem}_{row:04d}"
+        prompts.append(Prompt(said.text, name, said.negative, refs, options=tuple(said.options)))
+    return prompts
 
 
 def _why_unread(error: OSError | ValueError) -> str:

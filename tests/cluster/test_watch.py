@@ -116,7 +116,7 @@ def test_all_faults_of_all_hosts_come_together_and_nothing_starts(planned: Launc
     head, alpha, beta, nowhere = said.splitlines()
     assert head == "nothing was started"
     assert f"alpha: working directory {tmp_path / 'gone'}: No such file or directory" in alpha
-    assert "beta:1025: cannot be reached: " in beta
+    assert "beta:1: cannot be reached: " in beta
     assert "Connection refused" in beta
     assert "nowhere.invalid: cannot be reached: " in nowhere
     assert "--force" not in said  # it would not help

@@ -122,6 +122,10 @@ def test_weights_that_never_saw_known_frames_are_told_of(folder: Path, tmp_path:
     words = [*TINY, "--prompt", "x", "--num-frames", "9", "--model.from-pretrained", str(run.folder)]
     preset = str(CONFIGS / "inference" / "256px.py")
     assert check_request(resolve_source(preset, words).config) == []
+    negative = [*words, "--negative-prompt", "blurry", "--sampling_option.guidance"]
+    assert check_request(resolve_source(preset, [*negative, "2"]).config) == []
+    (line,) = check_request(resolve_source(preset, [*negative, "1"]).config)
+    assert line.startswith("negative_prompt: ")
     known = ["--cond-type", "i2v_head", "--ref", str(tmp_path / "a.png")]
     (line,) = check_request(resolve_source(preset, [*words, *known]).config)
     assert "has no cond_in" in line

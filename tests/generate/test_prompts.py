@@ -180,3 +180,41 @@ def test_a_storyboard_gives_each_segment_its_text_with_marks_of_scenes_as_publis
 def test_a_storyboard_that_is_none_is_refused(tmp_path: Path, text: str, marks: tuple[str, str] | None, said: str):
     with pytest.raises(UserError, match=re.escape(said)):
         read_prompts(None, write(tmp_path / "story.json", text), scene_marks=marks)
+
+
+def test_text_file_in_musubi_tuners_notation_is_read(tmp_path: Path):
+    lines = [
+        "# a comment",
+        "a cat --w 832 --h 480 --f 81 --d 42 --s 20 --l 6.5 --n blurry, low quality --i cat.png",
+        "  # another",
+        "a dog -- or two, --quickly, run",
+        "an owl --n",
+    ]
+    prompts = read_prompts(None, write(tmp_path / "list.txt", "\n".join(lines)))
+    options = (("num_frames", 81), ("seed", 42), ("num_steps", 20), ("guidance", 6.5), ("resolution", "480x832"))
+    cat, dog, owl = prompts
+    assert (cat.text, cat.negative, cat.refs, cat.name) == ("a cat", "blurry, low quality", ("cat.png",), "list_0000")
+    assert sorted(cat.options) == sorted(options)
+    assert (dog.text, dog.options, dog.name) == ("a dog -- or two, --quickly, run", (), "list_0001")
+    assert (owl.text, owl.negative) == ("an owl", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("a cat --w 832", "--w 832"),
+        ("a cat --w 832 --h tall", "--h tall"),
+        ("a cat --d x", "--d x"),
+        ("a cat --s 2.5", "--s 2.5"),
+        ("a cat --fs 3", "--fs"),
+        ("a cat --zz 3", "--zz"),
+        ("a cat --guidance 3", "--guidance"),
+        ("a cat --seed=3", "--seed=3"),
+        ("a cat --i", "--i"),
+        ("--w 832 --h 480", "no prompt"),
+    ],
+)
+def test_text_file_option_that_cannot_be_read_is_refused_with_its_line(line: str, named: str, tmp_path: Path):
+    with pytest.raises(UserError, match=re.escape("line 2: ")) as error:
+        read_prompts(None, write(tmp_path / "list.txt", f"# comment\n{line}\n"))
+    assert named in str(error.value)
