@@ -7,7 +7,7 @@ filled from) they are not written at all; without, `frozen/` in the run's folder
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,31 +23,40 @@ from longtake.parallel import World
 from longtake.tensor_files import bytes_of
 
 
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
+def digest_of(tensors: Mapping[str, Tensor], on_progress: Callable[[float], None] = lambda share: None) -> str:
     """BLAKE2b over names, shapes and values of whole tensors: 32 hexadecimal digits, equal on every mesh.
 
     Floating-point values are taken as bf16, so that a run is recognised where it computes in another dtype. Collective:
-    shards are gathered one tensor at a time, and the ranks share out the work.
+    shards are gathered one tensor at a time, and the ranks share out the work. `on_progress` gets the share of
+    bytes that is done.
     """
     world = World.here()
     found = {}
+    total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
     for index, name in enumerate(sorted(tensors)):
         tensor = tensors[name].detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if index % world.size == world.rank:
             whole = whole.bfloat16() if whole.is_floating_point() else whole
             found[name] = hashlib.blake2b(bytes_of(whole.cpu()).numpy(), digest_size=16).hexdigest()
+        done += tensor.nbytes
+        on_progress(done / max(1, total))
     every = {name: digest for share in world.gather(found) for name, digest in share.items()}
     text = "\n".join(f"{n} {tuple(tensors[n].shape)} {every[n]}" for n in sorted(every))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def keep_frozen(run_folder: Path, tensors: Mapping[str, Tensor], source: str | None) -> Frozen:
+def keep_frozen(
+    run_folder: Path,
+    tensors: Mapping[str, Tensor],
+    source: str | None,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Frozen:
     """What a checkpoint says of the frozen tensors; writes `frozen/` where they have no `source`. Collective.
 
     Raises UserError where `frozen/` is there already and holds others.
     """
-    facts = Frozen(digest_of(tensors), len(tensors), source)
+    facts = Frozen(digest_of(tensors, on_progress), len(tensors), source)
     folder, world = run_folder / FROZEN_FOLDER, World.here()
     if source is not None:
         return facts
@@ -60,7 +69,12 @@ def keep_frozen(run_folder: Path, tensors: Mapping[str, Tensor], source: str | N
     return facts
 
 
-def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Frozen | None) -> None:
+def restore_frozen(
+    checkpoint: Path,
+    into: Mapping[str, Tensor],
+    facts: Frozen | None,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> None:
     """Fills the frozen tensors of a run from `frozen/` beside `checkpoint`, and makes sure that they are its own.
 
     `facts`: of the checkpoint's state. Where they name a source, `into` is filled already. Collective. Raises
@@ -81,7 +95,7 @@ def restore_frozen(checkpoint: Path, into: Mapping[str, Tensor], facts: Frozen |
                 f"{folder}: has no {lacking[0]} ({len(lacking)} lacking in all); freeze the parameters the run was "
                 "trained with, and keep lora.base as it was"
             )
-    found = digest_of(into)
+    found = digest_of(into, on_progress)
     if found != facts.digest:
         place = facts.source or checkpoint.parent / FROZEN_FOLDER
         raise UserError(

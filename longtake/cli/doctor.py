@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +31,7 @@ def doctor(
     """
     source, overrides = run_and_overrides(context, run, "doctor")
     console = track.make_console()
-    live = console.is_terminal
-    with console.status("building the model") if live else nullcontext() as status:
+    with track.task_progress(console, "checks") as show:
         found = doctoring.examine(
             source,
             overrides,
@@ -41,7 +39,7 @@ def doctor(
             quick=quick,
             ema=ema,
             dialect=context.obj,
-            say=lambda one: status.update(f"{one.name}: {one.verdict}") if live else None,
+            on_progress=show,
         )
     if json_file is not None:
         write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")

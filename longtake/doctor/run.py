@@ -19,7 +19,6 @@ from longtake.generate.source import load_weights
 from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.train import RunConfig, read_run
 
-Say = Callable[[Finding], None]
 Found = Callable[[Finding | None], None]
 
 
@@ -51,26 +50,30 @@ def examine(
     quick: bool = False,
     ema: bool = True,
     dialect: Dialect | None = None,
-    say: Say = lambda finding: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Examination:
     """Examines RUN: a config file, the folder of a run, whose last checkpoint is taken, or a checkpoint. `clips`: how
     many are looked at; with fewer, faults are missed and found where there are none. `quick`: no clip is trained on.
-    `ema`: the averaged weights, where there are any. `say` is given each finding as it is made.
+    `ema`: the averaged weights, where there are any. `on_progress` gets the share of the checks that is done.
 
     Raises `UserError` for what cannot be read or built.
     """
     folder, checkpoint = _place(run)
     config = alone(read_run(str(folder or run), overrides, dialect=dialect).value)
     findings: list[Finding] = []
+    expected = 14 + (not quick) + 4 * (checkpoint is not None)
+
+    def progress(share: float) -> None:
+        on_progress(min(1.0, (len(findings) + share) / expected))
 
     def found(finding: Finding | None) -> None:
         if finding is not None:
             findings.append(finding)
-            say(finding)
+            progress(0.0)
 
     try:
         with start_world(config.device) as world:
-            _examine(config, world, folder, checkpoint, clips, quick, ema, found)
+            _examine(config, world, folder, checkpoint, clips, quick, ema, found, progress)
     except torch.OutOfMemoryError:
         raise UserError(
             f"longtake doctor: not enough memory on one device after {len(findings)} checks; choose a larger one, "
@@ -88,6 +91,7 @@ def _examine(
     quick: bool,
     ema: bool,
     found: Found,
+    progress: Callable[[float], None],
 ) -> None:
     """Every check in turn."""
     if world.size > 1:
@@ -95,7 +99,7 @@ def _examine(
     case = open_case(config, world, Mesh.create(config.parallel, world), clips, trained=False)
     for check in (data.files, data.captions, data.round_trip, data.spread, training.loaded):
         found(check(case))
-    _of_training(case, checkpoint, quick, ema, found)
+    _of_training(case, checkpoint, quick, ema, found, progress)
     for check in (model.curve, model.alternatives, model.text, model.conditions, model.known, model.times):
         found(check(case))
     if lines := [] if folder is None else training.lines_of(folder):
@@ -122,12 +126,19 @@ def _place(run: str) -> tuple[Path | None, Path | None]:
     return path, complete[-1] if complete else None
 
 
-def _of_training(case: Case, checkpoint: Path | None, quick: bool, ema: bool, found: Found) -> None:
+def _of_training(
+    case: Case,
+    checkpoint: Path | None,
+    quick: bool,
+    ema: bool,
+    found: Found,
+    progress: Callable[[float], None],
+) -> None:
     """What the run's weights are, beside those that it began with, which the case has; it has the run's afterwards."""
     pretrained = case.config.model.from_pretrained is not None
     case.trained = pretrained
     if not quick:
-        found(training.overfit(case))
+        found(training.overfit(case, on_progress=progress))
     found(training.drawn(case) if pretrained else None)
     if checkpoint is None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
@@ -173,7 +173,7 @@ def history(lines: Sequence[Mapping[str, Any]], key: str = "lr") -> Finding:
     return Finding(name, figure)
 
 
-def overfit(case: Case, steps: int = _STEPS) -> Finding:
+def overfit(case: Case, steps: int = _STEPS, on_progress: Callable[[float], None] = lambda share: None) -> Finding:
     """One clip, its noise at two levels fixed, trained at the run's rate; where its loss does not fall, at lower and
     higher rates too. The weights are put back."""
     name, model = "one clip learned", case.system.denoiser
@@ -183,8 +183,13 @@ def overfit(case: Case, steps: int = _STEPS) -> Finding:
     rate = _peak(case)
     tried: dict[float, float] = {}
     try:
-        for factor in (1.0, 0.1, 0.01, 10.0):
-            tried[factor] = _learn(case, rate * factor, steps)
+        factors = 1.0, 0.1, 0.01, 10.0
+        for number, factor in enumerate(factors):
+
+            def learned(share: float, number: int = number) -> None:
+                on_progress((number + share) / len(factors))
+
+            tried[factor] = _learn(case, rate * factor, steps, learned)
             for key, value in kept.items():
                 model.get_parameter(key).data.copy_(value)
             if tried[factor] < _LEARNED:
@@ -230,7 +235,7 @@ def _peak(case: Case) -> float:
     return max(points) if points else optim.lr or case.config.lr
 
 
-def _learn(case: Case, rate: float, steps: int) -> float:
+def _learn(case: Case, rate: float, steps: int, on_progress: Callable[[float], None]) -> float:
     """The loss of one clip after training on it, over that before; ends early where it has halved, or is lost."""
     system = case.system
     update = WeightUpdate(system.denoiser, case.config.model_copy(update={"ema_decay": None}))
@@ -248,6 +253,7 @@ def _learn(case: Case, rate: float, steps: int) -> float:
         if step > steps or not math.isfinite(total) or total < 0.5 * first or total > 100 * first:
             break
         update(step, rate * min(1.0, step / _WARMUP), update.optimizer.grad_square_sum(), None)
+        on_progress(step / steps)
     system.denoiser.zero_grad(set_to_none=True)
     return total / first if math.isfinite(total) else math.inf
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from longtake.track.config import TrackingConfig
     from longtake.track.devices import GPUS, Gpu, gpu_named, peak_flops
     from longtake.track.meters import StepMeter, memory
-    from longtake.track.progress import TrainingProgress, make_console
+    from longtake.track.progress import TrainingProgress, make_console, task_progress
     from longtake.track.trackers import (
         METRICS_FILE,
         WANDB_ID_FILE,

@@ -29,17 +29,17 @@ class HeldOut:
     order: PassOrder
     world: World
 
-    def losses(self, beat: Callable[[], None], stop: Callable[[], bool]) -> dict[str, Any] | None:
+    def losses(self, beat: Callable[[float], None], stop: Callable[[], bool]) -> dict[str, Any] | None:
         """The losses under the weights of the moment, as `summary` gives them, and `measured`, which is another where
         other clips or levels are measured; None where `stop` says so on some rank.
-        Every rank makes as many forwards; `beat` is called after each of its steps. Collective."""
+        Every rank makes as many forwards; `beat` gets the share that is done after each of its steps. Collective."""
         section, config, peers = self.config.validation, self.config, self.stream.peers
         assert section is not None, "a run without validations"
         sums: Sums = {}
         keys = set[int]()
         nothing = self.system.embed_nothing()
         try:
-            for step in self.stream.steps(self.order, 0, epochs=1):
+            for number, step in enumerate(self.stream.steps(self.order, 0, epochs=1), 1):
                 for turn, batch in zip(step.turns, step.batches, strict=True):
                     peers.use(peers.degree(batch.bucket))
                     found = level_losses(self.system, batch, nothing, section.levels, config.no_i2v_ref_loss)
@@ -47,7 +47,7 @@ class HeldOut:
                         own = [float(batch.weights.count_nonzero()), *found.double().sum(1).tolist()]
                         sums[batch.bucket.name] = sums.get(batch.bucket.name, 0.0) + np.array(own)
                         keys.update(batch.keys[batch.weights.cpu().numpy() > 0].tolist())
-                beat()
+                beat(number / self.order.num_steps)
                 if any(self.world.gather(stop())):
                     return None
         finally:

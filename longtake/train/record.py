@@ -126,7 +126,7 @@ class Recorder:
     def paused(self) -> Iterator[None]:
         """Leaves the time inside out of the speed of steps."""
         start = time.perf_counter()
-        with self.meter.paused():
+        with self.meter.paused(), self.progress.paused():
             yield
         self._last_time += time.perf_counter() - start
 

@@ -6,17 +6,18 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from longtake import __version__
 from longtake.buckets import PassOrder
-from longtake.checkpoint import Clock, RunState, keep_frozen, size_of
+from longtake.checkpoint import Clock, Frozen, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
 from longtake.data import caption_lines, open_clips
 from longtake.durable import write_whole
@@ -24,7 +25,7 @@ from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system, caption_length_lines
-from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops
+from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops, task_progress
 from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.choices import (
     Choices,
@@ -181,7 +182,7 @@ class RunLaunch:
             data = RunData(table, open_latents(config, table, world), held_out)
             system = self.build(mesh, data, place, choices)
             update = WeightUpdate(system.denoiser, config)
-            start = restore(config, place, system, update)
+            start = self.restored(place, system, update)
             if place.checkpoint is not None and start.finished(config) and not self.owes_validation(place, start):
                 return self.nothing_to_train(place, start)
             take_over_quarantine(place, world)
@@ -194,7 +195,7 @@ class RunLaunch:
             begun = replace(begun, choices=choices.made)
             world.on_main(lambda: save_config(place.path, config))
             if frozen := system.frozen():
-                begun = replace(begun, frozen=keep_frozen(place.path, frozen, system.frozen_source))
+                begun = replace(begun, frozen=self.kept_frozen(place, frozen, system))
             settings, step = config.model_dump(mode="json"), start.state.clock.global_step
             trackers = Trackers(TrackedRun(place.path, config, settings, step), world.is_main)
             parts.callback(trackers.close)
@@ -232,6 +233,16 @@ class RunLaunch:
         if latents is not None and system.encoders is not None:
             latents.refuse_other_weights(system.encoders, self.world)
         return system
+
+    def restored(self, place: RunFolder, system: System, update: WeightUpdate) -> Start:
+        """Where the run starts, its weights filled. Collective."""
+        with task_progress(self.console, "checksums of frozen weights", self.world.is_main) as show:
+            return restore(self.config, place, system, update, show)
+
+    def kept_frozen(self, place: RunFolder, frozen: Mapping[str, Tensor], system: System) -> Frozen:
+        """What checkpoints say of the frozen tensors, which are on the disk. Collective."""
+        with task_progress(self.console, "checksums of frozen weights", self.world.is_main) as show:
+            return keep_frozen(place.path, frozen, system.frozen_source, show)
 
     def open_stream(self, system: System, data: RunData, start: Start, place: RunFolder) -> tuple[RunState, StepStream]:
         """The stream of steps, and what every checkpoint says of the run, its frozen tensors left out."""
@@ -370,8 +381,12 @@ class RunLaunch:
             self.say(str(stopwatch.seconds))
             ended = "stopped" if trainer.stopped else "done"
             self.say(f"{ended} at step {trainer.clock.global_step}; checkpoint: {last}")
-            if trainer.stopped:
-                self.say(f"to go on: longtake train {shlex.quote(str(place))}")
+            run = shlex.quote(str(place))
+            self.say(
+                f"to go on: longtake train {run}"
+                if trainer.stopped
+                else f"to make a video: longtake generate {run} --prompt 'what the video shows'"
+            )
         return Outcome(place, last, trainer.clock, trainer.stopped)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -34,11 +34,17 @@ class Start:
         return config.max_steps is not None and self.state.clock.global_step >= config.max_steps
 
 
-def restore(config: RunConfig, place: RunFolder, system: System, update: WeightUpdate) -> Start:
+def restore(
+    config: RunConfig,
+    place: RunFolder,
+    system: System,
+    update: WeightUpdate,
+    on_digest: Callable[[float], None] = lambda share: None,
+) -> Start:
     """Fills weights, EMA and optimizer from the checkpoint the run starts from, and reads its state.
 
     `start_epoch` and `start_step` move the data position only, to the start of a pass (`start_step` alone: the current
-    one); the optimizer and the step counter continue.
+    one); the optimizer and the step counter continue. `on_digest` gets the share of frozen tensors that is compared.
     """
     if place.checkpoint is None:
         return _moved(config, RunState(Clock()))
@@ -47,7 +53,7 @@ def restore(config: RunConfig, place: RunFolder, system: System, update: WeightU
     state = RunState.read(place.checkpoint)
     _refuse_other_scaling(place.checkpoint, state.adapters, system.adapter_scaling())
     load_tensors(place.checkpoint, update.weights(), checked=place.continues)
-    restore_frozen(place.checkpoint, system.frozen(), state.frozen)
+    restore_frozen(place.checkpoint, system.frozen(), state.frozen, on_digest)
     update.optimizer.set_updates(state.clock.global_step - state.skipped_steps)
     ema = update.ema
     if ema is not None and not load_tensors(place.checkpoint, ema.state(), strict=False, checked=True).filled:

@@ -106,12 +106,20 @@ class Validator:
         health, ema = self.recorder.health, self.update.ema if self.validation.ema else None
         both = ema is not None and self.validation.ema == "both"
 
-        def watch(share: float = 0.0) -> None:
-            health.first_step.done()
-            health.watchdog.beat(step)
+        def watched(name: str) -> Callable[[float], None]:
+            show = self.recorder.progress.task(name)
+
+            def watch(share: float) -> None:
+                health.first_step.done()
+                health.watchdog.beat(step)
+                show(share)
+
+            return watch
 
         def losses() -> dict[str, Any] | None:
-            return {} if self.held_out is None else self.held_out.losses(watch, lambda: self.stop.asked)
+            if self.held_out is None:
+                return {}
+            return self.held_out.losses(watched("held-out loss"), lambda: self.stop.asked)
 
         self.world.free_memory()
         make_room, device = self._makes_room(), self.system.device
@@ -131,6 +139,7 @@ class Validator:
                 away.enter_context(offloaded(OffloadedTensors(averages, device)))
                 weights = OffloadedWeights(self.system.denoiser, device)
                 system = replace(system, offloaded_weights=away.enter_context(offloaded(weights)))
+            watch = watched("validation videos")
             try:
                 videos = self.validation.make(system, self.folder, step, self.world, watch, lambda: self.stop.asked)
             except NotFiniteVideo as fault:  # whether training can go on is the loss's to say

@@ -79,7 +79,7 @@ class Judge:
             seen.add(weights)
             line: dict[str, Any] = {"step": step, "weights": weights}
             if self._held_out is not None:
-                line |= self._held_out.losses(lambda: None, lambda: False) or {}
+                line |= self._held_out.losses(lambda share: None, lambda: False) or {}
             videos = self.validation.make(self._system, place_of(self.run, weights), step, self.world) or []
             if videos:
                 line["videos"] = self._figures(videos) | self._own_figures(videos[0].path.parent)

@@ -130,6 +130,7 @@ SUGGESTED = {
     "longtake train custom --dataset.data-path {}": None,
     "longtake generate {} --prompt {} --save-dir {}": "longtake generate outputs/run --prompt a --save-dir videos",
     "longtake checkpoint export {} weights.safetensors": "longtake checkpoint export outputs/run weights.safetensors",
+    "longtake generate {} --prompt 'what the video shows'": "longtake generate outputs/run --prompt 'a'",
     "longtake train {}": "longtake train outputs/run",
     "longtake config show {}": "longtake config show outputs/run",
     "longtake generate {}": "longtake generate outputs/run --prompt b",

@@ -113,7 +113,9 @@ def test_the_terminal_shows_where_a_run_is(config: Path) -> None:
     assert "compute in float32 on cpu, 1 process" in said
     assert "step 2/4  loss " in said
     assert "step 4/4  loss " in said
-    assert said.rstrip().endswith(f"done at step 4; checkpoint: {outcome.checkpoint}")
+    last, following = said.rstrip().splitlines()[-2:]
+    assert last == f"done at step 4; checkpoint: {outcome.checkpoint}"
+    assert f"longtake generate {outcome.folder} " in following
 
 
 def test_a_tracker_that_does_not_start_leaves_no_folder(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
