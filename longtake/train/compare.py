@@ -169,7 +169,13 @@ def _charts(runs: Sequence[_Compared], by_hours: bool) -> pages.Html:
         return _unknown(runs)
     by = "GPU-hour" if by_hours else "step"
     charts = pages.joined(
-        pages.curves(title, [run.points(key, by_hours) for run in runs], log=key != "lr", by=by)
+        pages.curves(
+            title,
+            [run.points(key, by_hours) for run in runs],
+            log=key != "lr",
+            by=by,
+            mean_of=1 if key == "lr" else None,
+        )
         for key, title in _CHARTS.items()
     )
     drawn = pages.joined([pages.html('<div class="charts">{}</div>', charts), *_by_bucket(runs, by_hours, by)])

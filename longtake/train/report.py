@@ -192,7 +192,10 @@ def _curves(record: RunRecord) -> pages.Html:
         return [(line["step"], line[name]) for line in record.lines if name in line]
 
     shown = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "seconds": "seconds"}
-    charts = pages.joined(pages.curve(title, points(name), log=name != "lr") for name, title in shown.items())
+    charts = pages.joined(  # the learning rate as it was: a mean would draw a restart or a warm-up late
+        pages.curve(title, points(name), log=name != "lr", mean_of=1 if name == "lr" else None)
+        for name, title in shown.items()
+    )
     if watts := [(line["step"], mean_watts(line)) for line in record.lines if "watts" in line]:
         charts = pages.joined([charts, pages.curve("watts of a GPU", watts)])
     drawn = pages.html('<div class="charts">{}</div>', pages.joined([charts, *_held_out(record.validations)]))

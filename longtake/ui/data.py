@@ -18,7 +18,7 @@ from longtake.presets import presets, run_file
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.roots import Roots
-from longtake.ui.shown import box, frame, media, told
+from longtake.ui.shown import box, frame, keep_fresh, media, told
 
 SHOWN = 6  # clips at once
 _TABLES = (".csv", ".parquet", ".jsonl", ".arrow")
@@ -33,11 +33,11 @@ class Clips:
         self.roots = roots
 
     def tables(self) -> list[tuple[str, str]]:
-        """Tables of clips, and folders that have been read as one; not what runs, probes and this page write."""
+        """Roots with clips, tables, and folders read as one; not what runs, probes and this page write."""
         found = [path for path in self.roots.files(_TABLES) if not (path.parent / CONFIG_FILE).exists()]
         own = [path for path in found if not path.name.endswith(".bad.csv") and self.roots.own not in path.parents]
         own = [path.parent if path.name == FOLDER_TABLE else path for path in own]
-        return self.roots.named(own)
+        return self.roots.named(dict.fromkeys([*self.roots.clip_folders(), *own]))
 
     def runs(self) -> list[tuple[str, str]]:
         """Runs, and presets that train: what has buckets."""
@@ -190,8 +190,9 @@ def build(roots: Roots) -> None:
         button.click(moved, [table, shown, word, first, *texts], outcome, show_progress="hidden")
     save.click(told(kept), [table, shown, word, first, *texts], outcome, show_progress="hidden")
     report.click(clips.lost, None, lost, show_progress="hidden")
-    for lister, found in ((table, clips.tables), (run, clips.runs)):
-        gr.on(None, lambda found=found: gr.update(choices=found()), None, lister, show_progress="hidden")
+    gr.on([table.change, run.change], lambda: "", None, page, show_progress="hidden")  # of another table, or an error
+    keep_fresh(table, clips.tables)
+    keep_fresh(run, clips.runs)
     gr.on(None, clips.lost, None, lost, show_progress="hidden")
 
 

@@ -55,15 +55,15 @@ class Gate:
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if problem := _malformed(headers, scope["path"]):
-            return await _answer(send, 400, problem)
+            return await answer(send, 400, problem)
         if refusal := self._refusal(headers):
-            return await _answer(send, 403, refusal)
+            return await answer(send, 403, refusal)
         if self._token is not None and not self._known(headers):
             given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
             if scope["type"] == "http" and self._is_token(given):
                 cookie = f"{cookie_name(given)}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
-                return await _answer(send, 303, "", ("location", _own_path(scope["path"])), ("set-cookie", cookie))
-            return await _answer(send, 401, _ASK)
+                return await answer(send, 303, "", ("location", _own_path(scope["path"])), ("set-cookie", cookie))
+            return await answer(send, 401, _ASK)
 
         await self._forward(scope, receive, send)
 
@@ -129,7 +129,8 @@ def _own_path(path: str) -> str:
     return "/" + quote(path.lstrip("/"))
 
 
-async def _answer(send: Any, status: int, text: str, *headers: tuple[str, str]) -> None:
+async def answer(send: Any, status: int, text: str, *headers: tuple[str, str]) -> None:
+    """Send a whole response."""
     head = [("content-type", "text/html; charset=utf-8"), ("cache-control", "no-store"), *headers]
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in head]
     await send({"type": "http.response.start", "status": status, "headers": pairs})

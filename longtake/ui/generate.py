@@ -18,7 +18,8 @@ from longtake.contracts import UserError
 from longtake.presets import presets
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
-from longtake.ui.shown import box, media, mistake, state, told
+from longtake.ui.shown import box, keep_fresh, media, mistake, state, told
+from longtake.ui.uploads import remove_unused
 
 _SAMPLING = ("resolution", "aspect_ratio", "num_frames", "num_steps", "guidance", "seed")
 FIELDS = ("model", "prompt", "negative", "ref", "lora", "lora_scale", "lora_more", "num_sample", *_SAMPLING)
@@ -283,14 +284,14 @@ def build(roots: Roots, queue: Queue) -> None:
         jobs = queue.jobs()
         done = str([job.name for job in jobs if job.is_over])
         if done == last:  # films would begin anew
-            return form.now(), *(gr.skip() for _ in range(4)), last
-        lists = [gr.update(choices=found()) for found in (form.earlier, form.choices, form.adapters)]
-        return form.now(), gallery(jobs), *lists, done
+            return form.now(), gr.skip(), gr.skip(), last
+        return form.now(), gallery(jobs), gr.update(choices=form.earlier()), done
 
     def cancel(name: str) -> None:
         under_way = [job for job in queue.jobs() if job.kind == "generate" and not job.is_over]
         chosen = next((job for job in under_way if job.name == name), under_way[0] if under_way else None)
         gr.Info(queue.stop(chosen.name) if chosen else "nothing is under way")
+        remove_unused(roots.uploads, queue.jobs())
 
     every = [fields[name] for name in FIELDS]
     sizes = [fields[name] for name in _SAMPLING if name != "seed"]
@@ -302,7 +303,9 @@ def build(roots: Roots, queue: Queue) -> None:
     make.click(told(form.ask), every, current, show_progress="hidden")
     stop.click(cancel, current, None, show_progress="hidden")
     take.click(told(form.again), earlier, every, show_progress="hidden")
-    gr.Timer(1).tick(tick, shown, [now, made, earlier, fields["model"], fields["lora"], shown], show_progress="hidden")
+    gr.Timer(1).tick(tick, shown, [now, made, earlier, shown], show_progress="hidden")
+    keep_fresh(fields["model"], form.choices)
+    keep_fresh(fields["lora"], form.adapters)
 
 
 def _fields(form: VideoForm) -> tuple[dict[str, Any], Any]:

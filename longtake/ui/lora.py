@@ -14,10 +14,11 @@ from longtake.contracts import UserError
 from longtake.presets import presets
 from longtake.track.devices import GPUS
 from longtake.train.run_file import CONFIG_FILE
+from longtake.ui.data import Clips
 from longtake.ui.generate import flag
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import MalformedPath, Roots
-from longtake.ui.shown import box, frame, mistake, told
+from longtake.ui.shown import box, frame, keep_fresh, mistake, told
 
 FIELDS = ("base", "weights", "clips", "trigger", "name", "rank", "steps", "rate", "gpu")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")  # a name on the Hugging Face hub
@@ -135,8 +136,9 @@ def build(roots: Roots, queue: Queue) -> None:
                 bases, label="Base", info="a preset, or a run of yours", allow_custom_value=True, elem_id="base"
             )
             made["weights"] = gr.Textbox(label="Weights", info="a file, or a name on the hub; empty: the base's own")
-            made["clips"] = gr.Textbox(
-                label="Clips", info="a folder or table inside the page's folders", elem_id="clips"
+            about, tables = "a folder or table inside the page's folders", Clips(roots).tables()
+            made["clips"] = gr.Dropdown(
+                tables, value=None, label="Clips", info=about, allow_custom_value=True, elem_id="clips"
             )
             made["trigger"] = gr.Textbox(label="Trigger word", info="put in front of every caption", elem_id="trigger")
             made["name"] = gr.Textbox(label="Name of the run", elem_id="lora_name")
@@ -156,10 +158,12 @@ def build(roots: Roots, queue: Queue) -> None:
     fields = [made[name] for name in FIELDS]
     changes = [field.change for field in fields]
     gr.on(changes, adapters.command, fields, [command, wrong], trigger_mode="always_last", show_progress="hidden")
+    gr.on(changes, lambda: ("", ""), None, [page, planned], show_progress="hidden")  # a plan of another form
     plan.click(told(adapters.plan), fields, [page, planned])
 
     def put(*values: Any) -> None:
         gr.Info(f"on the queue, see the tab Runs: {adapters.start(*values)}")
 
     start.click(told(put), [planned, *fields], None, show_progress="hidden")
-    gr.on(None, lambda: gr.update(choices=adapters.bases()), None, made["base"], show_progress="hidden")
+    for field, choices in (("base", adapters.bases), ("clips", Clips(roots).tables)):
+        keep_fresh(made[field], choices)

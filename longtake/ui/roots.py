@@ -9,6 +9,7 @@ from pathlib import Path
 
 from longtake.checkpoint import list_checkpoints
 from longtake.contracts import UserError, visible
+from longtake.data.clips.formats import CLIP_SUFFIXES
 from longtake.data.clips.video import is_image
 from longtake.presets import find_preset
 from longtake.train.run_file import CONFIG_FILE
@@ -28,6 +29,7 @@ class Roots:
     """Resolved folders; the first is where the page keeps what it makes, in `ui`."""
 
     folders: tuple[Path, ...]
+    typed: tuple[str, ...] = ()  # the folders as the command line had them
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> Roots:
@@ -35,7 +37,7 @@ class Roots:
         for folder in folders:
             if not folder.is_dir():
                 raise UserError(f"{folder}: is no folder; give folders that the page may see, such as outputs")
-        return cls(tuple(folder.resolve() for folder in folders))
+        return cls(tuple(folder.resolve() for folder in folders), tuple(map(str, folders)))
 
     @property
     def own(self) -> Path:
@@ -46,13 +48,19 @@ class Roots:
         return self.own / "uploads"
 
     def path(self, text: str, kind: str = "path") -> Path:
-        """A path inside a root, links followed; a relative one starts from the first root that has it, else from the
-        first. Raises `UserError` for any other, and for one that is not there."""
+        """A path inside a root, links followed.
+
+        A root may have its name on the command line, or its last one. Other relative paths start from the first root
+        that has them, else from such a name, else from the first root. Raises `UserError` for a path that lies
+        elsewhere or is not there.
+        """
         text = _checked(text, kind)
         if not text:
             raise MalformedPath(f"{kind}: is missing; give a path inside {self}")
         try:
-            places = [Path(os.path.realpath(root / text)) for root in self.folders]
+            inside = [Path(os.path.realpath(root / text)) for root in self.folders]
+            named = [Path(os.path.realpath(root / rest)) for root, rest in self._after_names(text)]
+            places = [*(place for place in named if place in self.folders), *inside, *named]
             found = next((place for place in places if self.holds(place) and place.exists()), None)
         except OSError as error:  # a folder on the way may not be read, say
             raise UserError(f"{kind} {visible(text)}: {error.strerror}") from None
@@ -63,6 +71,23 @@ class Roots:
         if found.is_relative_to(self.uploads) and not is_image(found):
             raise UserError(f"{kind} {visible(text)}: is an upload, and no picture; give another")
         return found
+
+    def _after_names(self, text: str) -> Iterator[tuple[Path, Path]]:
+        """(root, rest) where `text` begins with a root's name: as it was typed, or its last one."""
+        for root, typed in zip(self.folders, self.typed, strict=False):
+            for name in (typed, root.name):
+                if name and Path(text).is_relative_to(name):
+                    yield root, Path(text).relative_to(name)
+
+    def clip_folders(self) -> list[Path]:
+        """The roots that are folders of clips; the first, where the page writes, only with clips directly in it."""
+        runs = self.runs()
+        return [
+            root
+            for root in self.folders
+            if any(name.lower().endswith(CLIP_SUFFIXES) for name in os.listdir(root))
+            or (root != self.folders[0] and any(_outside(path, runs) for path in self._files(CLIP_SUFFIXES, (root,))))
+        ]
 
     def model(self, text: str) -> str:
         """What a generation starts from: a path inside a root, or a preset's name."""
@@ -88,20 +113,22 @@ class Roots:
         return runs + [str(path) for path in files if not path.stem.startswith("adapter")]  # as peft names adapters
 
     def named(self, paths: Iterable[str | Path]) -> list[tuple[str, str]]:
-        """(what a list shows, path) pairs: a path inside a root without the root."""
+        """(what a list shows, path) pairs: a path inside a root without the root, a root as it was typed."""
         found = []
         for path in map(Path, paths):
             root = next((root for root in self.folders if path.is_relative_to(root)), None)
-            found.append((str(path if root in (None, path) else path.relative_to(root)), str(path)))
+            shown = path if root in (None, path) else path.relative_to(root)
+            typed = next((name for folder, name in zip(self.folders, self.typed, strict=False) if folder == path), None)
+            found.append((typed or str(shown), str(path)))
         return found
 
     def files(self, suffixes: tuple[str, ...]) -> list[Path]:
         """Files by their ends, the newest first."""
         return sorted(self._files(suffixes), key=lambda path: path.stat().st_mtime, reverse=True)
 
-    def _files(self, ends: tuple[str, ...]) -> Iterator[Path]:
+    def _files(self, ends: tuple[str, ...], roots: tuple[Path, ...] = ()) -> Iterator[Path]:
         left = _MOST
-        for root in self.folders:
+        for root in roots or self.folders:
             for place, folders, names in os.walk(root):
                 deep = len(Path(place).relative_to(root).parts) >= _DEEPEST
                 is_run = CONFIG_FILE in names
@@ -109,12 +136,16 @@ class Roots:
                 hidden = [name for name in folders if name.startswith((".", "epoch")) or (is_run and name == "watch")]
                 folders[:] = [] if deep else sorted(set(folders) - set(hidden) - {"queue", "uploads"})
                 for name in names:
-                    if name.endswith(ends) and self.holds(path := Path(place, name).resolve()) and left > 0:
+                    if name.lower().endswith(ends) and self.holds(path := Path(place, name).resolve()) and left > 0:
                         left -= 1
                         yield path
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.folders))
+
+
+def _outside(path: Path, folders: Sequence[Path]) -> bool:
+    return not any(path.is_relative_to(folder) for folder in folders)
 
 
 def _checked(text: object, kind: str) -> str:

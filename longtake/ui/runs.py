@@ -16,7 +16,7 @@ from longtake.train.report import mean_loss
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
-from longtake.ui.shown import box, frame, mistake, queue_table, state, told
+from longtake.ui.shown import box, frame, keep_fresh, mistake, queue_table, state, told
 
 _MOST_JOBS = 12
 _SECONDS = 10  # between two drawings of a run that trains
@@ -83,7 +83,13 @@ class Runs:
         made = max((info.step for info in list_checkpoints(run) if info.complete), default=0)
         if text and not (re.fullmatch("[0-9]{1,9}", text) and int(text) > made):
             raise UserError(f"to step {text!r}: give a whole number above {made}, the step of the newest checkpoint")
-        further = ["--max-steps", text] if text else []
+        last = train.read_run(str(run), schema=train.RunWithoutTable).value.max_steps if text else None
+        if last is not None and int(text) < last:
+            raise UserError(
+                f"until step {text}: below max_steps = {last} of the run, whose schedule would change; leave it empty "
+                "to resume, and press Stop when it has trained enough"
+            )
+        further = ["--max-steps", text] if text and int(text) != last else []
         return self.queue.add("train", ["train", str(run), *further]).command
 
     def start(self, source: str) -> str:
@@ -165,16 +171,7 @@ def build(roots: Roots, queue: Queue) -> None:
         compare = gr.Button("Compare the two", min_width=140, elem_id="compare")
     page = gr.HTML(elem_id="run_page")
     now = gr.HTML(lambda: runs.shown(names[0][1] if names else ""), elem_id="curves")
-    gr.Markdown("### Queue")
-    jobs = gr.HTML(runs.under_way, elem_id="queue")
-    with gr.Row():
-        job = gr.Dropdown(
-            runs.stoppable(), value=None, label="A command of the queue", allow_custom_value=True, scale=3
-        )
-        stop = gr.Button("Stop it", variant="stop", scale=1)
-    with gr.Row():
-        source = gr.Dropdown(runs.sources(), value=None, label="Run file or preset", allow_custom_value=True, scale=3)
-        start = gr.Button("Put on the queue", scale=1)
+    jobs, job, stop, source, start = _queue_fields(runs)
     seen = gr.State("")
 
     def tick(name: str, last: str) -> tuple[Any, ...]:
@@ -196,4 +193,23 @@ def build(roots: Roots, queue: Queue) -> None:
     stop.click(lambda name: gr.Info(queue.stop(name or "")), job, None, show_progress="hidden")
     start.click(told(lambda text: gr.Info(runs.start(text or ""))), source, None, show_progress="hidden")
     gr.Timer(2).tick(tick, [run, seen], [now, jobs, run, other, job, seen], show_progress="hidden")
-    gr.on(None, lambda: gr.update(choices=runs.sources()), None, source, show_progress="hidden")
+    gr.on([run.change, other.change], lambda: "", None, page, show_progress="hidden")  # of another run, or an error
+    run.change(lambda: "", None, steps, show_progress="hidden")
+    keep_fresh(source, runs.sources)
+
+
+def _queue_fields(runs: Runs) -> tuple[Any, Any, Any, Any, Any]:
+    """The queue, the command of it to stop and its button, and what to put on it and its button."""
+    import gradio as gr
+
+    gr.Markdown("### Queue")
+    jobs = gr.HTML(runs.under_way, elem_id="queue")
+    with gr.Row():
+        job = gr.Dropdown(
+            runs.stoppable(), value=None, label="A command of the queue", allow_custom_value=True, scale=3
+        )
+        stop = gr.Button("Stop it", variant="stop", scale=1)
+    with gr.Row():
+        source = gr.Dropdown(runs.sources(), value=None, label="Run file or preset", allow_custom_value=True, scale=3)
+        start = gr.Button("Put on the queue", scale=1)
+    return jobs, job, stop, source, start

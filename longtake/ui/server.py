@@ -15,10 +15,10 @@ from longtake.contracts import UserError
 from longtake.ui.gate import LOOPBACK, Gate, token_for
 from longtake.ui.queue import Queue
 from longtake.ui.roots import MalformedPath, Roots
+from longtake.ui.uploads import MAX_UPLOAD_BYTES, Uploads, remove_unused
 
 _MEDIA = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".gif")
 _EVERYWHERE = ("", "0.0.0.0", "::")
-_LARGEST_UPLOAD = 64 * 2**20
 _STYLE = """
 .gradio-container{max-width:1180px!important;width:100%!important;margin:auto!important}
 .tabs,.tabitem{width:100%}
@@ -74,16 +74,18 @@ def serve(
 
     blocks, look = _blocks(roots, queue)
     app = mount_gradio_app(
-        app, blocks, "/", ssr_mode=False, footer_links=[], run_history=False, max_file_size=_LARGEST_UPLOAD,
+        app, blocks, "/", ssr_mode=False, footer_links=[], run_history=False, max_file_size=MAX_UPLOAD_BYTES,
         allowed_paths=[], show_error=False, pwa=False, enable_monitoring=False, mcp_server=False, **look,
     )  # fmt: skip
+    remove_unused(roots.uploads, queue.jobs())
     queue.start()
     name = "localhost" if host in LOOPBACK else socket.gethostname() if host in _EVERYWHERE else host
     shown = f"http://{f'[{name}]' if ':' in name else name}:{place.getsockname()[1]}/"
     say(f"open {shown}{f'?token={quote(token, safe=str())}' if token else ''}")
     config = uvicorn.Config(
-        Gate(app, token, host in LOOPBACK), log_level="warning", timeout_graceful_shutdown=1, access_log=False
-    )
+        Gate(Uploads(app, roots.uploads, queue.jobs), token, host in LOOPBACK), log_level="warning",
+        timeout_graceful_shutdown=1, access_log=False,
+    )  # fmt: skip
     try:
         uvicorn.Server(config).run(sockets=[place])
     finally:

@@ -12,6 +12,8 @@ from longtake import pages
 from longtake.contracts import UserError
 from longtake.ui.queue import QueuedCommand
 
+_FRESH_SECONDS = 10  # between two looks at the folders
+
 
 def told(handler: Callable[..., Any]) -> Callable[..., Any]:
     """A handler whose user's mistakes appear in the page as the sentence that the command line would print."""
@@ -26,6 +28,20 @@ def told(handler: Callable[..., Any]) -> Callable[..., Any]:
             raise gr.Error(pages.html("{}", error), duration=20, print_exception=False) from None
 
     return run
+
+
+def keep_fresh(field: Any, choices: Callable[[], Any]) -> None:
+    """List `choices` when the page is opened and every few seconds, where they have changed."""
+    import gradio as gr
+
+    listed = gr.State(None)
+
+    def update(last: Any) -> tuple[Any, Any]:
+        present = choices()
+        return (gr.skip() if present == last else gr.update(choices=present)), present
+
+    gr.Timer(_FRESH_SECONDS).tick(update, listed, [field, listed], show_progress="hidden")
+    gr.on(None, update, listed, [field, listed], show_progress="hidden")
 
 
 def box(*parts: object) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from longtake.contracts import ClipFault, UserError
 from longtake.data import append_quarantine
 from longtake.data.clips.video import write_image, write_video
 from longtake.train import RunRecord, read_record, write_report
+from longtake.train.report import _curves
 from tests.pages import Page
 
 CONFIG = """
@@ -156,3 +159,13 @@ def test_odd_values_in_metrics_are_left_out(tmp_path: Path) -> None:
     assert "by step, logarithmic, and the mean of the last 25; 2 without a finite value left out" in page(of).texts
     assert (of.step, of.samples) == (4, 0)
     assert not math.isnan(of.total_seconds)
+
+
+def test_report_learning_rate_is_drawn_as_it_was_and_the_loss_by_its_mean() -> None:
+    lines = [{"step": step, "loss": 1.0 + step % 2, "lr": 1e-4 * (step > 50)} for step in range(100)]
+    drawn = _curves(SimpleNamespace(lines=lines, validations=[]))
+    loss, rate = (re.search(rf"<h3>{name}.*?</h3>", drawn, re.DOTALL) for name in ("loss", "learning rate"))
+    assert loss is not None
+    assert rate is not None
+    assert "mean of the last" in loss[0]
+    assert "mean of the last" not in rate[0]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from html import unescape
 from pathlib import Path
 
 import pytest
 
+from longtake.contracts import UserError
 from longtake.ui.queue import Queue
 from longtake.ui.roots import Roots
 from longtake.ui.runs import Runs
@@ -25,6 +27,14 @@ def test_a_run_shows_what_goes_wrong_and_the_way_back(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     run = train_here(write_config(tmp_path), "--ckpt-every", "1")[0].folder
     page = Runs(Roots.of([tmp_path]), Queue(tmp_path / "queue"))
+    longer = tmp_path / "longer"
+    longer.mkdir()
+    (longer / "config.py").write_text((run / "config.py").read_text() + "\nmax_steps = 5\n")
+    with pytest.raises(UserError, match=r"until step 4: .*max_steps = 5"):  # the run's end and schedule stay
+        page.go_on(str(longer), "4")
+    assert "--max-steps" not in page.go_on(str(longer), "5")
+    assert page.go_on(str(longer), "6").endswith("--max-steps 6")
+    shutil.rmtree(longer)
     assert page.names() == [("outputs/run", str(run))]
     assert 'class="alarm"' not in page.shown(str(run))
     teller, before = Teller(run, lambda line: None), page.stamp(str(run))

@@ -18,6 +18,7 @@ import pytest
 from longtake.config import Section, resolve
 from longtake.contracts import UserError
 from longtake.ui import gate, server
+from longtake.ui.data import Clips
 from longtake.ui.generate import FIELDS, flag, looked_at, words_of
 from longtake.ui.roots import MalformedPath, Roots
 
@@ -44,6 +45,27 @@ def test_adapters_are_offered_as_no_model(roots: Roots, tmp_path: Path) -> None:
     for name in ("model", "adapter_model"):
         (tmp_path / "one" / f"{name}.safetensors").write_bytes(b"")
     assert roots.models() == [str(tmp_path / "one" / "model.safetensors")]
+
+
+def test_roots_are_found_as_they_were_typed_and_those_with_clips_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("outputs/run/validation", "outputs/clips.v1", "clips/sub"):
+        Path(name).mkdir(parents=True)
+    Path("outputs/run/config.py").write_text("")
+    for name in ("outputs/run/validation/a.mp4", "clips/sub/b.MP4"):
+        Path(name).write_bytes(b"")
+    roots = Roots.of([Path("outputs"), Path("clips")])
+    assert Clips(roots).tables()[0] == ("clips", str(tmp_path / "clips"))
+    assert roots.clip_folders() == [tmp_path / "clips"]
+    for text in ("clips", "./clips/", "clips/sub/..", str(tmp_path / "clips")):
+        assert roots.path(text) == tmp_path / "clips"
+    assert roots.path("clips/sub") == roots.path("sub") == tmp_path / "clips" / "sub"
+    assert roots.path("outputs/run") == roots.path("run") == tmp_path / "outputs" / "run"
+    with pytest.raises(UserError):
+        roots.path("clips/../elsewhere")
+    assert Roots.of([tmp_path / "clips" / "sub"]).clip_folders() == [tmp_path / "clips" / "sub"]
 
 
 @pytest.mark.parametrize("text", ["../outside/clip.mp4", "link/clip.mp4", "/etc/passwd", "{}/outside", "../one2"])
