@@ -1,12 +1,10 @@
-"""Spend the first fifteen minutes on a GPU well: jobs with limits, timed ones alone, results written as jobs end.
+"""Spend the first fifteen minutes on a GPU well: jobs with limits, timed ones alone, results in $OUT as jobs end.
 
-    python3 benchmarks/first_gpu.py --wheels          before: fill .wheels with what a GPU image lacks
-    python3 benchmarks/first_gpu.py --seconds 400     first command: what runs, how fast, what fails
-    python3 benchmarks/first_gpu.py --second --seconds 235 --again FILE     what failed in that file, then the rest
-    python3 benchmarks/first_gpu.py --only NAME...    jobs of both commands whose names begin so
-    python3 benchmarks/first_gpu.py --tiny            narrow models on a CPU, without packages that an image lacks
-
-Results are in $OUT, else in outputs/first_gpu: docs/gpu_first.md says which.
+python3 benchmarks/first_gpu.py --wheels          before: fill .wheels with what a GPU image lacks
+python3 benchmarks/first_gpu.py --seconds 400     first command: what runs, how fast, what fails
+python3 benchmarks/first_gpu.py --second --seconds 235 --again FILE     what failed in that file, then the rest
+python3 benchmarks/first_gpu.py --only NAME...    jobs of both commands whose names begin so
+python3 benchmarks/first_gpu.py --tiny            narrow models on a CPU, without packages that an image lacks
 """
 
 import argparse
@@ -120,6 +118,9 @@ def choose_jobs(arguments, scratch, before):
     again = [job._replace(limit=60, until=110 if job.alone else 245) for job in first if job.name in failed]
     jobs = sorted([*again, *second], key=lambda job: not job.alone) if arguments.second else first
     jobs = [job for job in first + second if job.name.startswith(tuple(arguments.only))] if arguments.only else jobs
+    if not jobs:
+        names = " ".join(job.name for job in first + second)
+        sys.exit(f"--only {' '.join(arguments.only)}: expected beginnings of {names}")
     if arguments.only or arguments.tiny:
         jobs = [job._replace(limit=arguments.seconds, until=arguments.seconds) for job in jobs]
     return [schedule.Job("clips", ["benchmarks/gpu_jobs/clips.py", str(scratch)], 40, 60, alone=True), *jobs]
@@ -128,7 +129,7 @@ def choose_jobs(arguments, scratch, before):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=400, help="all jobs together")
-    parser.add_argument("--again", type=Path, metavar="FILE", help="begin with what failed in this result file")
+    parser.add_argument("--again", type=argparse.FileType(), metavar="FILE", help="begin with what failed in it")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="jobs whose names begin so")
     for flag in ("--second", "--tiny", "--wheels"):
         parser.add_argument(flag, action="store_true")
@@ -140,7 +141,7 @@ def main():
     shutil.rmtree(scratch, ignore_errors=True)
     for folder in (out, scratch):
         folder.mkdir(parents=True, exist_ok=True)
-    before = json.loads(arguments.again.read_text()) if arguments.again else {"jobs": {}}
+    before = json.load(arguments.again) if arguments.again else {"jobs": {}}
     results = {"commit": os.environ.get("LONGTAKE_COMMIT", "unknown"), "arguments": sys.argv[1:], "jobs": {}}
     name = "gpu_only" if arguments.only else "gpu_second" if arguments.second else "gpu_first"
     log = (out / f"{name}.log").open("w", encoding="utf-8")
