@@ -177,10 +177,24 @@ class T5Encoder(LearnedTextEncoder):
         return self.max_length, self.dim
 
     def embed_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
-        if not self.config.mask or ids.is_meta:  # transformers reads a mask's values, which a forecast has not
+        if not self.config.mask:
             return self.module(input_ids=ids).last_hidden_state
-        found = self.module(input_ids=ids, attention_mask=mask).last_hidden_state
-        return found.masked_fill(mask[..., None] == 0, 0.0)  # a product would leave zeros of both signs
+        is_padding = mask == 0
+        states = self.module(input_ids=ids, attention_mask=self._attention_mask(is_padding)).last_hidden_state
+        return states.masked_fill(is_padding[..., None], 0.0)  # a product would leave zeros of both signs
+
+    def _attention_mask(self, is_padding: Tensor) -> Tensor:
+        """The mask in a form whose values transformers does not read, because the host would wait for the device.
+
+        From version 5 on `T5Stack` asks whether a mask `[B, L]` hides anything at all, and adds one of four dimensions
+        to the scores as it is. Version 4 takes only `[B, L]`, and reads no values.
+        """
+        from transformers import __version__
+
+        if int(__version__.partition(".")[0]) < 5:
+            return ~is_padding
+        bias = torch.zeros(is_padding.shape, dtype=self.module.dtype, device=is_padding.device)
+        return bias.masked_fill_(is_padding, torch.finfo(bias.dtype).min)[:, None, None]
 
 
 class ClipEncoder(LearnedTextEncoder):

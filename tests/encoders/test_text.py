@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longtake.contracts import UserError
 from longtake.data import EncoderFacts
@@ -82,6 +83,27 @@ def test_with_mask_padding_is_not_seen_and_is_zero(weights: Path, described: dic
     torch.testing.assert_close(short, long[:, :8], rtol=0, atol=1e-6)  # more padding changes nothing
     *_, mask = by_transformers(weights / "t5", 10)
     assert text.embed(CAPTIONS)[mask == 0].abs().max() == 0
+
+
+class _Reads(TorchDispatchMode):
+    """Counts values of tensors that the host reads, for each of which it would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operation is torch.ops.aten._local_scalar_dense.default
+        return operation(*args, **(kwargs or {}))
+
+
+def test_masked_t5_reads_no_values_and_gives_the_same_bits(described: dict[str, Any]) -> None:
+    text, _ = built(described, mask=True)
+    ids, mask = text.tokenize(CAPTIONS)
+    with torch.no_grad():
+        with _Reads() as reads:
+            embedded = text.embed_ids(ids, mask)
+        expected = text.module(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert reads.count == 0
+    assert torch.equal(embedded[mask == 1], expected[mask == 1])
 
 
 def test_clip_pools_at_the_first_end_token(weights: Path, described: dict[str, Any]) -> None:
