@@ -1,5 +1,5 @@
-"""Training steps of every family and mode on the fake CUDA device: `python steps.py LIBRARY FOLDER TREE [MODE...]` runs
-the package of a checkout and writes what the host did in each step into FOLDER/steps.json."""
+"""Training steps of every family, mode and learned encoder on the fake CUDA device: `steps.py LIBRARY FOLDER TREE
+[MODE...]` runs the package of a checkout and writes what the host did in each step into FOLDER/steps.json."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ from longtake.train.optimizer import WeightUpdate, sharded
 from longtake.train.run import train
 from longtake.train.run_file import read_run
 from tests.data.made_clips import noise_frames
+from tests.encoders.tiny_weights import FLUX, tiny_flux
 from tests.pretended.gpu import GPU, pretended_gpu, queue, waits
+from tests.verification.releases import RELEASES, write_run
 
 FRAMES, SIDE = 20, 64  # of a clip
 STEPS = 3
@@ -77,7 +79,20 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
         (*PLAIN, "--bucket_config", "{'_delete_': True, '64px': {17: (1.0, 2)}}"),
     ),
 }
-COMMON = ("--tiny", "--dtype", "bf16", "--max_steps", str(STEPS), "--slots_per_step", "2", "--ckpt_every", "0")
+BF16 = ("--ae.dtype", "bf16", "--t5.dtype", "bf16")  # as the presets have them
+CAUSAL_TILES = ("--ae.use_tiling", "True", "--ae.tile_height", "32", "--ae.tile_width", "32")
+CAUSAL_TILES += ("--ae.tile_overlap_height", "0.25", "--ae.tile_overlap_width", "0.25")
+# With the learned autoencoder and text encoders of a tiny release: its name in RELEASES and flags.
+RELEASED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "opensora_v2 hunyuan_vae": ("opensora_v2", (*SHORT, *BF16, "--condition_config", "{'t2v': 1, 'i2v_head': 3}")),
+    "opensora_v2 hunyuan_vae in tiles": ("opensora_v2", (*SHORT, "--ae.sample_size", "32")),
+    "opensora_v2 autoencoder_2d": ("opensora_v2", (*SHORT, *BF16)),
+    "opensora_v1_2 opensora_vae": ("opensora_v1_2", (*CLIPS, *BF16, *PLAIN)),
+    "cogvideox cogvideox_vae": ("cogvideox", (*SHORT, *BF16)),
+    "cogvideox cogvideox_vae in tiles": ("cogvideox", (*SHORT, *CAUSAL_TILES)),
+    "ttt_video cogvideox_vae": ("ttt_video", (*SHORT, *BF16, *PLAIN)),
+}
+COMMON = ("--dtype", "bf16", "--max_steps", str(STEPS), "--slots_per_step", "2", "--ckpt_every", "0")
 COMMON += ("--tensorboard", "False", "--seed", "3", "--parallel.replicate", "1")
 
 
@@ -85,11 +100,13 @@ def main(folder: Path, names: Sequence[str]) -> None:
     sharded.kernel = lambda update, device: update  # there is nothing to compile for
     torch.set_num_threads(1)
     table = write_table(folder)
+    names = names or (*MODES, *RELEASED)
+    runs = {name: run_of(name, folder / name.replace(" ", "_")) for name in names}  # imports libraries: on the CPU
     found = {}
     with start_world("cpu") as alone, pretended_gpu():
         world = dataclasses.replace(alone, device=GPU)
-        for name in names or MODES:
-            found[name] = observe(name, folder / name.replace(" ", "_"), world, table)
+        for name, (path, flags) in runs.items():
+            found[name] = observe(name, path, flags, folder / name.replace(" ", "_"), world, table)
             (folder / "steps.json").write_text(json.dumps(found))
 
 
@@ -107,13 +124,24 @@ def write_table(folder: Path) -> Path:
     return folder / "clips.parquet"
 
 
-def observe(name: str, folder: Path, world: World, table: Path) -> dict[str, Any]:
+def run_of(name: str, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The run file and flags of a mode. A release is written into `folder`."""
+    if name in MODES:
+        preset, flags = MODES[name]
+        return str(find_preset(preset)), ("--tiny", *flags)
+    release, flags = RELEASED[name]
+    sections = RELEASES[release](folder)
+    if "autoencoder_2d" in name:
+        tiny_flux(folder / "flux.safetensors")
+        sections["ae"] = {"type": "autoencoder_2d", "from_pretrained": str(folder / "flux.safetensors"), **FLUX}
+    return str(write_run(folder, sections)), flags
+
+
+def observe(name: str, path: str, flags: tuple[str, ...], folder: Path, world: World, table: Path) -> dict[str, Any]:
     """A run of one mode: its error, and of each step what `watched` notes."""
-    preset, flags = MODES[name]
     if "segments" in name:
         table = table.with_name("segments.parquet")
     words = (*COMMON, *flags, "--dataset.data-path", str(table), "--outputs", str(folder))
-    path = str(find_preset(preset))
     steps: list[dict[str, Any]] = []
     try:
         if name.endswith(STORED):

@@ -1,4 +1,4 @@
-"""What the host does in training steps of every family and mode, on the fake CUDA device."""
+"""What the host does in training steps of every family, mode and learned encoder, on the fake CUDA device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.pretended.library import CannotBuild, build_library
-from tests.pretended.steps import MODES, STEPS
+from tests.pretended.steps import MODES, RELEASED, STEPS
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def modes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((folder / "steps.json").read_text())
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", [*MODES, *RELEASED])
 def test_no_step_waits_for_the_device_or_copies_from_pageable_memory(modes: dict[str, Any], name: str) -> None:
     run = modes[name]
     assert run["error"] is None, run["error"]
@@ -40,7 +40,7 @@ def test_no_step_waits_for_the_device_or_copies_from_pageable_memory(modes: dict
         assert [step[kind] for step in run["steps"]] == [[]] * STEPS, kind
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", [*MODES, *RELEASED])
 def test_inputs_are_launched_while_the_device_has_the_step_before_to_compute(modes: dict[str, Any], name: str) -> None:
     steps = modes[name]["steps"]
     for before, step in pairwise(steps):
