@@ -66,7 +66,7 @@ def _mini_batch(config: TTTVideoConfig, segments: Segments, count: int) -> int:
     if config.chunk == "frame":
         return segments.frame
     if config.chunk == "segment":
-        return -(-(count * segments.tokens + segments.frame) // count)
+        return -(-(count * segments.tokens + segments.frame) // max(1, count))  # an image has none
     return config.chunk
 
 

@@ -362,6 +362,13 @@ def test_forward_flops_equal_the_counter_of_torch(mixer: Any) -> None:
     assert counter.get_total_flops() == 2 * TTTVideo.forward_flops(config, (4, 7, 4, 6), 5)
 
 
+@pytest.mark.parametrize("chunk", ["frame", "segment", 8])
+def test_flops_of_an_image_are_counted_with_large_chunks(chunk: Any) -> None:
+    config = tiny_config(mixer="large_chunk", chunk=chunk)
+    image, clip = (TTTVideo.forward_flops(config, (4, frames, 4, 6), 5) for frames in (1, 7))
+    assert 0 < image < clip
+
+
 def test_bf16_weights_take_fp32_inputs() -> None:
     model = TTTVideo(tiny_config(ttt_base_lr=1.0))
     initialise(model, 0)
