@@ -164,7 +164,12 @@ def register_law(kind: str, read: Callable[[Mapping[str, Any]], BucketLaw]) -> N
 def read_law(data: Mapping[str, Any]) -> BucketLaw:
     """The law that `to_json` wrote. Raises `UserError` for a kind that nobody has registered."""
     if KIND not in data:
-        return BucketRule.from_json(data)
+        try:
+            return BucketRule.from_json(data)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"bucket rule of a checkpoint: cannot be read ({error!r}); choose another one") from error
     if data[KIND] not in _READERS:
         known = ", ".join(_READERS) or "none"
         raise UserError(

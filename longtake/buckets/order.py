@@ -23,6 +23,7 @@ import numpy as np
 from longtake.buckets.assignment import read_law
 from longtake.buckets.inputs import OrderInputs
 from longtake.buckets.mix import fill_windows
+from longtake.buckets.position import check_position
 from longtake.buckets.protocol import view_of
 from longtake.buckets.report import BucketReport, make_report
 from longtake.buckets.sweep import Era, Sweep, sort_samples
@@ -197,6 +198,11 @@ def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) ->
         costs=None if inputs.cost is None else inputs.cost.costs(inputs.rule.buckets) * sizes,
         side_by_side=1 if inputs.cost is None else inputs.cost.side_by_side,
     )
+    if state["slots"] > len(slot_bucket):
+        raise UserError(
+            f"order state: slots = {state['slots']}, but {len(slot_bucket)} are left from the start of its window; the "
+            "checkpoint is damaged, choose another one"
+        )
     place = tuple(state["eras"]), state["window"], dict(state["window_start"]), state["slots"]
     samples = found.bounds, found.keys, found.order, ids, rows
     return PassOrder(inputs, pass_index, report, *place, slot_bucket, *samples)
@@ -225,6 +231,7 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
     """The state itself where the inputs are its own; else the state at the start of a new era."""
     if state.get("format") != STATE_FORMAT:
         raise UserError(f"order state: format {state.get('format')} was found, format {STATE_FORMAT} is read here")
+    check_position(state)
     for name, present in (("seed", inputs.seed), ("stage", inputs.stage), ("pass", pass_index)):
         if state[name] != present:
             raise UserError(

@@ -133,8 +133,10 @@ def read_state(folder: str | Path) -> dict[str, Any]:
         raise UserError(damage_sentence(folder, faults))
     try:
         state = parse_json((folder / STATE_FILE).read_bytes(), finite=False)
+        if not isinstance(state, dict):
+            raise ValueError("it is not an object")
         state.pop("format_version")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError) as error:
         raise UserError(damage_sentence(folder, [f"{STATE_FILE} is no state of a run ({error})"])) from error
     return state
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from longtake.checkpoint.folder import read_state
 from longtake.checkpoint.writer import STATE_FILE
 from longtake.contracts import UserError
+
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Frames = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]  # a number of frames as a key of JSON
 
 
 @dataclass(frozen=True)
 class Clock:
     """Where a run is. `global_step` drives learning rate, EMA and folder names."""
 
-    global_step: int = 0  # optimizer updates made
-    pass_index: int = 0  # passes through the data finished, also the number of the current pass
-    samples: int = 0  # samples seen, fillers not counted
-    tokens: int = 0  # video tokens of those samples
+    global_step: Count = 0  # optimizer updates made
+    pass_index: Count = 0  # passes through the data finished, also the number of the current pass
+    samples: Count = 0  # samples seen, fillers not counted
+    tokens: Count = 0  # video tokens of those samples
 
     def tick(self, pass_index: int, samples: int, tokens: int) -> Clock:
         """The clock after one more step of pass `pass_index`."""
@@ -38,8 +41,8 @@ class Clock:
 class Samples:
     """A tally over the whole run."""
 
-    tried: int = 0  # samples of the steps made, fillers not counted
-    lost: int = 0  # those of them that could not be loaded
+    tried: Count = 0  # samples of the steps made, fillers not counted
+    lost: Count = 0  # those of them that could not be loaded
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Frozen:
     """The tensors that a run does not train."""
 
     digest: str
-    num_tensors: int
+    num_tensors: Count
     source: str | None  # the file that the model was filled from; None: `frozen/` in the run's folder holds them
 
 
@@ -56,7 +59,7 @@ class SlotSizes:
     """Micro-batches of a slot by resolution and number of frames, and what they follow from."""
 
     of: Any
-    sizes: Mapping[str, Mapping[str, int]]
+    sizes: Mapping[str, Mapping[Frames, Annotated[int, Field(ge=1, le=1 << 16)]]]
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,11 @@ class RunState:
     data: dict[str, Any] | None = None  # the position in the data; None: the start of a pass
     config: str = ""  # the resolved run file
     name: str = ""  # of the run's folder
-    slots_per_step: int | None = None
+    slots_per_step: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
     slot_sizes: SlotSizes | None = None
     frozen: Frozen | None = None  # None: all parameters train
     adapters: Mapping[str, float] = field(default_factory=dict)  # layer -> alpha / rank
-    skipped_steps: int = 0
+    skipped_steps: Count = 0
     seconds: Mapping[str, float] = field(default_factory=dict)  # where time went
     samples: Samples = Samples()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -141,4 +142,8 @@ def _sentence(error: OSError) -> str:
         path = Path(os.fspath(name))
         if (file := next((one for one in (path, *path.parents) if one.is_file()), None)) is not None:
             return f"{file}: is a file, and a folder is wanted there; give another name, or move the file away"
+    if isinstance(error, PermissionError):
+        return f"{name}: {reason}; change its permissions, or give another path"
+    if error.errno == errno.EROFS:
+        return f"{name}: {reason}; give a path on another disk"
     return f"{name}: {reason}"

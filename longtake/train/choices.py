@@ -77,6 +77,8 @@ class Choices:
         """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
         Collective."""
         before = self._kept.get(name) or None
+        if before is not None and not isinstance(before.get("machine"), dict):
+            before = None  # a record that no launch has written
         if before is not None and (before["machine"], before.get("basis", basis)) == (self._machine, basis):
             found = before
         else:

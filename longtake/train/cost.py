@@ -30,7 +30,10 @@ def cost_model(
     if isinstance(wanted, tuple):
         constants = wanted
     elif kept is not None:
-        return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
+        try:
+            return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"cost model of a checkpoint: cannot be read ({error!r}); choose another one") from error
     else:
         if wanted is None:
             stills = _stills(config.size_divisor, (8, 32, 128))
