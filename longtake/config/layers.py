@@ -27,6 +27,7 @@ from longtake.config.faults import ConfigError, Fault
 from longtake.config.reader import BASE, Source, Statement, read_source, shown_path
 from longtake.config.tree import Branch, Node, Origin, merge, settled
 from longtake.presets import find_preset
+from longtake.presets.published import published_preset
 
 MAX_FILES = 100  # of one configuration; a base that two files name is read for each
 
@@ -98,7 +99,7 @@ def base_path(path: Path, name: str, source: Source, chain: tuple[Path, ...], fi
         if find is not None and not base.exists():
             base = find(base) or base
         if not base.is_file():
-            base = find_preset(name) or base
+            base = find_preset(name) or published_preset(base) or base
         links = [*chain, path, base]
         files = [link.resolve() for link in links]
         if files[-1] in files[:-1]:

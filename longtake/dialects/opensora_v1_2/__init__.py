@@ -17,12 +17,13 @@ from longtake.contracts import UserError
 from longtake.dialects.names import refuse_typos
 from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, split, training_flags
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
-from longtake.dialects.opensora_v1_2.places import new_place, run_file
+from longtake.dialects.opensora_v1_2.places import run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
 from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.generate import OF_TRAINING, GenerateConfig
+from longtake.presets.published import opensora_v1_2_preset
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
 
@@ -77,7 +78,7 @@ class OpenSoraV12:
 
     def find(self, path: Path) -> Path | None:
         """The preset in the place of one of Open-Sora's that is named as a base."""
-        return new_place(path)
+        return opensora_v1_2_preset(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""

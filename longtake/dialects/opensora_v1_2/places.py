@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from longtake.contracts import UserError
 from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, is_own_checkpoint
 from longtake.dialects.translation import Say
 from longtake.presets import FOLDER
+from longtake.presets.published import OPENSORA_V1_2, below_opensora_v1_2, opensora_v1_2_preset
 
 _FAMILY = "opensora_v1_2"
 PICKLES = (".pt", ".pth")
-# Below configs/opensora-v1-2: the old file -> the preset. `train/stage4` to `stage7` are in no repository; Lambda's
-# page names the last of them.
-_PLACES = {
-    **{f"train/stage{number}": f"train/stage{number}" for number in (1, 2, 3)},
-    **{f"train/stage{number}": f"train/lambda_{number}" for number in (4, 5, 6, 7)},
-    **{f"lambda/stage{number}": f"train/lambda_{number}" for number in range(1, 8)},
-    **{f"inference/{name}": "inference/240p" for name in ("sample", "sample_hf")},
-}
 SEARCHED = ("train/stage2", 12.0)  # the preset whose table has that of misc/bs.py, and the seconds that it asks for
 _TABLE = "write it into a file of your own, whose _base_ is opensora_v1_2/stage1: "
 _ELSEWHERE = {
@@ -37,35 +29,20 @@ def run_file(run: str, verb: str, say: Say) -> str:
     """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name. Raises `UserError` for
     one that has no counterpart."""
     path = Path(run)
-    below = _below_configs(path)
+    below = below_opensora_v1_2(path)
     if path.exists() or below is None or path.suffix != ".py":
         return run
     if verb == "plan" and below == "misc/bs.py":
         new = FOLDER / _FAMILY / f"{SEARCHED[0]}.py"
-    elif (new := new_place(path)) is None:
+    elif (new := opensora_v1_2_preset(path)) is None:
         fix = _ELSEWHERE.get(below.removesuffix(".py"))
         kind = "inference/" if verb == "generate" else ("train/", "lambda/")
-        known = ", ".join(f"{name}.py" for name in _PLACES if name.startswith(kind))
+        known = ", ".join(f"{name}.py" for name in OPENSORA_V1_2 if name.startswith(kind))
         raise UserError(
             f"{run}: has no counterpart here; {fix}" if fix else f"{run}: does not exist; there are {known}"
         )
     say(f"{run}: is {_FAMILY}/{new.stem} here")
     return str(new)
-
-
-def new_place(path: Path) -> Path | None:
-    """The preset that stands for one of Open-Sora 1.2's `configs/opensora-v1-2/...`; None where there is none."""
-    below = _below_configs(path)
-    name = _PLACES.get(below.removesuffix(".py")) if below is not None else None
-    return FOLDER / _FAMILY / f"{name}.py" if name is not None else None
-
-
-def _below_configs(path: Path) -> str | None:
-    """What is behind the last `opensora-v1-2` of a path; None where it has none."""
-    parts = Path(os.path.normpath(path)).parts
-    if "opensora-v1-2" not in parts:
-        return None
-    return "/".join(parts[len(parts) - parts[::-1].index("opensora-v1-2") :])
 
 
 def weights_keys(place: str) -> dict[str, object]:

@@ -12,10 +12,11 @@ from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.dialects.opensora_v2.disk import place_clips, place_encoders, place_weights
 from longtake.dialects.opensora_v2.inference import translate_inference
-from longtake.dialects.opensora_v2.places import new_place, one_word, run_file
+from longtake.dialects.opensora_v2.places import one_word, run_file
 from longtake.dialects.opensora_v2.training import translate_training
 from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
+from longtake.presets.published import opensora_v2_preset
 from longtake.system.tiny import TINY
 
 
@@ -37,7 +38,7 @@ class OpenSora:
 
     def find(self, path: Path) -> Path | None:
         """The preset in the place of one of Open-Sora's that is named as a base."""
-        return new_place(path)
+        return opensora_v2_preset(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from longtake.checkpoint.folder import parse_name
 from longtake.contracts import UserError
 from longtake.dialects.translation import Say
 from longtake.presets import FOLDER
+from longtake.presets.published import below_configs, opensora_v2_preset
 from longtake.system.tiny import world_size
 
 _DC_AE = "is for the high-compression autoencoder, which Longtake does not have; choose {instead}"
@@ -24,7 +24,7 @@ def run_file(run: str, say: Say) -> tuple[str, list[str]]:
     """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name, and flags that it stands
     for. Raises `UserError` for one that has no counterpart."""
     path = Path(run)
-    below = _below_configs(path)
+    below = below_configs(path)
     if below is None or path.exists() or path.suffix != ".py":
         return run, []
     if below[:1] == ("vae",):
@@ -39,27 +39,12 @@ def run_file(run: str, say: Say) -> tuple[str, list[str]]:
     flags = list[str]()
     if below[-1] == "256px_tp.py":
         flags = ["--parallel.tensor", str(math.gcd(_TENSOR_PEERS, world_size()))]
-    if (new := new_place(path)) is None:
+    if (new := opensora_v2_preset(path)) is None:
         folder = FOLDER / "opensora_v2" / below[1]
         known = ", ".join(sorted(file.name for file in folder.glob("*.py")))
         raise UserError(f"{run}: does not exist, and {folder} has no {below[-1]}; there are {known or 'none'}")
     say(f"{run}: is {' '.join([_relative(new), *flags])} here")
     return _relative(new), flags
-
-
-def new_place(path: Path) -> Path | None:
-    """The preset that stands for one of Open-Sora's `configs/diffusion/...`; None where there is none."""
-    below = _below_configs(path)
-    if below is None or len(below) != 3 or below[0] != "diffusion":
-        return None
-    new = FOLDER / "opensora_v2" / below[1] / ("256px.py" if below[2] == "256px_tp.py" else below[2])
-    return new if new.is_file() else None
-
-
-def _below_configs(path: Path) -> tuple[str, ...] | None:
-    """The parts of a path behind its last `configs`; None where it has none."""
-    parts = Path(os.path.normpath(path)).parts
-    return parts[len(parts) - parts[::-1].index("configs") :] if "configs" in parts else None
 
 
 def _relative(path: Path) -> str:

@@ -68,7 +68,10 @@ def _recomputation(work: Translation) -> None:
         if isinstance(size, int) and not isinstance(size, bool) and size > 0:
             dtype = str(work.value("dtype") or "bf16")
             size *= ELEMENT_BYTES.get(dtype, 2)
-            text = f"elements of {dtype} there, so model.grad_ckpt_buffer_size = {size:,} bytes"
+            text = (
+                f"elements of {dtype} there, so model.grad_ckpt_buffer_size = {size:,} bytes: {size / 1e9:.1f} GB "
+                "of host memory per process, where Open-Sora's page counts the number as bytes"
+            )
             work.note("grad_ckpt_buffer_size", node, text)
         work.put("model.grad_ckpt_buffer_size", size, node, "grad_ckpt_buffer_size")
     if (node := work.take("grad_checkpoint")) is None or (wanted := plain(node)) is None:
