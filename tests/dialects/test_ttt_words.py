@@ -137,13 +137,14 @@ def test_sampling_has_the_published_words() -> None:
     dialect = TTTVideoDialect(heard.lines.append)
     own = ["--job.config_file", str(placed("configs/eval/ttt-mlp/18s.toml")), "--eval.input_file", "story.json"]
     own += ["--guider.scale", "4", "--eval.num_denoising_steps=20", "--eval.output_dir", "out", "--wandb.disable"]
-    own += ["--checkpoint.init_state_dir", "."]
+    own += ["--checkpoint.init_state_dir", ".", "--discretization.shift_scale=3"]
     _, run, *words = dialect.command(["generate", *own])
     config: GenerateConfig = read_generation(run, words, dialect=dialect).value
     option = config.sampling_option
     assert (option.num_frames, option.num_steps, option.guidance, option.resolution) == (289, 20, 4.0, "480x720")
     assert (config.prompts, config.save_dir, config.fps_save) == ("story.json", "out/cogvideo-mlp-18s", 16)
     assert config.prompt_folders
+    assert (config.objective.snr_shift, config.objective.solver_snr_shift) == (1.0, 3.0)  # v is read as in training
     assert (config.model.mini_batch_size, config.t5.max_length, config.ae.scale_factor) == (64, 471, 1.0)
 
 

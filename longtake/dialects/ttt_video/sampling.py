@@ -84,7 +84,7 @@ def _guidance(work: Translation, words: Words) -> None:
     work.put("sampling_option.guidance", words["guider.scale"], node)
     work.put("sampling_option.guidance_numbers", {"exp": words["guider.exp"]}, words.node("guider.exp"))
     shift = words.node("discretization.shift_scale")
-    work.put("objective.snr_shift", words["discretization.shift_scale"], shift)
+    work.put("objective.solver_snr_shift", words["discretization.shift_scale"], shift)
 
 
 def _encoders(work: Translation, words: Words) -> None:

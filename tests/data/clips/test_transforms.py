@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -35,6 +36,24 @@ def test_float32_pixels_equal_the_reference(
     result = resize_crop(source, size, "float32", still=name.startswith("image"))
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "digest"),
+    [
+        ((156, 69), (48, 48), "40faab0a84b45913"),
+        ((131, 63), (112, 32), "b97d29e1f5135180"),
+        ((128, 42), (48, 32), "73a03c9f5d2d97ea"),
+    ],
+)
+def test_float32_images_are_those_of_pillow_12_in_later_releases(
+    source: tuple[int, int], size: tuple[int, int], digest: str
+) -> None:
+    """Tall images made smaller, which Pillow 13 scales in the other order of directions."""
+    y, x = np.mgrid[: source[0], : source[1]]
+    pixels = np.stack([(x * 37 + y * 59 + channel * 71 + x * y) % 256 for channel in range(3)], -1).astype(np.uint8)
+    result = resize_crop(pixels[None], size, "float32", still=True)
+    assert hashlib.sha256(result.numpy().tobytes()).hexdigest()[:16] == digest
 
 
 SIZES = [(20, 36), (17, 23), (31, 20), (9, 12), (64, 48), (16, 24), (5, 100)]
