@@ -155,16 +155,21 @@ def make_known(given: Sequence[Places], latents: Tensor, shape: PixelShape, enco
     import torch
 
     released, values = latents.new_ones(len(latents), 1, latents.shape[2], 1, 1), latents.new_zeros(latents.shape)
-    rows_of: dict[Window, list[int]] = {}
+    rows_of: dict[Window, dict[int, int]] = {}  # window -> sample -> its place among those that know the window
     for row, one in enumerate(given):
         for window in one.windows:
-            rows_of.setdefault(window, []).append(row)
-    for window, rows in rows_of.items():
-        places = slice(window.frames.start, window.frames.stop)
-        known = encode(rows, window) if window.name or not own else None
-        for i, row in enumerate(rows):
+            rows = rows_of.setdefault(window, {})
+            rows.setdefault(row, len(rows))
+    encoded = {
+        window: encode(list(rows), window) if window.name or not own else None for window, rows in rows_of.items()
+    }
+    # of windows that overlap the sample's later one counts, whatever order other samples have them in
+    for row, one in enumerate(given):
+        for window in one.windows:
+            places, known = slice(window.frames.start, window.frames.stop), encoded[window]
             released[row, :, places] = 0
-            values[row, :, places] = (latents[row, :, places] if known is None else known[i]).to(values)
+            clean = latents[row, :, places] if known is None else known[rows_of[window][row]]
+            values[row, :, places] = clean.to(values)
     placed = {row: one.released for row, one in enumerate(given) if one.released is not None}
     if placed:
         released = released.expand(-1, -1, -1, *map(max, *(one.shape[2:] for one in placed.values()), (1, 1))).clone()

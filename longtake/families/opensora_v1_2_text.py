@@ -98,7 +98,7 @@ def with_scores(text: str, facts: Mapping[str, Any]) -> str:
     `a cat` -> `a cat aesthetic score: 6.5.`"""
     for fact, words in _SCORES.items():
         value = facts.get(fact)
-        if value is None or value == "" or words in text:
+        if value is None or value == "" or words.strip() in text.lower():  # which the cleaner lowers
             continue
         if fact != "camera_motion":
             with suppress(ValueError):

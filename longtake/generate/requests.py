@@ -49,8 +49,10 @@ def _continued(prompt: Prompt, config: GenerateConfig) -> Prompt:
     """A prompt as its family reads it; one of one clip with `num_clips` of them, each from the one before."""
     said = config.family.spoken(prompt.text, 1 if prompt.then else config.num_clips)
     prompt = replace(prompt, text=said.texts[0])
-    if said.refs is not None or said.kind is not None:
-        prompt = replace(prompt, refs=split_paths(said.refs) or prompt.refs, kind=said.kind or prompt.kind)
+    if said.refs is not None:  # an empty one takes the default away
+        prompt = replace(prompt, refs=split_paths(said.refs))
+    if said.kind is not None:
+        prompt = replace(prompt, kind=said.kind or config.family.kind_of_nothing)
     if prompt.then or config.num_clips == 1:
         return prompt
     law, kind, carries = config.law_of_family, kind_of(prompt, config), config.carries

@@ -12,8 +12,8 @@ from longtake.contracts import UserError
 from longtake.dialects import OpenSoraV12
 from longtake.dialects.opensora_v1_2 import inference
 from longtake.dialects.opensora_v1_2.flags import FLAGS
-from longtake.generate import GenerateConfig, resolve_source
-from longtake.presets import find_preset
+from longtake.generate import GenerateConfig, prompts_of, read_generation, resolve_source
+from longtake.presets import FOLDER, find_preset
 from tests.buckets.tables import golden
 from tests.dialects.speech import ROOT, Heard, write
 
@@ -142,3 +142,20 @@ def test_every_word_of_inference_is_on_the_page_of_migrating() -> None:
     words |= {name.replace("-", "_") for name in FLAGS["generate"]}
     listed = {word.removeprefix("--").replace("-", "_") for word in re.findall(r"`([\w.-]+)`", page)}
     assert sorted(words - listed) == []
+
+
+def test_empty_value_of_a_prompts_json_takes_the_default_away() -> None:
+    words = [
+        "--tiny",
+        "--ref",
+        "x.png",
+        "--cond_type",
+        "0",
+        "--prompt",
+        'a {"reference_path": "", "mask_strategy": ""}',
+    ]
+    config = read_generation(FOLDER / "opensora_v1_2" / "inference" / "240p.py", words).value
+    (prompt,) = prompts_of(config)
+    assert (prompt.refs, prompt.kind) == ((), config.family.kind_of_nothing)
+    (plain,) = prompts_of(config.model_copy(update={"prompt": "a"}))
+    assert plain.refs == ("x.png",)

@@ -82,3 +82,9 @@ def test_the_whole_way_of_a_prompt_is_as_there() -> None:
             assert (said.refs or "", said.kind or "") == (case["references"][item], case["mask_strategies"][item])
             final = [caption(text, 24.0, None, "inference", facts_of(case)) for text in said.texts]
             assert final == [of_loop[item] for of_loop in case["per_loop"]]
+
+
+def test_score_that_a_prompt_holds_is_not_appended_again() -> None:
+    for prompt in ("a cat. Aesthetic score: 5.", "a cat aesthetic score:5", "a cat aesthetic score: 5."):
+        assert with_scores(prompt, {"aes": "6.5"}) == prompt
+    assert with_scores("a cat", {"aes": "6.5"}) == "a cat aesthetic score: 6.5."

@@ -216,5 +216,5 @@ def _with_tail(text: str, reference: str, strategy: str) -> str:
     except ValueError:
         return text  # which is refused where it is read
     keys = {"reference_path": reference, "mask_strategy": strategy}
-    merged = {key: value for key, value in {**keys, **own}.items() if value}
+    merged = {key: value for key, value in {**keys, **own}.items() if value or key in own}
     return f"{words.strip()} {json.dumps(merged, ensure_ascii=False)}" if merged else text
