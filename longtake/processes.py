@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -101,12 +102,28 @@ def live_with(parent: int, by_system: bool) -> None:
         os._exit(1)
 
 
+_FROZEN_STATES = ("T", "t", "D")  # of /proc: stopped, traced, in uninterruptible sleep
+
+
 def end(process: BaseProcess, seconds: float = 0.0) -> None:
     """Ends a process; `seconds`: given to one that was asked to end by itself."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
+
+
+def frozen_mark(pid: int) -> tuple[str, ...] | None:
+    """Counters that change whenever a process runs, of a process that is stopped by a signal or waits in the kernel for
+    a disk; None for one that runs or can be interrupted, and on systems without /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    if fields[0] not in _FROZEN_STATES:
+        return None
+    return *fields[11:13], *(line for line in status.splitlines() if "ctxt_switches" in line)
 
 
 def leave_at_once(code: int) -> NoReturn:

@@ -181,7 +181,14 @@ def _open_loader(
         law=rule,
         quarantined=read_quarantine(quarantine),
     )
-    return SlotLoader(dataset, config.num_workers, config.prefetch_factor, _host_bytes(config, world), say)
+    return SlotLoader(
+        dataset,
+        config.num_workers,
+        config.prefetch_factor,
+        limit_bytes=_host_bytes(config, world),
+        say=say,
+        frozen_seconds=config.dataset.timeout_seconds or None,
+    )
 
 
 def _order_inputs(

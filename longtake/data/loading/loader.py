@@ -38,6 +38,7 @@ class SlotLoader:
     `num_workers`: 0 makes each batch in this process when it is asked for; `prefetch_factor`: slots made ahead by each
     worker (None: 2). `limit_bytes`: the most that batches made or under way, and not yet taken, may hold together; one
     is always under way, however large (None: no limit). `say` puts a line about a worker's death on the terminal.
+    `frozen_seconds`: a worker that has been stopped, or waited for a disk, for so long is replaced (None: never).
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class SlotLoader:
         prefetch_factor: int | None = None,
         limit_bytes: int | None = None,
         say: Callable[[str], None] = print,
+        frozen_seconds: float | None = None,
     ):
+        self.frozen_seconds = frozen_seconds
         self.source, self.num_workers, self.limit_bytes, self.say = source, num_workers, limit_bytes, say
         self.most_ahead = num_workers * (prefetch_factor or 2)
         self.peak_bytes = 0  # the most that was in flight so far
@@ -105,10 +108,17 @@ class SlotLoader:
         return task.parcel
 
     def _wait_for(self, task: _Task) -> None:
-        """Until a task is done; says so where that takes minutes."""
+        """Until a task is done; says so where that takes minutes, and replaces a worker that is frozen."""
         begun, warn_after = time.monotonic(), _WARNED_AFTER_SECONDS
+        watch = None if self.frozen_seconds is None else _FrozenWatch(self.frozen_seconds)
         while not task.done:
-            self._listen(max(0.0, begun + warn_after - time.monotonic()))
+            left = max(0.0, begun + warn_after - time.monotonic())
+            self._listen(left if watch is None else min(left, watch.every_seconds))
+            if not task.done and watch is not None and watch.is_frozen(task.worker):
+                task.worker.process.kill()  # not waited for: in a read from a dead drive it cannot be ended
+                self._replace(
+                    task.worker, f"killed after {watch.seconds:g} s without running (dataset.timeout_seconds)"
+                )
             if not task.done and time.monotonic() - begun >= warn_after:
                 clips = ", ".join(self.source.table.written_path(row) for row in task.slot.rows[:_SHOWN_CLIPS].tolist())
                 self.say(
@@ -249,6 +259,23 @@ class Fetched(Iterator[Batch]):
         if self._loader._fetches != self._number:
             raise StopIteration
         return self._loader._take()
+
+
+class _FrozenWatch:
+    """How long a worker has not run at all, while a batch of it is waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.every_seconds = seconds, min(5.0, seconds / 4)
+        self._mark: object = None
+        self._since = time.monotonic()
+
+    def is_frozen(self, worker: DataWorker) -> bool:
+        """True where a worker has been frozen since `seconds`, as seen by the calls so far."""
+        mark = processes.frozen_mark(worker.process.pid or 0)
+        if mark is None or (worker, mark) != self._mark:
+            self._mark, self._since = (worker, mark), time.monotonic()
+            return False
+        return time.monotonic() - self._since >= self.seconds
 
 
 @dataclass(eq=False)

@@ -66,6 +66,28 @@ def test_a_worker_that_is_stopped_is_told_of(monkeypatch: pytest.MonkeyPatch) ->
     loader.close()
 
 
+def test_worker_that_stays_stopped_is_replaced() -> None:
+    lines: list[str] = []
+    loader = SlotLoader(Numbers(), 1, say=lines.append, frozen_seconds=0.2)
+    batches = loader.fetch(SLOTS)
+    next(batches)
+    (stopped,) = loader.pids
+    os.kill(stopped, signal.SIGSTOP)
+    assert len(list(batches)) == len(SLOTS) - 1
+    assert loader.pids != [stopped]
+    assert not alive(stopped)
+    assert f"data worker (pid {stopped}) was killed after 0.2 s" in lines[0]
+    loader.close()
+
+
+def test_worker_that_runs_slowly_is_left_alone() -> None:
+    lines: list[str] = []
+    loader = SlotLoader(Numbers(lambda slot, sample: time.sleep(0.2)), 1, say=lines.append, frozen_seconds=0.02)
+    assert_undisturbed(loader, SLOTS[:3])
+    assert lines == []
+    loader.close()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_batches_come_in_the_order_of_their_slots_whoever_is_slow(num_workers: int) -> None:
     def slow(slot: Slot, sample: int) -> None:
