@@ -121,7 +121,7 @@ def _report_verified(console: Console, folder: Path, result: encode.VerifyResult
     if result.is_damaged:
         console.print(
             f"to make again {_to_make(result)}: `longtake data encode RUN -o {shlex.quote(str(folder))} --mend` (clips "
-            "whose file has another size are encoded again)"
+            "whose file has changed are encoded again)"
         )
     elif not result.complete:
         again = f"longtake data encode RUN -o {shlex.quote(str(folder))}"

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,21 +30,19 @@ from longtake.data import (
 )
 from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import MEND
-from longtake.data.latents.store import FACT_COLUMNS, read_facts
+from longtake.data.latents.store import DIGEST, FACT_COLUMNS, read_facts
+from longtake.encode.changed import ALL_COMPARED, SOME_COMPARED, FilesThen, compare_files, first_paths, spread
 from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
-from longtake.encode.shards import file_facts
 from longtake.encoders import Autoencoder
 from longtake.parallel import World
 from longtake.system import Encoders, SystemConfig, any_masked, empty_texts, windows_of
 
 _CHUNK = 1 << 17
 _CAPTIONS_TRIED = 500  # of each view, evenly spread; all others are compared when they are read
-_FILES_TRIED = 200  # clip files whose size is compared, evenly spread; `--verify` looks at all
-_READERS = 16  # threads that look at files: on a network disk each look is a wait
 
 
 _ABSENT = object()  # the value of a key that is not there
-PIXELS = 1  # raised when equal settings begin to give other frames, pixels or captions
+PIXELS = 2  # raised when equal settings begin to give other frames, pixels or captions
 
 
 def make_fingerprint(
@@ -140,6 +137,7 @@ class FittingStore:
     needed: int  # entries that the run's views ask for
     missing: int  # of them, those that the store has not
     empty: Mapping[str, Tensor] | None = None  # what stands for no text, where the store does not say all of it
+    note: str = ""  # what of the clips' files was not compared
 
     @property
     def facts(self) -> EncoderFacts | None:
@@ -165,8 +163,9 @@ class FittingStore:
 
     def __str__(self) -> str:
         made = "no encoder is loaded" if not self.missing else f"{self.missing} of them are missing and encoded here"
+        note = f"; {self.note}" if self.note else ""
         known = f", with known frames for {', '.join(self.store.kinds)}" if self.store.kinds else ""
-        return f"latents: {self.needed} samples in {self.views} views{known}, from {self.store.place}; {made}"
+        return f"latents: {self.needed} samples in {self.views} views{known}, from {self.store.place}; {made}{note}"
 
 
 def open_fitting_store(
@@ -196,7 +195,7 @@ def open_fitting_store(
         return replace(found, empty=empty)
     fingerprint = make_fingerprint(config, dataset, rule, stage, kinds)
 
-    def compare() -> tuple[int, int]:
+    def compare() -> tuple[int, int, str]:
         different = differences(fingerprint, known_fingerprint(read_facts(Path(dataset.latents)), fingerprint))
         if different:
             raise UserError(
@@ -211,7 +210,7 @@ def open_fitting_store(
         )
         return _Comparison(store, inputs, captions, place).count()
 
-    needed, missing = world.on_main(compare)
+    needed, missing, note = world.on_main(compare)
     if missing and dataset.latents_missing == "refuse":
         again = f"longtake data encode RUN -o {shlex.quote(str(place))}"
         raise UserError(
@@ -220,7 +219,7 @@ def open_fitting_store(
             'dataset.latents_missing = "online" to encode them in training'
         )
     store = world.on_all(lambda: LatentStore.open(dataset.latents, check=False))
-    return FittingStore(store, dataset.views, needed, missing)
+    return FittingStore(store, dataset.views, needed, missing, note=note)
 
 
 def _fit_foreign(source: LatentSource, inputs: OrderInputs, dataset: DatasetConfig, world: World) -> FittingStore:
@@ -252,14 +251,16 @@ class _Comparison:
     captions: SlotDataset
     place: str
 
-    def count(self) -> tuple[int, int]:
-        """`(needed, missing)`: the samples of all views, and those that the store has not.
+    def count(self) -> tuple[int, int, str]:
+        """`(needed, missing, note)`: the samples of all views, those that the store has not, and what of the clips'
+        files was not compared.
 
         A whole store that was made for the very same samples has them all; otherwise each is looked up.
         """
         made = self.store.facts["made"]
         same = self.store.complete and clips_of(self.inputs) == {name: made[name] for name in ("table", "copies")}
         needed = missing = 0
+        note = ""
         for view in range(self.inputs.views):
             if same:
                 rows, ids = self.store.samples(view)
@@ -267,12 +268,11 @@ class _Comparison:
                 rows, ids, _ = view_samples(self.inputs, view)
                 missing += self._look_up(view, rows, ids)
             needed += len(ids)
-            tried = _spread(len(ids), _CAPTIONS_TRIED)
+            tried = spread(len(ids), _CAPTIONS_TRIED)
             self._refuse_other_captions(view, rows[tried], ids[tried])
             if view == 0:
-                tried = _spread(len(ids), _FILES_TRIED)
-                self._refuse_other_files(rows[tried], self.store.find(view, ids[tried]))
-        return needed, missing
+                note = self._refuse_other_files(rows, ids)
+        return needed, missing, note
 
     def _look_up(self, view: int, rows: np.ndarray, ids: np.ndarray) -> int:
         """How many samples of a view are missing."""
@@ -315,25 +315,32 @@ class _Comparison:
                     "that was encoded; encode again into another folder"
                 )
 
-    def _refuse_other_files(self, rows: np.ndarray, entries: np.ndarray) -> None:
-        """Files that are gone do no harm, and a time alone says nothing: a copy has another one."""
+    def _refuse_other_files(self, rows: np.ndarray, ids: np.ndarray) -> str:
+        """Compares the clips' files with those that were encoded; what could not be compared, in words. Files that are
+        gone do no harm, and copies have another time and equal contents."""
         store, table = self.store, self.captions.table
-        known = [
-            (int(row), int(store.column("file_bytes")[entry]))
-            for row, entry in zip(rows.tolist(), entries.tolist(), strict=True)
-            if entry >= 0 and store.column("shard")[entry] >= 0 and store.column("file_bytes")[entry] >= 0
-        ]
-        with ThreadPoolExecutor(_READERS) as readers:
-            now = [size for size, _ in readers.map(lambda one: file_facts(table.location(one[0])), known)]
-        there = [(row, size, size_now) for (row, size), size_now in zip(known, now, strict=True) if size_now >= 0]
-        changed = [self._written(row) for row, size, size_now in there if size_now != size]
-        if changed:
+        tried = spread(len(ids), SOME_COMPARED) if len(ids) > ALL_COMPARED else np.arange(len(ids))
+        entries = store.find(0, ids[tried], rows[tried])
+        is_read = entries >= 0
+        is_read[is_read] = store.column("shard")[entries[is_read]] >= 0
+        tried_rows, first = np.unique(rows[tried][is_read], return_index=True)
+        names = ("file_bytes", "file_mtime_ns", DIGEST)
+        then = FilesThen(tried_rows, *(store.column(name)[entries[is_read][first]] for name in names))
+        changes = compare_files(then, table)
+        if changes.changed:
             raise UserError(
-                f"{self.place}: {len(changed)} of {len(there)} clip files have another size than when they were "
-                f"encoded (first: {changed[0]}); put the old ones back, or {MEND}, and what belongs to other files"
+                f"{self.place}: {len(changes.changed)} of {changes.compared} clip files have changed since they were "
+                f"encoded ({first_paths(table, changes.changed)}); put the old ones back, or {MEND}, and what belongs "
+                "to other files"
             )
-
-
-def _spread(count: int, most: int) -> np.ndarray:
-    """At most `most` of `count` places, evenly spread: int64."""
-    return np.unique(np.linspace(0, max(0, count - 1), most).astype(np.int64))[:count]
+        notes = []
+        if len(tried) < len(ids):
+            notes.append(f"{len(tried):,} of {len(ids):,} clip files were compared with those encoded")
+        if changes.unknown:
+            notes.append(
+                f"{len(changes.unknown):,} clip files have another time than when they were encoded and were not "
+                f"compared by content ({first_paths(table, changes.unknown)})"
+            )
+        if notes:
+            notes.append("`longtake data encode RUN -o FOLDER --verify` compares all")
+        return "; ".join(notes)

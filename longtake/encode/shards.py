@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import sys
@@ -37,6 +38,7 @@ from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders, black_out, with_drawn_noise
 
 _TEXTS_AT_ONCE = 64
+UNKNOWN_DIGEST = 0  # of a file that is not there, or in a store made before digests were noted
 _METADATA = {"longtake_format": "latent store index", "longtake_format_version": str(FORMAT_VERSION)}
 
 
@@ -124,6 +126,7 @@ class LatentShard:
         known |= {"sample": sample, "row": row, "reason": reason, "shard": -1, "place": -1, "crc": 0}
         known |= {name: getattr(table, name)[row] for name in FACT_COLUMNS}
         known["file_bytes"], known["file_mtime_ns"] = file_facts(table.location(row))
+        known["file_digest"] = file_digest(table.location(row))
         if tensors:
             known |= {"shard": self.number, "place": self._place, "crc": crc_of(tensors)}
             self._place += 1
@@ -190,6 +193,16 @@ def file_facts(location: str) -> tuple[int, int]:
     except OSError:
         return -1, -1
     return found.st_size, found.st_mtime_ns
+
+
+def file_digest(location: str) -> int:
+    """64 bits over the contents of a local file; 0 where there is none."""
+    try:
+        with open(location, "rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).digest()
+    except (OSError, ValueError):
+        return UNKNOWN_DIGEST
+    return int.from_bytes(digest, "little") or 1
 
 
 def look_for_room(

@@ -15,8 +15,8 @@ from longtake.contracts import UserError
 from longtake.data import ClipTable, MixedTable
 from longtake.data.latents import store
 from longtake.data.latents.shard import DamagedShard, LatentShards
+from longtake.encode.changed import FilesThen, compare_files
 from longtake.encode.plan import Plan
-from longtake.encode.shards import file_facts
 
 
 @dataclass
@@ -28,13 +28,13 @@ class VerifyResult:
     bad: int = 0  # entries whose clip could not be read when the store was made
     complete: bool = False  # every shard of the plan is there
     damaged: list[str] = field(default_factory=list)  # what has other bytes than were written
-    changed: list[str] = field(default_factory=list)  # clips whose file has another size or time than when encoded
+    changed: list[str] = field(default_factory=list)  # clips whose file is gone or another than when encoded
     shards: dict[tuple[str, int], None] = field(default_factory=dict)  # (kind, number) of those to make again
     files: list[str] = field(default_factory=list)  # names of other files that are damaged
 
     @property
     def is_damaged(self) -> bool:
-        """Whether there is something to make again: what is damaged, or is of a clip whose file has another size."""
+        """Whether there is something to make again: what is damaged, or is of a clip whose file has changed."""
         return bool(self.shards or self.files)
 
 
@@ -46,7 +46,8 @@ def whole_files(folder: Path) -> list[Path]:
 def verify_store(
     folder: str | os.PathLike[str], table: ClipTable | MixedTable, progress: Callable[[int, int], None] | None = None
 ) -> VerifyResult:
-    """Reads every entry and caption and compares its checksum; looks at size and time of every clip's file.
+    """Reads every entry and caption and compares its checksum; compares size and
+    contents of every clip's file.
 
     `table`: the clips that were encoded; where it has changed since, files are not looked at. Raises `UserError` where
     the folder holds no store.
@@ -62,7 +63,7 @@ def verify_store(
     if facts["made"]["table"] == table.fingerprint:
         changed = _changed_files(index[store.LATENTS], table)
     found.changed = [sentence for sentence, _ in changed.values()]
-    other = [row for row, (_, has_other_size) in changed.items() if has_other_size]
+    other = [row for row, (_, is_other) in changed.items() if is_other]
     shards = LatentShards(folder, store.tensors_of(facts))
     done, total = 0, found.num_entries + found.num_texts
     progress = progress or (lambda done, total: None)
@@ -145,18 +146,21 @@ def _same(here: pa.ChunkedArray, there: pa.ChunkedArray) -> bool:
 
 
 def _changed_files(index: pa.Table, table: ClipTable | MixedTable) -> dict[int, tuple[str, bool]]:
-    """Row of the table -> (what has happened to its file, whether its size is another)."""
+    """Row of the table -> (what has happened to its file, whether its contents are others)."""
     rows, first = np.unique(store.as_array(index["row"]), return_index=True)
-    sizes, times = (store.as_array(index[name])[first].tolist() for name in ("file_bytes", "file_mtime_ns"))
-    found = {}
-    for row, size, time in zip(rows.tolist(), sizes, times, strict=True):
-        if size < 0 or not 0 <= row < len(table):
-            continue
-        size_now, time_now = file_facts(table.location(row))
-        if size_now < 0:
-            found[row] = f"{table.written_path(row)} is gone", False
-        elif size_now != size:
-            found[row] = f"{table.written_path(row)} has changed since it was encoded: its size is another", True
-        elif time_now != time:
-            found[row] = f"{table.written_path(row)} has changed since it was encoded, or is a copy: same size", False
-    return found
+    is_inside = (rows >= 0) & (rows < len(table))
+    names = ("file_bytes", "file_mtime_ns", store.DIGEST)
+    then = FilesThen(rows[is_inside], *(store.as_array(index[name])[first][is_inside] for name in names))
+    changes = compare_files(then, table, every_content=True)
+    endings = {
+        "is gone": (changes.gone, False),
+        "has changed since it was encoded: its size is another": (changes.resized, True),
+        "has changed since it was encoded: other contents of equal size": (changes.rewritten, True),
+        "has changed since it was encoded, or is a copy: same size": (changes.unknown, False),
+    }
+    found = {
+        row: (f"{table.written_path(row)} {ending}", is_other)
+        for ending, (of_kind, is_other) in endings.items()
+        for row in of_kind
+    }
+    return dict(sorted(found.items()))

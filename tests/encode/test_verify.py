@@ -10,8 +10,9 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.data import LatentStore
-from longtake.encode import verify_store
-from tests.encode.stores import make_store, open_table
+from longtake.encode import fit, open_fitting_store, verify_store
+from longtake.train import read_run
+from tests.encode.stores import ALONE, make_store, open_table
 from tests.train.runs import run_command, write_config
 
 
@@ -42,14 +43,31 @@ def test_a_clip_that_was_replaced_is_named(tmp_path: Path, clips: Path) -> None:
     shutil.copy(clips, tmp_path)
     config = write_config(tmp_path, tmp_path / "clips.parquet")
     make_store(config, tmp_path / "store")
-    os.utime(tmp_path / "clips" / "clip_00002.mp4", (1, 1))
+    os.utime(tmp_path / "clips" / "clip_00001.mp4", (1, 1))  # a copy
     (tmp_path / "clips" / "clip_00004.mp4").unlink()
+    assert verify_store(tmp_path / "store", open_table(config)).changed == ["clips/clip_00004.mp4 is gone"]
+    path = tmp_path / "clips" / "clip_00002.mp4"
+    time, data = path.stat().st_mtime_ns, path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(path, ns=(time, time))  # nothing but the digest tells
     found = verify_store(tmp_path / "store", open_table(config))
     assert found.changed == [
-        "clips/clip_00002.mp4 has changed since it was encoded, or is a copy: same size",
+        "clips/clip_00002.mp4 has changed since it was encoded: other contents of equal size",
         "clips/clip_00004.mp4 is gone",
     ]
-    assert not found.shards  # nothing that could be made again
+    assert found.is_damaged
+
+
+def test_of_many_files_some_are_compared_and_their_number_is_kept(
+    tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, clips)
+    make_store(config, tmp_path / "store")
+    monkeypatch.setattr(fit, "ALL_COMPARED", 5)
+    monkeypatch.setattr(fit, "SOME_COMPARED", 3)
+    run = read_run(str(config), ["--dataset.views", "2", "--dataset.latents", str(tmp_path / "store")]).value
+    fitting = open_fitting_store(run, run.dataset, run.bucket_rule, open_table(config), 0, run.condition_config, ALONE)
+    assert "3 of 40 clip files" in str(fitting)
 
 
 def test_a_part_is_not_called_complete(config: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@
     index.*, texts.*     all pieces in one, written last: .parquet to look at, .arrow to be mapped into memory
 
 Columns of the index: `view`, `sample` (id), `row` (of the clip table then), `bucket` (place in `store.json`'s names),
-`num_frames, height, width, fps` (of the table then), `file_bytes, file_mtime_ns` (-1: no local file), `text` (64-bit
-hash of the caption), `shard`, `place` (row of the shard's tensors), `crc` (CRC-32 of its bytes), `reason` (why the clip
-could not be read; its `shard` is -1).
+`num_frames, height, width, fps` (of the table then), `file_bytes, file_mtime_ns` (-1: no local file), `file_digest`
+(64 bits over its contents; 0: unknown), `text` (64-bit hash of the caption), `shard`, `place` (row of the shard's
+tensors), `crc` (CRC-32 of its bytes), `reason` (why the clip could not be read; its `shard` is -1).
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ INDEX_NAMES = {LATENTS: "index", TEXTS: "texts"}  # of the whole index of each
 SORTED_BY = {LATENTS: ("view", "sample"), TEXTS: ("text",)}
 _READERS = 16  # threads that look at shards when a store is opened: on a network disk each look is a wait
 PARTS = "parts"  # column of the plan: hashes of the captions of a clip's segments
+DIGEST = "file_digest"
 FACT_COLUMNS = ("num_frames", "height", "width", "fps")  # columns of the clip table that decide what is encoded
 
 _COLUMNS = {
     LATENTS: "view int32, sample uint64, row int64, bucket int32, num_frames int64, height int64, width int64, "
-    "fps double, file_bytes int64, file_mtime_ns int64, text uint64, shard int32, place int32, crc uint32, "
-    "reason string",
+    "fps double, file_bytes int64, file_mtime_ns int64, file_digest uint64, text uint64, shard int32, place int32, "
+    "crc uint32, reason string",
     TEXTS: "text uint64, shard int32, place int32, crc uint32, caption string",
 }
 INDEX_SCHEMAS = {
@@ -310,6 +311,8 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
             table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
         else:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        if DIGEST in schema.names and DIGEST not in table.column_names:  # of a store made before digests were noted
+            table = table.append_column(DIGEST, pa.array(np.zeros(len(table), np.uint64)))
         table = table.replace_schema_metadata(None).select(schema.names)
         if not table.schema.equals(schema):
             raise ValueError("other columns")
