@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from av.video.reformatter import Colorspace, VideoReformatter
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from longtake.data import probe_file
 from longtake.data.clips.video import read_frames, read_image
@@ -229,3 +230,21 @@ def test_preview_of_one_frame_is_not_the_clip(suffix: str, preview: str, tmp_pat
         container.mux(stream.encode())
     assert_shown(path, STORED)
     assert probe_file(path).num_frames == len(read_frames(path)) == 12
+
+
+@pytest.mark.parametrize("suffix", [".png", ".avif"])
+def test_hdr_images_are_shown_with_the_colours_of_sdr(suffix: str, tmp_path: Path) -> None:
+    grey = np.full((32, 32, 3), ((118 / 255 + 0.055) / 1.055) ** 2.4 * 203)
+    image = Image.fromarray(np.round(signal(grey, "pq") * 255).astype(np.uint8))
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".png":
+        chunks = PngInfo()
+        chunks.add(b"cICP", bytes([9, 16, 0, 1]))
+        image.save(path, pnginfo=chunks)
+    else:
+        image.save(path, quality=95)
+        data = bytearray(path.read_bytes())
+        at = data.index(b"colrnclx") + 8
+        data[at : at + 4] = struct.pack(">HH", 9, 16)
+        path.write_bytes(data)
+    assert np.abs(read_image(path)[0, 16, 16].astype(int) - 118).max() <= 6
