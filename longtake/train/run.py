@@ -25,6 +25,7 @@ from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system, caption_length_lines
+from longtake.system.clip_rates import clip_rate_lines
 from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops, task_progress
 from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.choices import (
@@ -305,6 +306,7 @@ class RunLaunch:
             passes = f"epochs = {self.config.epochs}: passes end about step {last}"
             lines.append(f"{passes}, before max_steps = {wanted}; a larger --epochs goes on")
         lines.append(caption_lines(data.tables, self.config.dataset.captions))
+        lines += clip_rate_lines(self.config, data.table)
         lines += caption_length_lines(self.config, data.table, system.encoders and system.encoders.counts)
         if data.latents is not None:
             lines.append(str(data.latents))
