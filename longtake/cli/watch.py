@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def watch_runs(
         str | None, typer.Option(help="Command that gets a folder of videos and prints a JSON object of numbers.")
     ] = None,
     on_alarm: Annotated[str | None, typer.Option(help="Command that gets each alarm as JSON.")] = None,
-    pick: Annotated[str, typer.Option(help="Which checkpoints: all, last or first-of-pass.")] = "all",
+    pick: Annotated[str, typer.Option(help="Which checkpoints: all, last, last:STEP or first-of-pass.")] = "all",
     wandb_run: Annotated[str | None, typer.Option(help="Id of a W&B run, or `new`; default: the run's own.")] = None,
     webhook: Annotated[str | None, typer.Option(help="Address that gets each alarm as JSON, by POST.")] = None,
 ) -> None:
@@ -39,8 +40,8 @@ def watch_runs(
         raise UserError("watch: found no RUN; write `longtake watch outputs/NAME`")
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {device}: choose auto, cuda or cpu")
-    if pick not in ("all", "last", "first-of-pass"):
-        raise UserError(f"--pick {pick}: choose all, last or first-of-pass")
+    if not re.fullmatch(r"all|last(:[0-9]{1,18})?|first-of-pass", pick):
+        raise UserError(f"--pick {pick}: choose all, last, last:STEP or first-of-pass")
     if webhook is not None and not webhook.startswith(("http://", "https://")):
         raise UserError(f"--webhook {webhook}: is no address; write one such as https://hooks.example.org/longtake")
     options = watch.WatchOptions(tuple(words[first:]), device, every, once, metrics, on_alarm, webhook, pick, wandb_run)

@@ -48,7 +48,7 @@ class WatchOptions:
     metrics: str | None = None  # a command: `Judge.command`
     on_alarm: str | None = None
     webhook: str | None = None
-    pick: str = "all"  # checkpoints: all, last, first-of-pass
+    pick: str = "all"  # checkpoints: all, last, last:STEP, first-of-pass
     wandb_run: str | None = None  # id of the W&B run that is written into, or "new"; None: that of the run
 
 
@@ -72,8 +72,9 @@ class _Watched:
         found = [info for info in list_checkpoints(self.run) if info.complete]
         if pick == "first-of-pass":
             found = sorted({info.epoch: info for info in reversed(found)}.values(), key=lambda info: info.step)
-        elif pick == "last":
-            found = found[-1:]
+        elif pick.startswith("last"):
+            _, _, step = pick.partition(":")
+            found = [info for info in found if not step or info.step <= int(step)][-1:]
         waiting = (info for info in reversed(found) if (info.step, _saved(info)) not in judged)
         return next((info for info in waiting if info.path not in failed), None)
 

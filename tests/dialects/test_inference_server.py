@@ -25,3 +25,19 @@ def test_numbers_presets_and_flags_become_a_watch(tmp_path: Path, monkeypatch: p
     assert watch_words(["--expnums", "numbers.txt", "--compute_only"])[1:3] == [words[2], words[1]]
     with pytest.raises(UserError, match=r"--expnums 8: there is no outputs_speedrun/008-\*"):
         watch_words(["--expnums", "8"])
+
+
+def test_flags_of_watch_and_keys_of_a_run_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs/007-STDiT3-XL-2").mkdir(parents=True)
+    words = watch_words(["--expnums", "7", "--tiny", "--once", "--validation.clips", "16"])
+    assert words[-3:] == ["--once", "--validation.clips", "16"]
+    assert "--validation.sampling_option.resolution" not in words
+    assert Path(words[words.index("--validation.prompts") + 1]).read_text().count("\n") == 8
+    for typo, meant in (("--prset", "--preset"), ("--compute_onyl", "--compute_only"), ("--save_too", "--save_to")):
+        with pytest.raises(UserError, match=f"did you mean {meant}"):
+            watch_words(["--expnums", "7", typo])
+    words = watch_words(["--expnums", "7", "--last_step", "400"])
+    assert words[words.index("--pick") + 1] == "last:400"
+    with pytest.raises(UserError, match="'400'"):
+        watch_words(["--last_step", "--expnums", "7", "--compute_only", "400"])

@@ -11,6 +11,7 @@ import sys
 import time
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from longtake import watch
 from longtake.checkpoint import list_checkpoints
+from longtake.cli import watch as watch_verb
 from longtake.contracts import UserError
 from longtake.train import train_run
 from longtake.watch import watching
@@ -210,3 +212,23 @@ def test_all_faults_of_a_file_of_prompts_are_said_before_a_checkpoint_comes(trai
 def test_what_cannot_be_watched_is_refused(trained: Path, overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         watched(trained, overrides=overrides)
+
+
+@pytest.mark.parametrize("pick", ["last:", "last:x", "last:-1", "newest"])
+def test_pick_of_no_kind_is_refused(pick: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="last:STEP"):
+        watch_verb.watch_runs([str(tmp_path)], pick=pick)
+
+
+@pytest.mark.parametrize(("pick", "step"), [("last", 600), ("last:400", 400), ("last:550", 400), ("last:100", None)])
+def test_pick_last_up_to_a_step_takes_the_newest_until_then(
+    pick: str, step: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infos = [
+        SimpleNamespace(step=number, complete=True, epoch=0, path=tmp_path / str(number)) for number in (200, 400, 600)
+    ]
+    monkeypatch.setattr(watching, "list_checkpoints", lambda run: infos)
+    monkeypatch.setattr(watching, "_saved", lambda info: None)
+    watched_run = watching._Watched(tmp_path, *[None] * 4)  # type: ignore[arg-type]
+    due = watched_run.due(set(), pick)
+    assert (None if due is None else due.step) == step
