@@ -155,7 +155,7 @@ def _figures(runs: Sequence[_Compared]) -> pages.Html:
         row("a step, median", lambda run: pages.duration(median(map(_seconds, run.record.lines)))),
         row("GPU-hours in steps that count", lambda run: pages.number(run.hours[-1] if run.hours else math.nan)),
         row("GPU-hours in all launches", lambda run: pages.number(run.total_hours)),
-        row("of the time in steps that count", lambda run: pages.percent(run.record.seconds.goodput)),
+        row("of the time was spent training", lambda run: pages.percent(run.record.seconds.goodput)),
         row("samples that could not be loaded", lambda run: f"{len(run.record.lost):,}"),
         row("steps left out", lambda run: f"{sum(bool(line.get('skipped')) for line in run.record.lines):,}"),
         row("launches", lambda run: f"{len(run.record.launches):,}" if run.record.launches else "–"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,8 +124,8 @@ def write_report(path: Path, record: RunRecord, samples: Path | None = None) -> 
         (f"steps, of {last}", f"{record.step:,}"),
         ("samples trained on", f"{record.samples:,}"),
         (f"loss, mean of the last {LAST} steps", pages.number(mean_loss(record.lines))),
-        ("in all launches", pages.duration(record.total_seconds)),
-        ("of the time in steps that count", pages.percent(record.seconds.goodput)),
+        ("trained for", pages.duration(record.total_seconds)),
+        ("of the time was spent training", pages.percent(record.seconds.goodput)),
         ("samples that could not be loaded", f"{len(record.lost):,}"),
     ]
     title = f"Run {record.folder.resolve().name}"
@@ -181,8 +182,10 @@ def _is_sheet(path: Path) -> bool:
 def _sample(path: Path) -> pages.Html:
     prompt = path.with_suffix(".txt")
     text = prompt.read_text("utf-8", "replace")[:_MOST_TEXT].strip() if prompt.is_file() else path.name
+    step = re.fullmatch(r"step0*(\d+)", path.parent.name)  # of a validation
     try:
-        return pages.figure(pages.film(*short_film(str(path), math.inf, 24), alt=text), text)
+        film = pages.film(*short_film(str(path), math.inf, 24), alt=text)
+        return pages.figure(film, text, f"step {int(step[1]):,}" if step else "")
     except ClipError as error:
         return pages.figure(pages.html('<p class="bad">cannot be read: {}</p>', error), text)
 
@@ -272,7 +275,7 @@ def _trained(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
 def _time(seconds: Seconds) -> pages.Html:
     parts = [(spent, f"{name} {pages.duration(spent)}") for spent, name in zip(astuple(seconds), _PARTS, strict=True)]
     total, share = pages.duration(sum(astuple(seconds))), pages.percent(seconds.goodput)
-    said = pages.html("<p>{} in all launches, {} of it in steps that count.</p>", total, share)
+    said = pages.html("<p>Trained for {} in all launches; {} of the time was spent training.</p>", total, share)
     return pages.joined([said, pages.breakdown(parts)])
 
 

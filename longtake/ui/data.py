@@ -155,10 +155,10 @@ def build(roots: Roots) -> None:
     page = gr.HTML(elem_id="data_page")
     gr.Markdown("### Clips and captions")
     with gr.Row():
-        word = gr.Textbox(label="With the word", scale=2, min_width=140, elem_id="word")
+        word = gr.Textbox(label="Search captions and names", scale=2, min_width=140, elem_id="word")
         show = gr.Button("Show", min_width=80, elem_id="show")
-        back = gr.Button("Back", min_width=80)
-        on = gr.Button("On", min_width=80, elem_id="next")
+        back = gr.Button("Previous", min_width=80)
+        on = gr.Button("Next", min_width=80, elem_id="next")
         save = gr.Button("Save captions", variant="primary", min_width=140, elem_id="save")
     said = gr.Markdown(elem_id="clips_said")
     films, texts = _boxes()

@@ -15,6 +15,7 @@ from longtake import generate as generation
 from longtake import pages
 from longtake import plan as planning
 from longtake.contracts import UserError
+from longtake.generate.sample import shape_asked
 from longtake.presets import presets
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
@@ -24,6 +25,7 @@ from longtake.ui.uploads import remove_unused
 _SAMPLING = ("resolution", "aspect_ratio", "num_frames", "num_steps", "guidance", "seed")
 FIELDS = ("model", "prompt", "negative", "ref", "lora", "lora_scale", "lora_more", "num_sample", *_SAMPLING)
 _MOST_MADE = 24
+_WIDTH_TO_HEIGHT, _HEIGHT_TO_WIDTH = "Width : height", "Height : width"
 _SUFFIXES = (".mp4", ".png")
 
 
@@ -232,6 +234,20 @@ class VideoForm:
         found = usual(self.roots.model(model)) if model else {}
         return [found.get(name) for name in _SAMPLING if name != "seed"]
 
+    def ratio_label(self, model: str) -> str:
+        """How a model's ratios are written: the tables of some systems have height to width."""
+        try:
+            config = _source(self.roots.model(model)).config
+            option = config.sampling_option
+            _, height, width = shape_asked(config, option)
+            first, _, second = str(option.aspect_ratio).partition(":")
+            ratio = float(first) / float(second or 1)
+        except (UserError, OSError, ValueError, ZeroDivisionError):
+            return _WIDTH_TO_HEIGHT
+        exact = re.fullmatch(r"\d+x\d+", str(option.resolution)) is not None  # the ratio is not read then
+        upright = not exact and abs(ratio - height / width) < abs(ratio - width / height)
+        return _HEIGHT_TO_WIDTH if upright else _WIDTH_TO_HEIGHT
+
     def now(self) -> str:
         jobs = [job for job in self.queue.jobs() if job.kind == "generate"]
         under_way = [job for job in jobs if not job.is_over] or jobs[-1:]
@@ -298,6 +314,10 @@ def build(roots: Roots, queue: Queue) -> None:
     image.upload(lambda path: path, image, fields["ref"], show_progress="hidden")
     image.clear(lambda: "", None, fields["ref"], show_progress="hidden")
     fields["model"].input(told(form.usual), fields["model"], sizes, show_progress="hidden")
+    ratio = fields["aspect_ratio"]
+    fields["model"].change(
+        lambda model: gr.update(label=form.ratio_label(model)), fields["model"], ratio, show_progress="hidden"
+    )
     changes = [field.change for field in every]
     gr.on(changes, form.preview, every, [command, needs], trigger_mode="always_last", show_progress="hidden")
     make.click(told(form.ask), every, current, show_progress="hidden")
@@ -331,7 +351,9 @@ def _fields(form: VideoForm) -> tuple[dict[str, Any], Any]:
         made["lora_more"] = gr.Textbox(label="More LoRA files", info=about, lines=2, elem_id="lora_more")
     with gr.Row():
         made["resolution"] = gr.Textbox(first[0], label="Size", min_width=90, elem_id="resolution")
-        made["aspect_ratio"] = gr.Textbox(first[1], label="Width : height", min_width=90)
+        made["aspect_ratio"] = gr.Textbox(
+            first[1], label=form.ratio_label(choices[0][1]) if choices else _WIDTH_TO_HEIGHT, min_width=90
+        )
         made["num_frames"] = gr.Textbox(first[2], label="Frames", min_width=90, elem_id="frames")
     with gr.Row():  # no fields for numbers: to Gradio an empty one of those is 0
         made["num_steps"] = gr.Textbox(first[3], label="Steps", min_width=90, elem_id="steps")

@@ -118,7 +118,7 @@ class Adapters:
         form = dict(zip(FIELDS, values, strict=True))
         words = words_of(form, self.roots)
         if str(words) != planned:
-            raise UserError("plan: there is none of this form; look at the plan first")
+            raise UserError("The form has changed: press Show the plan again")
         if any(not job.is_over and form["name"] in job.words for job in self.queue.jobs()):
             raise UserError(f"name {form['name']}: a command of the queue has it; give another, or take that one off")
         return self.queue.add("train", ["train", *words]).command
@@ -147,7 +147,7 @@ def build(roots: Roots, queue: Queue) -> None:
             made["steps"] = gr.Textbox("1000", label="Steps", elem_id="lora_steps")
             made["rate"] = gr.Textbox("1e-4", label="Learning rate", elem_id="rate")
             made["gpu"] = gr.Dropdown(
-                sorted(gpu.name for gpu in GPUS), value="4090", label="Plan for one", elem_id="gpu"
+                sorted(gpu.name for gpu in GPUS), value="4090", label="GPU to plan for", elem_id="gpu"
             )
     command = gr.Textbox(label="Command", lines=2, max_lines=8, interactive=False, buttons=["copy"])
     wrong = gr.HTML(elem_id="lora_wrong")

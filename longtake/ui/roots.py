@@ -16,6 +16,13 @@ from longtake.train.run_file import CONFIG_FILE
 
 _DEEPEST = 4  # folders below a root that are searched
 _MOST = 500  # files that are offered
+_NOUNS = {  # by the kind of path that is asked for
+    "table": "a table or a folder",
+    "clips": "a folder or table",
+    "image": "an image",
+    "LoRA": "a LoRA file",
+    "weights": "a file of weights",
+}
 _MAX_NAME_BYTES = 255  # of the usual file systems
 _MAX_PATH_LENGTH = 2000  # half of what Linux takes: a root comes in front
 
@@ -56,7 +63,7 @@ class Roots:
         """
         text = _checked(text, kind)
         if not text:
-            raise MalformedPath(f"{kind}: is missing; give a path inside {self}")
+            raise MalformedPath(f"Choose {_NOUNS.get(kind, f'a {kind}')} first")
         try:
             inside = [Path(os.path.realpath(root / text)) for root in self.folders]
             named = [Path(os.path.realpath(root / rest)) for root, rest in self._after_names(text)]
@@ -67,7 +74,9 @@ class Roots:
         if found is None and not all(map(self.holds, places)):
             raise UserError(f"{kind} {visible(text)}: lies outside of what this page may see; give one inside {self}")
         if found is None:
-            raise UserError(f"{kind} {visible(text)}: there is nothing of this name inside {self}")
+            noun = _NOUNS.get(kind, f"a {kind}").partition(" ")[2]
+            whole = "" if "file" in noun else "; for one of these folders itself give its absolute path"
+            raise UserError(f'No {noun} "{visible(text)}" in {self}{whole}')
         if found.is_relative_to(self.uploads) and not is_image(found):
             raise UserError(f"{kind} {visible(text)}: is an upload, and no picture; give another")
         return found

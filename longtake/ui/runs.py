@@ -47,7 +47,7 @@ class Runs:
         figures = [
             ("steps" if last is None else f"steps of {last:,}", f"{record.step:,}"),
             ("loss, mean of the last steps", pages.number(mean_loss(record.lines))),
-            ("in all launches", pages.duration(record.total_seconds)),
+            ("trained for", pages.duration(record.total_seconds)),
             ("samples that could not be loaded", f"{len(record.lost):,}"),
             ("state", "trains" if train.is_training(run) else "rests"),
         ]
@@ -82,7 +82,7 @@ class Runs:
             raise UserError(f"{run}: is no run; choose one, or put a run file on the queue below")
         made = max((info.step for info in list_checkpoints(run) if info.complete), default=0)
         if text and not (re.fullmatch("[0-9]{1,9}", text) and int(text) > made):
-            raise UserError(f"to step {text!r}: give a whole number above {made}, the step of the newest checkpoint")
+            raise UserError(f"until step {text!r}: give a whole number above {made}, the step of the newest checkpoint")
         last = train.read_run(str(run), schema=train.RunWithoutTable).value.max_steps if text else None
         if last is not None and int(text) < last:
             raise UserError(
@@ -164,8 +164,8 @@ def build(roots: Roots, queue: Queue) -> None:
     with gr.Row():
         words = ("sample", "save", "stop")
         wanted = {word: gr.Button(word.capitalize(), min_width=70, elem_id=f"ask_{word}") for word in words}
-        go_on = gr.Button("Go on", min_width=70, variant="primary", elem_id="go_on")
-        steps = gr.Textbox(label="to step", placeholder="as set", min_width=80, elem_id="up_to")
+        go_on = gr.Button("Resume", min_width=70, variant="primary", elem_id="go_on")
+        steps = gr.Textbox(label="until step", placeholder="max_steps of the run", min_width=80, elem_id="up_to")
     with gr.Row():
         samples = gr.Button("Samples by step", min_width=140, elem_id="samples")
         compare = gr.Button("Compare the two", min_width=140, elem_id="compare")

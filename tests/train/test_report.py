@@ -15,7 +15,7 @@ from longtake.contracts import ClipFault, UserError
 from longtake.data import append_quarantine
 from longtake.data.clips.video import write_image, write_video
 from longtake.train import RunRecord, read_record, write_report
-from longtake.train.report import _curves
+from longtake.train.report import _curves, sample_films
 from tests.pages import Page
 
 CONFIG = """
@@ -74,8 +74,8 @@ def test_a_report_tells_what_was_trained_on_and_what_was_lost(tmp_path: Path) ->
         "steps, of 60": "60",
         "samples trained on": "236",  # the last step is left out
         "loss, mean of the last 25 steps": f"{np.mean([2 / step for step in range(36, 60)]):.5f}".rstrip("0"),
-        "in all launches": "1 min 40 s",
-        "of the time in steps that count": "60 %",
+        "trained for": "1 min 40 s",
+        "of the time was spent training": "60 %",
         "samples that could not be loaded": "1",
     }
     data = found.section("Data")
@@ -169,3 +169,11 @@ def test_report_learning_rate_is_drawn_as_it_was_and_the_loss_by_its_mean() -> N
     assert rate is not None
     assert "mean of the last" in loss[0]
     assert "mean of the last" not in rate[0]
+
+
+def test_report_videos_of_a_validation_have_their_step(tmp_path: Path) -> None:
+    for folder in ("step000500", "step000000", "samples"):
+        (tmp_path / folder).mkdir()
+        write_image(tmp_path / folder / "a.png", np.zeros((8, 8, 3), np.uint8))
+    captions = [re.findall(r"<span>(.*?)</span>", film) for film in sample_films(tmp_path)]
+    assert captions == [["a.png"], ["a.png", "step 0"], ["a.png", "step 500"]]

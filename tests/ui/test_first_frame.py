@@ -37,3 +37,19 @@ def test_a_video_begins_with_the_frame_of_the_form(tmp_path: Path, capsys: pytes
     (path,) = (roots.own / "videos").rglob("*.mp4")
     distances = np.abs(read_video(path).astype(float) - 200).mean(axis=(1, 2, 3))
     assert distances[0] < 10 < distances[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("cogvideox_fun/t2v", "Height : width"),
+        ("cogvideox_fun/v2v_control", "Height : width"),
+        ("opensora_v1_2/240p", "Height : width"),
+        ("opensora_v2/256px", "Width : height"),
+        ("ttt_video/ttt_linear_3s", "Width : height"),
+        ("no such model", "Width : height"),
+    ],
+)
+def test_form_ratios_are_labelled_as_the_tables_of_the_model_have_them(tmp_path: Path, model: str, label: str) -> None:
+    roots = Roots.of([tmp_path])
+    assert VideoForm(roots, Queue(roots.own / "queue")).ratio_label(model) == label

@@ -47,6 +47,13 @@ def test_adapters_are_offered_as_no_model(roots: Roots, tmp_path: Path) -> None:
     assert roots.models() == [str(tmp_path / "one" / "model.safetensors")]
 
 
+def test_roots_nothing_chosen_or_nothing_found_names_what_to_choose(roots: Roots, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^Choose a table or a folder first$"):
+        roots.path("", "table")
+    with pytest.raises(UserError, match=r'^No folder or table "clips" in .*; .* absolute path$'):
+        roots.path("clips", "clips")
+
+
 def test_roots_are_found_as_they_were_typed_and_those_with_clips_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +102,7 @@ def test_of_uploads_only_pictures_are_taken(roots: Roots) -> None:
     ("line", "words"),
     [
         ("../outside/clip.mp4 0.5", "outside of what this page may see"),
-        ("gone.safetensors 0.5", "there is nothing of this name"),
+        ("gone.safetensors 0.5", 'No LoRA file "gone.safetensors"'),
         ("clip.mp4", "write clip.mp4 0.5"),
         ("clip.mp4 nan", "write clip.mp4 0.5"),
     ],

@@ -179,7 +179,7 @@ def test_adapters_are_trained_on_a_folder_of_clips_once_their_plan_was_seen(page
     page.click("#plan")  # there is none, so nothing may be queued
     sync_api.expect(page.locator("#plan_page")).to_contain_text("must be greater than 0", timeout=MOST_MS)
     page.click("#train")
-    sync_api.expect(page.locator("body")).to_contain_text("look at the plan first", timeout=MOST_MS)
+    sync_api.expect(page.locator("body")).to_contain_text("press Show the plan again", timeout=MOST_MS)
     page.fill("#rank textarea", "2")
     page.click("#plan")
     frame = page.frame_locator("#plan_page iframe")

@@ -41,7 +41,8 @@ class Seconds:
 
     def __str__(self) -> str:
         return (
-            f"goodput {self.goodput:.1%}: {self.steps:.0f} s in steps that count, {self.start:.0f} s starting, "
+            f"{self.goodput:.1%} of the time was spent training (goodput): {self.steps:.0f} s in steps that count, "
+            f"{self.start:.0f} s starting, "
             f"{self.again:.0f} s made again, {self.save:.0f} s saving, {self.wait:.0f} s waiting for data, "
             f"{self.skipped:.0f} s in steps left out"
         ) + (f", {self.validate:.0f} s in validations" if self.validate else "")

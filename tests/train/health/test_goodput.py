@@ -88,7 +88,7 @@ def test_a_run_keeps_its_seconds_in_its_folder_and_its_checkpoints(
     assert 0 < kept["goodput"] < 1
     assert kept["start"] > 0
     assert (kept["steps"], kept["save"], kept["wait"]) == (6.0, 0.75, 0.0)  # three calls: the last finds its step saved
-    assert "goodput " in said
+    assert "(goodput)" in said
     assert state_of(outcome.checkpoint)["seconds"]["steps"] == 6.0
     lines = metrics(outcome.folder)[2:]  # the second step ends as the first is read: it counts as start
     assert sum(line["seconds"] for line in lines) == 6.25  # the other saves come after the last step
