@@ -13,7 +13,7 @@ _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _LastKeys = dict[str, Annotated[int, Field(ge=0, lt=1 << 64)]]  # by bucket
 
 
-class _Era(BaseModel):
+class _FinishedEra(BaseModel):
     model_config = ConfigDict(strict=True)
 
     rule: dict[str, Any]
@@ -31,7 +31,7 @@ class _Position(BaseModel):
     slots: _Count
     window_start: _LastKeys
     last: _LastKeys
-    eras: list[_Era]
+    eras: list[_FinishedEra]
     rule: dict[str, Any]
     views: _Count
     inputs: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from longtake.generate.read import (
     refuse_idle_strength,
     tiny_layers,
 )
+from longtake.generate.requests import shape_of
 from longtake.models import LoraConfig
 from longtake.parallel import local_tensor
 from longtake.system import (
@@ -32,12 +33,15 @@ from longtake.system import (
     exported_tree,
     is_exported_folder,
     said_sampling,
+    trained_shapes,
     trained_size,
 )
 from longtake.system.export import system_part
 from longtake.system.pretrained import run_tree
 from longtake.system.tiny import is_tiny
 from longtake.tensor_files import check_finite
+
+_MOST_LISTED = 8  # lengths and shapes of a run in a line
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,10 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     if not (as_trained and tree.get("lora")):
         refuse_idle_strength(resolved)
     own = as_trained and (not words.tiny or is_tiny(tree))
-    return GenerationSource(resolved.value, checkpoint if own else None, _size_notes(resolved, place))
+    notes = _size_notes(resolved, place)
+    if not words.tiny:
+        notes += _untrained_notes(resolved.value, of_run)
+    return GenerationSource(resolved.value, checkpoint if own else None, notes)
 
 
 def _scale_of_weights(resolved: Resolved[GenerateConfig]) -> float | None:
@@ -171,6 +178,29 @@ def _resolve(
 ) -> Resolved[GenerateConfig]:
     over = [*over, *(tiny_layers(tree, keep_model=is_tiny(tree)) if words.tiny else ())]
     return resolve_config(tree, words.overrides, GenerateConfig, over=over, dialect=dialect)
+
+
+def _untrained_notes(config: GenerateConfig, of_run: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line where the videos have a length, size or shape that no bucket of the run has, with what it trained on."""
+    by_resolution = {name: shapes for name, shapes in trained_shapes(of_run).items() if shapes}
+    num_frames, height, width = shape_of(config)
+    if not by_resolution or any((num_frames, height, width) in shapes for shapes in by_resolution.values()):
+        return ()
+    trained = "; ".join(
+        f"{name} ({_listed({shape[0] for shape in shapes})} frames of "
+        f"{_listed(f'{height} x {width}' for _, height, width in shapes)})"
+        for name, shapes in by_resolution.items()
+    )
+    same_size = {shape[0] for shapes in by_resolution.values() for shape in shapes if shape[1:] == (height, width)}
+    reason = "in that length" if same_size else "in that size or shape"
+    return (f"{num_frames} x {height} x {width}: the run has not trained {reason}; it trained on {trained}",)
+
+
+def _listed(values: Iterable[int | str]) -> str:
+    """The first values in order, and how many more there are."""
+    distinct = sorted(set(values))
+    rest = len(distinct) - _MOST_LISTED
+    return ", ".join(map(str, distinct[:_MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _size_notes(resolved: Resolved[GenerateConfig], place: str) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         exported_tree,
         is_exported_folder,
         said_sampling,
+        trained_shapes,
         trained_size,
     )
     from longtake.system.room import fits_at_once

@@ -224,6 +224,26 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in size.items() if key not in said}
 
 
+def trained_shapes(tree: Mapping[str, Any]) -> dict[str, set[tuple[int, int, int]]]:
+    """(T, H, W) of the buckets that a run's config, as plain data, lets clips take, and of the shapes that sampling has
+    for the same aspect ratios, by resolution; empty for a run without `bucket_config`. Raises `UserError` for a config
+    that is damaged."""
+    if tree.get("sizes") or not isinstance(tree.get("bucket_config"), Mapping):
+        return {}
+    config = resolve(system_part(tree), [], SystemConfig, place="the run's config.py").value
+    divisor, law = config.size_divisor, config.bucket_law
+    return {
+        name: {
+            (entry.num_frames, *size)
+            for entry in entries
+            if entry.reachable
+            for training in (True, False)
+            for size in aspect_table(name, divisor, training, law).values()
+        }
+        for name, entries in read_entries(tree["bucket_config"], divisor, law=law).items()
+    }
+
+
 def system_part(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a training config that describe the model and its sampling; the others are the training run's own."""
     own = "parallel", "precision"

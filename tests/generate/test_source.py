@@ -89,7 +89,8 @@ def test_a_run_is_sampled_at_the_size_that_it_trained(unsized: Path, flags: str,
         source = resolve_source(str(place), flags.split())
         option = source.config.sampling_option
         assert (option.resolution, option.aspect_ratio, option.num_frames, option.num_steps) == (*size, 3)
-        assert source.notes == (() if note is None else (note.format("in the run's bucket_config"),))
+        notes = tuple(line for line in source.notes if "not trained" not in line)
+        assert notes == (() if note is None else (note.format("in the run's bucket_config"),))
 
 
 def test_a_size_that_the_run_says_is_kept_without_a_word(run: Outcome):
@@ -200,3 +201,23 @@ def test_checkpoint_with_nan_is_refused_by_name(tmp_path: Path) -> None:
     layers[1].bias.data[0] = float("nan")
     with pytest.raises(UserError, match=r"1\.bias holds 1 values"):
         check_loaded(layers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--num-frames", "1"], None),
+        ([], None),
+        (["--num-frames", "16"], "16 x 32 x 32"),
+        (["--resolution", "64px", "--num-frames", "8"], "8 x 64 x 64"),
+    ],
+)
+def test_shape_that_the_run_never_trained_is_named_with_those_it_did(
+    run: Outcome, flags: list[str], named: str | None
+) -> None:
+    notes = resolve_source(str(run.folder), ["--aspect-ratio", "1:1", *flags] if flags else []).notes
+    lines = [note for note in notes if "not trained" in note]
+    assert len(lines) == (named is not None)
+    for line in lines:
+        assert line.startswith(str(named))
+        assert "32px (1, 8 frames of " in line
