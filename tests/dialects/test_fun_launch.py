@@ -179,3 +179,23 @@ def test_no_section_of_deepspeeds_file_is_a_traceback(
 )
 def test_what_the_launcher_may_not_say(variables: dict[str, str], said: str, environment: pytest.MonkeyPatch) -> None:
     assert said in refusal(lambda: launched(environment, variables))
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE"}, "--fsdp_backward_prefetch"),
+        ({"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "--fsdp_state_dict_type"),
+        ({"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}, "--fsdp_auto_wrap_policy"),
+        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}, "--fsdp_cpu_ram_efficient_loading"),
+        ({"FSDP_MIN_NUM_PARAMS": "100000000", "FSDP_USE_ORIG_PARAMS": "true"}, None),
+    ],
+)
+def test_fsdp_flag_that_does_nothing_is_named(
+    environment: pytest.MonkeyPatch, variables: dict[str, str], named: str | None
+) -> None:
+    for name, value in (FSDP | variables).items():
+        environment.setenv(name, value)
+    lines = spoken("train_lora", "--tiny", "--use_peft_lora")[1].lines
+    idle = [line for line in lines if "do nothing here" in line]
+    assert [line.partition(":")[0] for line in idle] == ([] if named is None else [named])

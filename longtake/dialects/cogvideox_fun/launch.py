@@ -18,6 +18,13 @@ _PRECISIONS = {"bf16": "bf16", "no": "fp32"}
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # numbered from 1
 _BLOCK = "CogVideoXBlock"
 _DEGREES = {"DP_REPLICATE": "replicate", "DP_SHARD": "shard", "TP": "tensor", "CP": "sequence", "SP": "sequence"}
+# What accelerate passes on of flags that nothing here reads -> what it passes where they are not given.
+_IDLE_FSDP = {
+    **dict.fromkeys(("FSDP_AUTO_WRAP_POLICY", "FSDP_BACKWARD_PREFETCH", "FSDP_STATE_DICT_TYPE"), ""),
+    **dict.fromkeys(("FSDP_FORWARD_PREFETCH", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"), "false"),
+    "FSDP_MIN_NUM_PARAMS": "100000000",
+    **dict.fromkeys(("FSDP_CPU_RAM_EFFICIENT_LOADING", "FSDP_SYNC_MODULE_STATES", "FSDP_USE_ORIG_PARAMS"), "true"),
+}
 # Sections and keys of DeepSpeed's file that say how it does its work, not what comes of it.
 _OF_ITS_OWN = {
     *("steps_per_print", "wall_clock_breakdown", "dump_state", "communication_data_type", "prescale_gradients"),
@@ -102,6 +109,9 @@ def _fsdp(work: Translation, environ: Mapping[str, str]) -> None:
         work.put("gradient_checkpointing", True, work.tree)
     if (block := environ.get("FSDP_TRANSFORMER_CLS_TO_WRAP", _BLOCK)) != _BLOCK:
         _refuse(work, "fsdp_transformer_layer_cls_to_wrap", block, "is no block of a CogVideoX", f"write {_BLOCK}")
+    idle = [f"--{name.lower()}" for name, usual in _IDLE_FSDP.items() if environ.get(name, usual) != usual]
+    if idle:
+        work.say(f"{', '.join(idle)}: do nothing here; blocks are gathered ahead, and checkpoints hold shards")
     if (names := environ.get("FSDP_IGNORED_MODULES")) is not None:
         _refuse(work, "fsdp_ignored_modules", names, "is not here: every weight is sharded", "leave it out")
 
