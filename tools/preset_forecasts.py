@@ -149,7 +149,7 @@ def _card(preset: str, memory: int, gpu: str, options: Mapping[str, Any]) -> tup
         sys.exit(f"cogvideox_fun/{preset}: does not fit {memory} GiB; {plan['remedies'][0]['change']} would")
     gib = [f"{size / 2**30:.1f}" for size in (found["bytes"]["total"], found["encoding_bytes"])]
     said = ", ".join(f"`{key} = {value!r}`" for key, value in options.items())
-    return f"`{preset}`", said, f"{memory} GiB, as fast as {gpu}", *gib, f"{plan['stage']['step_seconds']:.1f} s"
+    return f"`{preset}`", said, f"`--gpu {gpu} --memory-gib {memory}`", *gib, f"{plan['stage']['step_seconds']:.1f} s"
 
 
 def _stage(preset: str) -> tuple[str, ...]:
