@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-ROOT, GRACE = Path(__file__).parents[1], 8.0  # seconds from SIGINT to SIGKILL
+ROOT = Path(__file__).parents[1]
 AT_ONCE = max(2, min(6, os.cpu_count() or 1))
 # Reads process groups, and kills them at the end of its input: when the runner ends, in any way
 GUARD = """import os, signal, sys
@@ -32,7 +32,7 @@ class Running:
 
     def __init__(self, job, env, scratch, end):
         self.job, self.start, self.interrupted = job, time.monotonic(), None
-        self.end = min(self.start + job.limit, end - GRACE)
+        self.end = min(self.start + job.limit, end - job.grace)
         self.log = (scratch / f"{job.name.replace('/', '_')}.log").open("w+b")
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
         env = env | {"TORCHINDUCTOR_COMPILE_THREADS": "16" if job.alone else "4"}
@@ -45,7 +45,7 @@ class Running:
             if not self.interrupted and now >= self.end:
                 self.interrupted = now
                 self.process.send_signal(signal.SIGINT)
-            if not self.interrupted or now < self.interrupted + GRACE:
+            if not self.interrupted or now < self.interrupted + self.job.grace:
                 return False
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # also what the job has left
@@ -89,7 +89,7 @@ def run_jobs(jobs, env, scratch, seconds, finish):
         while waiting and len(running) < AT_ONCE and not any(one.job.alone or waiting[0].alone for one in running):
             job = waiting.pop(0)
             end = start + min(seconds, job.until)
-            if time.monotonic() > end - 2 * GRACE:
+            if time.monotonic() > end - 2 * job.grace:
                 finish(job, {"outcome": "not started", "seconds": 0, "facts": {}, "figures": {}, "log": ""})
                 continue
             running.append(Running(job, env, scratch, end))
@@ -119,8 +119,7 @@ def choose_jobs(arguments, scratch, before):
     jobs = sorted([*again, *second], key=lambda job: not job.alone) if arguments.second else first
     jobs = [job for job in first + second if job.name.startswith(tuple(arguments.only))] if arguments.only else jobs
     if not jobs:
-        names = " ".join(job.name for job in first + second)
-        sys.exit(f"--only {' '.join(arguments.only)}: expected beginnings of {names}")
+        sys.exit(f"--only: expected beginnings of {[job.name for job in first + second]}, got {arguments.only}")
     if arguments.only or arguments.tiny:
         jobs = [job._replace(limit=arguments.seconds, until=arguments.seconds) for job in jobs]
     return [schedule.Job("clips", ["benchmarks/gpu_jobs/clips.py", str(scratch)], 40, 60, alone=True), *jobs]

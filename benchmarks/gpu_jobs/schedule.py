@@ -28,6 +28,7 @@ class Job(NamedTuple):
     limit: float
     until: float
     alone: bool = False  # timed, so nothing else runs
+    grace: float = 8.0  # seconds from SIGINT to SIGKILL
 
 
 def first(scratch, tiny):
@@ -45,10 +46,10 @@ def first(scratch, tiny):
 def second(scratch, tiny):
     """Timed jobs, then the GPU tests and a video of each family side by side."""
     names = ["chain", "varlen", "lora", "fused"][: 4 if (ROOT / "longtake/models/fused_kernels.py").exists() else 3]
-    timed = [_timed(name, scratch, tiny) for name in names]
     tests = [*PYTEST, "-n", "4", "--continue-on-collection-errors", f"--junitxml={scratch}/tests.xml"]
     tests += [*(["--collect-only"] if tiny else []), *_files_with("pytest.mark.gpu")]
-    return [*timed, Job("tests", tests, 120, 245), *(_training("video", family, scratch, tiny) for family in FAMILIES)]
+    jobs = [*(_timed(name, scratch, tiny) for name in names), Job("tests", tests, 120, 245, grace=16)]
+    return [*jobs, *(_training("video", family, scratch, tiny) for family in FAMILIES)]
 
 
 def _timed(name, scratch, tiny):
