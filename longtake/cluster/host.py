@@ -52,7 +52,7 @@ try:
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\\0" + path.read_bytes() + b"\\0")
-    found["code"] = digest.hexdigest()
+    found["code"], found["root"] = digest.hexdigest(), str(root)
 except ImportError:
     pass
 if importlib.util.find_spec("torch"):

@@ -166,6 +166,8 @@ class Launcher:
         if not whole:
             return faults
         first = min(whole)
+        if line := readiness.other_code(whole[first], readiness.installed_here()):
+            say(f"{self.labels[first]} {line}")
         visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
         taken = {}
         for number, report in whole.items():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import longtake
 
 _OLDEST_PYTHON = (3, 11)
 Report = Mapping[str, Any]  # of a host's program: see `host.look`
@@ -30,6 +34,27 @@ def differs(report: Report, first: Report, first_label: str) -> str | None:
     if report.get("code") != first.get("code"):
         return f"the files of longtake are others than on {first_label}, although of one version"
     return None
+
+
+def installed_here() -> dict[str, str]:
+    """Version and digest of the Longtake that launches, as a host's probe reports its own."""
+    root = Path(longtake.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return {"longtake": longtake.__version__, "code": digest.hexdigest(), "root": str(root)}
+
+
+def other_code(report: Report, here: Mapping[str, str]) -> str | None:
+    """A line where a host runs another Longtake than the one that launches; None where they are the same."""
+    if report.get("code") == here["code"]:
+        return None
+    version = "other files of the same version" if report["longtake"] == here["longtake"] else report["longtake"]
+    place = report.get("root", "its Python")
+    return (
+        f"runs the longtake in {place} ({version}), not {here['root']} ({here['longtake']}), "
+        "which launches; install the same one there, or choose its Python with --python"
+    )
 
 
 def used_gpus(report: Report, processes: int, visible: str | None) -> list[int] | None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longtake.cluster import readiness
+from longtake.cluster import host, readiness
 
 GPUS = [[0, "GPU-aa"], [1, "GPU-bb"], [2, "GPU-cc"]]
 
@@ -42,6 +43,27 @@ def test_what_a_host_lacks_is_named(found: dict[str, Any], said: str):
 def test_software_that_differs_from_the_first_hosts_is_named():
     assert readiness.differs(report(torch="2.12"), report(), "a") == "torch 2.12 found, a has 2.11"
     assert "others than on a" in readiness.differs(report(code="c1"), report(), "a")
+
+
+def test_host_with_other_code_than_the_launcher_is_named() -> None:
+    here = readiness.installed_here()
+    same = report(longtake=here["longtake"], code=here["code"])
+    assert readiness.other_code(same, here) is None
+    for other in (
+        same | {"code": "c1", "root": "/opt/longtake"},
+        same | {"code": "c1", "longtake": "0", "root": "/opt"},
+    ):
+        line = readiness.other_code(other, here)
+        assert line is not None
+        assert other["root"] in line
+        assert here["root"] in line
+
+
+def test_host_reports_the_digest_that_the_launcher_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = readiness.installed_here()
+    monkeypatch.setenv("PYTHONPATH", str(Path(here["root"]).parent))
+    probed = host._probe()
+    assert {key: probed[key] for key in here} == here
 
 
 def test_the_gpus_of_a_launch_are_the_first_ones_or_those_made_visible():
