@@ -258,9 +258,9 @@ FAULTS = (
     # Weights, adapters, encoders, stores, plans
     _fault(
         "alpha of PEFT's file is taken to be the rank",
-        "weights/lora",
-        'facts.get("lora_alpha", rank)',
-        "rank",
+        "weights/lora_config",
+        'positive_number(values["lora_alpha"], f"{place}: lora_alpha") if "lora_alpha" in values else None',
+        "None",
         *("weights/test_lora", "system/test_lora"),
     ),
     _fault(

@@ -26,8 +26,7 @@ from longtake.config.evaluator import Budget, Evaluator, Stop
 from longtake.config.faults import ConfigError, Fault
 from longtake.config.reader import BASE, Source, Statement, read_source, shown_path
 from longtake.config.tree import Branch, Node, Origin, merge, settled
-from longtake.presets import find_preset
-from longtake.presets.published import published_preset
+from longtake.presets import find_preset, published_preset
 
 MAX_FILES = 100  # of one configuration; a base that two files name is read for each
 

@@ -88,7 +88,7 @@ def test_a_mistake_is_one_sentence_and_status_2(mistake, monkeypatch: pytest.Mon
 
 def test_the_system_saying_no_is_one_sentence_too(mistake, monkeypatch: pytest.MonkeyPatch):
     fail_with(monkeypatch, PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/run"))
-    assert mistake("train", "x.py") == "/data/run: Permission denied"
+    assert mistake("train", "x.py").startswith("/data/run: Permission denied; ")
     fail_with(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert mistake("train", "x.py") == "No space left on device"
 

@@ -113,6 +113,7 @@ SUGGESTED = {
     "longtake data encode RUN -o FOLDER": "longtake data encode RUN.py -o clips.latents",
     "longtake data encode RUN -o {} --mend": "longtake data encode RUN.py -o clips.latents --mend",
     "longtake data encode RUN -o FOLDER --mend": "longtake data encode RUN.py -o clips.latents --mend",
+    "longtake data encode RUN -o FOLDER --verify": "longtake data encode RUN.py -o clips.latents --verify",
     "longtake data stats {}": "longtake data stats clips/clips.parquet",
     "longtake data stats TABLE --run RUN": "longtake data stats clips/clips.parquet --run RUN.py",
     "longtake data probe TABLE -o OUTPUT --decode-check": (

@@ -135,7 +135,7 @@ def test_adapters_train_alone_and_are_exported_under_names_of_diffusers(
     for style, name, first in (
         ("peft", "peft", "base_model.model.transformer_blocks.0.attn1.to_out.0.lora_A.weight"),
         ("diffusers", "d.safetensors", "transformer.transformer_blocks.0.ff.net.0.proj.lora_B.weight"),
-        ("comfy", "c.safetensors", "lora_unet__transformer_blocks_0_ff_net_2.lora_down.weight"),
+        ("comfy", "c.safetensors", "lora_unet_blocks_0_ff_out.lora_down.weight"),
     ):
         assert longtake("checkpoint", "export", adapted.folder, tmp_path / name, "--lora", style)[0] == 0
         file = tmp_path / name if style != "peft" else tmp_path / name / "adapter_model.safetensors"

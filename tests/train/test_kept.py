@@ -1,4 +1,7 @@
-"""A run of an earlier version goes on: `kept/` is a checkpoint of commit 9127a13 and the steps it made from there."""
+"""A run of an earlier version resumes: `kept/` is a checkpoint of commit 9127a13 and the steps made from there.
+
+Their losses are by today's weights of short micro-batches, which that commit counted like full ones.
+"""
 
 from __future__ import annotations
 

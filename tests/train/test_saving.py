@@ -152,7 +152,8 @@ def test_a_run_with_frozen_parts_goes_on_bit_by_bit(
 def test_other_frozen_weights_of_the_same_source_are_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     freeze(monkeypatch)
     with monkeypatch.context() as patch:  # a source that gives what the model begins with
-        patch.setattr(run, "keep_frozen", lambda folder, frozen, source: keep_frozen(folder, frozen, "a.safetensors"))
+        source = "a.safetensors"
+        patch.setattr(run, "keep_frozen", lambda folder, frozen, _, show: keep_frozen(folder, frozen, source, show))
         train_here(config, "--max-steps", "2")
     freeze(monkeypatch, value=0.5)
     with pytest.raises(UserError, match=r"trained on frozen weights of digest .*a.safetensors.*the run has"):

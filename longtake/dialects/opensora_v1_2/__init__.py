@@ -23,7 +23,7 @@ from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.generate import OF_TRAINING, GenerateConfig
-from longtake.presets.published import opensora_v1_2_preset
+from longtake.presets import opensora_v1_2_preset
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
 

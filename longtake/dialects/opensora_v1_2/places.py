@@ -7,8 +7,7 @@ from pathlib import Path
 from longtake.contracts import UserError
 from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, is_own_checkpoint
 from longtake.dialects.translation import Say
-from longtake.presets import FOLDER
-from longtake.presets.published import OPENSORA_V1_2, below_opensora_v1_2, opensora_v1_2_preset
+from longtake.presets import FOLDER, OPENSORA_V1_2, below_opensora_v1_2, opensora_v1_2_preset
 
 _FAMILY = "opensora_v1_2"
 PICKLES = (".pt", ".pth")

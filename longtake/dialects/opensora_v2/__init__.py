@@ -16,7 +16,7 @@ from longtake.dialects.opensora_v2.places import one_word, run_file
 from longtake.dialects.opensora_v2.training import translate_training
 from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
-from longtake.presets.published import opensora_v2_preset
+from longtake.presets import opensora_v2_preset
 from longtake.system.tiny import TINY
 
 

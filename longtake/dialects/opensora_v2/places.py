@@ -9,8 +9,7 @@ from pathlib import Path
 from longtake.checkpoint.folder import parse_name
 from longtake.contracts import UserError
 from longtake.dialects.translation import Say
-from longtake.presets import FOLDER
-from longtake.presets.published import below_configs, opensora_v2_preset
+from longtake.presets import FOLDER, below_configs, opensora_v2_preset
 from longtake.system.tiny import world_size
 
 _DC_AE = "is for the high-compression autoencoder, which Longtake does not have; choose {instead}"

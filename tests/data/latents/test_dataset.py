@@ -62,7 +62,8 @@ def folder(tmp_path: Path, table: ClipTable) -> Path:
     texts = np.array([text_hash(caption) for caption in CAPTIONS], np.uint64)
     entries: dict[str, Any] = {"view": [0] * 3, "sample": table.clip_ids, "row": range(3), "bucket": [0] * 3}
     entries |= {"num_frames": [9] * 3, "height": [16] * 3, "width": [16] * 3, "fps": [0.0] * 3, "text": texts}
-    entries |= {"file_bytes": [-1] * 3, "file_mtime_ns": [-1] * 3, "shard": [0, -1, 0], "place": [0, -1, 1]}
+    entries |= {"file_bytes": [-1] * 3, "file_mtime_ns": [-1] * 3, "file_digest": [0] * 3}
+    entries |= {"shard": [0, -1, 0], "place": [0, -1, 1]}
     entries |= {"crc": [crc_of(moments(0)), 0, crc_of(moments(2))], "reason": ["", "no such file", ""]}
     crcs = [crc_of(embedding(row)) for row in range(3)]
     captions = {"text": texts, "shard": [0] * 3, "place": range(3), "crc": crcs, "caption": CAPTIONS}
