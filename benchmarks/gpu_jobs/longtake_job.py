@@ -17,7 +17,7 @@ from longtake.train import read_run
 from longtake.train.loop import Trainer
 
 on_gpu, forward_backward = torch.cuda.is_available(), Trainer.forward_backward
-waits, steps = Counter(), Counter()
+waits = Counter()
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None):
@@ -31,8 +31,8 @@ def show_warning(message, category, filename, lineno, file=None, line=None):
 
 def watched(trainer, *step):
     """Take the place of a step; from the fourth on PyTorch warns of each call in which the host waits."""
-    steps[id(trainer)] += 1
-    if on_gpu and steps[id(trainer)] == 4:
+    trainer.steps_of_job = getattr(trainer, "steps_of_job", 0) + 1
+    if on_gpu and trainer.steps_of_job == 4:
         torch.cuda.set_sync_debug_mode("warn")
     return forward_backward(trainer, *step)
 
