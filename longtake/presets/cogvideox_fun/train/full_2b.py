@@ -5,7 +5,7 @@
 #     1.69 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
 #     shard 8, zero 3, remat 30 transformer blocks, budget auto keeps 1, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1     0.79   0.00   1.58  0.00      2.00      0.26   16.81       21.4  1.32    25
+#     512px/49f  13,312      1     0.79   0.00   1.58  0.00      2.00      0.26   16.81       21.4  1.31    25
 _base_ = "lora_2b.py"
 
 lora = None

@@ -6,7 +6,7 @@
 #     zero 3, remat 30 transformer blocks, budget auto keeps 0.6 to 1, 58.98 M of the parameters train,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/45f  12,288      1     3.37   0.00   0.44  0.00      1.14      0.13   15.36       20.4  6.39     6
+#     512px/49f  13,312      1     3.37   0.00   0.44  0.00      1.14      0.11   15.46       20.5  7.06     6
 _base_ = "../parts.py"
 
 sizes = dict(

@@ -7,7 +7,7 @@
 #     zero 3, remat 30 transformer blocks, budget auto keeps 0.6 to 1, 58.98 M of the parameters train,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/45f  12,288      1     3.37   0.00   0.44  0.00      1.14      0.13   15.36       20.4  10.6     6
+#     512px/49f  13,312      1     3.37   0.00   0.44  0.00      1.14      0.11   15.46       20.5  11.6     6
 _base_ = "lora_2b.py"
 
 condition_config = dict(inpaint=1.0)  # every kind of mask in its published share; without it the model sees zeros

@@ -6,7 +6,7 @@
 #     zero 3, remat 42 transformer blocks, budget auto keeps 0.2 to 1, 132.12 M of the parameters train,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1     5.70   0.00   0.98  0.00      1.14      0.16   12.67       20.7  11.5     2
+#     512px/29f   8,192      1     5.70   0.00   0.98  0.00      1.14      0.25   12.70       20.8  6.06     4
 _base_ = "lora_2b.py"
 
 model = dict(

@@ -9,7 +9,7 @@
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
 #     1024px/1f   4,116      7     5.54   0.00  11.07  0.00      9.29      0.72   92.77      119.4  3.56    47
 #      768px/1f   2,312     13     5.54   0.00  11.07  0.00      9.29      0.72   93.61      120.2  3.76    77
-#     256px/29f   2,080     12     5.54   0.00  11.07  0.00      9.29      0.72   93.56      120.2  3.84    84
+#     256px/29f   2,080     12     5.54   0.00  11.07  0.00      9.29      0.72   93.56      120.2  3.83    84
 #   longtake plan opensora_v2/curriculum --dataset.data-path clips.parquet --stage stage1_i2v
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
 #     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, 1 micro-batch a rank a step

@@ -6,7 +6,7 @@
 #     zero 3, remat 19 double + 38 single blocks, budget auto keeps 1, 63.50 M of the parameters train,
 #       4 micro-batches a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/65f   4,420      2    22.39   0.24   0.47  0.24      9.29      0.37   33.35       66.3  1.33    17
+#     256px/65f   4,420      2    22.39   0.24   0.47  0.24      9.29      0.12   33.35       66.1  1.29    17
 _base_ = "finetune.py"
 
 _256px = {

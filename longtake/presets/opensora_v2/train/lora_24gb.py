@@ -6,7 +6,7 @@
 #     zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.23 to 1, 63.50 M of the parameters train,
 #       4 micro-batches a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/129f   8,580      1     6.20   0.24   0.47  0.24      1.38      0.17   12.14       20.8  8.13     3
+#     256px/129f   8,580      1     6.20   0.24   0.47  0.24      1.38      0.12   12.14       20.8  8.12     3
 _base_ = "lora.py"
 
 _256px = {t: (1.0, 1) for t in [1, *range(5, 130, 4)]}

@@ -7,7 +7,7 @@
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
 #     1024px/1f   4,116      7     5.54   0.00  11.07  0.00      9.29      0.72   92.77      119.4  3.56    47
 #      768px/1f   2,312     13     5.54   0.00  11.07  0.00      9.29      0.72   93.61      120.2  3.76    77
-#     256px/29f   2,080     12     5.54   0.00  11.07  0.00      9.29      0.72   93.56      120.2  3.84    84
+#     256px/29f   2,080     12     5.54   0.00  11.07  0.00      9.29      0.72   93.56      120.2  3.83    84
 _base_ = "image.py"
 
 dataset = dict(memory_efficient=False)
