@@ -18,7 +18,7 @@ from longtake.presets import presets, run_file
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.roots import Roots
-from longtake.ui.shown import box, frame, keep_fresh, media, told
+from longtake.ui.shown import box, clear_on_change, frame, keep_fresh, media, told
 
 SHOWN = 6  # clips at once
 _TABLES = (".csv", ".parquet", ".jsonl", ".arrow")
@@ -190,7 +190,7 @@ def build(roots: Roots) -> None:
         button.click(moved, [table, shown, word, first, *texts], outcome, show_progress="hidden")
     save.click(told(kept), [table, shown, word, first, *texts], outcome, show_progress="hidden")
     report.click(clips.lost, None, lost, show_progress="hidden")
-    gr.on([table.change, run.change], lambda: "", None, page, show_progress="hidden")  # of another table, or an error
+    clear_on_change([table, run], [page])  # of another table, or an error
     keep_fresh(table, clips.tables)
     keep_fresh(run, clips.runs)
     gr.on(None, clips.lost, None, lost, show_progress="hidden")

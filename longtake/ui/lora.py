@@ -18,7 +18,7 @@ from longtake.ui.data import Clips
 from longtake.ui.generate import flag
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import MalformedPath, Roots
-from longtake.ui.shown import box, frame, keep_fresh, mistake, told
+from longtake.ui.shown import box, clear_on_change, frame, keep_fresh, mistake, told
 
 FIELDS = ("base", "weights", "clips", "trigger", "name", "rank", "steps", "rate", "gpu")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")  # a name on the Hugging Face hub
@@ -158,7 +158,7 @@ def build(roots: Roots, queue: Queue) -> None:
     fields = [made[name] for name in FIELDS]
     changes = [field.change for field in fields]
     gr.on(changes, adapters.command, fields, [command, wrong], trigger_mode="always_last", show_progress="hidden")
-    gr.on(changes, lambda: ("", ""), None, [page, planned], show_progress="hidden")  # a plan of another form
+    clear_on_change(fields, [page, planned])  # a plan of another form
     plan.click(told(adapters.plan), fields, [page, planned])
 
     def put(*values: Any) -> None:

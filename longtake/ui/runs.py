@@ -16,7 +16,7 @@ from longtake.train.report import mean_loss
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
-from longtake.ui.shown import box, frame, keep_fresh, mistake, queue_table, state, told
+from longtake.ui.shown import box, clear_on_change, frame, keep_fresh, mistake, queue_table, state, told
 
 _MOST_JOBS = 12
 _SECONDS = 10  # between two drawings of a run that trains
@@ -193,8 +193,8 @@ def build(roots: Roots, queue: Queue) -> None:
     stop.click(lambda name: gr.Info(queue.stop(name or "")), job, None, show_progress="hidden")
     start.click(told(lambda text: gr.Info(runs.start(text or ""))), source, None, show_progress="hidden")
     gr.Timer(2).tick(tick, [run, seen], [now, jobs, run, other, job, seen], show_progress="hidden")
-    gr.on([run.change, other.change], lambda: "", None, page, show_progress="hidden")  # of another run, or an error
-    run.change(lambda: "", None, steps, show_progress="hidden")
+    clear_on_change([run, other], [page])  # of another run, or an error
+    clear_on_change([run], [steps])
     keep_fresh(source, runs.sources)
 
 

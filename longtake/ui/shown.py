@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -42,6 +42,23 @@ def keep_fresh(field: Any, choices: Callable[[], Any]) -> None:
 
     gr.Timer(_FRESH_SECONDS).tick(update, listed, [field, listed], show_progress="hidden")
     gr.on(None, update, listed, [field, listed], show_progress="hidden")
+
+
+def clear_on_change(fields: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Empty `outputs`, which belong to the values of `fields`, when one of these has another value.
+
+    A field also reports a change when its list of choices is refreshed; that clears nothing.
+    """
+    import gradio as gr
+
+    seen = gr.State(None)
+
+    def clear(last: str | None, *values: Any) -> tuple[Any, ...]:
+        content = gr.skip() if last == repr(values) else ""
+        return *(content for _ in outputs), repr(values)
+
+    changes = [field.change for field in fields]
+    gr.on(changes, clear, [seen, *fields], [*outputs, seen], show_progress="hidden")
 
 
 def box(*parts: object) -> str:
