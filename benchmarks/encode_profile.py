@@ -91,7 +91,7 @@ def _order(x: Tensor) -> tuple[int, ...]:
 
 
 def _converts_inside(x: Tensor, weight: Tensor) -> bool:
-    """Whether cuDNN's convolution brings its input into the layout that either of the two has channels last in."""
+    """Return True where cuDNN's convolution converts its input to channels last, the layout of one of the two."""
     form = LAYOUTS["channels_last"][weight.dim()]
     is_last = _is_only(x, form) or _is_only(weight, form)
     return not x.is_contiguous(memory_format=form if is_last else torch.contiguous_format)

@@ -112,7 +112,7 @@ def environment(scratch, tiny):
 
 
 def choose_jobs(arguments, scratch, before):
-    """What the command line asks for. before: earlier results, of which the second command repeats the failed ones."""
+    """Jobs that the command line asks for. before: earlier results, of which the second command repeats the failed."""
     first, second = schedule.first(scratch, arguments.tiny), schedule.second(scratch, arguments.tiny)
     failed = {name for name, result in before.items() if result["outcome"] != "ok"}
     again = [job._replace(limit=60, until=110 if job.alone else 245) for job in first if job.name in failed]

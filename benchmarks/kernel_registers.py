@@ -48,7 +48,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel occupies: registers and bytes of stack per thread, bytes of shared memory per program."""
+    """Resources of a compiled kernel: registers and bytes of stack per thread, bytes of shared memory per program."""
 
     registers: int
     stack: int

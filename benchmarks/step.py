@@ -237,7 +237,7 @@ def _take_turns(
 
 
 def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How, device: torch.device) -> dict[str, float | None]:
-    """What `longtake plan` would forecast for this step by its table of rates, without the autoencoder: bytes, and on
+    """Forecast of `longtake plan` for this step by its table of rates, without the autoencoder: bytes, and on
     CUDA milliseconds."""
     upkeep = Upkeep(lora=how.lora and LoraConfig(rank=how.lora))
     kept = {"remat": how.remat, "budget": how.budget, "compiled": how.compiled, "upkeep": upkeep}

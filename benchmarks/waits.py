@@ -1,4 +1,4 @@
-"""What the host does in a training step: where it waits for the device, and how much it asks of it.
+"""Host activity in a training step: where it waits for the device, and how much it asks of it.
 
 python benchmarks/waits.py                     every family and mode of this checkout
 python benchmarks/waits.py --before TREE       another checkout too, in the same run

@@ -170,18 +170,18 @@ class Window:
 
     @property
     def is_head(self) -> bool:
-        """Whether it begins with the clip; otherwise it ends with it."""
+        """True where it begins with the clip; otherwise it ends with it."""
         return self.frames.start == 0
 
     @property
     def takes_end(self) -> bool:
-        """Whether it takes the last frames of its reference, not the first."""
+        """True where it takes the last frames of its reference, not the first."""
         return not self.is_head if self.from_end is None else self.from_end
 
 
 @dataclass(frozen=True)
 class Places:
-    """What is known of one sample, or of a video to be made."""
+    """Conditioning frames of one sample, or of a video to be made."""
 
     windows: tuple[Window, ...] = ()  # where the clean latents come from
     released: Tensor | None = None  # [1, F, h or 1, w or 1], as in `Known`; None: 0 in the windows, 1 elsewhere

@@ -50,7 +50,7 @@ class PublishedHome:
 
     @property
     def command(self) -> str:
-        """What downloads it."""
+        """The command that downloads it."""
         of_file = len(self.files) == 1 and "*" not in self.files[0]
         chosen = f" {self.files[0]}" if of_file else "".join(f" --include '{pattern}'" for pattern in self.files)
         return f"hf download {self.repository}{chosen} --local-dir {self.folder}"

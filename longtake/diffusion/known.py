@@ -58,7 +58,7 @@ class KnownLaw(Protocol):
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape
     ) -> list[Places]:
-        """What is known of each training sample of clips (T, H, W), kinds drawn by weight. Called in data workers."""
+        """Conditioning masks of each sample of clips (T, H, W), kinds drawn by weight. Called in data workers."""
 
     def given(
         self, kind: str, latent: LatentShape, shape: PixelShape, mask: Tensor | None = None, refs: Refs = ONE_REF

@@ -29,7 +29,7 @@ class FilesThen:
 
 @dataclass(frozen=True)
 class FileChanges:
-    """What became of files since; rows of the table."""
+    """Changes of files since the encode, as rows of the table."""
 
     compared: int  # files that are there, of those that were looked at
     resized: tuple[int, ...] = ()

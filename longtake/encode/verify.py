@@ -34,7 +34,7 @@ class VerifyResult:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether there is something to make again: what is damaged, or is of a clip whose file has changed."""
+        """True where there is something to make again: what is damaged, or is of a clip whose file has changed."""
         return bool(self.shards or self.files)
 
 

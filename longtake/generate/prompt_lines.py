@@ -32,7 +32,7 @@ class PromptLine:
 
 
 def is_comment(line: str) -> bool:
-    """Whether a line is empty or begins with `#`."""
+    """True where a line is empty or begins with `#`."""
     return not line.strip() or line.lstrip().startswith("#")
 
 

@@ -103,7 +103,7 @@ class Encoders:
 
     @property
     def counts(self) -> CaptionCounts:
-        """What counts the tokens of captions, by section of the config."""
+        """Token counters of captions, by section of the config."""
         return {text.section: self.of_captions[text.condition] for text in self.texts}
 
     @property

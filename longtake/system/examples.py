@@ -200,7 +200,7 @@ def known_of_batch(system: System, batch: Batch, latents: Tensor) -> Known:
 
 
 def with_drawn_noise(batch: Batch) -> list[Places]:
-    """What is known of each sample of a batch, with the noise on given pixels that it asks for."""
+    """Conditioning masks of each sample of a batch, with the noise on given pixels that it asks for."""
     normals = batch.draws.get(KNOWN_NOISE)
     each = [batch.known.get(row, NOTHING_KNOWN) for row in range(len(batch.weights))]
     return [noise_on_known(one, None if normals is None else normals[row]) for row, one in enumerate(each)]

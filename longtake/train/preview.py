@@ -74,7 +74,7 @@ def preview_buckets(config: RunConfig, table: Path) -> Preview:
 
 
 def preview_captions(config: RunConfig) -> list[str]:
-    """What a run would report on the lengths of its captions before its first step."""
+    """Lines that a run would report on the lengths of its captions before its first step."""
     return caption_length_lines(config, open_clips(config.dataset, config.sample_rules.columns))
 
 

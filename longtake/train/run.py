@@ -241,7 +241,7 @@ class RunLaunch:
             return restore(self.config, place, system, update, show)
 
     def kept_frozen(self, place: RunFolder, frozen: Mapping[str, Tensor], system: System) -> Frozen:
-        """What checkpoints say of the frozen tensors, which are on the disk. Collective."""
+        """Record of the frozen tensors for checkpoints; they are on the disk. Collective."""
         with task_progress(self.console, "checksums of frozen weights", self.world.is_main) as show:
             return keep_frozen(place.path, frozen, system.frozen_source, show)
 

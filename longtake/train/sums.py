@@ -56,9 +56,9 @@ class StepSums:
 
     @property
     def flags(self) -> Any:
-        """What the ranks were asked for, see `StopRequest.flags`."""
+        """Requests to the ranks, see `StopRequest.flags`."""
         return self.values[-1]
 
     def are_finite(self) -> Tensor:
-        """Whether every sum but the flags is finite: bool, 0-d, on the device."""
+        """True where every sum but the flags is finite: bool, 0-d, on the device."""
         return torch.isfinite(self.values[:-1]).all()

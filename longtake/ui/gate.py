@@ -111,7 +111,7 @@ class Gate:
 
 
 def _malformed(headers: dict[str, str], path: str) -> str | None:
-    """What is wrong with a request before anything is looked up; None where nothing is."""
+    """The error of a request before anything is looked up; None where nothing is."""
     for name in ("host", "x-forwarded-host"):  # a chain of proxies writes several of the latter
         if not all(_HOST.fullmatch(host.strip()) for host in headers.get(name, "").split(",")):
             return f"{name}: expected HOST or HOST:PORT."

@@ -136,7 +136,7 @@ def _refuse_infinite(tensors: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a denoiser is given, with room for gradients."""
+    """Inputs of a denoiser, with room for gradients."""
 
     x: Tensor
     t: Tensor

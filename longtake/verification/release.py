@@ -38,7 +38,7 @@ def download_missing(config: SystemConfig) -> bool:
 
 
 def public_name(value: str | None) -> str:
-    """What a record calls the weights of a config value: their name on the hub, or only their kind."""
+    """Name in a record of the weights of a config value: their name on the hub, or only their kind."""
     if value is None:
         return "none"
     local = Path(value).expanduser()
@@ -76,7 +76,7 @@ def checksum(files: Iterable[Path]) -> str | None:
 
 
 def _noted_checksum(file: Path) -> str | None:
-    """What the hub's client knows of a file: the name of the blob in its cache, or a note beside a local folder."""
+    """The hub client's checksum of a file: the name of the blob in its cache, or a note next to a local folder."""
     blob = file.resolve().name
     if file.is_symlink() and _SHA256.fullmatch(blob):
         return blob

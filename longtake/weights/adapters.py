@@ -20,7 +20,7 @@ from longtake.weights.format import Format, Rope, WeightLayout
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is added to one linear layer."""
+    """The update of one linear layer."""
 
     a: Tensor
     b: Tensor

@@ -55,7 +55,7 @@ class Form:
 
     @property
     def only_reshapes(self) -> bool:
-        """Whether rows are the same in files, and columns in the same order."""
+        """True where rows are the same in files, and columns in the same order."""
         return self.read is Tensor.reshape and self.write is Tensor.reshape
 
 

@@ -92,12 +92,12 @@ def flattened(layer: str) -> str:
 
 
 def is_of_text_encoder(name: str) -> bool:
-    """Whether a tensor adapts a text encoder."""
+    """True where a tensor adapts a text encoder."""
     return _TEXT_ENCODER.match(strip_prefixes(name)[0]) is not None
 
 
 def other_kind(name: str) -> str:
-    """What a tensor that is not part of a LoRA or DoRA adapter is, in words for a message."""
+    """Kind of a tensor that is not part of a LoRA or DoRA adapter, as a message names it."""
     for end, kind in _OTHER_KINDS:
         if re.fullmatch(rf"(.+\.)?({end})", name):
             return kind

@@ -89,7 +89,7 @@ class TorchFolder(Mapping[str, Tensor]):
     def _read_metadata(
         self,
     ) -> tuple[dict[str, Mapping[str, Any]], dict[tuple[str, tuple[int, ...]], Mapping[str, Any]]]:
-        """What is stated of each tensor by name, and of the place of each chunk by tensor and offsets."""
+        """Facts of each tensor by name, and of the place of each chunk by tensor and offsets."""
         file = self.path / METADATA
         try:
             content = _state(read_pickle(BytesIO(read_small(file)), _make, check=_refuse_others))
@@ -183,7 +183,7 @@ class TorchFolder(Mapping[str, Tensor]):
 
 
 def tiles(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
-    """Whether boxes fill a shape without overlap.
+    """Return True where boxes fill a shape without overlap.
 
     Their volumes add up to that of the shape, and corners that are met an odd number of times are the shape's own: then
     an odd number of boxes, thus at least one, is at every point, and no point is left for a second.

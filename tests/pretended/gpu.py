@@ -48,7 +48,7 @@ waits: list[str] = []  # where the host waited for the device: the stack
 
 @dataclass
 class Queue:
-    """What the host has asked of the device so far."""
+    """Requests of the host to the device so far."""
 
     launches: int = 0  # kernels and copies, as operations of PyTorch; views and allocations are none
     pageable: list[str] = field(default_factory=list)  # copies from or to host memory that is not pinned: the stack

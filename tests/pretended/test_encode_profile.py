@@ -1,4 +1,4 @@
-"""What an encode launches, copies and converts is what was committed: a layout conversion in a layer is noticed."""
+"""Launches, copies and conversions of an encode equal the committed ones: a layout conversion in a layer is noticed."""
 
 from __future__ import annotations
 

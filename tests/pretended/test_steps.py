@@ -1,4 +1,4 @@
-"""What the host does in training steps of every family, mode and learned encoder, on the fake CUDA device."""
+"""Host activity in training steps of every family, mode and learned encoder, on the fake CUDA device."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def cogvideox(folder: Path, **sizes: Any) -> Tree:
 
 
 def ttt_video(folder: Path) -> Tree:
-    """What TTT-Video starts from: CogVideoX-5B's folder, its mixers new."""
+    """Start of TTT-Video: CogVideoX-5B's folder, its mixers new."""
     _cogvideox_folder(folder, use_rotary_positional_embeddings=True)
     return {
         "model": {

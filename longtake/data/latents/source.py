@@ -180,7 +180,7 @@ class ListedLatents:
 
 
 def _checked(name: str, loaded: Any) -> Any:
-    """What a file holds. Raises `UnusableLatents` that names the file where numbers are NaN or infinite."""
+    """Content of a file. Raises `UnusableLatents` that names the file where numbers are NaN or infinite."""
     for value in loaded.values() if isinstance(loaded, Mapping) else (loaded,):
         check_numbers(Path(name).name, value)
     return loaded

@@ -26,7 +26,7 @@ _TYPES = mimetypes.MimeTypes()  # Python's own table, whatever the machine has
 
 @dataclass
 class Walk:
-    """What is below a folder, as sorted paths that start from it, with `/`."""
+    """Files below a folder, as sorted paths that start from it, with `/`."""
 
     clips: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # files that may hold captions

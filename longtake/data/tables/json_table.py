@@ -184,7 +184,7 @@ def _rows_of_list(source: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _parsed(data: bytes) -> Any:
-    """What a JSON text says; bytes that are not UTF-8 become lone surrogates. Raises `ValueError`."""
+    """Parse a JSON text; bytes that are not UTF-8 become lone surrogates. Raises `ValueError`."""
     try:
         return json.loads(data.decode(json.detect_encoding(data), "surrogateescape"))
     except RecursionError as error:

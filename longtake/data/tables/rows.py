@@ -204,7 +204,7 @@ def our_names(names: Sequence[str]) -> list[str]:
 
 
 def folder_notes(table: Path) -> list[str]:
-    """What is to be known of a folder or list whose table this is, such as files that are not used; else nothing."""
+    """Notes on the folder or list whose table this is, such as files that are not used; else nothing."""
     if not table.name.endswith(FOLDER_TABLE):
         return []
     try:

@@ -160,7 +160,7 @@ def _add_clips(found: TableStats, chunk: Chunk, with_lines: Callable[[dict[int, 
 
 
 def kind_of_fault(reason: str) -> str:
-    """What is wrong with a row, without its line and cell: `height`, or `cannot be read`."""
+    """The error of a row, without its line and cell: `height`, or `cannot be read`."""
     bare = LINE.sub("", reason)
     name, _, rest = bare.partition(" ")
     return name if rest.startswith(("is ", "holds ")) else "cannot be read"
